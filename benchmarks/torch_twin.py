@@ -1,0 +1,219 @@
+"""The same network in PyTorch: built node by node from a pydtnn model's graph, with the same weights.
+
+Parity tests hold the library to it, and benchmarks time it as the peer: idiomatic `torch.nn`
+modules, `channels_last`, in-place ReLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pydtnn import layers
+from pydtnn.layers import Layer
+from pydtnn.model import Model
+
+Convert = Callable[[Any], nn.Module]
+
+
+class Apply(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return self.function(*xs)
+
+
+class Twin(nn.Module):
+    """A `torch.nn.Module` that computes what a pydtnn model computes.
+
+    Parameters
+    ----------
+    model : Model
+        Its weights are copied; inputs stay NHWC arrays, seen by PyTorch as NCHW in `channels_last`
+        memory.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.nodes = model.graph.nodes[len(model.graph.inputs) :]
+        self.steps = nn.ModuleList(convert(node.layer) for node in self.nodes)
+        self.to(getattr(torch, model.dtype.name))
+        self.to(memory_format=torch.channels_last)
+        for node, module in zip(self.nodes, self.steps, strict=True):
+            copy_weights(node.layer, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the nodes in order; x is (N, C, H, W) or (N, features)."""
+        values: list[Any] = [None] * (len(self.nodes) + 1)
+        values[0] = x
+        for node, step in zip(self.nodes, self.steps, strict=True):
+            values[node.index] = step(*(values[i.index] for i in node.inputs))
+            for index in node.releases:
+                values[index] = None
+        return values[self.model.graph.outputs[0].index]
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Gradients by the names and in the shapes of the pydtnn model."""
+        result = {}
+        for node, module in zip(self.nodes, self.steps, strict=True):
+            for p, tensor in pairs(node.layer, module):
+                result[p.name] = to_ours(tensor.grad).reshape(p.shape)
+        return result
+
+
+def to_torch(x: np.ndarray) -> torch.Tensor:
+    """View an NHWC array as an NCHW tensor; others stay as they are."""
+    t = torch.from_numpy(x)
+    return t.permute(0, 3, 1, 2) if t.ndim == 4 else t
+
+
+def to_ours(t: torch.Tensor) -> np.ndarray:
+    """View an NCHW tensor as an NHWC array; others stay as they are."""
+    t = t.detach()
+    return (t.permute(0, 2, 3, 1) if t.ndim == 4 else t).numpy()
+
+
+def pairs(layer: Layer, module: nn.Module) -> list[tuple[Any, torch.Tensor]]:
+    """Match a layer's parameters with its module's: both come as weight, then bias."""
+    inner = getattr(module, "inner", module)
+    return list(zip(layer.parameters, inner.parameters(), strict=True))
+
+
+def copy_weights(layer: Layer, module: nn.Module) -> None:
+    """Copy a layer's parameters into its module."""
+    with torch.no_grad():
+        for p, tensor in pairs(layer, module):
+            tensor.copy_(to_torch(np.asarray(p.value)).reshape(tensor.shape))
+
+
+class Padded(nn.Module):
+    """A module with windows after explicit padding: PyTorch's own padding is symmetric only."""
+
+    def __init__(self, inner: nn.Module, padding: tuple, value: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.padding = [n for pair in reversed(padding) for n in pair]
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(F.pad(x, self.padding, value=self.value))
+
+
+def windowed(make: Callable[..., nn.Module], padding: tuple, value: float) -> nn.Module:
+    """Make a module with PyTorch's padding where it is symmetric, with explicit padding otherwise."""
+    if all(before == after for before, after in padding):
+        return make(padding=tuple(before for before, _ in padding))
+    return Padded(make(padding=0), padding, value)
+
+
+def conv(layer: layers.Conv2d) -> nn.Module:
+    g = layer.geometry
+    return windowed(
+        lambda padding: nn.Conv2d(
+            g.channels, g.filters, g.kernel, g.stride, padding, g.dilation, g.groups, layer.bias
+        ),
+        g.padding,
+        0.0,
+    )
+
+
+def batch_norm(layer: layers.BatchNorm) -> nn.Module:
+    kind = nn.BatchNorm2d if len(layer.output_shape) == 3 else nn.BatchNorm1d
+    return kind(layer.output_shape[-1], eps=layer.epsilon, momentum=layer.momentum)
+
+
+def max_pool(layer: layers.MaxPool2d) -> nn.Module:
+    g = layer.geometry
+    small = all(2 * max(p) <= k for p, k in zip(g.padding, g.kernel, strict=True))
+    if not small:  # PyTorch's own padding is at most half the window
+        return Padded(nn.MaxPool2d(g.kernel, g.stride), g.padding, -torch.inf)
+    return windowed(
+        lambda padding: nn.MaxPool2d(g.kernel, g.stride, padding), g.padding, -torch.inf
+    )
+
+
+def average_pool(layer: layers.AvgPool2d) -> nn.Module:
+    g = layer.geometry
+    return windowed(
+        lambda padding: nn.AvgPool2d(
+            g.kernel, g.stride, padding, count_include_pad=layer.count_padding
+        ),
+        g.padding,
+        0.0,
+    )
+
+
+class Normalized(nn.Module):
+    """Layer norm over the last axes of the NHWC view."""
+
+    def __init__(self, shape: tuple[int, ...], epsilon: float) -> None:
+        super().__init__()
+        self.inner = nn.LayerNorm(shape, eps=epsilon)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.ndim != 4:
+            return self.inner(x)
+        return self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
+    """Apply a function to the NHWC view, where shapes and axes mean what they mean in pydtnn."""
+
+    def apply(*xs: torch.Tensor) -> torch.Tensor:
+        y = function(*(x.permute(0, 2, 3, 1) if x.ndim == 4 else x for x in xs))
+        return y.permute(0, 3, 1, 2) if y.ndim == 4 else y
+
+    return Apply(apply)
+
+
+CONVERTERS: dict[type[Layer], Convert] = {
+    layers.Conv2d: conv,
+    layers.Linear: lambda layer: nn.Linear(layer.w.shape[1], layer.features, layer.bias),
+    layers.BatchNorm: batch_norm,
+    layers.GroupNorm: lambda layer: nn.GroupNorm(
+        layer.groups, layer.output_shape[-1], layer.epsilon
+    ),
+    layers.LayerNorm: lambda layer: Normalized(layer.output_shape[-layer.axes :], layer.epsilon),
+    layers.MaxPool2d: max_pool,
+    layers.AvgPool2d: average_pool,
+    layers.AdaptiveAvgPool2d: lambda layer: nn.AdaptiveAvgPool2d(layer.output),
+    layers.GlobalAvgPool2d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    layers.ReLU: lambda layer: nn.ReLU(inplace=layer.overwrites_input),
+    layers.ReLU6: lambda layer: nn.ReLU6(),
+    layers.LeakyReLU: lambda layer: nn.LeakyReLU(layer.alpha),
+    layers.ELU: lambda layer: nn.ELU(layer.alpha),
+    layers.Sigmoid: lambda layer: nn.Sigmoid(),
+    layers.Tanh: lambda layer: nn.Tanh(),
+    layers.ArcTanh: lambda layer: Apply(torch.arctan),
+    layers.Log: lambda layer: Apply(torch.log),
+    layers.GELU: lambda layer: nn.GELU(approximate="tanh"),
+    layers.SiLU: lambda layer: nn.SiLU(),
+    layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
+    layers.Identity: lambda layer: nn.Identity(),
+    layers.Reshape: lambda layer: nhwc(lambda x: x.reshape(len(x), *layer.output_shape)),
+    layers.Flatten: lambda layer: nhwc(lambda x: x.reshape(len(x), *layer.output_shape)),
+    layers.Pad: lambda layer: nhwc(
+        lambda x: F.pad(x, [n for p in reversed(layer.padding) for n in p])
+    ),
+    layers.Slice: lambda layer: nhwc(lambda x: x[(slice(None), *layer.slices)]),
+    layers.Add: lambda layer: Apply(lambda *xs: sum(xs[1:], xs[0])),
+    layers.Concat: lambda layer: nhwc(
+        lambda *xs: torch.cat(xs, layer.axis if layer.axis < 0 else layer.axis + 1)
+    ),
+    layers.Dropout: lambda layer: nn.Dropout(layer.rate),
+}
+
+
+def convert(layer: Layer) -> nn.Module:
+    """Make the module that computes what a built layer computes."""
+    return CONVERTERS[type(layer)](layer)

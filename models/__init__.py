@@ -1,0 +1,128 @@
+"""Networks from the literature: plain functions of (classes, input_shape) that return a net.
+
+>>> from pydtnn.models import create_net, resnet20
+>>> net = resnet20(10, (32, 32, 3))
+>>> net = create_net("resnet20", 10, (32, 32, 3), shortcut="A")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.layers import Block
+from pydtnn.models.alexnet import alexnet
+from pydtnn.models.cnn import cnn
+from pydtnn.models.mlp import mlp
+from pydtnn.models.resnet import (
+    cifar_resnet,
+    imagenet_resnet,
+    resnet18,
+    resnet20,
+    resnet32,
+    resnet34,
+    resnet44,
+    resnet50,
+    resnet56,
+    resnet101,
+    resnet110,
+    resnet152,
+    resnet1202,
+)
+from pydtnn.models.vgg import (
+    vgg,
+    vgg11,
+    vgg11_bn,
+    vgg13,
+    vgg13_bn,
+    vgg16,
+    vgg16_bn,
+    vgg19,
+    vgg19_bn,
+)
+from pydtnn.registry import create
+
+MODELS: dict[str, Callable[..., Block]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "vgg11": vgg11,
+    "vgg11_bn": vgg11_bn,
+    "vgg13": vgg13,
+    "vgg13_bn": vgg13_bn,
+    "vgg16": vgg16,
+    "vgg16_bn": vgg16_bn,
+    "vgg19": vgg19,
+    "vgg19_bn": vgg19_bn,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet44": resnet44,
+    "resnet56": resnet56,
+    "resnet110": resnet110,
+    "resnet1202": resnet1202,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+    "resnet152": resnet152,
+}
+"""Factories by name: each takes (classes, input_shape) and options of its own."""
+
+
+def create_net(name: str, classes: int, input_shape: tuple[int, ...], **options: Any) -> Block:
+    """Make the network called `name`.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`.
+    classes : int
+        Logits of the output.
+    input_shape : tuple of int
+        Shape of one sample, ``(H, W, C)`` for images.
+    **options
+        The factory's own, such as ``shortcut="A"`` of the CIFAR ResNets.
+
+    Returns
+    -------
+    Block
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or option, with the nearest ones, and for an input that is too small.
+    """
+    return create(
+        "model", MODELS, name, {"classes": classes, "input_shape": input_shape, **options}
+    )
+
+
+__all__ = [
+    "MODELS",
+    "alexnet",
+    "cifar_resnet",
+    "cnn",
+    "create_net",
+    "imagenet_resnet",
+    "mlp",
+    "resnet101",
+    "resnet110",
+    "resnet1202",
+    "resnet152",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet34",
+    "resnet44",
+    "resnet50",
+    "resnet56",
+    "vgg",
+    "vgg11",
+    "vgg11_bn",
+    "vgg13",
+    "vgg13_bn",
+    "vgg16",
+    "vgg16_bn",
+    "vgg19",
+    "vgg19_bn",
+]

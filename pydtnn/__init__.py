@@ -1,0 +1,78 @@
+"""Distributed training of neural networks: readable layers, fast kernels, any number of ranks.
+
+The names below are loaded when they are first used, so that ``import pydtnn`` is quick and needs
+neither MPI nor a GPU.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    import pydtnn.models as models
+    from pydtnn import (
+        comm,
+        data,
+        initializers,
+        kernels,
+        layers,
+        losses,
+        metrics,
+        optimizers,
+        schedules,
+    )
+    from pydtnn.comm import create_communicator, run_threads
+    from pydtnn.data import ArrayDataset, load_dataset
+    from pydtnn.kernels import create_backend
+    from pydtnn.model import Model
+    from pydtnn.trainer import Trainer
+
+__all__ = [
+    "ArrayDataset",
+    "Model",
+    "Trainer",
+    "comm",
+    "create_backend",
+    "create_communicator",
+    "data",
+    "initializers",
+    "kernels",
+    "layers",
+    "load_dataset",
+    "losses",
+    "metrics",
+    "models",
+    "optimizers",
+    "run_threads",
+    "schedules",
+]
+
+_HOMES = {
+    "ArrayDataset": "pydtnn.data",
+    "Model": "pydtnn.model",
+    "Trainer": "pydtnn.trainer",
+    "create_backend": "pydtnn.kernels",
+    "create_communicator": "pydtnn.comm",
+    "load_dataset": "pydtnn.data",
+    "run_threads": "pydtnn.comm",
+}
+"""Module of each public name; the others are modules themselves."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562) and keep it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pydtnn' has no attribute {name!r}")
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        value = import_module(f"pydtnn.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,22 @@
+"""Callbacks: what follows training without being part of it."""
+
+from pydtnn.callbacks.base import Callback
+from pydtnn.callbacks.best import BestWeights
+from pydtnn.callbacks.checkpointing import Checkpointer
+from pydtnn.callbacks.history import HistoryWriter
+from pydtnn.callbacks.monitor import Monitor
+from pydtnn.callbacks.plateau import ReduceOnPlateau
+from pydtnn.callbacks.progress import ProgressBar
+from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
+
+__all__ = [
+    "BestWeights",
+    "Callback",
+    "Checkpointer",
+    "EarlyStopping",
+    "HistoryWriter",
+    "Monitor",
+    "ProgressBar",
+    "ReduceOnPlateau",
+    "StopAtMetric",
+]

@@ -1,0 +1,45 @@
+"""The best weights of a run, in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydtnn.callbacks.monitor import Monitor
+from pydtnn.rank0 import on_rank_0
+from pydtnn.weights import save_weights
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+
+class BestWeights(Monitor):
+    """Save the weights whenever a value is the best so far.
+
+    Parameters
+    ----------
+    path : str or Path
+        A safetensors file, replaced at once.
+    monitor : str
+        "loss" or a metric's name, of the validation where it begins with "val_".
+    mode : {"min", "max"}, optional
+        Which way is better; by default as the metric says.
+    """
+
+    def __init__(
+        self, path: str | Path, monitor: str = "val_accuracy", mode: str | None = None
+    ) -> None:
+        super().__init__(monitor, mode)
+        self.path = Path(path)
+
+    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Save. Collective: all ranks call it.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if the file cannot be written.
+        """
+        if improved:
+            trainer.synchronise()  # a value of the training set comes without an evaluation
+            on_rank_0(trainer.comm, save_weights, trainer.model, self.path)

@@ -1,0 +1,106 @@
+"""Checkpoints at regular intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.callbacks.base import Callback
+from pydtnn.checkpoint import find_checkpoints, save_checkpoint
+from pydtnn.errors import AgreedError
+from pydtnn.limits import whole
+from pydtnn.rank0 import on_rank_0
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+
+class Checkpointer(Callback):
+    """Save a checkpoint after every few epochs, every few steps or both, and at the end.
+
+    It comes after the callbacks that have state, so that what it saves of them includes the epoch
+    just complete.
+
+    Parameters
+    ----------
+    directory : str or Path
+        Folder of the run, for ``checkpoint-<step>``; made if need be.
+    every_epochs, every_steps : int, optional
+        Intervals; steps are counted over the whole of training.
+    keep : int
+        How many checkpoints to keep.
+    config : mapping, optional
+        Saved with each checkpoint, see `pydtnn.checkpoint.save_checkpoint`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every_epochs: int | None = 1,
+        every_steps: int | None = None,
+        keep: int = 3,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if every_epochs is None and every_steps is None:
+            raise ValueError(
+                "Checkpointer: neither every_epochs nor every_steps is given; give one of them"
+            )
+        for name, interval in (("every_epochs", every_epochs), ("every_steps", every_steps)):
+            if interval is not None:
+                whole("Checkpointer", name, interval, at_least=1)
+        self.directory = Path(directory)
+        self.every_epochs = every_epochs
+        self.every_steps = every_steps
+        self.keep = whole("Checkpointer", "keep", keep, at_least=1)
+        self.config = config
+        self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
+
+    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        """Refuse what would spoil checkpoints. Collective: all ranks call it.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if training starts anew in a folder that holds checkpoints, or if a
+            callback with state comes later.
+        """
+        for callback in trainer.callbacks[trainer.callbacks.index(self) + 1 :]:
+            if callback.state():
+                name = type(callback).__name__
+                raise AgreedError(
+                    f"Checkpointer: {name} comes after it and would miss an epoch after resuming; "
+                    "put the Checkpointer last"
+                )
+        self._saved = (trainer.epoch, trainer.step)
+        if self._saved == (0, 0):
+            on_rank_0(trainer.comm, self._refuse_others)
+
+    def _refuse_others(self) -> None:
+        others = find_checkpoints(self.directory)
+        if others:
+            raise FileExistsError(
+                f"Checkpointer: {self.directory} holds {others[-1].name} of another run; "
+                "resume from it, or choose another folder"
+            )
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Save if it is time. Collective: all ranks call it."""
+        if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
+            self._save(trainer)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Save if it is time. Collective: all ranks call it."""
+        if self.every_epochs and trainer.epoch % self.every_epochs == 0:
+            self._save(trainer)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Save what has not been saved yet. Collective: all ranks call it."""
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        position = trainer.epoch, trainer.step
+        if position != self._saved:
+            save_checkpoint(self.directory, trainer, config=self.config, keep=self.keep)
+            self._saved = position

@@ -1,0 +1,81 @@
+"""The results of every epoch, in files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.callbacks.base import Callback
+from pydtnn.files import write_file
+from pydtnn.rank0 import on_rank_0
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+Logs = dict[str, float]
+
+
+class HistoryWriter(Callback):
+    """Write ``history.csv`` and ``history.json`` after every epoch.
+
+    Both hold the whole of ``trainer.history``, which a checkpoint keeps, so they continue after
+    resuming.
+
+    Parameters
+    ----------
+    directory : str or Path
+        Made if need be.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        """Write what there is already: a folder that cannot be written is found before any work."""
+        self._write(trainer)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Write. Collective: all ranks call it; rank 0 writes.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if a file cannot be written.
+        """
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        on_rank_0(trainer.comm, self._write_files, trainer.history)
+
+    def _write_files(self, history: Sequence[Logs]) -> None:
+        write_file("HistoryWriter", self.directory / "history.csv", to_csv(history).encode())
+        write_file("HistoryWriter", self.directory / "history.json", to_json(history).encode())
+
+
+def to_csv(history: Sequence[Logs]) -> str:
+    """Return a table with a line per epoch; a value that an epoch does not have is left empty.
+
+    >>> to_csv([{"loss": 0.5}, {"loss": 0.25, "accuracy": 1.0}]).splitlines()
+    ['epoch,loss,accuracy', '1,0.5,', '2,0.25,1.0']
+    """
+    names = dict.fromkeys(name for logs in history for name in logs)  # a set in order of appearance
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["epoch", *names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"epoch": i, **logs} for i, logs in enumerate(history, 1))
+    return text.getvalue()
+
+
+def to_json(history: Sequence[Logs]) -> str:
+    """Return a list with an object per epoch; NaN and infinities, unknown to JSON, become null."""
+    epochs: list[dict[str, Any]] = [
+        {"epoch": i}
+        | {name: value if math.isfinite(value) else None for name, value in logs.items()}
+        for i, logs in enumerate(history, 1)
+    ]
+    return json.dumps(epochs, indent=1) + "\n"

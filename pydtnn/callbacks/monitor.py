@@ -1,0 +1,105 @@
+"""Callbacks that watch one value of the logs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.callbacks.base import Callback
+from pydtnn.errors import AgreedError
+from pydtnn.limits import number
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+VALIDATION = "val_"
+
+
+class Monitor(Callback):
+    """Watch one value from epoch to epoch; a subclass says what follows in `judge`.
+
+    Parameters
+    ----------
+    monitor : str
+        "loss" or a metric's name, of the validation where it begins with "val_".
+    mode : {"min", "max"}, optional
+        Which way is better; by default as the metric says, and "min" for the loss.
+    min_delta : float
+        How much better than the best a value must be to count. NaN never does.
+
+    Attributes
+    ----------
+    best : float or None
+        The best value so far.
+    waited : int
+        Epochs since.
+    """
+
+    def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0) -> None:
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', not {mode!r}")
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = number(type(self).__name__, "min_delta", min_delta, at_least=0)
+        self.best: float | None = None
+        self.waited = 0
+
+    @abstractmethod
+    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Act on an epoch's value; `best` and `waited` are up to date.
+
+        Parameters
+        ----------
+        trainer : Trainer
+        value : float
+            The value watched, equal on all ranks.
+        improved : bool
+            Whether it is the best so far.
+        """
+
+    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        """Refuse a value that the logs will not have.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, naming the values that there are.
+        """
+        names = ["loss", *(metric.name for metric in trainer.metrics)]
+        self._check(self.monitor, [*names, *(VALIDATION + name for name in names)])
+        if self.mode is None:
+            better = {metric.name: metric.better for metric in trainer.metrics}
+            self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Compare the epoch's value with the best, and judge."""
+        # A validation's value is missing where there is no validation; only now can that be known.
+        self._check(self.monitor, [name for name in trainer.logs if name != "lr"])
+        value = trainer.logs[self.monitor]
+        improved = self._better(value)
+        if improved:
+            self.best = value
+        self.waited = 0 if improved else self.waited + 1
+        self.judge(trainer, value, improved)
+
+    def _check(self, name: str, choices: list[str]) -> None:
+        if name not in choices:
+            raise AgreedError(
+                f"{type(self).__name__}: there is no value {name!r} to monitor; "
+                f"choose one of {', '.join(choices)}"
+            )
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return value == value  # not NaN
+        gain = value - self.best if self.mode == "max" else self.best - value
+        return gain > self.min_delta
+
+    def state(self) -> dict[str, Any]:
+        """Return the best value and how long ago it was."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        self.best, self.waited = state["best"], int(state["waited"])

@@ -1,0 +1,75 @@
+"""A learning rate that falls when progress stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.callbacks.monitor import Monitor
+from pydtnn.limits import number, whole
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+
+class ReduceOnPlateau(Monitor):
+    """Multiply the learning rate by a factor when a value has not become better for some epochs.
+
+    It changes ``optimizer.lr_factor``, which goes on top of any schedule.
+
+    Parameters
+    ----------
+    monitor : str
+        "loss" or a metric's name, of the validation where it begins with "val_".
+    factor : float
+        Between 0 and 1.
+    patience : int
+        Epochs without a better value before each reduction.
+    min_factor : float
+        All reductions together go no lower.
+    cooldown : int
+        Epochs after a reduction that are not counted.
+    min_delta : float
+        How much better than the best a value must be to count.
+    mode : {"min", "max"}, optional
+        Which way is better; by default as the metric says.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        min_factor: float = 0.0,
+        cooldown: int = 0,
+        min_delta: float = 0.0,
+        mode: str | None = None,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        who = type(self).__name__
+        self.factor = number(who, "factor", factor, above=0, below=1)
+        self.patience = whole(who, "patience", patience, at_least=1)
+        self.min_factor = number(who, "min_factor", min_factor, at_least=0, at_most=1)
+        self.cooldown = whole(who, "cooldown", cooldown, at_least=0)
+        self.cooling = 0
+
+    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+        """Reduce when patience has run out, unless the last reduction was just now."""
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.waited = 0
+        if self.waited >= self.patience:
+            optimizer = trainer.optimizer
+            lowest = min(self.min_factor, optimizer.lr_factor)
+            optimizer.lr_factor = max(optimizer.lr_factor * self.factor, lowest)
+            self.cooling = self.cooldown
+            self.waited = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the best value, how long ago it was, and the epochs left to cool down."""
+        return {**super().state(), "cooling": self.cooling}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        super().load(state)
+        self.cooling = int(state["cooling"])

@@ -1,0 +1,122 @@
+"""What a checkpoint holds, and how it becomes the content of two files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pydtnn import __version__
+from pydtnn.checkpoint.folder import ARRAYS, STATE
+from pydtnn.weights import decode, encode
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+FORMAT = 1
+"""Of `state.json`; another one is refused."""
+
+State = dict[str, Any]
+Parts = dict[str, list[State]]
+"""For each part one state, or one of every rank where ranks deliberately hold different things."""
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: model, optimizer, exchange, callbacks and trainer."""
+
+    def state(self) -> State:
+        """Return NumPy arrays by name, and values by name that JSON can tell."""
+
+    def load(self, state: Any) -> None:
+        """Take what `state` returned; ValueError where it does not fit."""
+
+
+def parts_of(trainer: Trainer) -> dict[str, Stateful]:
+    """Name everything that has state; the trainer, which says how far the rest has come, last."""
+    parts: dict[str, Stateful] = {
+        "model": trainer.model,
+        "optimizer": trainer.optimizer,
+        "exchange": trainer.exchange,
+    }
+    for callback in trainer.callbacks:
+        kind = type(callback).__name__
+        number = 1 + sum(name.rpartition(".")[0] == kind for name in parts)
+        parts[f"{kind}.{number}"] = callback
+    parts["trainer"] = trainer
+    return parts
+
+
+def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
+    """Turn the parts into the contents of a checkpoint's files.
+
+    Parameters
+    ----------
+    parts : dict of str to list of dict
+    about : mapping
+        What else `state.json` tells.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    entries: dict[str, list[State]] = {}
+    for name, states in parts.items():
+        entries[name] = []
+        for rank, state in enumerate(states):
+            own, values = _split(state)
+            prefix = _prefix(name, rank, len(states))
+            arrays |= {prefix + key: array for key, array in own.items()}
+            entries[name].append({"values": values, "arrays": list(own)})
+    content = {"format": FORMAT, "pydtnn": __version__, **about, "parts": entries}
+    return {ARRAYS: encode(arrays), STATE: _to_json(content)}
+
+
+def unpack(files: Mapping[str, bytes]) -> Parts:
+    """Turn the contents of a checkpoint's files into the parts."""
+    arrays = decode(files[ARRAYS])
+    return {
+        name: [
+            {key: arrays[_prefix(name, rank, len(entries)) + key] for key in entry["arrays"]}
+            | entry["values"]
+            for rank, entry in enumerate(entries)
+        ]
+        for name, entries in json.loads(files[STATE])["parts"].items()
+    }
+
+
+def check_format(state: bytes) -> None:
+    """Refuse a `state.json` that another version of pydtnn wrote in another way."""
+    version = json.loads(state)["format"]
+    if version != FORMAT:
+        raise ValueError(f"its format is {version}, and this version of pydtnn reads {FORMAT}")
+
+
+def checksum(state: State) -> bytes:
+    """Return a checksum of a state, to compare it between ranks."""
+    arrays, values = _split(state)
+    return hashlib.sha256(encode(arrays) + _to_json(values)).digest()
+
+
+def _split(state: State) -> tuple[dict[str, np.ndarray], State]:
+    """Separate the arrays of a state from its other values."""
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    return arrays, {name: value for name, value in state.items() if name not in arrays}
+
+
+def _prefix(name: str, rank: int, states: int) -> str:
+    """Return what goes before the names of a part's arrays."""
+    return f"{name}/" if states == 1 else f"{name}/rank{rank}/"
+
+
+def _to_json(content: State) -> bytes:
+    # Keys stay in their order: that of a log is that of a table's columns. Finite floats come
+    # back to the last bit; NaN and infinities are written in Python's way, as only Python needs
+    # to read them.
+    return (json.dumps(content, indent=1, default=_plain) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    kind = type(value).__name__
+    raise TypeError(f"a state may hold arrays by name and what JSON can tell, not {kind}")

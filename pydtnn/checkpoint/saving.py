@@ -1,0 +1,81 @@
+"""Save a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.checkpoint.content import Parts, Stateful, checksum, pack, parts_of
+from pydtnn.checkpoint.folder import checkpoint_path, write_checkpoint
+from pydtnn.comm import Communicator
+from pydtnn.rank0 import on_rank_0
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+
+def save_checkpoint(
+    directory: str | Path,
+    trainer: Trainer,
+    *,
+    config: Mapping[str, Any] | None = None,
+    keep: int = 3,
+) -> Path:
+    """Write ``checkpoint-<step>`` and remove all but the last `keep`.
+
+    Collective: all ranks call it; rank 0 writes. Parameters and running statistics are made equal
+    on all ranks first, which belongs to the course of training: runs on several ranks that are to
+    end in the same bytes save at the same steps.
+
+    Parameters
+    ----------
+    directory : str or Path
+        Of one run: checkpoints of later steps are removed too.
+    trainer : Trainer
+        Between two steps.
+    config : mapping, optional
+        Whatever the caller wants to find again in `state.json`; JSON must be able to tell it.
+    keep : int
+
+    Returns
+    -------
+    Path
+        The checkpoint.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if it cannot be written: a full disk, a folder that is not ours. The earlier
+        checkpoints stay.
+    """
+    trainer.synchronise()
+    parts = _gather(trainer.comm, parts_of(trainer))
+    path = checkpoint_path(directory, trainer.optimizer.iterations)
+    about = {
+        "step": trainer.optimizer.iterations,
+        "seed": trainer.model.seed,
+        "configuration": dict(config or {}),
+    }
+
+    def write() -> None:
+        write_checkpoint(path, pack(parts, about), keep)
+
+    on_rank_0(trainer.comm, write)
+    return path
+
+
+def _gather(comm: Communicator, parts: Mapping[str, Stateful]) -> Parts:
+    """Ask every part for its state: one where all ranks agree, otherwise one of every rank.
+
+    Collective: all ranks call it. What agrees is compared by its checksum, and not sent.
+    """
+    states = {name: state for name, part in parts.items() if (state := part.state())}
+    checksums = comm.gather_object({name: checksum(state) for name, state in states.items()})
+    names = dict.fromkeys(name for own in checksums for name in own)
+    equal = {name for name in names if len({own.get(name) for own in checksums}) == 1}
+    different = {name: states.get(name, {}) for name in names if name not in equal}
+    ranks = comm.gather_object(different) if different else []
+    return {
+        name: [states[name]] if name in equal else [rank[name] for rank in ranks] for name in names
+    }

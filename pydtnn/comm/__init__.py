@@ -1,0 +1,54 @@
+"""Ranks and what they say to each other.
+
+`create_communicator` gives the group of all ranks, `run_threads` a group of threads for tests and
+notebooks; both are `Communicator`s. mpi4py is imported only where the group needs it.
+"""
+
+from __future__ import annotations
+
+from pydtnn.comm.agree import agree
+from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.launch import launched
+from pydtnn.comm.serial import Serial
+from pydtnn.comm.thread import run_threads
+from pydtnn.suggest import unknown
+
+__all__ = [
+    "Communicator",
+    "Completed",
+    "Request",
+    "agree",
+    "create_communicator",
+    "run_threads",
+]
+
+
+def create_communicator(name: str = "auto") -> Communicator:
+    """Make the communicator of all ranks of this run. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    name : {"auto", "serial", "mpi"}
+        "auto" is "mpi" where an MPI launcher (mpirun, srun) started this process, else "serial".
+
+    Returns
+    -------
+    Communicator
+        With "mpi", an uncaught error of one rank ends all of them from now on.
+
+    Raises
+    ------
+    ImportError
+        Where MPI is asked for, or a launcher present, and mpi4py cannot be imported.
+    ValueError
+        For an unknown name, or a launcher that started processes which do not form one group.
+    """
+    if name == "auto":
+        name = "mpi" if launched() else "serial"
+    if name == "serial":
+        return Serial()
+    if name == "mpi":
+        from pydtnn.comm.mpi import create_mpi
+
+        return create_mpi()
+    raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))

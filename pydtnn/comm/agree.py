@@ -1,0 +1,49 @@
+"""One decision of all ranks to go on or to stop."""
+
+from __future__ import annotations
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.errors import AgreedError, describe
+
+
+def agree(comm: Communicator, error: Exception | None = None) -> None:
+    """Go on where no rank has an error, else raise one on all. Collective: all ranks call it.
+
+    For work that ranks do by themselves before they talk, such as building objects and opening
+    files: each catches its error, and all learn of it together, so that none is left waiting.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that decide.
+    error : Exception, optional
+        This rank's error.
+
+    Raises
+    ------
+    AgreedError
+        On every rank, where at least one passes an error: the message alone where all have
+        the same, otherwise with the ranks named: "rank 1: ...; ranks 2, 3: ...".
+
+    Examples
+    --------
+    >>> from pydtnn.comm import create_communicator
+    >>> agree(create_communicator("serial"))
+    """
+    reasons = comm.gather_object(None if error is None else describe(error))
+    ranks: dict[str, list[int]] = {}
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            ranks.setdefault(reason, []).append(rank)
+    if not ranks:
+        return
+    failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
+    if len(ranks) == 1 and len(failed) == comm.size:
+        message = reasons[0]
+    else:
+        message = "; ".join(f"{_name(who)}: {reason}" for reason, who in ranks.items())
+    raise AgreedError(message, failed) from error
+
+
+def _name(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,233 @@
+"""The contract between ranks: flat arrays, collectives, messages, groups.
+
+The public methods check their arguments and hand over to the few methods that begin with an
+underscore; an implementation writes only those, so every communicator refuses the same mistakes
+with the same words. A group of one rank is an ordinary group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.checks import check_array, check_parts, check_rank, check_reduction, check_tag
+
+
+class Request(ABC):
+    """An operation under way. Its arrays belong to the communicator until it is complete."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when the operation is complete; at once if it already is."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Return whether the operation is complete, without waiting.
+
+        A cheap call that also lets the communication make progress: MPI libraries move
+        non-blocking operations forward only while they are called.
+        """
+
+
+class Completed(Request):
+    """The request of an operation that was complete when it was started."""
+
+    def wait(self) -> None:
+        return None
+
+    def test(self) -> bool:
+        return True
+
+
+class Communicator(ABC):
+    """A group of ranks that exchange flat, contiguous numpy arrays.
+
+    Arrays are one-dimensional. Those that are reduced hold integers or floats; those that are
+    moved hold anything but Python objects. All ranks of a group make the same collective calls
+    in the same order, with arrays of the same type and length (parts may differ in length).
+
+    Parameters
+    ----------
+    rank : int
+        This rank in the group, from 0.
+    hosts : sequence of hashable
+        What names the host of each rank of the group; equal for ranks that share memory.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and the number of ranks.
+    hosts : tuple of int
+        The host of every rank, each named by the first rank on it: (0, 0, 2, 2).
+    local_rank, local_size : int
+        This rank among those on its host, and their number.
+    """
+
+    def __init__(self, rank: int, hosts: Sequence[Hashable]) -> None:
+        first: dict[Hashable, int] = {}
+        self.rank = rank
+        self.size = len(hosts)
+        self.hosts = tuple(first.setdefault(host, index) for index, host in enumerate(hosts))
+        self.local_rank = self.hosts[:rank].count(self.hosts[rank])
+        self.local_size = self.hosts.count(self.hosts[rank])
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def allreduce(self, array: np.ndarray, op: str = "sum") -> None:
+        """Reduce an array over all ranks, in place. Collective: all ranks call it.
+
+        Parameters
+        ----------
+        array : ndarray (n,)
+            The rank's contribution; the reduction afterwards, equal on all ranks.
+        op : {"sum", "max", "min"}
+            What to do with the contributions, element by element.
+        """
+        check_array("allreduce", array)
+        check_reduction("allreduce", array, op)
+        self._allreduce(array, op)
+
+    def iallreduce(self, array: np.ndarray, op: str = "sum") -> Request:
+        """Start `allreduce` and return at once. Collective: all ranks call it.
+
+        Several may be under way; all ranks start them in the same order. The array must be neither
+        read nor written before the request is complete.
+        """
+        check_array("iallreduce", array)
+        check_reduction("iallreduce", array, op)
+        return self._iallreduce(array, op)
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        """Copy the array of rank `root` to all ranks, in place. Collective: all ranks call it."""
+        check_array("broadcast", array)
+        self._broadcast(array, check_rank("broadcast", root, self.size))
+
+    def reduce_scatter(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
+        """Sum arrays over the ranks and leave each rank its part. Collective: all ranks call it.
+
+        Parameters
+        ----------
+        array : ndarray (sum of counts,)
+            The rank's contribution, unchanged.
+        counts : sequence of int
+            Length of the part of each rank, in the order of the ranks; may be 0.
+        out : ndarray (counts[rank],)
+            This rank's part of the sum; an array of its own, which does not overlap `array`.
+        """
+        check_array("reduce_scatter", array, writes=False)
+        check_array("reduce_scatter", out)
+        check_reduction("reduce_scatter", array, "sum")
+        counts = check_parts("reduce_scatter", out, counts, array, self.rank, self.size)
+        if np.may_share_memory(array, out):
+            raise ValueError(
+                "reduce_scatter: out overlaps the array that is summed; give out memory of its own."
+            )
+        self._reduce_scatter(array, counts, out)
+
+    def allgather(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
+        """Concatenate the parts of all ranks, on all ranks. Collective: all ranks call it.
+
+        Parameters
+        ----------
+        array : ndarray (counts[rank],)
+            This rank's part. It may be its own place in `out`, and nothing is copied then.
+        counts : sequence of int
+            Length of the part of each rank, in the order of the ranks; may be 0.
+        out : ndarray (sum of counts,)
+            All parts, in the order of the ranks.
+        """
+        check_array("allgather", array, writes=False)
+        check_array("allgather", out)
+        counts = check_parts("allgather", array, counts, out, self.rank, self.size)
+        begin = sum(counts[: self.rank])
+        own = out[begin : begin + counts[self.rank]]
+        if np.may_share_memory(array, out) and array.ctypes.data != own.ctypes.data:
+            raise ValueError(
+                "allgather: the part overlaps out, but not at its own place "
+                f"out[{begin}:{begin + counts[self.rank]}]; pass that or memory of its own."
+            )
+        self._allgather(array, counts, out)
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it. Collective: all ranks call it."""
+
+    @abstractmethod
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on all ranks. Collective: all ranks call it.
+
+        In the order of the ranks. For small Python objects: they are pickled.
+        """
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def send(self, array: np.ndarray, to: int, tag: int = 0) -> None:
+        """Send an array to rank `to`; may wait until that rank receives it."""
+        self.isend(array, to, tag).wait()
+
+    def recv(self, array: np.ndarray, source: int, tag: int = 0) -> None:
+        """Receive from rank `source` into an array of exactly the length that is sent."""
+        self.irecv(array, source, tag).wait()
+
+    def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
+        """Start `send`; the array must not be written before the request is complete."""
+        check_array("send", array, writes=False)
+        return self._isend(array, check_rank("send", to, self.size), check_tag("send", tag))
+
+    def irecv(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
+        """Start `recv`; the array must not be touched before the request is complete."""
+        check_array("recv", array)
+        return self._irecv(array, check_rank("recv", source, self.size), check_tag("recv", tag))
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Return the group of the ranks with the same `color`. Collective: all ranks call it.
+
+        Parameters
+        ----------
+        color : int
+            Names the new group; not negative.
+        key : int
+            Orders the ranks in it; ranks with equal keys keep their order.
+        """
+        if color < 0:
+            raise ValueError(f"split: color {color} must not be negative; number groups from 0.")
+        return self._split(color, key)
+
+    def split_by_host(self) -> Communicator:
+        """Return the group of the ranks on this rank's host. Collective: all ranks call it."""
+        return self.split(self.hosts[self.rank])
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End all ranks at once with the exit status `code`, whatever they are doing."""
+
+    # -- what an implementation writes ------------------------------------------------------------
+
+    def _allreduce(self, array: np.ndarray, op: str) -> None:
+        self._iallreduce(array, op).wait()
+
+    @abstractmethod
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request: ...
+
+    @abstractmethod
+    def _broadcast(self, array: np.ndarray, root: int) -> None: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request: ...
+
+    @abstractmethod
+    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request: ...
+
+    @abstractmethod
+    def _split(self, color: int, key: int) -> Communicator: ...

@@ -1,0 +1,152 @@
+"""How a run on several ranks ends when one of them fails.
+
+A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
+and would wait for ever. Where several fail at once, the first on each host speaks for them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from types import FrameType, TracebackType
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.errors import AgreedError, describe
+
+_PATIENCE = 2.0
+"""Seconds that a rank leaves to the one that failed before it for printing and aborting."""
+
+
+def end_all_ranks_on_error(comm: Communicator) -> None:
+    """Let an error of one rank end all of them. Collective: all ranks call it.
+
+    From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
+    once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
+    An `AgreedError`, which all ranks raise together, is printed by rank 0 and nobody aborts. SIGINT
+    (Ctrl-C) and SIGTERM end all ranks at once with status 130 and 143, even while the rank waits
+    inside MPI, where Python's own handlers would not run.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks of the run. With one rank there is no prefix, and the interpreter ends as usual.
+    """
+    _Failure(comm).install()
+
+
+class _Failure:
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._is_first = _FirstOfHost(comm)
+
+    def install(self) -> None:
+        sys.excepthook = self._uncaught
+        threading.excepthook = self._uncaught_in_thread
+        if self._comm.size > 1 and threading.current_thread() is threading.main_thread():
+            self._watch_signals()
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, AgreedError):
+            if self._comm.rank == 0:
+                _print(f"{describe(error)}\n")
+            if self._comm.rank in error.ranks[:1]:
+                _print(_traceback(error))
+        elif self._comm.size == 1:
+            _print(f"{_traceback(error)}{describe(error)}\n")
+        else:
+            self._end(describe(error), _traceback(error), 1)
+
+    def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if error is not None and args.exc_type is not SystemExit:
+            # Whoever waits for this thread would wait for ever, with one rank as well.
+            self._end(describe(error), _traceback(error), 1)
+
+    def _end(self, reason: str, trace: str, code: int) -> None:
+        if self._is_first():
+            _print(f"{trace}{self._prefix()}{reason}\n")
+        else:
+            time.sleep(_PATIENCE)
+        self._comm.abort(code)
+
+    def _prefix(self) -> str:
+        return f"rank {self._comm.rank}: " if self._comm.size > 1 else ""
+
+    def _watch_signals(self) -> None:
+        """Act on signals in a thread of its own.
+
+        A handler written in Python runs in the main thread between two instructions, and so never
+        while that thread is inside an MPI call. What the handler in C writes into a pipe is read
+        at once.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for number in _SIGNALS:
+            signal.signal(number, _leave_to_the_watcher)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
+
+    def _watch(self, reader: int) -> None:
+        number = 0
+        while number not in _SIGNALS:
+            number = os.read(reader, 1)[0]
+        self._end(_SIGNALS[number], "", 128 + number)
+
+
+_SIGNALS: dict[int, str] = {
+    signal.SIGINT: "interrupted (Ctrl-C)",
+    signal.SIGTERM: "terminated (SIGTERM)",
+}
+
+
+def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
+    """Keep Python from raising KeyboardInterrupt, and the system from ending this rank alone."""
+
+
+class _FirstOfHost:
+    """True for the first call among the ranks of a host, False for all later ones.
+
+    The ranks open one file, which has no name any more once all hold it, so that nothing is left
+    behind however they end. Appending is atomic: the first is the one that wrote the first byte.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        path, self._file = None, None
+        try:
+            if comm.local_rank == 0:
+                self._file, path = tempfile.mkstemp(prefix="pydtnn-")
+        except OSError:
+            pass  # without a place for the file every rank speaks for itself
+        path = comm.gather_object(path)[comm.hosts[comm.rank]]
+        if path is not None:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        comm.barrier()
+        if path is not None and comm.local_rank == 0:
+            os.unlink(path)
+
+    def __call__(self) -> bool:
+        if self._file is None:
+            return True
+        os.write(self._file, b"x")
+        return os.lseek(self._file, 0, os.SEEK_CUR) == 1
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback where the user asked for it."""
+    if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
+        return ""
+    return "".join(traceback.format_exception(error))
+
+
+def _print(text: str) -> None:
+    """Write in one piece, so that lines of several ranks do not mix."""
+    sys.stdout.flush()
+    if text:
+        os.write(2, text.encode(errors="replace"))

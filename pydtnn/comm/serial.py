@@ -1,0 +1,73 @@
+"""The communicator of one rank: an ordinary group whose size happens to be 1."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.mailbox import Mailbox, Message
+
+
+class Serial(Communicator):
+    """One rank. Collectives leave arrays as they are; one can send to oneself, as in MPI."""
+
+    def __init__(self) -> None:
+        super().__init__(0, [0])
+        self._mailbox = Mailbox()
+
+    def barrier(self) -> None:
+        return None
+
+    def gather_object(self, value: Any) -> list[Any]:
+        # Through pickle like everywhere: a copy, and an error for what no other rank could receive.
+        return [pickle.loads(pickle.dumps(value))]
+
+    def abort(self, code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # also from a helper thread, where SystemExit would end that thread alone
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        return Completed()
+
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
+        return None
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        out[:] = array
+
+    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        out[:] = array
+
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        return _ToOneself(self._mailbox.send(tag, array))
+
+    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+        return _ToOneself(self._mailbox.receive(tag, array))
+
+    def _split(self, color: int, key: int) -> Serial:
+        return Serial()
+
+
+class _ToOneself(Request):
+    """A message to oneself: nobody else could complete it, so waiting for it is a mistake."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def wait(self) -> None:
+        if not self.test():
+            raise RuntimeError(
+                "send or recv: rank 0 waits for a message to itself without its other side, "
+                "so it would wait for ever; post isend and irecv, then wait for both."
+            )
+
+    def test(self) -> bool:
+        if self._message.problem:
+            raise ValueError(self._message.problem)
+        return self._message.done

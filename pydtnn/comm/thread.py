@@ -1,0 +1,282 @@
+"""Ranks as threads of one process: the communicator for tests and notebooks.
+
+It is strict rather than fast. Reductions run in the order of the ranks, so results are the same
+bytes every time. A send waits for its receive, which is all that MPI promises, so a program that
+hangs on a cluster for want of buffers hangs here; and where all ranks wait for each other, or call
+different collectives, the run ends and says who waits for what.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.mailbox import Mailbox, Message
+from pydtnn.comm.world import Ended, World
+from pydtnn.errors import RankError
+
+_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def run_threads(
+    n: int,
+    function: Callable[..., Any],
+    *args: Any,
+    hosts: Sequence[Hashable] | None = None,
+) -> list[Any]:
+    """Call `function(comm, *args)` on `n` ranks that are threads, and return their results.
+
+    The ranks share everything but their communicator, `args` included.
+
+    Parameters
+    ----------
+    n : int
+        Number of ranks, at least 1.
+    function : callable
+        What every rank runs.
+    *args
+        Passed on to every rank.
+    hosts : sequence of hashable, optional
+        The host that each rank pretends to be on; one for all by default.
+
+    Returns
+    -------
+    list
+        The result of each rank, in their order.
+
+    Raises
+    ------
+    RankError
+        Where a rank raises: the first error, with its rank; the other ranks are woken and end too.
+        An `AgreedError` is raised as it is.
+    RuntimeError
+        Where all ranks wait for each other.
+
+    Examples
+    --------
+    >>> run_threads(3, lambda comm: sum(comm.gather_object(comm.rank)))
+    [3, 3, 3]
+    """
+    if n < 1:
+        raise ValueError(f"run_threads: expected at least 1 rank, got {n}.")
+    hosts = [0] * n if hosts is None else list(hosts)
+    if len(hosts) != n:
+        raise ValueError(f"run_threads: expected a host for each of {n} ranks, got {len(hosts)}.")
+    world = World(n)
+    group = _Group(world, hosts)
+    results: list[Any] = [None] * n
+
+    def run(rank: int) -> None:
+        world.enter(rank)
+        try:
+            results[rank] = function(ThreadCommunicator(group, rank), *args)
+        except BaseException as error:  # whatever it is, the other ranks must not wait for it
+            world.leave(error)
+        else:
+            world.leave()
+
+    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as interrupt:
+        world.end(interrupt)
+        raise
+    if world.failure is not None:
+        raise world.failure
+    return results
+
+
+class _Meeting:
+    """One collective call: what each rank brings, and what all take away."""
+
+    def __init__(self, size: int) -> None:
+        self.calls: list[str | None] = [None] * size
+        self.values: list[Any] = [None] * size
+        self.result: Any = None
+        self.done = False
+        self.problem = ""
+
+    def join(self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> bool:
+        """Bring this rank's value; the last rank to come computes the result."""
+        self.calls[rank], self.values[rank] = call, value
+        if None in self.calls:
+            return False
+        odd = next((r for r, other in enumerate(self.calls) if other != self.calls[0]), None)
+        if odd is None:
+            self.result = combine(self.values)
+        else:
+            self.problem = (
+                f"rank 0 calls {self.calls[0]} where rank {odd} calls {self.calls[odd]}; "
+                "all ranks must make the same calls in the same order."
+            )
+        self.values = []
+        self.done = True
+        return True
+
+    def missing(self) -> str:
+        return ", ".join(str(rank) for rank, call in enumerate(self.calls) if call is None)
+
+
+class _Group:
+    """What the communicators of one group share."""
+
+    def __init__(self, world: World, hosts: Sequence[Hashable]) -> None:
+        self.world = world
+        self.hosts = hosts
+        self.meetings: dict[int, _Meeting] = {}
+        self.mailbox = Mailbox()
+
+
+class ThreadCommunicator(Communicator):
+    """One rank of a group of threads; made by `run_threads` and by `split`."""
+
+    def __init__(self, group: _Group, rank: int) -> None:
+        super().__init__(rank, group.hosts)
+        self._group = group
+        self._world = group.world
+        self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
+
+    def barrier(self) -> None:
+        self._meet("barrier", None, lambda values: None)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        # Through pickle, as between processes: ranks must not share what they seem to have copied.
+        pickles = self._meet("gather_object", pickle.dumps(value), lambda values: values)
+        return [pickle.loads(data) for data in pickles]
+
+    def abort(self, code: int) -> NoReturn:
+        self._world.end(RankError(self.rank, f"aborted with status {code}"))
+        raise Ended(f"rank {self.rank}: aborted with status {code}")
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        def combine(arrays: list[np.ndarray]) -> np.ndarray:
+            return _reduce(arrays, op)
+
+        call = f"allreduce {op} of {_what(array)}"
+        return _Reduction(self, call, self._join(call, array, combine), array)
+
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
+        # A copy, because the root goes on (and may write) before the last rank has read.
+        call = f"broadcast of {_what(array)} from rank {root}"
+        array[:] = self._meet(call, array, lambda arrays: arrays[root].copy())
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        call = f"reduce_scatter of {_what(array)} by {counts}"
+        begin = sum(counts[: self.rank])
+        total = self._meet(call, array, lambda arrays: _reduce(arrays, "sum"))
+        out[:] = total[begin : begin + out.size]
+
+    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        call = f"allgather of {_what(out)} by {counts}"
+        out[:] = self._meet(call, array, np.concatenate)
+
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        with self._world.changed:
+            message = self._group.mailbox.send((self.rank, to, tag), array)
+            self._world.changed.notify_all()
+        return _Transfer(self, f"send to rank {to} (tag {tag})", message)
+
+    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+        with self._world.changed:
+            message = self._group.mailbox.receive((source, self.rank, tag), array)
+            self._world.changed.notify_all()
+        return _Transfer(self, f"recv from rank {source} (tag {tag})", message)
+
+    def _split(self, color: int, key: int) -> ThreadCommunicator:
+        def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[_Group, int]]:
+            places = {}
+            for wanted in {color for color, _, _ in wishes}:
+                members = [rank for color, _, rank in sorted(wishes) if color == wanted]
+                group = _Group(self._world, [self.hosts[rank] for rank in members])
+                places.update({rank: (group, place) for place, rank in enumerate(members)})
+            return places
+
+        group, place = self._meet("split", (color, key, self.rank), combine)[self.rank]
+        return ThreadCommunicator(group, place)
+
+    def _join(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> _Meeting:
+        """Bring `value` to this rank's next meeting."""
+        with self._world.changed:
+            turn, self._turn = self._turn, self._turn + 1
+            meeting = self._group.meetings.setdefault(turn, _Meeting(self.size))
+            if meeting.join(self.rank, call, value, combine):
+                del self._group.meetings[turn]  # every rank holds it by now
+                self._world.changed.notify_all()
+        return meeting
+
+    def _meet(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
+        return self._finish(call, self._join(call, value, combine))
+
+    def _finish(self, call: str, meeting: _Meeting) -> Any:
+        with self._world.changed:
+            self._world.wait_until(
+                lambda: meeting.done,
+                self.rank,
+                lambda: f"{call} (without rank {meeting.missing()})",
+            )
+        if meeting.problem:
+            raise ValueError(meeting.problem)
+        return meeting.result
+
+
+class _Reduction(Request):
+    """An allreduce under way: the sum is copied into the rank's array when it asks for it."""
+
+    def __init__(
+        self, comm: ThreadCommunicator, call: str, meeting: _Meeting, array: np.ndarray
+    ) -> None:
+        self._comm = comm
+        self._call = call
+        self._meeting = meeting
+        self._array: np.ndarray | None = array
+
+    def wait(self) -> None:
+        if self._array is not None:
+            self._array[:] = self._comm._finish(self._call, self._meeting)
+            self._array = None
+
+    def test(self) -> bool:
+        if self._array is not None and self._comm._world.passed(self._meeting.done):
+            self.wait()
+        return self._array is None
+
+
+class _Transfer(Request):
+    """A message under way."""
+
+    def __init__(self, comm: ThreadCommunicator, doing: str, message: Message) -> None:
+        self._comm = comm
+        self._doing = doing
+        self._message = message
+
+    def wait(self) -> None:
+        message, world = self._message, self._comm._world
+        with world.changed:
+            world.wait_until(lambda: message.done, self._comm.rank, lambda: self._doing)
+        self.test()
+
+    def test(self) -> bool:
+        if self._message.problem:
+            raise ValueError(self._message.problem)
+        return self._comm._world.passed(self._message.done)
+
+
+def _reduce(arrays: list[np.ndarray], op: str) -> np.ndarray:
+    """Reduce from left to right, in the order of the ranks."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        _UFUNCS[op](total, array, out=total)
+    return total
+
+
+def _what(array: np.ndarray) -> str:
+    return f"{array.size} {array.dtype}"

@@ -1,0 +1,139 @@
+"""Random changes of training images, a batch at a time, by (seed, epoch, sample) alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from pydtnn.data.order import below
+from pydtnn.suggest import unknown
+
+Array = NDArray[Any]
+
+WORDS = 4
+"""Random 32-bit words that every augmentation gets for every sample: one block of Philox."""
+
+
+class Augmentation(ABC):
+    """A random change of images. A subclass is a frozen dataclass and writes ``__call__``."""
+
+    @abstractmethod
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        """Return the changed images; `x` itself may be changed and returned.
+
+        Parameters
+        ----------
+        x : ndarray, shape ``(n, H, W, C)``, contiguous, uint8 or float, not normalised yet
+        words : ndarray of uint32, shape ``(n, 4)``
+            The random bits of each sample.
+        fill : ndarray, shape ``(C,)``, of the dtype of `x`
+            The training set's mean pixel, which becomes zero (within rounding) after normalisation.
+        """
+
+
+@dataclass(frozen=True)
+class RandomCrop(Augmentation):
+    """Pad every side by `padding` pixels and cut out an image of the old size at random.
+
+    The border has the mean colour, that is zero after normalisation, as in He et al., "Deep
+    residual learning for image recognition" (2016), section 4.2.
+    """
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if self.padding < 1:
+            raise ValueError(f"RandomCrop: padding must be at least 1 pixel; given {self.padding}.")
+
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        n, height, width, channels = x.shape
+        p = self.padding
+        padded = np.empty((n, height + 2 * p, width + 2 * p, channels), x.dtype)
+        # A row at a time: a broadcast of C elements would make an inner loop of length C.
+        padded.reshape(-1, (width + 2 * p) * channels)[:] = np.tile(fill, width + 2 * p)
+        padded[:, p : p + height, p : p + width] = x
+        # View (n, row, shift, W * C): the W pixels from `shift` on in each padded row, so that a
+        # gather copies rows.
+        image, row, pixel, item = padded.strides
+        windows = as_strided(
+            padded,
+            (n, height + 2 * p, 2 * p + 1, width * channels),
+            (image, row, pixel, item),
+            writeable=False,
+        )
+        top = below(words[:, 0], 2 * p + 1)[:, None] + np.arange(height)  # (n, H)
+        left = below(words[:, 1], 2 * p + 1)[:, None]
+        return windows[np.arange(n)[:, None], top, left].reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class HorizontalFlip(Augmentation):
+    """Mirror half of the images, left to right."""
+
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        chosen = np.flatnonzero(words[:, 0] >> np.uint32(31))
+        x[chosen] = x[chosen, :, ::-1]
+        return x
+
+
+@dataclass(frozen=True)
+class Cutout(Augmentation):
+    """Paint a square of `size` pixels in the mean colour; its centre may be at the very edge.
+
+    DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout"
+    (2017).
+    """
+
+    size: int = 8
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"Cutout: size must be at least 1 pixel; given {self.size}.")
+
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        _, height, width, _ = x.shape
+        inside = [
+            np.abs(
+                2 * (np.arange(extent) - below(words[:, axis], extent)[:, None]) + 1 - self.size % 2
+            )
+            < self.size
+            for axis, extent in enumerate((height, width))
+        ]  # (n, H) and (n, W)
+        x[inside[0][:, :, None] & inside[1][:, None, :]] = fill
+        return x
+
+
+AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
+    "crop": RandomCrop,
+    "flip": HorizontalFlip,
+    "cutout": Cutout,
+}
+"""The augmentations by the name they have on the command line."""
+
+
+def create_augmentations(text: str) -> tuple[Augmentation, ...]:
+    """Build augmentations from ``"crop:4,flip,cutout:8"``; ``""`` and ``"none"`` build none.
+
+    >>> create_augmentations("crop:4,flip")
+    (RandomCrop(padding=4), HorizontalFlip())
+    """
+    built = []
+    for item in text.replace(" ", "").split(","):
+        name, _, number = item.partition(":")
+        if name in ("", "none"):
+            continue
+        if name not in AUGMENTATIONS:
+            raise ValueError(unknown("augmentation", name, AUGMENTATIONS))
+        if number and (not number.isdigit() or name == "flip"):
+            raise ValueError(
+                f"augmentation {item!r}: expected a name and, for crop and cutout, a number of "
+                "pixels; write crop:4, flip or cutout:8."
+            )
+        built.append(AUGMENTATIONS[name](*([int(number)] if number else [])))
+    return tuple(built)

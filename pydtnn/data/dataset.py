@@ -1,0 +1,156 @@
+"""What a data set is: samples that are read by index, and the statistics that normalise them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pydtnn.data.order import permutation
+from pydtnn.data.statistics import Statistics, pixel_statistics
+
+Array = NDArray[Any]
+
+
+class Dataset(ABC):
+    """Samples by index; what a subclass writes is the attributes below, ``__len__`` and `read`.
+
+    Attributes
+    ----------
+    name : str
+    input_shape : tuple of int
+        Shape of one sample, channels last: ``(H, W, C)`` for images.
+    classes : int or None
+        Number of classes; None where the targets are no labels.
+    pixels : bool, default True
+        Whether `read` gives uint8 pixels, which are normalised with `mean` and `std`.
+    like : Dataset or None
+        The training set whose statistics this one takes; None for the training set itself.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    classes: int | None
+    pixels: bool = True
+    like: Dataset | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Count the samples."""
+
+    @abstractmethod
+    def read(self, indices: Array) -> tuple[Array, Array]:
+        """Return the samples and targets at `indices`; several threads may call it at once.
+
+        Parameters
+        ----------
+        indices : ndarray of int64, shape ``(n,)``
+
+        Returns
+        -------
+        x : ndarray, shape ``(n, *input_shape)``, uint8 or float
+            A new array: augmentation changes it in place.
+        y : ndarray of int64, shape ``(n,)``, or float targets, shape ``(n, ...)``
+        """
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """Mean and deviation of the training set, or None where nothing is normalised."""
+        if self.like is not None:
+            return self.like.statistics
+        return self.measure() if self.pixels else None
+
+    def measure(self) -> Statistics:
+        """Compute the statistics from all samples: exact, in integers, one pass."""
+        return pixel_statistics(self.read, self.input_shape, len(self))
+
+    @property
+    def mean(self) -> Array | None:
+        """Mean of the training set per channel, float64 ``(C,)``, pixels in [0, 1]; or None."""
+        return self.statistics.mean if self.statistics else None
+
+    @property
+    def std(self) -> Array | None:
+        """Standard deviation of the training set per channel, float64 ``(C,)``; or None."""
+        return self.statistics.std if self.statistics else None
+
+    def subset(self, indices: ArrayLike) -> Subset:
+        """Return the part of this data set at `indices`, in their order."""
+        return Subset(self, indices)
+
+
+class Subset(Dataset):
+    """A part of a data set, normalised with the statistics of the whole.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    indices : array of int, shape ``(n,)``
+
+    Raises
+    ------
+    ValueError
+        If an index is outside the data set.
+    """
+
+    def __init__(self, dataset: Dataset, indices: ArrayLike) -> None:
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.ndim != 1:
+            raise ValueError(
+                "Subset: indices must be a list of numbers; given an array of shape "
+                f"{chosen.shape}."
+            )
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(dataset)):
+            raise ValueError(
+                f"Subset: indices must lie in 0..{len(dataset) - 1}, the samples of "
+                f"{dataset.name}; given {chosen.min()}..{chosen.max()}."
+            )
+        self.name, self.like = dataset.name, dataset
+        self.input_shape, self.classes = dataset.input_shape, dataset.classes
+        self.pixels = dataset.pixels
+        self.indices = chosen
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: Array) -> tuple[Array, Array]:
+        assert self.like is not None
+        return self.like.read(self.indices[indices])
+
+
+def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
+    """Cut a random part off a training set, the same part for the same `seed`.
+
+    Parameters
+    ----------
+    train : Dataset
+    fraction : float
+        Part of the samples that validate, between 0 and 1; both parts get at least one sample.
+    seed : int, default 0
+
+    Returns
+    -------
+    (Subset, Subset)
+        What is left to train with, and the samples to validate with.
+
+    Raises
+    ------
+    ValueError
+        If `fraction` is not between 0 and 1, or `train` has fewer than two samples.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(
+            f"split_validation: fraction must be between 0 and 1; given {fraction}; use 0.1 for "
+            "every tenth sample."
+        )
+    if len(train) < 2:
+        raise ValueError(
+            f"split_validation: {train.name} has {len(train)} samples, and two parts need at least "
+            "2."
+        )
+    held = min(max(round(fraction * len(train)), 1), len(train) - 1)
+    order = permutation(seed, 0, len(train), "validation")
+    return train.subset(np.sort(order[held:])), train.subset(np.sort(order[:held]))

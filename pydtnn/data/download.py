@@ -1,0 +1,85 @@
+"""Getting the files of a data set from the net, with a checksum (through pooch)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file on the net.
+
+    Attributes
+    ----------
+    url : str
+    sha256 : str
+        Checksum of the file, in hexadecimal digits.
+    folder : str
+        Folder it goes to, below the data folder.
+    members : tuple of str
+        For a tar archive the files to take out of it, by their names without folders; empty for a
+        plain file.
+    """
+
+    url: str
+    sha256: str
+    folder: str
+    members: tuple[str, ...] = ()
+
+
+def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
+    """Bring all `sources` below `root`.
+
+    A file appears whole or not at all, also when several ranks download at once.
+
+    Raises
+    ------
+    ImportError
+        If pooch is not installed.
+    OSError
+        If a file cannot be had, is not what its checksum says, or cannot be written.
+    """
+    try:
+        import pooch
+    except ImportError:
+        raise ImportError(
+            f"{dataset}: --download needs pooch; install it with: pip install 'pydtnn[data]'."
+        ) from None
+    pooch.get_logger().setLevel("ERROR")  # a library does not talk
+    for source in sources:
+        folder = root / source.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A directory of its own, on the same disk, so that each file can be renamed into place.
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+                got = Path(pooch.retrieve(source.url, f"sha256:{source.sha256}", path=scratch))
+                if source.members:
+                    _extract(got, source.members, folder, Path(scratch))
+                else:
+                    got.replace(folder / source.url.rpartition("/")[2])
+        except (OSError, ValueError, tarfile.TarError) as error:
+            reason = " ".join(str(error).split())
+            raise OSError(
+                f"{dataset}: could not download {source.url} to {folder} ({reason}); get the file "
+                f"by other means and put {'its contents' if source.members else 'it'} there."
+            ) from error
+
+
+def _extract(archive: Path, members: tuple[str, ...], folder: Path, scratch: Path) -> None:
+    """Take the named files out of a tar archive, and nothing else, wherever it puts them."""
+    wanted = set(members)
+    with tarfile.open(archive) as tar:
+        for entry in tar:
+            name = os.path.basename(entry.name)
+            stream = tar.extractfile(entry) if name in wanted and entry.isfile() else None
+            if stream is not None:
+                with stream, open(scratch / name, "wb") as out:
+                    shutil.copyfileobj(stream, out)
+    for name in members:
+        (scratch / name).replace(folder / name)

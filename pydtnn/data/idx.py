@@ -1,0 +1,86 @@
+"""The idx file format of MNIST: a magic number, the dimensions, the bytes.
+
+LeCun, Cortes and Burges, "The MNIST database of handwritten digits" (1998).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UBYTE = 0x08
+"""Element type in the third byte of the magic number; the fourth counts the dimensions."""
+
+MOST = 1032
+"""Greatest ratio of DEFLATE: a header that promises more bytes than that cannot be true."""
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
+    """Read an idx file of unsigned bytes: mapped into memory, or unpacked into it if gzipped.
+
+    Parameters
+    ----------
+    path : Path
+        A name that ends in ".gz" says that the file is gzipped.
+    dimensions : int
+        3 for images, 1 for labels.
+
+    Returns
+    -------
+    ndarray of uint8, read-only
+
+    Raises
+    ------
+    ValueError
+        If the magic number, the number of dimensions or the length is wrong, or the gzip data are
+        damaged.
+    """
+    zipped = path.suffix == ".gz"
+    body = b""
+    try:
+        with gzip.open(path) if zipped else path.open("rb") as stream:
+            start, shape = _header(path, stream.read(4 + 4 * dimensions), dimensions)
+            expected = math.prod(shape)
+            if zipped and expected > MOST * path.stat().st_size:
+                raise EOFError("shorter than its header says")
+            if zipped:
+                body = stream.read(expected + 1)  # a byte more shows a file that is too long
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{path}: damaged gzip file ({error}); delete it and get it again."
+        ) from error
+    length = len(body) if zipped else path.stat().st_size - start
+    if length != expected:
+        follow = "more" if length > expected else str(length)
+        raise ValueError(
+            f"{path}: its header promises {' x '.join(map(str, shape))} bytes, but {follow} "
+            "follow; the file is truncated or damaged: delete it and get it again."
+        )
+    if zipped or not expected:  # an empty file cannot be mapped
+        return np.frombuffer(body, np.uint8).reshape(shape)
+    return np.asarray(np.memmap(path, np.uint8, "r", start, shape))
+
+
+def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, tuple[int, ...]]:
+    """Return the header's length and the shape it tells."""
+    magic = int.from_bytes(header[:4], "big")
+    if len(header) >= 4 and magic != UBYTE << 8 | dimensions:
+        raise ValueError(
+            f"{path}: expected an idx file of {dimensions} dimension{'s' * (dimensions > 1)}, "
+            f"which begins with 0x{UBYTE << 8 | dimensions:08x}; this one begins with "
+            f"0x{magic:08x}; check that images and labels were not exchanged, or get the file "
+            "again."
+        )
+    if len(header) < 4 + 4 * dimensions:
+        raise ValueError(
+            f"{path}: {len(header)} bytes are too few for the header of an idx file; the file is "
+            "truncated: delete it and get it again."
+        )
+    return len(header), struct.unpack(f">{dimensions}I", header[4:])

@@ -1,0 +1,246 @@
+"""Batches of one rank's shard, prepared by threads while the model computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pydtnn.data.augment import WORDS, Augmentation
+from pydtnn.data.dataset import Dataset
+from pydtnn.data.order import permutation, rank_slice
+from pydtnn.data.statistics import Normalize
+from pydtnn.kernels.reference.random import bits, stream
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one rank computes in one step; its arrays are new and contiguous.
+
+    Attributes
+    ----------
+    x : ndarray, shape ``(n, *input_shape)``, of the model's dtype; n may be 0 in the last step
+    y : ndarray, labels int64 ``(n,)``, or targets of the model's dtype ``(n, ...)``
+    samples : ndarray of int64, shape ``(n,)``
+        Indices in the data set.
+    index : int
+        Step of the epoch.
+    total : int
+        Samples of the global batch: the n of all ranks together.
+    """
+
+    x: Array
+    y: Array
+    samples: NDArray[np.int64]
+    index: int
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Loader:
+    """The batches of one rank.
+
+    Step s of epoch e uses ``permutation(seed, e)[s * B : (s + 1) * B]``; each rank reads its slice.
+    The order and the augmentation depend on (seed, epoch, sample) alone, not on the ranks or
+    threads; so the loader has no state to save: whoever knows epoch and step goes on with
+    ``epoch(e, start=step)``.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    global_batch_size : int
+        B, the samples of a step on all ranks; the last step of an epoch has the rest.
+    rank, size : int, default 0 and 1
+        This rank and the number of ranks.
+    seed : int, default 0
+    shuffle : bool, default True
+        False keeps the order of the data set, for evaluation.
+    augment : sequence of Augmentation
+        Applied in order, before normalisation; their randomness changes with the epoch.
+    dtype : dtype, default float32
+        Of ``Batch.x`` and of targets that are no labels.
+    prefetch : int, default 2
+        Batches prepared ahead; with 0 each is prepared when it is asked for, in the caller's
+        thread.
+    threads : int, default 1
+        Threads that prepare them.
+    steps_per_epoch : int, optional
+        Fewer steps than the data would give.
+
+    Raises
+    ------
+    ValueError
+        If the batch is larger than the data (and `shuffle` says that this is training), or there
+        are more ranks than samples in a batch, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch_size: int,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        augment: Sequence[Augmentation] = (),
+        dtype: DTypeLike = np.float32,
+        prefetch: int = 2,
+        threads: int = 1,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        _check(dataset, global_batch_size, rank, size, shuffle, augment, prefetch, threads)
+        steps = -(-len(dataset) // global_batch_size)
+        if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
+            raise ValueError(
+                f"Loader: steps_per_epoch must be in 1..{steps}, what {len(dataset)} samples give "
+                f"in batches of {global_batch_size}; given {steps_per_epoch}."
+            )
+        self.dataset, self.rank, self.size = dataset, rank, size
+        self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
+        self.augment, self.prefetch = tuple(augment), prefetch
+        self._steps = steps_per_epoch or steps
+        self._normalize = Normalize(dataset.statistics, dataset.input_shape, dtype)
+        # Threads start with their first task, so a pool that is never used costs nothing.
+        self._pool = (
+            ThreadPoolExecutor(threads, thread_name_prefix="pydtnn-loader") if prefetch else None
+        )
+
+    def __len__(self) -> int:
+        """Count the steps of an epoch."""
+        return self._steps
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Return the batches of an epoch from step `start` on; loading begins at once.
+
+        An exception in a thread is raised where its batch is taken. The iterator may be left at any
+        time.
+
+        Raises
+        ------
+        ValueError
+            If there is no such epoch or step.
+        """
+        if epoch < 0 or not 0 <= start <= len(self):
+            raise ValueError(
+                f"Loader: an epoch counts from 0 and has steps 0..{len(self)}; given epoch "
+                f"{epoch}, start {start}."
+            )
+        n = len(self.dataset)
+        order = permutation(self.seed, epoch, n) if self.shuffle else np.arange(n)
+        steps = iter(range(start, len(self)))
+        if self._pool is None:
+            return (self._load(order, epoch, step) for step in steps)
+        waiting: deque[Future[Batch]] = deque()
+        for _, step in zip(range(self.prefetch), steps, strict=False):
+            waiting.append(self._pool.submit(self._load, order, epoch, step))
+        return self._drain(self._pool, waiting, order, epoch, steps)
+
+    def _drain(
+        self,
+        pool: ThreadPoolExecutor,
+        waiting: deque[Future[Batch]],
+        order: NDArray[np.int64],
+        epoch: int,
+        steps: Iterator[int],
+    ) -> Iterator[Batch]:
+        """Yield batches in the order of their steps, however many threads prepare them."""
+        try:
+            while waiting:
+                batch = waiting.popleft().result()
+                for step in steps:
+                    waiting.append(pool.submit(self._load, order, epoch, step))
+                    break
+                yield batch
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _load(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
+        chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
+        samples = chosen[rank_slice(len(chosen), self.rank, self.size)]
+        x, y = self.dataset.read(samples)
+        if self.augment:
+            x = self._augmented(x, samples, epoch)
+        if y.dtype.kind == "f":
+            y = y.astype(self._normalize.dtype)
+        return Batch(self._normalize(x), y, samples, step, len(chosen))
+
+    def _augmented(self, x: Array, samples: NDArray[np.int64], epoch: int) -> Array:
+        mean = self.dataset.mean
+        channels = x.shape[-1]
+        fill = np.zeros(channels, x.dtype)
+        if mean is not None:
+            fill[:] = np.rint(255 * mean) if x.dtype == np.uint8 else mean
+        words = bits(self.seed, stream("augment"), epoch, samples, WORDS * len(self.augment))
+        for i, change in enumerate(self.augment):
+            x = change(x, words[:, WORDS * i : WORDS * (i + 1)], fill)
+        return x
+
+    def close(self) -> None:
+        """End the threads; batches that nobody has taken are dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check(
+    dataset: Dataset,
+    global_batch_size: int,
+    rank: int,
+    size: int,
+    shuffle: bool,
+    augment: Sequence[Augmentation],
+    prefetch: int,
+    threads: int,
+) -> None:
+    """Refuse numbers that cannot work, in one sentence each."""
+    n = len(dataset)
+    if n == 0:
+        raise ValueError(f"Loader: {dataset.name} has no samples.")
+    if global_batch_size < 1:
+        raise ValueError(
+            f"Loader: the global batch must have at least 1 sample; given {global_batch_size}."
+        )
+    if shuffle and global_batch_size > n:
+        raise ValueError(
+            f"Loader: a global batch of {global_batch_size} samples is larger than the {n} samples "
+            f"of {dataset.name}; use a batch of at most {n} over all ranks."
+        )
+    if not 0 <= rank < size:
+        raise ValueError(f"Loader: rank must be in 0..{size - 1}; given {rank}.")
+    if size > global_batch_size:
+        raise ValueError(
+            f"Loader: {size} ranks are more than the {global_batch_size} samples of the global "
+            "batch; use fewer ranks or a larger batch."
+        )
+    if prefetch < 0 or threads < 1:
+        raise ValueError(
+            f"Loader: prefetch must be at least 0 and threads at least 1; given {prefetch} and "
+            f"{threads}."
+        )
+    if augment and len(dataset.input_shape) != 3:
+        raise ValueError(
+            f"Loader: augmentation needs images (height, width, channels); {dataset.name} has "
+            f"samples of shape {dataset.input_shape}; use no augmentation."
+        )

@@ -1,0 +1,104 @@
+"""Where the files of a data set are, and what to tell the user when they are not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "PYDTNN_DATA"
+"""Environment variable that names the data folder."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way a data set lies on disk.
+
+    Attributes
+    ----------
+    folders : tuple of str
+        Where the files may be, relative to the data folder; "." is the data folder itself.
+    files : tuple of str
+        All files of the data set; each may also be there gzipped, with ".gz" after its name.
+    """
+
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return `data_dir`, or what $PYDTNN_DATA says, or pydtnn's folder in the user's cache."""
+    chosen = data_dir or os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "pydtnn"
+
+
+def locate(
+    dataset: str,
+    layouts: Sequence[Layout],
+    data_dir: str | os.PathLike[str] | None = None,
+    fetch: Callable[[Path], None] | None = None,
+) -> tuple[int, list[Path]]:
+    """Find all files of a data set.
+
+    Parameters
+    ----------
+    dataset : str
+        Name for the messages.
+    layouts : sequence of Layout
+        In order of preference.
+    data_dir : path, optional
+        As of `data_folder`.
+    fetch : function of the data folder, optional
+        Called to get the files where they are not there.
+
+    Returns
+    -------
+    (int, list of Path)
+        The index of the layout, and its files in the order of ``Layout.files``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If files are missing; the message says which, and how to get them.
+    """
+    root = data_folder(data_dir)
+    places = [
+        (index, root / folder, layout.files)
+        for index, layout in enumerate(layouts)
+        for folder in layout.folders
+    ]
+    for attempt in (fetch, None):
+        for index, folder, files in places:
+            paths = [_existing(folder, file) for file in files]
+            found = [path for path in paths if path is not None]
+            if len(found) == len(files):
+                return index, found
+        if attempt is None:
+            break
+        attempt(root)
+    raise FileNotFoundError(_missing(dataset, root, places))
+
+
+def _existing(folder: Path, file: str) -> Path | None:
+    return next((path for name in (file, f"{file}.gz") if (path := folder / name).is_file()), None)
+
+
+def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, ...]]]) -> str:
+    """Write the sentence: a part of the files is there, or none, or not even the folder."""
+    get = (
+        f"give the folder that holds them with --data-dir or ${VARIABLE}, or get them with "
+        f"--download (load_dataset({dataset!r}, download=True) in a program)"
+    )
+    if not root.is_dir():
+        return f"{dataset}: the data folder {root} does not exist; {get}."
+    _, folder, files = max(places, key=lambda p: sum(_existing(p[1], f) is not None for f in p[2]))
+    missing = [file for file in files if _existing(folder, file) is None]
+    if len(missing) < len(files):
+        there = next(file for file in files if file not in missing)
+        return f"{dataset}: {folder} holds {there} but not {', '.join(missing)}; {get}."
+    names = ", ".join(dict.fromkeys(str(place[1]) for place in places))
+    return f"{dataset}: found {files[0]} in none of {names}; {get}."

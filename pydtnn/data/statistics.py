@@ -1,0 +1,89 @@
+"""Mean and standard deviation of pixels, per channel, and the normalisation they are for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+
+CHUNK_BYTES, CHUNK_ROWS = 4 << 20, 1024
+"""What is summed at once at most: it stays in the cache, and 1024 * 255**2 stays below 2**32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Mean and standard deviation per channel, float64 ``(C,)``, for pixels in [0, 1]."""
+
+    mean: Array
+    std: Array
+
+
+def pixel_statistics(
+    read: Callable[[Array], tuple[Array, Array]], input_shape: tuple[int, ...], n: int
+) -> Statistics:
+    """Measure the first `n` samples, in exact integers.
+
+    A channel that never changes gets a standard deviation of 1, so that it can be divided by.
+
+    Parameters
+    ----------
+    read : function of indices that returns ``(x, y)``, x uint8 ``(n, *input_shape)``
+    input_shape : tuple of int
+        Channels last.
+    n : int
+    """
+    features, channels = math.prod(input_shape), input_shape[-1]
+    total = np.zeros(features, np.uint64)
+    squares = np.zeros(features, np.uint64)
+    rows = min(max(CHUNK_BYTES // features, 1), CHUNK_ROWS)
+    for start in range(0, n, rows):
+        x = read(np.arange(start, min(start + rows, n)))[0].reshape(-1, features)
+        total += x.sum(axis=0, dtype=np.uint32)
+        squares += np.square(x, dtype=np.uint16).sum(axis=0, dtype=np.uint32)
+    count = max(n * features // channels, 1)
+    mean, std = np.zeros(channels), np.ones(channels)
+    for c in range(channels):
+        s, q = int(total[c::channels].sum()), int(squares[c::channels].sum())
+        mean[c] = s / (255 * count)
+        variance = count * q - s * s  # times (255 count)**2; Python's integers do not cancel
+        std[c] = math.sqrt(variance) / (255 * count) if variance else 1.0
+    return Statistics(mean, std)
+
+
+class Normalize:
+    """Turn samples into the model's dtype: ``(pixel - mean) / std``, or a mere cast.
+
+    Parameters
+    ----------
+    statistics : Statistics or None
+    input_shape : tuple of int
+        Shape of one sample, channels last.
+    dtype : dtype of the result
+    """
+
+    def __init__(
+        self, statistics: Statistics | None, input_shape: tuple[int, ...], dtype: DTypeLike
+    ) -> None:
+        self.statistics, self.dtype = statistics, np.dtype(dtype)
+        # An image row: one long inner loop instead of one of C elements.
+        self.width = math.prod(input_shape[-2:])
+        self.repeat = self.width // input_shape[-1]
+
+    def __call__(self, x: Array) -> Array:
+        """Return a new contiguous array of the shape of `x`; uint8 counts in 255ths."""
+        if self.statistics is None:
+            return np.array(x, dtype=self.dtype, order="C")
+        unit = 255 if x.dtype == np.uint8 else 1
+        scale = np.tile(1 / (unit * self.statistics.std), self.repeat).astype(self.dtype)
+        shift = np.tile(-self.statistics.mean / self.statistics.std, self.repeat).astype(self.dtype)
+        out = np.empty(x.shape, self.dtype)
+        rows = out.reshape(-1, self.width)  # (N * H, W * C)
+        np.multiply(x.reshape(-1, self.width), scale, out=rows)
+        rows += shift
+        return out

@@ -1,0 +1,185 @@
+"""The static graph of a model: nodes in the order they run, and what is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.layers.base import Layer, Shape
+from pydtnn.layers.blocks import Block, Net, Outputs
+from pydtnn.layers.reshape import Identity
+
+
+class Node:
+    """One layer in its place.
+
+    Attributes
+    ----------
+    index : int
+        Position in the order of execution; the model's inputs come first.
+    layer : Layer
+        For the model's inputs, an `Identity` that never runs.
+    inputs : tuple of Node
+    shape : tuple of int
+        Of the output, without the batch axis.
+    consumers : list of Node
+        Who reads the output.
+    releases : tuple of int
+        Indices of the nodes whose outputs nobody reads after this node has run.
+    """
+
+    def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
+        self.index = index
+        self.layer = layer
+        self.inputs = inputs
+        self.shape = shape
+        self.consumers: list[Node] = []
+        self.releases: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The layer's dotted name."""
+        return str(self.layer.name)
+
+
+class Graph:
+    """Nodes wired by layers and blocks for one backend and dtype.
+
+    Parameters
+    ----------
+    input_shapes : sequence of tuple of int
+        One per input of the model, without the batch axis.
+    backend : Backend
+    dtype : str or numpy.dtype
+    """
+
+    def __init__(self, input_shapes: Sequence[Shape], *, backend: Backend, dtype: str) -> None:
+        self.backend = backend
+        self.dtype = np.dtype(dtype)
+        self.nodes: list[Node] = []
+        self.outputs: tuple[Node, ...] = ()
+        self._scope: list[str] = []
+        self._names: set[str] = set()
+        self.inputs = tuple(
+            self._append(Identity(), (), shape, f"input{i}") for i, shape in enumerate(input_shapes)
+        )
+
+    @overload
+    def add(self, part: Layer, *inputs: Node, label: str = "") -> Node: ...
+
+    @overload
+    def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
+
+    def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs:
+        """Wire a layer or a block to `inputs`; return the node of its output, or several.
+
+        Parameters
+        ----------
+        part : Layer or Block
+        *inputs : Node
+        label : str
+            Place within the enclosing block: a number is appended to the class's name. The part's
+            own name wins. A layer without either is called by its class.
+
+        Raises
+        ------
+        ValueError
+            If shapes do not meet, or a layer is used twice.
+        """
+        if not isinstance(part, Layer | Block):
+            raise TypeError(f"{part!r} is neither a layer nor a block; a class needs parentheses")
+        leaf = isinstance(part, Layer)
+        if label.isdigit() or (not label and leaf):
+            label = type(part).__name__.lower() + label
+        self._scope.append(label if part.name is None or (leaf and not part.name) else part.name)
+        try:
+            if isinstance(part, Block):
+                return part.wire(self, *inputs)
+            return self._append(part, inputs, None, ".".join(filter(None, self._scope)))
+        finally:
+            self._scope.pop()
+
+    def _append(
+        self, layer: Layer, inputs: tuple[Node, ...], shape: Shape | None, name: str
+    ) -> Node:
+        if layer.bound:
+            raise ValueError(
+                f"{name}: this {type(layer).__name__} is already in a model as {layer.name}; "
+                "a layer can be used once, make a second one"
+            )
+        if name in self._names:
+            raise ValueError(f"{name}: two layers have this name; give one of them another")
+        self._names.add(name)
+        shapes = tuple(n.shape for n in inputs) if shape is None else (shape,)
+        try:
+            layer.bind(self.backend, self.dtype, name, shapes)
+        except ValueError as error:
+            fed = f" (fed by {' and '.join(n.name for n in inputs)})" if len(inputs) > 1 else ""
+            raise ValueError(f"{name}{fed}: {error}") from error
+        node = Node(len(self.nodes), layer, inputs, layer.output_shape)
+        for source in inputs:
+            source.consumers.append(node)
+        self.nodes.append(node)
+        return node
+
+    def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
+        """Fix the outputs; work out who needs a gradient, who may write where, and who frees what.
+
+        Raises
+        ------
+        ValueError
+            If a layer's output is neither read nor an output of the model.
+        """
+        self.outputs = tuple(outputs)
+        for node in self.nodes:
+            if not node.consumers and node not in self.outputs:
+                raise ValueError(f"{node.name}: nobody reads this layer's output")
+        self._find_needed_gradients(input_gradient)
+        self._find_releases()
+        self._find_overwrites()
+
+    def _find_needed_gradients(self, input_gradient: bool) -> None:
+        # A dx is needed where anything before it has parameters to train.
+        trained = {n.index for n in self.inputs if input_gradient}
+        for node in self.nodes:
+            node.layer.needs_dx = any(i.index in trained for i in node.inputs)
+            if node.layer.needs_dx or node.layer.parameters:
+                trained.add(node.index)
+        self.trained = frozenset(trained)
+
+    def _find_releases(self) -> None:
+        for node in self.nodes:
+            node.releases = tuple(
+                {i.index for i in node.inputs if i.consumers[-1] is node and i not in self.outputs}
+            )
+
+    def _find_overwrites(self) -> None:
+        # Forward may write over its input if the array is new, is read by nobody else and is not
+        # saved by its maker.
+        for node in self.nodes[len(self.inputs) :]:
+            source = node.inputs[0]
+            node.layer.overwrites_input = (
+                node.layer.may_overwrite_input
+                and source.layer.new_output
+                and "output" not in source.layer.saves
+                and len(source.consumers) == 1
+                and source not in self.outputs
+            )
+        # Backward may write over its dy if the array belongs to this node alone: the sum of several
+        # gradients does, and so does what its only consumer made; what the consumer passed on does
+        # if it belonged to the consumer and went nowhere else.
+        owners: set[Node] = set()
+        for node in reversed(self.nodes):
+            if node not in self.outputs and (
+                len(node.consumers) > 1 or self._hands_over(node.consumers[0], owners)
+            ):
+                owners.add(node)
+            node.layer.overwrites_dy = node.layer.may_overwrite_dy and node in owners
+
+    @staticmethod
+    def _hands_over(consumer: Node, owners: set[Node]) -> bool:
+        passes = "gradient" in consumer.layer.views and len(consumer.inputs) == 1
+        return consumer.layer.new_gradient or (passes and consumer in owners)

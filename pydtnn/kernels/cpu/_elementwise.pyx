@@ -1,0 +1,97 @@
+"""Thin wrapper of src/elementwise.c: picks the variant and passes raw pointers, without the GIL."""
+
+cimport numpy as cnp
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
+
+cnp.import_array()
+
+cdef extern from "elementwise.h":
+    enum activation:
+        RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU
+    struct elementwise_kernels:
+        void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out, int threads) nogil
+        void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha, void *out, int threads) nogil
+        void (*add)(const void *a, const void *b, ptrdiff_t n, void *out, int threads) nogil
+        void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads) nogil
+        void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads) nogil
+    const elementwise_kernels *elementwise_select(int isa, int itemsize)
+
+NUMBERS = {
+    "relu": RELU,
+    "relu6": RELU6,
+    "leaky_relu": LEAKY_RELU,
+    "elu": ELU,
+    "sigmoid": SIGMOID,
+    "tanh": TANH,
+    "arctan": ARCTAN,
+    "log": LOG,
+    "gelu": GELU,
+    "silu": SILU,
+}
+"""The compiled activations, by the name they have in the reference."""
+
+
+cdef class ElementwiseKernels:
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type and equal size."""
+
+    cdef int isa
+
+    def __cinit__(self, int isa):
+        self.isa = isa
+        if elementwise_select(isa, 4) == NULL:
+            raise ValueError(f"instruction set number {isa} was not built.")
+
+    def forward(self, int number, x, out, double alpha, int threads):
+        """out = activation of x."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out)
+        cdef const void *x_ = data(x, size, n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        with nogil:
+            kernels.forward(number, x_, n, alpha, out_, threads)
+
+    def backward(self, int number, dy, z, out, double alpha, int threads):
+        """out = dy times the derivative at z."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out)
+        cdef const void *dy_ = data(dy, size, n)
+        cdef const void *z_ = data(z, size, n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        with nogil:
+            kernels.backward(number, dy_, z_, n, alpha, out_, threads)
+
+    def add(self, a, b, out, int threads):
+        """out = a + b."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out)
+        cdef const void *a_ = data(a, size, n)
+        cdef const void *b_ = data(b, size, n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        with nogil:
+            kernels.add(a_, b_, n, out_, threads)
+
+    def softmax_forward(self, x, out, int threads):
+        """out = softmax of x over its last axis."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out), classes = out.shape[out.ndim - 1]
+        cdef const void *x_ = data(x, size, n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        if n > 0:
+            with nogil:
+                kernels.softmax_forward(x_, n // classes, classes, out_, threads)
+
+    def softmax_backward(self, dy, y, out, int threads):
+        """out = y (dy - sum(dy y)) over the last axis."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out), classes = out.shape[out.ndim - 1]
+        cdef const void *dy_ = data(dy, size, n)
+        cdef const void *y_ = data(y, size, n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        if n > 0:
+            with nogil:
+                kernels.softmax_backward(dy_, y_, n // classes, classes, out_, threads)

@@ -1,0 +1,24 @@
+"""What the compiled kernels know about the machine."""
+
+cdef extern from "dispatch.h":
+    int isa_available(int isa) nogil
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    #define HAS_OPENMP 1
+    #else
+    #define HAS_OPENMP 0
+    #endif
+    """
+    const int HAS_OPENMP
+
+
+def available(int isa) -> bool:
+    """Whether instruction set number ``isa`` was built and runs on this CPU."""
+    return isa_available(isa) != 0
+
+
+def has_openmp() -> bool:
+    """Whether the kernels were compiled with OpenMP; without it they use one thread."""
+    return HAS_OPENMP != 0

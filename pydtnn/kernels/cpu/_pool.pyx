@@ -1,0 +1,111 @@
+"""Thin wrapper of src/pool.c: picks the variant and passes raw pointers, without the GIL."""
+
+from libc.stdint cimport int32_t
+
+cimport numpy as cnp
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
+
+cnp.import_array()
+
+cdef extern from "pool.h":
+    struct pool_axis:
+        ptrdiff_t size, output, kernel, stride, before
+    struct pool_shape:
+        ptrdiff_t batch, channels
+        pool_axis rows, columns
+        int count_padding
+    struct pool_kernels:
+        int (*max_forward)(const void *x, const pool_shape *shape, void *out, int32_t *index, int threads) nogil
+        int (*max_backward)(const void *dy, const int32_t *index, const pool_shape *shape, void *out, int threads) nogil
+        int (*average_forward)(const void *x, const pool_shape *shape, void *out, int threads) nogil
+        int (*average_backward)(const void *dy, const pool_shape *shape, void *out, int threads) nogil
+    const pool_kernels *pool_select(int isa, int itemsize)
+
+
+cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t output):
+    """One axis of a geometry; without a geometry the windows are adaptive, which a kernel of 0 says."""
+    cdef pool_axis a
+    a.size, a.output, a.kernel, a.stride, a.before = size, output, 0, 1, 0
+    if geometry is not None:
+        a.kernel, a.stride, a.before = geometry.kernel[axis], geometry.stride[axis], geometry.padding[axis][0]
+    return a
+
+
+cdef pool_shape shape_of(cnp.ndarray x, cnp.ndarray y, geometry, bint count_padding):
+    """The shapes of input x (N, H, W, C) and output y, from whose arrays the sizes are taken."""
+    cdef pool_shape shape
+    shape.batch, shape.channels, shape.count_padding = x.shape[0], x.shape[3], count_padding
+    shape.rows = axis_of(geometry, 0, x.shape[1], y.shape[1])
+    shape.columns = axis_of(geometry, 1, x.shape[2], y.shape[2])
+    return shape
+
+
+cdef ptrdiff_t outputs(pool_shape *shape):
+    return shape.batch * shape.rows.output * shape.columns.output * shape.channels
+
+
+cdef int check(int status) except -1:
+    if status != 0:
+        raise MemoryError("pool: no memory for the tables of windows.")
+    return 0
+
+
+cdef class PoolKernels:
+    """The kernels of one instruction set; methods take C-contiguous arrays (N, H, W, C) of one real type, index of int32."""
+
+    cdef int isa
+
+    def __cinit__(self, int isa):
+        self.isa = isa
+        if pool_select(isa, 4) == NULL:
+            raise ValueError(f"instruction set number {isa} was not built.")
+
+    def max_forward(self, x, geometry, out, index, int threads):
+        """out = maxima of the windows; index = which tap each was."""
+        cdef int size = itemsize(x)
+        cdef pool_shape shape = shape_of(x, out, geometry, False)
+        cdef const void *x_ = data(x, size, cnp.PyArray_SIZE(x))
+        cdef void *out_ = output(out, size, outputs(&shape))
+        cdef int32_t *index_ = <int32_t *>output(index, sizeof(int32_t), outputs(&shape))
+        cdef const pool_kernels *kernels = pool_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.max_forward(x_, &shape, out_, index_, threads)
+        check(status)
+
+    def max_backward(self, dy, index, geometry, out, int threads):
+        """out = gradients, each at the input that was the maximum."""
+        cdef int size = itemsize(dy)
+        cdef pool_shape shape = shape_of(out, dy, geometry, False)
+        cdef const void *dy_ = data(dy, size, outputs(&shape))
+        cdef const int32_t *index_ = <const int32_t *>data(index, sizeof(int32_t), outputs(&shape))
+        cdef void *out_ = output(out, size, cnp.PyArray_SIZE(out))
+        cdef const pool_kernels *kernels = pool_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.max_backward(dy_, index_, &shape, out_, threads)
+        check(status)
+
+    def average_forward(self, x, geometry, out, bint count_padding, int threads):
+        """out = means of the windows; of adaptive ones where geometry is None."""
+        cdef int size = itemsize(x)
+        cdef pool_shape shape = shape_of(x, out, geometry, count_padding)
+        cdef const void *x_ = data(x, size, cnp.PyArray_SIZE(x))
+        cdef void *out_ = output(out, size, outputs(&shape))
+        cdef const pool_kernels *kernels = pool_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.average_forward(x_, &shape, out_, threads)
+        check(status)
+
+    def average_backward(self, dy, geometry, out, bint count_padding, int threads):
+        """out = gradients, shared equally by the inputs of each window."""
+        cdef int size = itemsize(dy)
+        cdef pool_shape shape = shape_of(out, dy, geometry, count_padding)
+        cdef const void *dy_ = data(dy, size, outputs(&shape))
+        cdef void *out_ = output(out, size, cnp.PyArray_SIZE(out))
+        cdef const pool_kernels *kernels = pool_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.average_backward(dy_, &shape, out_, threads)
+        check(status)

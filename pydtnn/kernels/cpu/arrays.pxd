@@ -1,0 +1,35 @@
+"""Raw pointers of NumPy arrays, checked: what the thin wrappers hand to C."""
+
+cimport numpy as cnp
+
+
+cdef inline int itemsize(object array) except -1:
+    """4 or 8 for an array of float32 or float64; other types raise TypeError."""
+    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
+    if kind == cnp.NPY_FLOAT:
+        return 4
+    if kind == cnp.NPY_DOUBLE:
+        return 8
+    raise TypeError(f"the compiled kernels take float32 and float64, not {array.dtype}.")
+
+
+cdef inline void *data(object array, int itemsize, Py_ssize_t size) except? NULL:
+    """Pointer to the elements of a contiguous, aligned array with `size` elements of `itemsize` bytes."""
+    cdef cnp.ndarray a = <cnp.ndarray?>array
+    if not cnp.PyArray_ISCARRAY_RO(a) or cnp.PyArray_ITEMSIZE(a) != itemsize:
+        raise ValueError(f"a kernel needs a C-contiguous array of {itemsize}-byte elements.")
+    if cnp.PyArray_SIZE(a) != size:
+        raise ValueError(f"a kernel needs an array of {size} elements, not one of shape {array.shape}.")
+    return cnp.PyArray_DATA(a)
+
+
+cdef inline void *output(object array, int itemsize, Py_ssize_t size) except? NULL:
+    """As `data`, for an array that the kernel writes to."""
+    if not cnp.PyArray_ISWRITEABLE(<cnp.ndarray?>array):
+        raise ValueError("a kernel was given an output that is read-only.")
+    return data(array, itemsize, size)
+
+
+cdef inline void *optional(object array, int itemsize, Py_ssize_t size) except? NULL:
+    """As `data`; NULL for None."""
+    return NULL if array is None else data(array, itemsize, size)

@@ -1,0 +1,46 @@
+"""Compiled activations, sums of arrays, and softmax."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.cpu._elementwise import NUMBERS, ElementwiseKernels
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.reference import elementwise as reference
+from pydtnn.kernels.reference.family import Array
+
+
+class Elementwise(Compiled, reference.Elementwise):
+    """Activations by name, sums of arrays, and softmax, on the CPU; an activation only the reference has runs there."""
+
+    table = ElementwiseKernels
+
+    def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
+        """Apply activation `name` to `x`; `out` may be `x`."""
+        if name not in NUMBERS or not native(out, x):
+            return super().forward(name, x, out=out, alpha=alpha)
+        self.kernels.forward(NUMBERS[name], contiguous(x), out, alpha, self.threads)
+
+    def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
+        """Multiply `dy` by the activation's derivative at `z`; `out` may be `dy`."""
+        if name not in NUMBERS or not native(out, dy, z):
+            return super().backward(name, dy, z, out=out, alpha=alpha)
+        self.kernels.backward(
+            NUMBERS[name], contiguous(dy), contiguous(z), out, alpha, self.threads
+        )
+
+    def add(self, a: Array, b: Array, *, out: Array) -> None:
+        """Compute ``out = a + b``; `out` may be either."""
+        if not native(out, a, b) or not a.shape == b.shape == out.shape:
+            return super().add(a, b, out=out)
+        self.kernels.add(contiguous(a), contiguous(b), out, self.threads)
+
+    def softmax_forward(self, x: Array, *, out: Array) -> None:
+        """Compute ``exp(x) / sum exp(x)`` over the last axis; `out` may be `x`."""
+        if not native(out, x):
+            return super().softmax_forward(x, out=out)
+        self.kernels.softmax_forward(contiguous(x), out, self.threads)
+
+    def softmax_backward(self, dy: Array, y: Array, *, out: Array) -> None:
+        """Compute ``dx = y (dy - sum(dy y))`` over the last axis; `out` may be `dy`."""
+        if not native(out, dy, y):
+            return super().softmax_backward(dy, y, out=out)
+        self.kernels.softmax_backward(contiguous(dy), contiguous(y), out, self.threads)

@@ -1,0 +1,51 @@
+"""Instruction sets of the compiled kernels: which were built, which the CPU has, which one to use."""
+
+from __future__ import annotations
+
+import os
+
+from pydtnn.kernels.cpu import _isa
+
+INSTRUCTION_SETS = ("generic", "avx2", "avx512")
+"""Names, narrowest first; the index is the number by which the compiled kernels know them."""
+
+VARIABLE = "PYDTNN_ISA"
+
+
+def available() -> tuple[str, ...]:
+    """Instruction sets that were built and that this CPU runs, the widest last."""
+    return tuple(name for i, name in enumerate(INSTRUCTION_SETS) if _isa.available(i))
+
+
+def select_isa(name: str | None = None) -> str:
+    """Choose the instruction set to use.
+
+    Parameters
+    ----------
+    name : str, optional
+        One of `INSTRUCTION_SETS`; by default what the environment variable ``PYDTNN_ISA`` says,
+        and without it the widest one available.
+
+    Returns
+    -------
+    str
+        A member of ``available()``.
+
+    Raises
+    ------
+    ValueError
+        If the instruction set is unknown, was not built, or the CPU does not have it.
+    """
+    source = "create_backend: isa" if name else VARIABLE
+    name = name or os.environ.get(VARIABLE) or available()[-1]
+    if name not in available():
+        raise ValueError(
+            f"{source} must be an instruction set that this machine has, not {name!r}; "
+            f"use one of {', '.join(available())}."
+        )
+    return name
+
+
+def number(name: str) -> int:
+    """Return the number by which the compiled kernels know instruction set `name`."""
+    return INSTRUCTION_SETS.index(name)

@@ -1,0 +1,68 @@
+"""Compiled losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.kernels.cpu._loss import KINDS, LossKernels
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.reference import loss as reference
+from pydtnn.kernels.reference.family import Array
+
+
+class Loss(Compiled, reference.Loss):
+    """Losses and their gradients on the CPU; shapes as in the reference."""
+
+    table = LossKernels
+
+    def cross_entropy(
+        self, logits: Array, target: Array, smoothing: float, scale: float, *, out: Array
+    ) -> float:
+        """Softmax cross-entropy of logits (N, K) with classes (N,)."""
+        if not native(out, logits):
+            return super().cross_entropy(logits, target, smoothing, scale, out=out)
+        return self.kernels.cross_entropy(
+            contiguous(logits), _classes(target), smoothing, scale, out, self.threads
+        )
+
+    def hinge(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+        """Multi-class hinge loss of scores (N, K) with classes (N,)."""
+        if not native(out, y):
+            return super().hinge(y, target, scale, out=out)
+        return self.kernels.hinge(contiguous(y), _classes(target), scale, out, self.threads)
+
+    def binary_cross_entropy(
+        self, logits: Array, target: Array, scale: float, *, out: Array
+    ) -> float:
+        """Cross-entropy of sigmoid(logits) with targets in [0, 1], mean over a sample's outputs."""
+        if not _alike(out, logits, target):
+            return super().binary_cross_entropy(logits, target, scale, out=out)
+        return self._mean("binary_cross_entropy", logits, target, scale, out)
+
+    def squared_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+        """Squared error ``(y - t)^2``, mean over a sample's outputs."""
+        if not _alike(out, y, target):
+            return super().squared_error(y, target, scale, out=out)
+        return self._mean("squared_error", y, target, scale, out)
+
+    def absolute_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+        """Absolute error ``|y - t|``, mean over a sample's outputs."""
+        if not _alike(out, y, target):
+            return super().absolute_error(y, target, scale, out=out)
+        return self._mean("absolute_error", y, target, scale, out)
+
+    def _mean(self, kind: str, y: Array, target: Array, scale: float, out: Array) -> float:
+        outputs = max(y.size // max(len(y), 1), 1)
+        total = self.kernels.elementwise(
+            KINDS[kind], contiguous(y), contiguous(target), scale / outputs, out, self.threads
+        )
+        return total / outputs
+
+
+def _alike(out: Array, y: Array, target: Array) -> bool:
+    return native(out, y, target) and out.shape == y.shape == target.shape
+
+
+def _classes(target: Array) -> Array:
+    """Bring classes of any integer type to contiguous int64."""
+    return np.require(target, np.int64, "CA") if target.dtype.kind in "iu" else target

@@ -1,0 +1,145 @@
+"""Compiled batch, layer and group normalisation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.kernels.cpu._norm import NormKernels
+from pydtnn.kernels.cpu.compiled import REALS, Compiled, contiguous, native
+from pydtnn.kernels.reference import norm as reference
+from pydtnn.kernels.reference.family import Array
+
+FLOAT64 = np.dtype(np.float64)
+
+
+class Norm(Compiled, reference.Norm):
+    """Normalisation on the CPU; shapes as in the reference. Coefficients per channel may be float32 or float64.
+
+    The affine maps do not cancel where the mean is much larger than the deviation, as long as their coefficients
+    are given in float64.
+    """
+
+    table = NormKernels
+
+    def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,) float64."""
+        if x.dtype not in REALS or not _doubles(out):
+            return super().statistics(x, out=out, accumulate=accumulate)
+        self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
+
+    def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
+        """Compute ``out = x scale + shift`` with one scale and shift (C,) per channel; `out` may be `x`."""
+        if not native(out, x):
+            return super().normalize(x, scale, shift, out=out)
+        self.kernels.normalize(contiguous(x), scale, shift, out, self.threads)
+
+    def backward_statistics(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C) float64."""
+        if x.dtype not in REALS or dy.dtype != x.dtype or not _doubles(out):
+            return super().backward_statistics(
+                x, dy, mean, inv_std, out=out, accumulate=accumulate
+            )
+        self.kernels.backward_statistics(
+            contiguous(x), contiguous(dy), mean, inv_std, out, accumulate, self.threads
+        )
+
+    def backward_normalize(
+        self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
+    ) -> None:
+        """Compute ``out = a dy + b x + c`` with one a, b, c (C,) per channel; `out` may be `dy`."""
+        if not native(out, x, dy):
+            return super().backward_normalize(x, dy, a, b, c, out=out)
+        self.kernels.backward_normalize(
+            contiguous(x), contiguous(dy), a, b, c, out, self.threads
+        )
+
+    def group_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        groups: int,
+        epsilon: float,
+        *,
+        out: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """Normalise ``x (N, P, C)`` over the positions and the channels of each group, then scale and shift."""
+        if not (native(out, x, gamma, beta) and _doubles(mean) and _doubles(inv_std)):
+            return super().group_forward(
+                x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std
+            )
+        self.kernels.group_forward(
+            contiguous(x),
+            contiguous(gamma),
+            contiguous(beta),
+            groups,
+            epsilon,
+            out,
+            mean,
+            inv_std,
+            self.threads,
+        )
+
+    def group_backward(
+        self,
+        x: Array,
+        dy: Array,
+        gamma: Array,
+        groups: int,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        dgamma: Array,
+        dbeta: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute dx into `out` and the gradients of gamma and beta (C,)."""
+        if not (
+            native(out, x, dy, gamma)
+            and native(dgamma, out)
+            and native(dbeta, out)
+            and _doubles(mean)
+            and _doubles(inv_std)
+        ):
+            return super().group_backward(
+                x,
+                dy,
+                gamma,
+                groups,
+                mean,
+                inv_std,
+                out=out,
+                dgamma=dgamma,
+                dbeta=dbeta,
+                accumulate=accumulate,
+            )
+        self.kernels.group_backward(
+            contiguous(x),
+            contiguous(dy),
+            contiguous(gamma),
+            groups,
+            mean,
+            inv_std,
+            out,
+            dgamma,
+            dbeta,
+            accumulate,
+            self.threads,
+        )
+
+
+def _doubles(array: Array) -> bool:
+    """Whether the kernels can write or read this array of statistics as it is."""
+    return array.dtype == FLOAT64 and array.flags.carray

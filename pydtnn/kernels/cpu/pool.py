@@ -1,0 +1,64 @@
+"""Compiled pooling of images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.kernels.cpu._pool import PoolKernels
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.geometry import PoolGeometry
+from pydtnn.kernels.reference import pool as reference
+from pydtnn.kernels.reference.family import Array
+
+INT32 = np.dtype(np.int32)
+
+
+class Pool(Compiled, reference.Pool):
+    """Maximum and mean over windows of images on the CPU; other numbers of axes run on the reference."""
+
+    table = PoolKernels
+
+    def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
+        """Take the maximum of each window; `index` (int32) receives which tap it was."""
+        if not _native(out, x) or index.dtype != INT32 or not index.flags.carray:
+            return super().max_forward(x, geometry, out=out, index=index)
+        self.kernels.max_forward(contiguous(x), geometry, out, index, self.threads)
+
+    def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
+        """Send each gradient to the input that was the maximum; overlapping windows add."""
+        if not _native(out, dy) or index.dtype != INT32:
+            return super().max_backward(dy, index, geometry, out=out)
+        self.kernels.max_backward(contiguous(dy), contiguous(index), geometry, out, self.threads)
+
+    def average_forward(
+        self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
+    ) -> None:
+        """Take the mean of each window, padding counted as zeros or not counted at all."""
+        if not _native(out, x):
+            return super().average_forward(x, geometry, out=out, count_padding=count_padding)
+        self.kernels.average_forward(contiguous(x), geometry, out, count_padding, self.threads)
+
+    def average_backward(
+        self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
+    ) -> None:
+        """Share each gradient equally among the inputs of its window."""
+        if not _native(out, dy):
+            return super().average_backward(dy, geometry, out=out, count_padding=count_padding)
+        self.kernels.average_backward(contiguous(dy), geometry, out, count_padding, self.threads)
+
+    def adaptive_forward(self, x: Array, *, out: Array) -> None:
+        """Take the means of bins of nearly equal size; one bin is the global average."""
+        if not _native(out, x):
+            return super().adaptive_forward(x, out=out)
+        self.kernels.average_forward(contiguous(x), None, out, False, self.threads)
+
+    def adaptive_backward(self, dy: Array, *, out: Array) -> None:
+        """Share each gradient equally among the inputs of its bin; overlapping bins add."""
+        if not _native(out, dy):
+            return super().adaptive_backward(dy, out=out)
+        self.kernels.average_backward(contiguous(dy), None, out, False, self.threads)
+
+
+def _native(out: Array, array: Array) -> bool:
+    """Whether the kernels take these: images of one real type."""
+    return out.ndim == 4 and native(out, array)

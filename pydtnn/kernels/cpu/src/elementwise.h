@@ -1,0 +1,19 @@
+/* Activations, sums and softmax; see elementwise.c. `out` may be the first array of each. */
+#ifndef PYDTNN_ELEMENTWISE_H
+#define PYDTNN_ELEMENTWISE_H
+
+#include "dispatch.h"
+
+enum activation { RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU };
+
+struct elementwise_kernels {
+    void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out, int threads);
+    void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha, void *out, int threads);
+    void (*add)(const void *a, const void *b, ptrdiff_t n, void *out, int threads);
+    void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads);
+    void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads);
+};
+
+DECLARE_FAMILY(elementwise)
+
+#endif

@@ -1,0 +1,115 @@
+/* exp, expm1, log, arctan and what is made of them, for vectors of float and double.
+ *
+ * Arguments are reduced to a small interval (Muller, "Elementary Functions", chapters 5 and 11) where a Taylor or Gregory series
+ * of a dozen terms reaches the last bit; the same lines serve both types, with fewer terms for float. Errors against the
+ * exact value, float and double: exp, expm1, log 2 ulp, arctan, tanh, sigmoid 3 ulp (tests/kernels/test_elementwise.py). NaN
+ * comes out as NaN, infinities as the limits.
+ */
+#ifndef PYDTNN_FUNCTIONS_H
+#define PYDTNN_FUNCTIONS_H
+
+#include "simd.h"
+
+#if REAL_FLOAT
+enum { MANTISSA = 23, BIAS = 127, EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7, ARCTAN_TERMS = 9 };
+#define LN2_HIGH 0x1.63p-1f /* nine bits: n * LN2_HIGH is exact */
+#define LN2_LOW -0x1.bd0106p-13f
+#define ROUNDING 0x1.8p23f /* adding it leaves the nearest integer in the low bits */
+#define LOWEST_EXP -104.f  /* exp of less is 0, of more than HIGHEST_EXP infinity */
+#define HIGHEST_EXP 89.f
+#define SMALLEST_NORMAL 0x1p-126f
+#else
+enum { MANTISSA = 52, BIAS = 1023, EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
+#define LN2_HIGH 0x1.62e42feep-1
+#define LN2_LOW 0x1.a39ef35793c76p-33
+#define ROUNDING 0x1.8p52
+#define LOWEST_EXP -746.
+#define HIGHEST_EXP 710.
+#define SMALLEST_NORMAL 0x1p-1022
+#endif
+
+INLINE ivec vsign(vec x) { return (ivec)x & (ivec)vset((real)-0.0); }
+INLINE vec vabs(vec x) { return (vec)((ivec)x & ~(ivec)vset((real)-0.0)); }
+
+/* 2^n for -BIAS < n <= BIAS */
+INLINE vec vpower2(ivec n) { return (vec)((n + BIAS) << MANTISSA); }
+
+/* n and exp(r) - 1, where x = n ln 2 + r and |r| <= ln 2 / 2 */
+INLINE vec vexp_reduced(vec x, ivec *n) {
+    static const real factor[] = {1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,       1. / 5040,
+                                  1. / 40320,  1. / 362880,  1. / 3628800,  1. / 39916800,  1. / 479001600, 1. / 6227020800};
+    vec rounded = x * vset((real)1.4426950408889634) + vset(ROUNDING);
+    *n = (ivec)rounded - (ivec)vset(ROUNDING);
+    vec whole = rounded - vset(ROUNDING);
+    vec r = x - whole * vset(LN2_HIGH) - whole * vset(LN2_LOW);
+    vec series = vset(factor[EXP_TERMS - 2]);
+#pragma GCC unroll 16
+    for (int k = EXP_TERMS - 3; k >= 0; k--) series = series * r + vset(factor[k]);
+    return r + r * r * series;
+}
+
+INLINE vec vexp(vec x) {
+    ivec n;
+    vec e = 1 + vexp_reduced(vmin(vset(HIGHEST_EXP), vmax(vset(LOWEST_EXP), x)), &n);
+    ivec half = n >> 1; /* two factors: 2^n itself may be infinite or subnormal */
+    return e * vpower2(half) * vpower2(n - half);
+}
+
+/* exp(x) - 1 for x <= 0 */
+INLINE vec vexpm1(vec x) {
+    ivec n;
+    vec e = vexp_reduced(vmax(vset(-MANTISSA), x), &n); /* below, the result is -1 */
+    vec scale = vpower2(n);
+    return scale * e + (scale - 1);
+}
+
+INLINE vec vsigmoid(vec x) {
+    vec e = vexp(-vabs(x)); /* of exp(x) and exp(-x) the one that cannot overflow */
+    return vselect(x >= 0, vset(1), e) / (1 + e);
+}
+
+INLINE vec vtanh(vec x) {
+    vec e = vexpm1(-2 * vabs(x));
+    return (vec)((ivec)(-e / (2 + e)) | vsign(x));
+}
+
+/* log x = n log 2 + log m, m in [sqrt(1/2), sqrt(2)); log m = 2 artanh s, s = (m - 1) / (m + 1) */
+INLINE vec vlog(vec x) {
+    static const real factor[] = {2. / 3, 2. / 5, 2. / 7, 2. / 9, 2. / 11, 2. / 13, 2. / 15, 2. / 17, 2. / 19, 2. / 21};
+    ivec subnormal = x < SMALLEST_NORMAL;
+    vec normal = vselect(subnormal, x * vset((real)((ireal)1 << MANTISSA)), x);
+    ivec n = ((ivec)normal - (ivec)vset((real)0.70710678118654752)) >> MANTISSA;
+    vec f = (vec)((ivec)normal - (n << MANTISSA)) - 1;
+    n -= subnormal & MANTISSA;
+    vec s = f / (2 + f), z = s * s;
+    vec series = vset(factor[LOG_TERMS - 1]);
+#pragma GCC unroll 16
+    for (int k = LOG_TERMS - 2; k >= 0; k--) series = series * z + vset(factor[k]);
+    vec whole = __builtin_convertvector(n, vec);
+    vec result = whole * vset(LN2_HIGH) + (f - (s * (f - z * series) - whole * vset(LN2_LOW)));
+    result = vselect(x == 0, vset((real)-__builtin_inf()), result);
+    result = vselect(x == vset((real)__builtin_inf()), x, result);
+    return vselect(x >= 0, result, x * vset((real)__builtin_nan(""))); /* NaN for NaN and x < 0 */
+}
+
+/* log(1 + x) for 0 <= x <= 1: 2 artanh(x / (2 + x)), whose argument is at most 1/3 */
+INLINE vec vlog1p(vec x) {
+    vec s = x / (2 + x), z = s * s, series = vset((real)2 / (2 * LOG1P_TERMS + 1));
+#pragma GCC unroll 16
+    for (int k = LOG1P_TERMS - 1; k >= 0; k--) series = series * z + (real)2 / (2 * k + 1);
+    return s * series;
+}
+
+/* arctan t = k pi/4 + arctan q with |q| <= tan(pi/8): q = t, (t - 1) / (t + 1) or -1 / t for t = |x| */
+INLINE vec varctan(vec x) {
+    vec t = vabs(x);
+    ivec middle = t > (real)0.41421356237309503, high = t > (real)2.4142135623730949;
+    vec base = vselect(high, vset((real)1.5707963267948966), vselect(middle, vset((real)0.78539816339744828), vzero()));
+    vec q = vselect(high, vset(-1), vselect(middle, t - 1, t)) / vselect(high, t, vselect(middle, t + 1, vset(1)));
+    vec z = q * q, series = vset((real)1 / (2 * ARCTAN_TERMS + 1));
+#pragma GCC unroll 32
+    for (int k = ARCTAN_TERMS - 1; k > 0; k--) series = (real)1 / (2 * k + 1) - series * z;
+    return (vec)((ivec)(base + (q - q * z * series)) | vsign(x));
+}
+
+#endif

@@ -1,0 +1,24 @@
+/* The first lanes of vectors: what rows need whose length is no multiple of LANES. */
+#ifndef PYDTNN_LANES_H
+#define PYDTNN_LANES_H
+
+#include "simd.h"
+
+/* `lanes` elements; with a constant LANES, as in the loops over whole vectors, there is no mask. */
+INLINE vec load(const real *p, ptrdiff_t lanes) { return lanes == LANES ? vload(p) : vload_part(p, lanes); }
+INLINE void store(real *p, vec v, ptrdiff_t lanes) { lanes == LANES ? vstore(p, v) : vstore_part(p, v, lanes); }
+
+/* Numbers of the lanes: first, first + 1, ... */
+INLINE ivec vlanes(ptrdiff_t first) {
+    static const ireal number[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    ivec lanes;
+    memcpy(&lanes, number, sizeof lanes);
+    return lanes + (ireal)first;
+}
+
+/* The first n elements at p, and `other` in the lanes behind them. */
+INLINE vec vload_or(const real *p, ptrdiff_t n, vec other) {
+    return vselect(vlanes(0) < (ireal)n, vload_part(p, n), other);
+}
+
+#endif

@@ -1,0 +1,152 @@
+/* Losses: value and gradient in one pass.
+ *
+ * A row of logits stays in L1 between its maximum, its exponentials (kept in `out`) and its gradient, so that memory sees one
+ * read and one write. Each row's loss is a double; rows (or, where outputs are independent, parts of PART elements) are
+ * summed to a double of their own and these in order, so that the bytes do not depend on the threads.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "doubles.h"
+#include "loss.h"
+#include "parts.h"
+#include "rows.h"
+
+static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, double smoothing, double scale, real *out) {
+    const ptrdiff_t tail = n % LANES, whole = n - tail;
+    const real shift = row_max(x, n);
+    const real sum = row_exp(x, n, shift, out);
+    const double log_sum = log((double)sum), target_logit = (double)x[target] - shift;;
+    double loss = (1 - smoothing) * (log_sum - target_logit);
+    const vec factor = vset((real)(scale / sum)), offset = vset((real)(smoothing / n * scale));
+    for (ptrdiff_t j = 0; j < whole; j += LANES) vstore(out + j, vload(out + j) * factor - offset);
+    vstore_part(out + whole, vload_part(out + whole, tail) * factor - offset, tail);
+    out[target] -= (real)((1 - smoothing) * scale);
+    if (smoothing > 0) {
+        struct doubles total = {0};
+        for (ptrdiff_t j = 0; j < whole; j += LANES) add_doubles(&total, vload(x + j) - shift);
+        add_doubles(&total, vload_or(x + whole, tail, vset(shift)) - shift);
+        loss += smoothing * (log_sum - sum_doubles(total) / n);
+    }
+    return loss;
+}
+
+/* out = scale for each class but the target whose margin 1 + y - y_t is violated, and minus their sum for the target */
+static double hinge_row(const real *y, int64_t target, ptrdiff_t n, double scale, real *out) {
+    const vec own = vset(y[target]);
+    struct doubles loss = {0};
+    ivec violated = {0};
+    for (ptrdiff_t j = 0; j < n; j += LANES) {
+        const ptrdiff_t lanes = min_of(LANES, n - j);
+        const vec margin = 1 + vload_part(y + j, lanes) - own;
+        const ivec other = (vlanes(j) != (ireal)target) & (vlanes(j) < (ireal)n);
+        const ivec active = other & (margin > 0);
+        add_doubles(&loss, vselect(other, vmax(vzero(), margin), vzero()));
+        violated -= active;
+        vstore_part(out + j, vselect(active, vset((real)scale), vzero()), lanes);
+    }
+    out[target] = -(real)scale * vsum(__builtin_convertvector(violated, vec));
+    return sum_doubles(loss);
+}
+
+/* -- losses of independent outputs: value and derivative of each */
+
+INLINE vec binary_cross_entropy(vec x, vec t, vec *slope) {
+    const vec e = vexp(-vabs(x));
+    *slope = vselect(x >= 0, vset(1), e) / (1 + e) - t;
+    return vmax(vzero(), x) - x * t + vlog1p(e);
+}
+
+INLINE vec squared_error(vec y, vec t, vec *slope) {
+    const vec d = y - t;
+    *slope = 2 * d;
+    return d * d;
+}
+
+INLINE vec absolute_error(vec y, vec t, vec *slope) {
+    const vec d = y - t;
+    *slope = vselect(d > 0, vset(1), vselect(d < 0, vset(-1), d)); /* d itself where it is 0 or NaN */
+    return vabs(d);
+}
+
+typedef double part_loss(const real *y, const real *t, ptrdiff_t n, real scale, real *out);
+
+#define MAP_LOSS(f)                                                                                        \
+    static double f##_part(const real *y, const real *t, ptrdiff_t n, real scale, real *out) {             \
+        struct doubles sum = {0};                                                                          \
+        vec slope;                                                                                         \
+        ptrdiff_t i = 0;                                                                                   \
+        for (; i + LANES <= n; i += LANES) {                                                               \
+            add_doubles(&sum, f(vload(y + i), vload(t + i), &slope));                                      \
+            vstore(out + i, slope * scale);                                                                \
+        }                                                                                                  \
+        if (i < n) {                                                                                       \
+            const vec value = f(vload_part(y + i, n - i), vload_part(t + i, n - i), &slope);               \
+            add_doubles(&sum, vselect(vlanes(i) < (ireal)n, value, vzero()));                              \
+            vstore_part(out + i, slope * scale, n - i);                                                    \
+        }                                                                                                  \
+        return sum_doubles(sum);                                                                           \
+    }
+
+MAP_LOSS(binary_cross_entropy)
+MAP_LOSS(squared_error)
+MAP_LOSS(absolute_error)
+
+static part_loss *const part_losses[] = {
+    [BINARY_CROSS_ENTROPY] = binary_cross_entropy_part,
+    [SQUARED_ERROR] = squared_error_part,
+    [ABSOLUTE_ERROR] = absolute_error_part,
+};
+
+/* -- all rows, all parts */
+
+static double add_up(const double *losses, ptrdiff_t n) {
+    double total = 0;
+    for (ptrdiff_t i = 0; i < n; i++) total += losses[i];
+    return total;
+}
+
+static int cross_entropy(const void *logits, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double smoothing,
+                         double scale, void *out_, double *loss, int threads) {
+    const real *x = logits;
+    real *out = out_;
+    double *losses = malloc(((size_t)rows + 1) * sizeof *losses);
+    if (!losses) return -1;
+    FOR_PARTS(i, rows, rows * n, threads,
+              losses[i] = cross_entropy_row(x + i * n, target[i], n, smoothing, scale, out + i * n));
+    *loss = add_up(losses, rows);
+    free(losses);
+    return 0;
+}
+
+static int hinge(const void *y_, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double scale, void *out_,
+                 double *loss, int threads) {
+    const real *y = y_;
+    real *out = out_;
+    double *losses = malloc(((size_t)rows + 1) * sizeof *losses);
+    if (!losses) return -1;
+    FOR_PARTS(i, rows, rows * n, threads, losses[i] = hinge_row(y + i * n, target[i], n, scale, out + i * n));
+    *loss = add_up(losses, rows);
+    free(losses);
+    return 0;
+}
+
+static int elementwise(int kind, const void *y_, const void *target_, ptrdiff_t n, double scale, void *out_, double *loss,
+                       int threads) {
+    const real *y = y_, *target = target_;
+    real *out = out_;
+    const ptrdiff_t parts = parts_of(n, PART);
+    double *losses = malloc(((size_t)parts + 1) * sizeof *losses);
+    if (!losses) return -1;
+    FOR_PARTS(p, parts, n, threads,
+              losses[p] = part_losses[kind](y + p * PART, target + p * PART, part_length(n, PART, p), (real)scale, out + p * PART));
+    *loss = add_up(losses, parts);
+    free(losses);
+    return 0;
+}
+
+const struct loss_kernels NAME(loss_kernels) = {
+    .cross_entropy = cross_entropy,
+    .hinge = hinge,
+    .elementwise = elementwise,
+};

@@ -1,0 +1,87 @@
+"""Geometry of windows that slide over images: sizes, strides, padding, dilation.
+
+A geometry is a value: two layers of equal shape have equal geometries, so a backend may use one as
+the key of whatever it caches. Every spatial quantity is a tuple with one entry per axis; nothing
+here knows how many axes there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+Pairs = tuple[tuple[int, int], ...]
+"""Padding: ``(before, after)`` for each spatial axis."""
+
+
+def output_size(
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Pairs,
+    dilation: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Number of positions of a window along each axis: ``(n + p - d (k - 1) - 1) // s + 1``."""
+    return tuple(
+        (n + sum(p) - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Shapes of a convolution without its batch.
+
+    Parameters
+    ----------
+    size : tuple of int
+        Spatial size of the input, ``(H, W)`` for images.
+    kernel, stride, dilation : tuple of int
+        One entry per spatial axis.
+    padding : tuple of (int, int)
+        Zeros before and after each spatial axis.
+    channels, filters : int
+        Channels of the input and of the output.
+    groups : int
+        Filters of group ``g`` see the channels of group ``g`` only.
+    """
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+    channels: int
+    filters: int
+    groups: int = 1
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Spatial size of the output."""
+        return output_size(self.size, self.kernel, self.stride, self.padding, self.dilation)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the filters, ``(filters, *kernel, channels // groups)``."""
+        return (self.filters, *self.kernel, self.channels // self.groups)
+
+    def flops(self, batch: int) -> int:
+        """Floating-point operations of one pass (forward, or backward of data or of filters), counting padding."""
+        taps = prod(self.kernel) * self.channels // self.groups
+        return 2 * batch * prod(self.output) * self.filters * taps
+
+
+@dataclass(frozen=True)
+class PoolGeometry:
+    """Shapes of a pooling window without its batch; parameters as in `ConvGeometry`."""
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Pairs
+    channels: int
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Spatial size of the output."""
+        return output_size(self.size, self.kernel, self.stride, self.padding, (1,) * len(self.size))

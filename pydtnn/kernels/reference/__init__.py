@@ -1,0 +1,30 @@
+"""The readable reference of every kernel, by family.
+
+Each class is constructed with an array module ``xp`` and works on its arrays. Inputs come first,
+``out=`` last and by keyword; ``out`` is overwritten unless ``accumulate=True`` says that it is
+added to. A device's family inherits from the one here and replaces what it does better; tests hold
+it to these lines.
+"""
+
+from pydtnn.kernels.reference.conv import Conv
+from pydtnn.kernels.reference.elementwise import Elementwise
+from pydtnn.kernels.reference.linear import Linear
+from pydtnn.kernels.reference.loss import Loss
+from pydtnn.kernels.reference.norm import Norm
+from pydtnn.kernels.reference.pool import Pool
+from pydtnn.kernels.reference.random import Random
+from pydtnn.kernels.reference.update import Update
+
+FAMILIES = {
+    "linear": Linear,
+    "conv": Conv,
+    "pool": Pool,
+    "norm": Norm,
+    "elementwise": Elementwise,
+    "loss": Loss,
+    "update": Update,
+    "random": Random,
+}
+"""The families by the name they have on a `Backend`."""
+
+__all__ = ["FAMILIES", "Conv", "Elementwise", "Linear", "Loss", "Norm", "Pool", "Random", "Update"]

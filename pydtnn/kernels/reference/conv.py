@@ -1,0 +1,90 @@
+"""Reference convolution: one matrix product per tap of the kernel.
+
+A convolution is a sum over the offsets of its kernel. At each offset every output position meets
+one input position, so the inputs it meets are a strided slice of the padded input. The three
+directions are the same loop with the roles of the three arrays exchanged. Any number of spatial
+axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from pydtnn.kernels.geometry import ConvGeometry
+from pydtnn.kernels.reference.family import Array, Family
+
+Index = tuple[int, ...]
+
+
+def taps(geometry: ConvGeometry) -> Iterator[tuple[Index, tuple[slice, ...]]]:
+    """Yield each offset of the kernel with the slices of the padded input that it meets."""
+    for offset in product(*map(range, geometry.kernel)):
+        yield (
+            offset,
+            tuple(
+                slice(o * d, o * d + s * (n - 1) + 1, s)
+                for o, d, s, n in zip(
+                    offset, geometry.dilation, geometry.stride, geometry.output, strict=True
+                )
+            ),
+        )
+
+
+class Conv(Family):
+    """Cross-correlation of NHWC images: ``x (N, *size, C)``, ``w (O, *kernel, C / groups)``, ``y (N, *output, O)``."""
+
+    def forward(
+        self, x: Array, w: Array, b: Array | None, geometry: ConvGeometry, *, out: Array
+    ) -> None:
+        """Compute ``out[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``."""
+        padded = self._pad(x, geometry)
+        out[...] = 0 if b is None else b
+        for offset, window in taps(geometry):
+            for channels, filters in self._groups(geometry):
+                out[..., filters] += padded[:, *window, channels] @ w[filters, *offset].T
+
+    def backward_data(self, dy: Array, w: Array, geometry: ConvGeometry, *, out: Array) -> None:
+        """Compute the gradient of the input into `out`: what forward gathers, this scatters."""
+        padded = self._padded_zeros(out, geometry)
+        for offset, window in taps(geometry):
+            for channels, filters in self._groups(geometry):
+                padded[:, *window, channels] += dy[..., filters] @ w[filters, *offset]
+        out[...] = padded[:, *self._inside(geometry)]
+
+    def backward_filter(
+        self, x: Array, dy: Array, geometry: ConvGeometry, *, out: Array, accumulate: bool = False
+    ) -> None:
+        """Compute the gradient of the filters into `out`: per tap, ``dy' x`` over all images and positions."""
+        padded = self._pad(x, geometry)
+        if not accumulate:
+            out[...] = 0
+        axes = list(range(x.ndim - 1))
+        for offset, window in taps(geometry):
+            for channels, filters in self._groups(geometry):
+                dw = self.xp.tensordot(dy[..., filters], padded[:, *window, channels], (axes, axes))
+                out[filters, *offset] += dw
+
+    @staticmethod
+    def _groups(geometry: ConvGeometry) -> Iterator[tuple[slice, slice]]:
+        channels = geometry.channels // geometry.groups
+        filters = geometry.filters // geometry.groups
+        for g in range(geometry.groups):
+            yield (
+                slice(g * channels, (g + 1) * channels),
+                slice(g * filters, (g + 1) * filters),
+            )
+
+    @staticmethod
+    def _inside(geometry: ConvGeometry) -> tuple[slice, ...]:
+        return tuple(
+            slice(before, before + n)
+            for n, (before, _) in zip(geometry.size, geometry.padding, strict=True)
+        )
+
+    def _pad(self, x: Array, geometry: ConvGeometry) -> Array:
+        return self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)))
+
+    def _padded_zeros(self, x: Array, geometry: ConvGeometry) -> Array:
+        size = (n + sum(p) for n, p in zip(geometry.size, geometry.padding, strict=True))
+        return self.xp.zeros((len(x), *size, geometry.channels), x.dtype)

@@ -1,0 +1,131 @@
+"""Reference activations and elementwise arithmetic.
+
+An activation has `forward` and `backward`; what its backward reads is its output where that
+suffices (ReLU, sigmoid), otherwise its input. `out` may be the first array argument, so that a
+layer may work in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, sqrt
+from typing import Any, NamedTuple
+
+from pydtnn.kernels.reference.family import Array, Family
+
+
+class Activation(NamedTuple):
+    """A function, its derivative times dy, and which of its arrays the derivative reads.
+
+    ``forward(xp, x, alpha) -> y`` and ``backward(xp, dy, z, alpha) -> dx`` where ``z`` is the
+    output if `reads` is "output", the input if "input". `alpha` is a parameter of the function, for
+    those that have one.
+    """
+
+    forward: Callable[..., Array]
+    backward: Callable[..., Array]
+    reads: str
+
+
+def _sigmoid(xp: Any, x: Array) -> Array:
+    # Of e^x and e^-x only the one that cannot overflow is used.
+    e = xp.exp(-abs(x))
+    return xp.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _gelu(xp: Any, x: Array) -> tuple[Array, Array]:
+    # tanh form of Hendrycks and Gimpel (2016), section 2; returns the inner tanh and its argument's
+    # derivative.
+    c = sqrt(2 / pi)
+    t = xp.tanh(c * (x + 0.044715 * x**3))
+    return t, c * (1 + 3 * 0.044715 * x**2)
+
+
+def _gelu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
+    t, du = _gelu(xp, x)
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du)
+
+
+def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
+    s = _sigmoid(xp, x)
+    return dy * s * (1 + x * (1 - s))
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(
+        lambda xp, x, alpha: xp.maximum(x, 0),
+        lambda xp, dy, y, alpha: xp.where(y > 0, dy, 0),
+        "output",
+    ),
+    "relu6": Activation(
+        lambda xp, x, alpha: xp.clip(x, 0, 6),
+        lambda xp, dy, y, alpha: xp.where((y > 0) & (y < 6), dy, 0),
+        "output",
+    ),
+    # alpha > 0, so the output has the sign of the input
+    "leaky_relu": Activation(
+        lambda xp, x, alpha: xp.where(x > 0, x, alpha * x),
+        lambda xp, dy, y, alpha: xp.where(y > 0, dy, alpha * dy),
+        "output",
+    ),
+    "elu": Activation(
+        lambda xp, x, alpha: xp.where(x > 0, x, alpha * xp.expm1(xp.minimum(x, 0))),
+        lambda xp, dy, y, alpha: xp.where(y > 0, dy, dy * (y + alpha)),
+        "output",
+    ),
+    "sigmoid": Activation(
+        lambda xp, x, alpha: _sigmoid(xp, x),
+        lambda xp, dy, y, alpha: dy * y * (1 - y),
+        "output",
+    ),
+    "tanh": Activation(
+        lambda xp, x, alpha: xp.tanh(x),
+        lambda xp, dy, y, alpha: dy * (1 - y * y),
+        "output",
+    ),
+    "arctan": Activation(
+        lambda xp, x, alpha: xp.arctan(x),
+        lambda xp, dy, x, alpha: dy / (1 + x * x),
+        "input",
+    ),
+    "log": Activation(
+        lambda xp, x, alpha: xp.log(x),
+        lambda xp, dy, x, alpha: dy / x,
+        "input",
+    ),
+    "gelu": Activation(
+        lambda xp, x, alpha: 0.5 * x * (1 + _gelu(xp, x)[0]),
+        _gelu_backward,
+        "input",
+    ),
+    "silu": Activation(
+        lambda xp, x, alpha: x * _sigmoid(xp, x),
+        _silu_backward,
+        "input",
+    ),
+}
+
+
+class Elementwise(Family):
+    """Activations by name, sums of arrays, and softmax over the last axis."""
+
+    def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
+        """Apply activation `name` to `x`; `out` may be `x`."""
+        out[...] = ACTIVATIONS[name].forward(self.xp, x, alpha)
+
+    def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
+        """Multiply `dy` by the activation's derivative; `z` is what `ACTIVATIONS` says it reads; `out` may be `dy`."""
+        out[...] = ACTIVATIONS[name].backward(self.xp, dy, z, alpha)
+
+    def add(self, a: Array, b: Array, *, out: Array) -> None:
+        """Compute ``out = a + b``; `out` may be either."""
+        self.xp.add(a, b, out=out)
+
+    def softmax_forward(self, x: Array, *, out: Array) -> None:
+        """Compute ``exp(x) / sum exp(x)`` over the last axis, shifted by its maximum."""
+        e = self.xp.exp(x - x.max(axis=-1, keepdims=True))
+        out[...] = e / e.sum(axis=-1, keepdims=True)
+
+    def softmax_backward(self, dy: Array, y: Array, *, out: Array) -> None:
+        """Compute ``dx = y (dy - sum(dy y))`` over the last axis."""
+        out[...] = y * (dy - (dy * y).sum(axis=-1, keepdims=True))

@@ -1,0 +1,23 @@
+"""What all families of kernels have in common: an array module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Array = Any
+"""A ``numpy.ndarray`` or an array of the backend's own module."""
+
+
+class Family:
+    """Kernels of one kind over the arrays of module ``xp``."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    @staticmethod
+    def store(value: Array, out: Array, accumulate: bool) -> None:
+        """Write `value` into `out`, or add it."""
+        if accumulate:
+            out += value
+        else:
+            out[...] = value

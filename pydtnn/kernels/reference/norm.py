@@ -1,0 +1,109 @@
+"""Reference kernels of batch, layer and group normalisation.
+
+Batch norm comes in phases, so that statistics of several shards or ranks can be added between them:
+`statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
+float64: ``sum x^2 / n - mean^2`` then keeps nine digits even where the mean is a thousand times the
+deviation.
+"""
+
+from __future__ import annotations
+
+from pydtnn.kernels.reference.family import Array, Family
+
+
+class Norm(Family):
+    """Normalisation over the rows (batch norm) or over each row's groups (layer and group norm) of ``x (..., C)``."""
+
+    # -- batch norm: one mean and variance per channel, over all other axes
+
+    def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Compute the count, sums and sums of squares of each channel.
+
+        `out` is float64 of length ``1 + 2 C``: the number of rows, ``sum x``, ``sum x^2``.
+        """
+        rows = x.reshape(-1, x.shape[-1]).astype("float64")
+        count = self.xp.asarray([len(rows)], "float64")
+        sums = self.xp.concatenate([count, rows.sum(axis=0), (rows * rows).sum(axis=0)])
+        self.store(sums, out, accumulate)
+
+    def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
+        """Compute ``out = x scale + shift`` with one scale and shift (C,) per channel; `out` may be `x`."""
+        self.xp.multiply(x, scale, out=out)
+        out += shift
+
+    def backward_statistics(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute ``sum dy`` and ``sum dy xhat`` of each channel, ``xhat = (x - mean) inv_std``, into `out` (2, C) float64."""
+        dy = dy.reshape(-1, dy.shape[-1]).astype("float64")
+        xhat = (x.reshape(dy.shape) - mean) * inv_std
+        self.store(self.xp.stack([dy.sum(axis=0), (dy * xhat).sum(axis=0)]), out, accumulate)
+
+    def backward_normalize(
+        self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
+    ) -> None:
+        """Compute ``out = a dy + b x + c`` with one a, b, c (C,) per channel; `out` may be `dy`.
+
+        With ``g = gamma inv_std`` the gradient of batch norm is of this form:
+        ``dx = g (dy - sum dy / n - xhat sum(dy xhat) / n)``.
+        """
+        out[...] = a * dy + b * x + c
+
+    # -- layer and group norm: one mean and variance per row and group of channels
+
+    def group_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        groups: int,
+        epsilon: float,
+        *,
+        out: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """Normalise ``x (N, P, C)`` over the positions and the channels of each group, then scale and shift.
+
+        `mean` and `inv_std` (N, groups) float64 receive the statistics. Layer norm over the last
+        axis is the case ``P = 1`` and one group; gamma and beta have shape (C,).
+        """
+        grouped = x.reshape(*x.shape[:2], groups, x.shape[2] // groups).astype("float64")  # (N, P, G, C / G)
+        mean[...] = grouped.mean(axis=(1, 3))
+        centred = grouped - mean[:, None, :, None]
+        inv_std[...] = 1 / self.xp.sqrt((centred * centred).mean(axis=(1, 3)) + epsilon)
+        xhat = (centred * inv_std[:, None, :, None]).reshape(x.shape)
+        out[...] = xhat * gamma + beta
+
+    def group_backward(
+        self,
+        x: Array,
+        dy: Array,
+        gamma: Array,
+        groups: int,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        dgamma: Array,
+        dbeta: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute dx into `out` and the gradients of gamma and beta (C,): shapes as in `group_forward`."""
+        shape = (*x.shape[:2], groups, x.shape[2] // groups)
+        rstd = inv_std[:, None, :, None]
+        xhat = (x.reshape(shape) - mean[:, None, :, None]) * rstd
+        dy64 = dy.astype("float64")
+        self.store((dy64 * xhat.reshape(x.shape)).sum(axis=(0, 1)), dgamma, accumulate)
+        self.store(dy64.sum(axis=(0, 1)), dbeta, accumulate)
+        g = (dy64 * gamma).reshape(shape)
+        mean_g = g.mean(axis=(1, 3), keepdims=True)
+        mean_gx = (g * xhat).mean(axis=(1, 3), keepdims=True)
+        out[...] = ((g - mean_g - xhat * mean_gx) * rstd).reshape(x.shape)

@@ -1,0 +1,110 @@
+"""Reference pooling: windows as strided slices, like the reference convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from pydtnn.kernels.geometry import PoolGeometry
+from pydtnn.kernels.reference.family import Array, Family
+
+
+def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
+    """Yield, for each offset of the window in row-major order, the slices of the padded input that it meets."""
+    for offset in product(*map(range, geometry.kernel)):
+        yield tuple(
+            slice(o, o + s * (n - 1) + 1, s)
+            for o, s, n in zip(offset, geometry.stride, geometry.output, strict=True)
+        )
+
+
+class Pool(Family):
+    """Maximum and mean over windows: ``x (N, *size, C)``, ``y (N, *output, C)``."""
+
+    def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
+        """Take the maximum of each window; `index` (int32, the shape of `out`) receives which tap it was.
+
+        Taps count in row-major order within the window; of equal values the first wins; padding
+        never wins. A NaN in a window is its maximum.
+        """
+        lowest = -self.xp.inf if x.dtype.kind == "f" else self.xp.iinfo(x.dtype).min
+        padded = self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)), constant_values=lowest)
+        windows = self.xp.stack([padded[:, *window] for window in taps(geometry)])
+        inside = self.xp.pad(self.xp.ones(geometry.size, bool), geometry.padding)
+        real = self.xp.stack([inside[window] for window in taps(geometry)])  # (taps, *output)
+        out[...] = windows.max(axis=0)
+        wins = (windows == out) | (windows != windows)  # only NaN differs from itself
+        index[...] = (wins & real[:, None, ..., None]).argmax(axis=0)
+
+    def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
+        """Send each gradient to the input that was the maximum; overlapping windows add."""
+        padded = self._padded_zeros(out, geometry)
+        for tap, window in enumerate(taps(geometry)):
+            padded[:, *window] += self.xp.where(index == tap, dy, 0)
+        out[...] = self._inside(padded, geometry)
+
+    def average_forward(
+        self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
+    ) -> None:
+        """Take the mean of each window, padding counted as zeros or not counted at all."""
+        padded = self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)))
+        out[...] = 0
+        for window in taps(geometry):
+            out += padded[:, *window]
+        out /= self._counts(geometry, count_padding, x.dtype)
+
+    def average_backward(
+        self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
+    ) -> None:
+        """Share each gradient equally among the inputs of its window."""
+        share = dy / self._counts(geometry, count_padding, dy.dtype)
+        padded = self._padded_zeros(out, geometry)
+        for window in taps(geometry):
+            padded[:, *window] += share
+        out[...] = self._inside(padded, geometry)
+
+    def adaptive_forward(self, x: Array, *, out: Array) -> None:
+        """Take the mean of ``x[floor(i H / OH) : ceil((i + 1) H / OH)]`` for output ``i`` of each axis."""
+        for position, window in self._bins(x.shape[1:-1], out.shape[1:-1]):
+            out[:, *position] = x[:, *window].mean(axis=tuple(range(1, x.ndim - 1)))
+
+    def adaptive_backward(self, dy: Array, *, out: Array) -> None:
+        """Share each gradient equally among the inputs of its bin; overlapping bins add."""
+        out[...] = 0
+        axes = tuple(range(1, out.ndim - 1))
+        for position, window in self._bins(out.shape[1:-1], dy.shape[1:-1]):
+            count = prod(w.stop - w.start for w in window)
+            out[:, *window] += self.xp.expand_dims(dy[:, *position] / count, axes)
+
+    def _counts(self, geometry: PoolGeometry, count_padding: bool, dtype: Array) -> Array:
+        if count_padding:
+            return self.xp.asarray(prod(geometry.kernel), dtype)
+        inside = self.xp.pad(self.xp.ones(geometry.size, dtype), geometry.padding)
+        counts = sum(inside[window] for window in taps(geometry))
+        return counts[..., None]  # (*output, 1)
+
+    def _padded_zeros(self, x: Array, geometry: PoolGeometry) -> Array:
+        size = (n + sum(p) for n, p in zip(geometry.size, geometry.padding, strict=True))
+        return self.xp.zeros((len(x), *size, geometry.channels), x.dtype)
+
+    @staticmethod
+    def _inside(padded: Array, geometry: PoolGeometry) -> Array:
+        inside = tuple(
+            slice(before, before + n)
+            for n, (before, _) in zip(geometry.size, geometry.padding, strict=True)
+        )
+        return padded[:, *inside]
+
+    @staticmethod
+    def _bins(
+        size: tuple[int, ...], output: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        for position in product(*map(range, output)):
+            yield (
+                position,
+                tuple(
+                    slice(i * n // o, -(-(i + 1) * n // o))
+                    for i, n, o in zip(position, size, output, strict=True)
+                ),
+            )

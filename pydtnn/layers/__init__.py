@@ -1,0 +1,65 @@
+"""Layers and the blocks that compose them."""
+
+from pydtnn.layers.activation import (
+    ELU,
+    GELU,
+    Activation,
+    ArcTanh,
+    LeakyReLU,
+    Log,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from pydtnn.layers.base import Cost, Layer, StepContext
+from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.dropout import Dropout
+from pydtnn.layers.linear import Linear
+from pydtnn.layers.merge import Add, Concat
+from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
+from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "Activation",
+    "AdaptiveAvgPool2d",
+    "Add",
+    "ArcTanh",
+    "AvgPool2d",
+    "BatchNorm",
+    "Block",
+    "Branches",
+    "Concat",
+    "Conv2d",
+    "Cost",
+    "Dropout",
+    "Flatten",
+    "GlobalAvgPool2d",
+    "GroupNorm",
+    "Identity",
+    "Layer",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "Log",
+    "MaxPool2d",
+    "Net",
+    "Pad",
+    "ReLU",
+    "ReLU6",
+    "Reshape",
+    "Residual",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Slice",
+    "Softmax",
+    "StepContext",
+    "Tanh",
+]

@@ -1,0 +1,148 @@
+"""Activations."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydtnn.kernels.reference.elementwise import ACTIVATIONS
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.limits import number
+
+
+class Activation(Layer):
+    """An elementwise function that the backend knows by name.
+
+    Attributes
+    ----------
+    kernel : str
+        Its name in `pydtnn.kernels.reference.elementwise.ACTIVATIONS`.
+    alpha : float
+        Its parameter, if it has one.
+    """
+
+    kernel: ClassVar[str]
+    alpha: float = 0.0
+    new_output = new_gradient = may_overwrite_dy = True
+
+    def __init_subclass__(cls) -> None:
+        """Take from the kernel what backward reads, and with it what may be overwritten."""
+        reads = ACTIVATIONS[cls.kernel].reads
+        cls.saves = (reads,)
+        cls.may_overwrite_input = reads == "output"
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Apply the function."""
+        (x,) = xs
+        y = self.output_like(x)
+        self.backend.elementwise.forward(self.kernel, x, out=y, alpha=self.alpha)
+        return y, y if "output" in self.saves else x
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Multiply by the derivative."""
+        dx = self.gradient_like(dy)
+        self.backend.elementwise.backward(self.kernel, dy, saved, out=dx, alpha=self.alpha)
+        return dx
+
+
+class ReLU(Activation):
+    """``max(x, 0)`` (Nair and Hinton 2010)."""
+
+    kernel = "relu"
+
+
+class ReLU6(Activation):
+    """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
+
+    kernel = "relu6"
+
+
+class LeakyReLU(Activation):
+    """``x`` if positive, else ``alpha x`` (Maas et al. 2013).
+
+    Parameters
+    ----------
+    alpha : float
+        Slope for negative inputs; positive.
+    """
+
+    kernel = "leaky_relu"
+
+    def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.alpha = number(type(self).__name__, "alpha", alpha, above=0)
+
+
+class ELU(Activation):
+    """``x`` if positive, else ``alpha (exp(x) - 1)`` (Clevert et al. 2016).
+
+    Parameters
+    ----------
+    alpha : float
+        Minus the limit for very negative inputs; positive.
+    """
+
+    kernel = "elu"
+
+    def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.alpha = number(type(self).__name__, "alpha", alpha, above=0)
+
+
+class Sigmoid(Activation):
+    """``1 / (1 + exp(-x))``."""
+
+    kernel = "sigmoid"
+
+
+class Tanh(Activation):
+    """Hyperbolic tangent."""
+
+    kernel = "tanh"
+
+
+class ArcTanh(Activation):
+    """Inverse tangent, ``arctan(x)``: the activation that PyDTNN calls by this name."""
+
+    kernel = "arctan"
+
+
+class Log(Activation):
+    """Natural logarithm."""
+
+    kernel = "log"
+
+
+class GELU(Activation):
+    """``x Phi(x)`` in its tanh form (Hendrycks and Gimpel 2016, section 2)."""
+
+    kernel = "gelu"
+
+
+class SiLU(Activation):
+    """``x sigmoid(x)`` (Elfwing et al. 2018)."""
+
+    kernel = "silu"
+
+
+class Softmax(Layer):
+    """``exp(x) / sum exp(x)`` over the last axis.
+
+    The losses of `pydtnn.losses` take logits, so a classifier does not end with this layer.
+    """
+
+    saves = ("output",)
+    may_overwrite_input = may_overwrite_dy = new_output = new_gradient = True
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Normalise the exponentials of each row."""
+        (x,) = xs
+        y = self.output_like(x)
+        self.backend.elementwise.softmax_forward(x, out=y)
+        return y, y
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Compute ``dx = y (dy - sum(dy y))``."""
+        dx = self.gradient_like(dy)
+        self.backend.elementwise.softmax_backward(dy, saved, out=dx)
+        return dx

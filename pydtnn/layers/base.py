@@ -1,0 +1,237 @@
+"""The contract of a layer: one operation with an explicit derivative."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pydtnn.initializers import Initializer, get_initializer
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
+from pydtnn.parameters import Parameter
+from pydtnn.statistics import Statistic
+
+Shape = tuple[int, ...]
+Saved = Any
+"""Whatever a layer's backward needs of its forward; opaque to everybody else."""
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a forward pass may know of the world.
+
+    Parameters
+    ----------
+    training : bool
+        Whether dropout drops and batch norm uses the batch's own statistics.
+    seed, epoch : int
+        With a layer's name and `samples`, the key of its random numbers.
+    samples : Array, shape (N,), int64
+        The id of each row of the batch.
+    scalars : Array
+        Step, learning rate, loss scale and 1 / global batch on the device, for kernels that are
+        captured once and replayed.
+    """
+
+    training: bool
+    seed: int = 0
+    epoch: int = 0
+    samples: Array = None
+    scalars: Array = field(default_factory=lambda: np.zeros(4))
+
+
+class Cost(NamedTuple):
+    """Floating-point operations and bytes moved, forward and backward."""
+
+    flops_forward: int
+    flops_backward: int
+    bytes_forward: int
+    bytes_backward: int
+
+
+class Layer(ABC):
+    """One operation with an explicit derivative.
+
+    A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its
+    input's or if it has parameters. Between calls nothing is kept on `self`: what backward needs is
+    returned as `saved`, so several batches can be in flight.
+
+    The class attributes tell the graph what it may do; the defaults are safe for any layer.
+
+    Attributes
+    ----------
+    saves : tuple of str
+        Which arrays `saved` keeps alive: "input", "output".
+    may_overwrite_input, may_overwrite_dy : bool
+        Whether forward can write its output over its (first) input, backward its dx over dy. They
+        do so where `overwrites_input`, `overwrites_dy` are set.
+    new_output, new_gradient : bool
+        Whether forward's output, backward's dx, always have memory of their own, or that of what
+        they were allowed to overwrite; several dx must not share theirs.
+    views : tuple of str
+        Which results are always what was given, or a view of all of it: the "output" of the input,
+        the "gradient" of dy (for each input, if there are several).
+    backend : Backend
+        The device's kernels; set before `build`.
+    dtype : numpy.dtype
+        What the layer computes in.
+    needs_dx : bool
+        Whether anybody reads this layer's dx; if not, backward may return None.
+    overwrites_input, overwrites_dy : bool
+        Set by the graph: forward shall use its input's memory, backward its dy's memory, for the
+        result.
+    input_shapes, output_shape
+        Shapes without the batch axis, once built.
+    bound : bool
+        Whether the layer belongs to a model; it can belong to one only.
+    """
+
+    saves: ClassVar[tuple[str, ...]] = ("input", "output")
+    may_overwrite_input: ClassVar[bool] = False
+    may_overwrite_dy: ClassVar[bool] = False
+    new_output: ClassVar[bool] = False
+    new_gradient: ClassVar[bool] = False
+    views: ClassVar[tuple[str, ...]] = ()
+
+    backend: Backend
+    dtype: np.dtype
+    name: str | None = None
+    needs_dx = True
+    overwrites_input = False
+    overwrites_dy = False
+    input_shapes: tuple[Shape, ...] = ()
+    output_shape: Shape = ()
+    bound = False
+
+    def __init__(self, *, name: str | None = None) -> None:
+        self.name = name
+
+    # -- what a subclass writes
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare parameters; return the output's shape, without the batch axis like all shapes."""
+        return self.single(shapes)
+
+    @abstractmethod
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Compute the output, and what backward needs."""
+
+    @abstractmethod
+    def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
+        """Compute each input's gradient (a tuple if several), and write those of parameters."""
+
+    def scratch(self, batch: int) -> int:
+        """Bytes that forward or backward allocates and frees again, at most."""
+        return 0
+
+    def saved_bytes(self, batch: int) -> int:
+        """Bytes that `saved` holds beyond the input and the output."""
+        return 0
+
+    def cost(self, batch: int) -> Cost:
+        """Work of one pass over `batch` samples; the default is an elementwise operation's."""
+        inputs = batch * sum(map(prod, self.input_shapes))
+        outputs = batch * prod(self.output_shape)
+        moved = (inputs + outputs) * self.dtype.itemsize
+        return Cost(outputs, outputs, moved, moved + outputs * self.dtype.itemsize)
+
+    # -- what a subclass uses
+
+    @property
+    def xp(self) -> Any:
+        """The array module of the backend."""
+        return self.backend.xp
+
+    def single(self, shapes: tuple[Shape, ...], axes: int = 0) -> Shape:
+        """Return the shape of the only input, of at least `axes` axes; to be called in `build`.
+
+        Raises
+        ------
+        ValueError
+            If there are several inputs, or too few axes.
+        """
+        if len(shapes) != 1:
+            raise self.fail(
+                f"takes one input, got {len(shapes)}; merge them first, with Add or Concat"
+            )
+        if len(shapes[0]) < axes:
+            raise self.fail(
+                f"expected an input of at least {axes} axes besides the batch, got {shapes[0]}"
+            )
+        return shapes[0]
+
+    def parameter(
+        self,
+        name: str,
+        shape: Shape,
+        initializer: str | Initializer,
+        *,
+        fan_in: int = 1,
+        fan_out: int = 1,
+        decay: bool = True,
+    ) -> Parameter:
+        """Declare a trainable array; to be called in `build`."""
+        p = Parameter(
+            f"{self.name}.{name}",
+            shape,
+            get_initializer(initializer),
+            fan_in=fan_in,
+            fan_out=fan_out,
+            decay=decay,
+        )
+        self.parameters.append(p)
+        return p
+
+    def statistic(self, channels: int, momentum: float) -> Statistic:
+        """Declare a running mean and variance; to be called in `build`."""
+        s = Statistic(str(self.name), channels, momentum)
+        self.statistics.append(s)
+        return s
+
+    def output_like(self, x: Array) -> Array:
+        """Memory for an output shaped like `x`: that of `x` itself where allowed."""
+        return x if self.overwrites_input else self.backend.empty(x.shape, x.dtype)
+
+    def gradient_like(self, dy: Array) -> Array:
+        """Memory for a dx shaped like `dy`: that of `dy` itself where allowed."""
+        return dy if self.overwrites_dy else self.backend.empty(dy.shape, dy.dtype)
+
+    def empty(self, batch: int, shape: Shape) -> Array:
+        """Memory for an array ``(batch, *shape)``."""
+        return self.backend.empty((batch, *shape), self.dtype)
+
+    # -- what the graph uses
+
+    def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
+        """Build the layer for a device, a dtype and input shapes under its dotted name."""
+        self.backend, self.dtype, self.name = backend, dtype, name
+        self.parameters: list[Parameter] = []
+        self.statistics: list[Statistic] = []
+        self.input_shapes = shapes
+        self.output_shape = self.build(*shapes)
+        self.bound = True
+
+    @classmethod
+    def fail(cls, message: str) -> ValueError:
+        """Make the error of a user's mistake: the class's name, then the sentence."""
+        return ValueError(f"{cls.__name__}: {message}")
+
+
+def as_tuple(
+    value: int | tuple[int, ...] | list[int], axes: int, who: str, what: str
+) -> tuple[int, ...]:
+    """Expand an int to one entry per axis, or check that a sequence has as many positive ints.
+
+    Raises
+    ------
+    ValueError
+        Naming the layer (`who`) and the option (`what`).
+    """
+    values = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
+    if len(values) != axes or not all(isinstance(v, int) and v > 0 for v in values):
+        raise ValueError(f"{who}: {what} must be a positive int or {axes} of them, not {value!r}")
+    return values

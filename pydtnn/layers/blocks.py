@@ -1,0 +1,119 @@
+"""Blocks: they wire layers into the graph and vanish."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from pydtnn.layers.base import Layer
+from pydtnn.layers.merge import Add
+from pydtnn.layers.reshape import Identity
+
+if TYPE_CHECKING:
+    from pydtnn.graph import Graph, Node
+
+
+class Block(ABC):
+    """A way to compose layers and other blocks.
+
+    A subclass writes `wire`: it adds its parts to the graph, connected as it likes, and returns the
+    last node, or a tuple of nodes if the block has several outputs.
+    """
+
+    name: str | None = None
+
+    @abstractmethod
+    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+        """Add the parts to `graph`, fed by `inputs`; return the node that is the block's output."""
+
+
+Net = Layer | Block
+"""What a model is made of."""
+
+Outputs: TypeAlias = "Node | tuple[Node, ...]"
+"""The output of a part of a model, a tuple if it has several."""
+
+
+def nodes(outputs: Outputs) -> tuple[Node, ...]:
+    """Return one output, or several, as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class Sequential(Block):
+    """Parts one after the other; the first takes all the inputs.
+
+    Parameters
+    ----------
+    *parts : Layer or Block
+    name : str, optional
+        Component of the dotted names of the layers within; an empty one adds no component.
+    """
+
+    def __init__(self, *parts: Net, name: str | None = None) -> None:
+        if not parts:
+            raise ValueError("Sequential: needs at least one layer; use Identity() for none")
+        self.parts = parts
+        self.name = name
+
+    def __iter__(self) -> Iterator[Net]:
+        return iter(self.parts)
+
+    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+        """Connect each part to the one before."""
+        for i, part in enumerate(self.parts):
+            outputs = graph.add(part, *inputs, label=str(i))
+            inputs = nodes(outputs)
+        return outputs
+
+
+class Branches(Block):
+    """Parts side by side on the same input, then merged.
+
+    Parameters
+    ----------
+    *parts : Layer or Block
+    merge : Layer
+        Takes one input per part: `Add()`, `Concat()` or one's own.
+    name : str, optional
+    """
+
+    def __init__(self, *parts: Net, merge: Net, name: str | None = None) -> None:
+        if len(parts) < 2:
+            raise ValueError("Branches: needs at least two parts; use Sequential for one")
+        self.parts = parts
+        self.merge = merge
+        self.name = name
+
+    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+        """Connect every part to the inputs, and the merge to every part."""
+        outputs = [graph.add(p, *inputs, label=str(i)) for i, p in enumerate(self.parts)]
+        return graph.add(self.merge, *chain(*map(nodes, outputs)), label="merge")
+
+
+class Residual(Branches):
+    """``y = body(x) + shortcut(x)``.
+
+    Parameters
+    ----------
+    body : Layer or Block
+    shortcut : Layer or Block, optional
+        The identity by default; a projection where body changes the shape.
+    name : str, optional
+
+    References
+    ----------
+    He et al., "Deep Residual Learning for Image Recognition", 2016, equations 1 and 2.
+    """
+
+    def __init__(self, body: Net, shortcut: Net | None = None, *, name: str | None = None) -> None:
+        super().__init__(body, shortcut or Identity(), merge=Add(), name=name)
+
+    def wire(self, graph: Graph, *inputs: Node) -> Outputs:
+        """Connect body and shortcut to the input; an identity shortcut adds no node."""
+        body, shortcut = self.parts
+        y = nodes(graph.add(body, *inputs, label="body"))
+        identity = isinstance(shortcut, Identity) and len(inputs) == 1
+        x = inputs if identity else nodes(graph.add(shortcut, *inputs, label="shortcut"))
+        return graph.add(self.merge, *y, *x, label="add")

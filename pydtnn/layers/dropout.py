@@ -1,0 +1,55 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.random import stream
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.limits import number
+
+
+class Dropout(Layer):
+    """Zero each element with probability `rate` in training, else scale it by ``1 / (1 - rate)``.
+
+    The mask is a function of (seed, this layer's name, epoch, sample): it depends neither on ranks
+    nor on threads, and backward draws it again instead of storing it.
+
+    Parameters
+    ----------
+    rate : float
+        In [0, 1).
+
+    References
+    ----------
+    Srivastava et al., "Dropout", JMLR 2014, section 4.
+    """
+
+    saves = ()
+    may_overwrite_input = may_overwrite_dy = new_gradient = True
+
+    def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.rate = number("Dropout", "rate", rate, at_least=0, below=1)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Derive the key of the masks from the layer's name."""
+        self.stream = stream(str(self.name))
+        return self.single(shapes)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Drop in training; otherwise pass through."""
+        (x,) = xs
+        if not context.training or self.rate == 0:
+            return x, None
+        y = self.output_like(x)
+        key = (context.seed, self.stream, context.epoch, context.samples)
+        self.backend.random.dropout(x, self.rate, *key, out=y)
+        return y, key
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Drop the gradient by the same mask."""
+        if saved is None:
+            return dy if self.overwrites_dy else dy.copy()
+        dx = self.gradient_like(dy)
+        self.backend.random.dropout(dy, self.rate, *saved, out=dx)
+        return dx

@@ -1,0 +1,88 @@
+"""Fully connected layer."""
+
+from __future__ import annotations
+
+from math import prod
+
+from pydtnn.initializers import Initializer
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.limits import whole
+
+
+class Linear(Layer):
+    """``y = x w' + b`` over the last axis.
+
+    Parameters
+    ----------
+    features : int
+        Size of the output's last axis.
+    bias : bool
+    initializer, bias_initializer : str or Initializer
+
+    Notes
+    -----
+    Input ``(N, ..., I)``, output ``(N, ..., O)``, parameters ``w (O, I)`` and ``b (O,)``.
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = True
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        bias: bool = True,
+        initializer: str | Initializer = "glorot_uniform",
+        bias_initializer: str | Initializer = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.features = whole(type(self).__name__, "features", features, at_least=1)
+        self.bias = bias
+        self.initializer = initializer
+        self.bias_initializer = bias_initializer
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare w (O, I) and b (O,)."""
+        shape = self.single(shapes, axes=1)
+        inputs, outputs = shape[-1], self.features
+        self.w = self.parameter(
+            "w", (outputs, inputs), self.initializer, fan_in=inputs, fan_out=outputs
+        )
+        if self.bias:
+            self.b = self.parameter("b", (outputs,), self.bias_initializer, decay=False)
+        return (*shape[:-1], outputs)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Compute ``x w' + b``."""
+        (x,) = xs
+        y = self.empty(len(x), self.output_shape)
+        b = self.b.value if self.bias else None
+        self.backend.linear.forward(self._rows(x), self.w.value, b, out=self._rows(y))
+        return y, x
+
+    def backward(self, dy: Array, saved: Saved) -> Array | None:
+        """Compute ``dw = dy' x``, ``db = sum dy``, ``dx = dy w``."""
+        x, linear = saved, self.backend.linear
+        rows, w = self._rows(dy), self.w
+        linear.backward_filter(self._rows(x), rows, out=w.grad, accumulate=w.accumulate)
+        if self.bias:
+            linear.backward_bias(rows, out=self.b.grad, accumulate=self.b.accumulate)
+        if not self.needs_dx:
+            return None
+        dx = self.empty(len(x), self.input_shapes[0])
+        linear.backward_data(rows, w.value, out=self._rows(dx))
+        return dx
+
+    def cost(self, batch: int) -> Cost:
+        """Three products of ``2 N I O`` operations."""
+        outputs = batch * prod(self.output_shape)
+        inputs = batch * prod(self.input_shapes[0])
+        flops = 2 * outputs * self.w.shape[1]
+        moved = (inputs + outputs + self.w.size) * self.dtype.itemsize
+        return Cost(flops, flops * (1 + self.needs_dx), moved, moved * (1 + self.needs_dx))
+
+    @staticmethod
+    def _rows(x: Array) -> Array:
+        return x.reshape(-1, x.shape[-1])  # (N, ..., C) -> (N * ..., C)

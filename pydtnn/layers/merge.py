@@ -1,0 +1,88 @@
+"""Layers of several inputs."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+
+
+class Add(Layer):
+    """Sum of two or more inputs of equal shape."""
+
+    saves = ()
+    may_overwrite_input = new_output = True
+    views = ("gradient",)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Check that the shapes meet."""
+        if len(shapes) < 2 or len(set(shapes)) != 1:
+            given = " and ".join(map(str, shapes))
+            raise self.fail(
+                f"inputs must be two or more of equal shape, got {given}; "
+                "give the shorter path a convolution with the same stride and filters"
+            )
+        return shapes[0]
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Add from left to right."""
+        first, second, *rest = xs
+        y = self.output_like(first)
+        self.backend.elementwise.add(first, second, out=y)
+        for x in rest:
+            self.backend.elementwise.add(y, x, out=y)
+        return y, None
+
+    def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
+        """Every input's gradient is dy."""
+        return (dy,) * len(self.input_shapes)
+
+
+class Concat(Layer):
+    """Inputs side by side along one axis.
+
+    Parameters
+    ----------
+    axis : int
+        Of a sample, so 0 is the first after the batch; by default the channels.
+    """
+
+    saves = ()
+    new_output = new_gradient = True
+
+    def __init__(self, axis: int = -1, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.axis = axis
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Check that all other axes meet, and note where each input lies."""
+        axes = len(shapes[0])
+        if not -axes <= self.axis < axes:
+            raise self.fail(f"axis {self.axis} does not exist in an input of shape {shapes[0]}")
+        axis = self.axis % axes
+        others = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
+        if len(others) != 1 or any(len(s) != axes for s in shapes):
+            given = " and ".join(map(str, shapes))
+            raise self.fail(f"inputs must have equal shapes except along axis {axis}, got {given}")
+        sizes = [s[axis] for s in shapes]
+        self.cuts = np.cumsum(sizes)[:-1].tolist()
+        return (*shapes[0][:axis], sum(sizes), *shapes[0][axis + 1 :])
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Copy the inputs next to each other."""
+        return self.xp.concatenate(xs, axis=self._array_axis()), None
+
+    def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
+        """Cut the gradient into the inputs' parts."""
+        parts = self.xp.split(dy, self.cuts, axis=self._array_axis())
+        return tuple(part.copy() for part in parts)
+
+    def _array_axis(self) -> int:
+        return self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
+
+    def scratch(self, batch: int) -> int:
+        """Backward's parts, until they are consumed."""
+        return batch * prod(self.output_shape) * self.dtype.itemsize

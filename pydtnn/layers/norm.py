@@ -1,0 +1,225 @@
+"""Normalisation over the batch, over each sample, and over groups of channels."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.limits import number, whole
+
+
+class Moments(NamedTuple):
+    """What the rows of a batch say of each channel, in float64."""
+
+    rows: float
+    mean: np.ndarray
+    inv_std: np.ndarray
+
+
+class BatchNorm(Layer):
+    """``y = gamma (x - mean) / sqrt(var + epsilon) + beta`` per channel, over all other axes.
+
+    In training, mean and variance are the batch's own; otherwise the running ones, which move once
+    a step by `momentum` towards the statistics of the whole step (the variance unbiased).
+
+    Parameters
+    ----------
+    momentum : float
+        Weight of a new step in the running statistics, in (0, 1].
+    epsilon : float
+
+    Notes
+    -----
+    Input and output ``(N, ..., C)``, parameters ``gamma (C,)`` and ``beta (C,)``.
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 1.
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = may_overwrite_dy = True
+
+    def __init__(
+        self, *, momentum: float = 0.1, epsilon: float = 1e-5, name: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.momentum = number(who, "momentum", momentum, above=0, at_most=1)
+        self.epsilon = number(who, "epsilon", epsilon, above=0)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare gamma and beta (C,) and the running statistics."""
+        shape = self.single(shapes, axes=1)
+        channels = shape[-1]
+        self.gamma = self.parameter("gamma", (channels,), "ones", decay=False)
+        self.beta = self.parameter("beta", (channels,), "zeros", decay=False)
+        self.running = self.statistic(channels, self.momentum)
+        return shape
+
+    def moments(self, x: Array) -> Moments:
+        """Compute this batch's statistics and add them to the step's."""
+        sums = np.zeros(1 + 2 * x.shape[-1])
+        self.backend.norm.statistics(x, out=sums)
+        self.running.sums += sums
+        count, (total, squares) = max(sums[0], 1.0), sums[1:].reshape(2, -1)
+        mean = total / count
+        variance = np.maximum(squares / count - mean * mean, 0)
+        return Moments(count, mean, 1 / np.sqrt(variance + self.epsilon))
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Normalise with the batch's statistics in training, with the running ones otherwise."""
+        (x,) = xs
+        if context.training:
+            moments = self.moments(x)
+        else:
+            # Backward takes them for constants: one batch is nothing to the mean of infinitely many
+            # rows.
+            inv_std = 1 / np.sqrt(self.running.variance + self.epsilon)
+            moments = Moments(np.inf, self.running.mean.copy(), inv_std)
+        scale = self.gamma.value * moments.inv_std
+        shift = self.beta.value - moments.mean * scale
+        y = self.output_like(x)
+        self.backend.norm.normalize(x, scale.astype(x.dtype), shift.astype(x.dtype), out=y)
+        return y, (x, moments)
+
+    def backward(self, dy: Array, saved: Saved) -> Array | None:
+        """Differentiate through the batch's own mean and variance.
+
+        With ``n`` rows, ``dbeta = sum dy``, ``dgamma = sum dy xhat`` and ``dx = gamma inv_std (dy -
+        dbeta / n - xhat dgamma / n)``. Running statistics are constants: ``n`` is infinite.
+        """
+        x, (count, mean, inv_std) = saved
+        sums = np.zeros((2, x.shape[-1]))
+        self.backend.norm.backward_statistics(x, dy, mean, inv_std, out=sums)
+        dbeta, dgamma = sums
+        self.beta.store_grad(dbeta)
+        self.gamma.store_grad(dgamma)
+        if not self.needs_dx:
+            return None
+        a = self.gamma.value * inv_std  # dx = a dy + b x + c, written out per channel
+        b = -a * inv_std * dgamma / count
+        c = -a * dbeta / count - b * mean
+        dx = self.gradient_like(dy)
+        a, b, c = (v.astype(x.dtype) for v in (a, b, c))
+        self.backend.norm.backward_normalize(x, dy, a, b, c, out=dx)
+        return dx
+
+    def saved_bytes(self, batch: int) -> int:
+        """The moments: two float64 per channel."""
+        return 16 * self.input_shapes[0][-1]
+
+
+class GroupNorm(Layer):
+    """Normalise each sample over its positions and each group of channels, then scale and shift.
+
+    Parameters
+    ----------
+    groups : int
+        Must divide the channels.
+    epsilon : float
+
+    Notes
+    -----
+    Input and output ``(N, ..., C)``, parameters ``gamma (C,)`` and ``beta (C,)``.
+
+    References
+    ----------
+    Wu and He, "Group Normalization", 2018, section 3.
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = may_overwrite_dy = True
+
+    def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.groups = whole(who, "groups", groups, at_least=1)
+        self.epsilon = number(who, "epsilon", epsilon, above=0)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare gamma and beta (C,)."""
+        shape = self.single(shapes, axes=1)
+        if shape[-1] % self.groups:
+            raise self.fail(f"{shape[-1]} channels must be divisible by groups={self.groups}")
+        self.row_shape = (-1, prod(shape[:-1]), shape[-1])  # (N, P, C)
+        self._declare(self.row_shape[-1])
+        return shape
+
+    def _declare(self, channels: int) -> None:
+        self.gamma = self.parameter("gamma", (channels,), "ones", decay=False)
+        self.beta = self.parameter("beta", (channels,), "zeros", decay=False)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Normalise, scale and shift."""
+        (x,) = xs
+        rows = x.reshape(self.row_shape)
+        y = self.backend.empty(rows.shape, rows.dtype)
+        mean, inv_std = (self.backend.empty((len(rows), self.groups), "float64") for _ in range(2))
+        self.backend.norm.group_forward(
+            rows,
+            self.gamma.value,
+            self.beta.value,
+            self.groups,
+            self.epsilon,
+            out=y,
+            mean=mean,
+            inv_std=inv_std,
+        )
+        return y.reshape(x.shape), (rows, mean, inv_std)
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Differentiate through each group's own mean and variance."""
+        rows, mean, inv_std = saved
+        dx = self.gradient_like(dy)
+        self.backend.norm.group_backward(
+            rows,
+            dy.reshape(rows.shape),
+            self.gamma.value,
+            self.groups,
+            mean,
+            inv_std,
+            out=dx.reshape(rows.shape),
+            dgamma=self.gamma.grad,
+            dbeta=self.beta.grad,
+            accumulate=self.gamma.accumulate,
+        )
+        return dx
+
+    def saved_bytes(self, batch: int) -> int:
+        """Mean and deviation of each row's groups: two float64 each."""
+        rows = batch * prod(self.input_shapes[0]) // prod(self.row_shape[1:])
+        return 16 * rows * self.groups
+
+
+class LayerNorm(GroupNorm):
+    """Normalise each row over its last axes, then scale and shift each element.
+
+    Parameters
+    ----------
+    axes : int
+        How many trailing axes are normalised together; gamma and beta have one entry for each of
+        their elements.
+    epsilon : float
+
+    References
+    ----------
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, equation 4.
+    """
+
+    def __init__(self, *, axes: int = 1, epsilon: float = 1e-5, name: str | None = None) -> None:
+        super().__init__(1, epsilon=epsilon, name=name)
+        self.axes = whole("LayerNorm", "axes", axes, at_least=1)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare gamma and beta, flat over the normalised axes."""
+        shape = self.single(shapes, axes=1)
+        if self.axes > len(shape):
+            raise self.fail(f"axes={self.axes} is more than the input {shape} has")
+        self.row_shape = (-1, 1, prod(shape[-self.axes :]))  # (N * leading axes, 1, elements)
+        self._declare(self.row_shape[-1])
+        return shape

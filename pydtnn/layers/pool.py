@@ -1,0 +1,178 @@
+"""Pooling over windows, bins and whole images."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import ClassVar
+
+from pydtnn.kernels import PoolGeometry
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.window import Padding, resolve_padding
+
+
+class _Pool2d(Layer):
+    """A window that slides over each channel by itself.
+
+    Parameters
+    ----------
+    kernel_size : int or pair
+    stride : int or pair, optional
+        By default the kernel's size: windows that do not overlap.
+    padding : int, pair, pair of (before, after), "same" or "valid"
+
+    Notes
+    -----
+    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    """
+
+    axes: ClassVar[int] = 2
+    saves = ()
+    new_output = new_gradient = True
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] | None = None,
+        padding: Padding = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.kernel = as_tuple(kernel_size, self.axes, who, "kernel_size")
+        self.stride = self.kernel if stride is None else as_tuple(stride, self.axes, who, "stride")
+        self.padding = padding
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Fix the geometry."""
+        size, channels = _image(self, *shapes)
+        ones = (1,) * self.axes
+        padding = resolve_padding(
+            self.padding, size, self.kernel, self.stride, ones, type(self).__name__
+        )
+        self.geometry = PoolGeometry(size, self.kernel, self.stride, padding, channels)
+        return (*self.geometry.output, channels)
+
+
+class MaxPool2d(_Pool2d):
+    """Maximum of each window; of equal values the first takes the gradient, padding never wins."""
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Take the maxima, and note which tap of each window it was."""
+        (x,) = xs
+        y = self.empty(len(x), self.output_shape)
+        index = self.backend.empty(y.shape, "int32")
+        self.backend.pool.max_forward(x, self.geometry, out=y, index=index)
+        return y, index
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Send each gradient to where the maximum was."""
+        dx = self.empty(len(dy), self.input_shapes[0])
+        self.backend.pool.max_backward(dy, saved, self.geometry, out=dx)
+        return dx
+
+    def saved_bytes(self, batch: int) -> int:
+        """The indices, four bytes each."""
+        return 4 * batch * prod(self.output_shape)
+
+
+class AvgPool2d(_Pool2d):
+    """Mean of each window, padding counted as zeros unless told otherwise.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding
+        As in `MaxPool2d`.
+    count_padding : bool
+        Whether the zeros of the padding count in the mean.
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] | None = None,
+        padding: Padding = 0,
+        count_padding: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(kernel_size, stride=stride, padding=padding, name=name)
+        self.count_padding = count_padding
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Take the means."""
+        (x,) = xs
+        y = self.empty(len(x), self.output_shape)
+        self.backend.pool.average_forward(x, self.geometry, out=y, count_padding=self.count_padding)
+        return y, None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Share each gradient equally within its window."""
+        dx = self.empty(len(dy), self.input_shapes[0])
+        self.backend.pool.average_backward(
+            dy, self.geometry, out=dx, count_padding=self.count_padding
+        )
+        return dx
+
+
+class AdaptiveAvgPool2d(Layer):
+    """Mean of bins that cut each image into `output_size` parts.
+
+    Output ``i`` of an axis of size ``H`` covers ``floor(i H / OH) .. ceil((i + 1) H / OH)``.
+
+    Parameters
+    ----------
+    output_size : int or pair
+
+    Notes
+    -----
+    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    """
+
+    axes: ClassVar[int] = 2
+    saves = ()
+    new_output = new_gradient = True
+
+    def __init__(self, output_size: int | tuple[int, int], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.output = as_tuple(output_size, self.axes, type(self).__name__, "output_size")
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Check that no bin is empty."""
+        size, channels = _image(self, *shapes)
+        if any(o > n for o, n in zip(self.output, size, strict=True)):
+            raise self.fail(f"output_size {self.output} is larger than the input {size}")
+        return (*self.output, channels)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Take the means."""
+        (x,) = xs
+        y = self.empty(len(x), (*self.output, x.shape[-1]))
+        self.backend.pool.adaptive_forward(x, out=y)
+        return y.reshape(len(x), *self.output_shape), None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Share each gradient equally within its bin."""
+        dx = self.empty(len(dy), self.input_shapes[0])
+        dy = dy.reshape(len(dy), *self.output, dx.shape[-1])
+        self.backend.pool.adaptive_backward(dy, out=dx)
+        return dx
+
+
+class GlobalAvgPool2d(AdaptiveAvgPool2d):
+    """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(1, name=name)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Drop the spatial axes."""
+        return super().build(*shapes)[-1:]
+
+
+def _image(layer: Layer, *shapes: Shape) -> tuple[Shape, int]:
+    shape = layer.single(shapes)
+    if len(shape) != 3:
+        raise layer.fail(f"expected an input of shape (H, W, C), got {shape}")
+    return shape[:-1], shape[-1]

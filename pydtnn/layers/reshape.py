@@ -1,0 +1,161 @@
+"""Layers that move values and compute nothing."""
+
+from __future__ import annotations
+
+from math import prod
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+
+
+class Identity(Layer):
+    """Pass the input through."""
+
+    saves = ()
+    views = ("output", "gradient")
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Return the input."""
+        return xs[0], None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Return the gradient."""
+        return dy
+
+
+class Reshape(Layer):
+    """View each sample in another shape.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Without the batch axis; one entry may be -1.
+    """
+
+    saves = ()
+    views = ("output", "gradient")
+
+    def __init__(self, shape: tuple[int, ...], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not isinstance(shape, tuple | list) or not all(
+            isinstance(n, int) and (n > 0 or n == -1) for n in shape
+        ):
+            raise self.fail(f"shape must be a tuple of positive ints, one may be -1, not {shape!r}")
+        self.shape = tuple(shape)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Fill in -1 and check the number of elements."""
+        shape = self.single(shapes)
+        size, known = prod(shape), prod(n for n in self.shape if n != -1)
+        free = self.shape.count(-1)
+        if free > 1 or (size % known if free and known else size != known):
+            raise self.fail(f"cannot view a sample of shape {shape} as {self.shape}")
+        return tuple(size // known if n == -1 else n for n in self.shape)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """View the batch in the output's shape."""
+        return xs[0].reshape(len(xs[0]), *self.output_shape), None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """View the gradient in the input's shape."""
+        return dy.reshape(len(dy), *self.input_shapes[0])
+
+
+class Flatten(Reshape):
+    """View each sample as a vector, in the order (H, W, C): channels vary fastest.
+
+    PyTorch flattens (C, H, W), so the matrix that follows has its columns permuted when weights are
+    exchanged.
+    """
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__((-1,), name=name)
+
+
+class Pad(Layer):
+    """Surround each sample with zeros.
+
+    Parameters
+    ----------
+    padding : sequence of (before, after)
+        One pair per axis of a sample, for an image ``((top, bottom), (left, right), (first, last
+        channels))``.
+    """
+
+    saves = ()
+    new_output = new_gradient = True
+
+    def __init__(self, padding: tuple[tuple[int, int], ...], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not isinstance(padding, tuple | list) or not all(
+            isinstance(p, tuple | list) and len(p) == 2 and min(p) >= 0 for p in padding
+        ):
+            raise self.fail(
+                f"padding must be (before, after) pairs of non-negative ints, not {padding!r}"
+            )
+        self.padding = tuple((before, after) for before, after in padding)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Add the padding to each axis."""
+        shape = self.single(shapes)
+        if len(self.padding) != len(shape):
+            raise self.fail(
+                f"padding {self.padding} has {len(self.padding)} pairs "
+                f"for an input of {len(shape)} axes {shape}"
+            )
+        self.inside = tuple(
+            slice(before, before + n) for n, (before, _) in zip(shape, self.padding, strict=True)
+        )
+        return tuple(n + sum(p) for n, p in zip(shape, self.padding, strict=True))
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Write the input into the middle of zeros."""
+        (x,) = xs
+        y = self.backend.zeros((len(x), *self.output_shape), x.dtype)
+        y[:, *self.inside] = x
+        return y, None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Take the middle out again."""
+        return dy[:, *self.inside].copy()
+
+
+class Slice(Layer):
+    """Take a (strided) part of each sample.
+
+    Parameters
+    ----------
+    *slices : slice
+        One per axis of a sample, from the first; axes left out are kept whole. Steps must be
+        positive.
+    """
+
+    saves = ()
+    new_output = new_gradient = True
+
+    def __init__(self, *slices: slice, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not all(isinstance(s, slice) and (s.step is None or s.step > 0) for s in slices):
+            raise self.fail(f"expected slices with positive steps, one per axis, got {slices}")
+        self.slices = slices
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Measure the part."""
+        shape = self.single(shapes)
+        if len(self.slices) > len(shape):
+            raise self.fail(f"{len(self.slices)} slices for an input of {len(shape)} axes {shape}")
+        cut = zip(shape, self.slices, strict=False)
+        part = (*(len(range(n)[s]) for n, s in cut), *shape[len(self.slices) :])
+        if 0 in part:
+            raise self.fail(f"slices {self.slices} take nothing of an input of shape {shape}")
+        return part
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Copy the part, so that the whole can be freed."""
+        return xs[0][:, *self.slices].copy(), None
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Put the gradient back into zeros."""
+        dx = self.backend.zeros((len(dy), *self.input_shapes[0]), dy.dtype)
+        dx[:, *self.slices] = dy
+        return dx

@@ -1,0 +1,246 @@
+"""Metrics: what is reported beside the loss, as sums that `Totals` turns into means at the end.
+
+A classifier's outputs are logits. Metrics of probabilities therefore apply a softmax first, unless
+they are told that the model ends with one (`from_logits`); accuracies and the hinge need only
+scores.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.limits import whole
+from pydtnn.registry import create
+from pydtnn.targets import check_classes, check_dense, dense, one_hot
+
+
+class Metric(ABC):
+    """A quantity of each sample, summed over the samples.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in logs.
+    better : str
+        "max" or "min": which way callbacks look for the best.
+    """
+
+    name: str
+    better: str = "max"
+
+    @abstractmethod
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        """Sum the metric over the samples.
+
+        Parameters
+        ----------
+        xp : module
+            Array module of the backend.
+        y : Array, shape (N, ...)
+            Predictions; N may be 0.
+        target : Array
+            Classes ``(N,)`` or numbers, as the metric demands.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ValueError
+            If the target does not fit the predictions.
+        """
+
+
+class Accuracy(Metric):
+    """Share of samples whose largest score is that of their class.
+
+    Of equal scores the first counts. With one output per sample, class 1 is predicted where the
+    logit is above 0.
+    """
+
+    name = "accuracy"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        """Count the samples predicted right."""
+        if y.shape[1:] == (1,):
+            check_dense("Accuracy", y.shape, target)
+            return float(((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum())
+        check_classes("Accuracy", y.shape, target)
+        return float((y.argmax(axis=1) == target).sum())
+
+
+class TopKAccuracy(Metric):
+    """Share of samples whose class is among the k largest scores.
+
+    A wrong class with an equal score counts as ahead, so constant outputs are never right by
+    chance, and NaN never is.
+
+    Parameters
+    ----------
+    k : int
+        At most the number of classes.
+    """
+
+    def __init__(self, k: int = 5) -> None:
+        self.k = whole("TopKAccuracy", "k", k, at_least=1)
+        self.name = f"top{k}_accuracy"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        """Count the samples predicted right."""
+        check_classes("TopKAccuracy", y.shape, target)
+        if self.k > y.shape[1]:
+            raise ValueError(
+                f"TopKAccuracy: k must be at most the number of classes {y.shape[1]}, not {self.k}"
+            )
+        own = y[xp.arange(len(y)), target][:, None]  # (N, 1)
+        ahead = (~(y < own)).sum(axis=1)  # itself included
+        return float((ahead <= self.k).sum())
+
+
+class _Categorical(Metric):
+    """An error of class probabilities against one-hot rows, mean over the classes.
+
+    Parameters
+    ----------
+    from_logits : bool
+        Whether to apply a softmax first; False for a model that ends with one.
+    """
+
+    better = "min"
+
+    def __init__(self, from_logits: bool = True) -> None:
+        self.from_logits = from_logits
+
+    def difference(self, xp: Any, y: Array, target: Array) -> Array:
+        """Return the probabilities minus the one-hot rows, (N, K)."""
+        check_classes(type(self).__name__, y.shape, target)
+        if self.from_logits:
+            e = xp.exp(y - y.max(axis=1, keepdims=True))
+            y = e / e.sum(axis=1, keepdims=True)
+        return y - one_hot(xp, target, y.shape[1], y.dtype)
+
+
+class CategoricalMSE(_Categorical):
+    """Squared error of class probabilities against one-hot rows, mean over the classes.
+
+    Parameters
+    ----------
+    from_logits : bool
+        Whether to apply the softmax; False for a model that ends with one.
+    """
+
+    name = "categorical_mse"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        return _sum_of_means(xp.square(self.difference(xp, y, target)))
+
+
+class CategoricalMAE(_Categorical):
+    """Absolute error of class probabilities against one-hot rows, mean over the classes.
+
+    Parameters
+    ----------
+    from_logits : bool
+        Whether to apply the softmax; False for a model that ends with one.
+    """
+
+    name = "categorical_mae"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        return _sum_of_means(abs(self.difference(xp, y, target)))
+
+
+class CategoricalHinge(Metric):
+    """Hinge of scores against the strongest wrong class: ``max(0, 1 + max_{k != t} y_k - y_t)``.
+
+    References
+    ----------
+    Crammer and Singer, "On the algorithmic implementation of multiclass kernel-based vector
+    machines", JMLR 2, 2001, equation 3.
+    """
+
+    name = "categorical_hinge"
+    better = "min"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        """Sum the hinges over the samples."""
+        check_classes("CategoricalHinge", y.shape, target)
+        rows = xp.arange(len(y))
+        margin = 1 + y - y[rows, target][:, None]
+        margin[rows, target] = 0  # the max with 0, too
+        return float(margin.max(axis=1, initial=0).sum(dtype="float64"))
+
+
+class RegressionMSE(Metric):
+    """Squared error, mean over a sample's outputs; classes are compared as one-hot rows."""
+
+    name = "regression_mse"
+    better = "min"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        check_dense("RegressionMSE", y.shape, target)
+        return _sum_of_means(xp.square(y - dense(xp, y, target)))
+
+
+class RegressionMAE(Metric):
+    """Absolute error, mean over a sample's outputs; classes are compared as one-hot rows."""
+
+    name = "regression_mae"
+    better = "min"
+
+    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+        check_dense("RegressionMAE", y.shape, target)
+        return _sum_of_means(abs(y - dense(xp, y, target)))
+
+
+def _sum_of_means(errors: Array) -> float:
+    """Sum over samples of the mean over a sample's outputs, added up in float64."""
+    return float(errors.sum(dtype="float64")) / max(errors[:1].size, 1)
+
+
+METRICS: dict[str, Callable[..., Metric]] = {
+    "accuracy": Accuracy,
+    "top_k_accuracy": TopKAccuracy,
+    "categorical_mse": CategoricalMSE,
+    "categorical_mae": CategoricalMAE,
+    "categorical_hinge": CategoricalHinge,
+    "regression_mse": RegressionMSE,
+    "regression_mae": RegressionMAE,
+}
+"""Metrics by name; "top5_accuracy" is "top_k_accuracy" with k = 5, and so for any k."""
+
+ALIASES = {
+    "mse": "regression_mse",
+    "mae": "regression_mae",
+    "hinge": "categorical_hinge",
+}
+"""Other names of the metrics."""
+
+
+def get_metric(metric: str | Metric, **options: Any) -> Metric:
+    """Return a metric as it is, or make the one of that name.
+
+    Parameters
+    ----------
+    metric : str or Metric
+        A name of `METRICS` or `ALIASES`, or "top5_accuracy" with any number.
+    **options
+        Parameters of a named one.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or option, with the nearest ones.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str) and (
+        top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", metric.lower())
+    ):
+        return TopKAccuracy(int(top[1]))
+    return create("metric", METRICS, metric, options, aliases=ALIASES)

@@ -1,0 +1,56 @@
+"""Optimizers: rules that change parameters by their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
+from pydtnn.optimizers.base import Optimizer
+from pydtnn.optimizers.layerwise import LAMB, LARS
+from pydtnn.optimizers.sgd import SGD
+from pydtnn.registry import create
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "OPTIMIZERS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Nadam",
+    "Optimizer",
+    "RMSProp",
+    "get_optimizer",
+]
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "rmsprop": RMSProp,
+    "adam": Adam,
+    "adamw": AdamW,
+    "nadam": Nadam,
+    "lars": LARS,
+    "lamb": LAMB,
+}
+"""Optimizers by name."""
+
+
+def get_optimizer(optimizer: str | Optimizer, **options: Any) -> Optimizer:
+    """Return an optimizer as it is, or make the one of that name.
+
+    Parameters
+    ----------
+    optimizer : str or Optimizer
+        A name of `OPTIMIZERS`.
+    **options
+        Parameters of a named one: ``get_optimizer("sgd", lr=0.1, momentum=0.9)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown name or option, with the nearest ones, and for a number out of its limits.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    return create("optimizer", OPTIMIZERS, optimizer, options)

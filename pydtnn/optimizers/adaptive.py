@@ -1,0 +1,222 @@
+"""Rules that divide each step by the size its gradients have had: RMSProp, Adam, AdamW, Nadam."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.optimizers.base import Optimizer
+from pydtnn.schedules import Schedule
+
+
+class RMSProp(Optimizer):
+    """``s = rho s + (1 - rho) g^2``; ``w -= lr g / (sqrt(s) + epsilon)``.
+
+    `g` includes ``decay w``.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    rho : float
+        In [0, 1).
+    epsilon : float
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    Tieleman and Hinton, "Neural networks for machine learning", lecture 6.5, 2012.
+    """
+
+    slots = ("square",)
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.01,
+        *,
+        rho: float = 0.99,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        self.rho = self.number("rho", rho, at_least=0, below=1)
+        self.epsilon = self.number("epsilon", epsilon, above=0)
+
+    def update(
+        self, w: Array, g: Array, square: Array, *, lr: float, decay: float, step: int
+    ) -> None:
+        self.backend.update.rmsprop(
+            w, g, square, lr=lr, decay=decay, rho=self.rho, epsilon=self.epsilon
+        )
+
+
+class Adam(Optimizer):
+    """Steps of the mean of the gradients over the root of the mean of their squares.
+
+    ``m = beta1 m + (1 - beta1) g``; ``v = beta2 v + (1 - beta2) g^2``;
+    ``w -= lr m^ / (sqrt(v^) + epsilon)`` with ``m^ = m / (1 - beta1^t)`` and ``v^ = v / (1 -
+    beta2^t)``; `g` includes ``decay w``.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1).
+    epsilon : float
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1.
+    """
+
+    slots = ("m", "v")
+    decoupled = False
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.001,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        self.beta1 = self.number("beta1", beta1, at_least=0, below=1)
+        self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
+        self.epsilon = self.number("epsilon", epsilon, above=0)
+
+    def update(
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
+    ) -> None:
+        self.backend.update.adam(
+            w,
+            g,
+            m,
+            v,
+            lr=lr,
+            decay=decay,
+            step=step,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            decoupled=self.decoupled,
+        )
+
+
+class AdamW(Adam):
+    """Adam whose decay shrinks the parameters by ``1 - lr decay`` instead of entering the moments.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1).
+    epsilon : float
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.001,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.01,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+        )
+
+
+class Nadam(Adam):
+    """Adam with Nesterov's momentum, under a momentum that rises to `beta1`.
+
+    ``mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)``; ``w -= lr (mu_{t+1} m / (1 - prod_{i <= t+1}
+    mu_i) + (1 - mu_t) g / (1 - prod_{i <= t} mu_i)) / (sqrt(v^) + epsilon)``, with the moments of
+    `Adam`.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1).
+    epsilon : float
+    momentum_decay : float
+        How fast the momentum rises.
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, algorithm 2; as in
+    PyTorch's NAdam.
+    """
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.002,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        momentum_decay: float = 0.004,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+        )
+        self.momentum_decay = self.number("momentum_decay", momentum_decay, at_least=0)
+        self._product = (0, 1.0)
+
+    def update(
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
+    ) -> None:
+        self.backend.update.nadam(
+            w,
+            g,
+            m,
+            v,
+            lr=lr,
+            decay=decay,
+            step=step,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            mu=self._momentum(step),
+            mu_next=self._momentum(step + 1),
+            mu_product=self._momentum_product(step),
+        )
+
+    def _momentum(self, step: int) -> float:
+        return self.beta1 * (1 - 0.5 * 0.96 ** (step * self.momentum_decay))
+
+    def _momentum_product(self, step: int) -> float:
+        """Multiply the momenta up to `step`, in order: a resumed run gets the same bits."""
+        done, product = self._product if self._product[0] <= step else (0, 1.0)
+        for i in range(done + 1, step + 1):
+            product *= self._momentum(i)
+        self._product = (step, product)
+        return product

@@ -1,0 +1,273 @@
+"""What all optimizers share: flat state, learning rate, weight decay, clipping, saving, loading.
+
+A rule is a subclass with one method::
+
+    class SignSGD(Optimizer):
+        slots = ("velocity",)
+
+        def update(self, w, g, velocity, *, lr, decay, step):
+            velocity *= 0.9
+            velocity += 0.1 * g
+            w -= lr * (np.sign(velocity) + decay * w)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
+from pydtnn.limits import number
+from pydtnn.parameters import Bucket, Entry, ParameterBuffer
+from pydtnn.schedules import Constant, Schedule
+
+
+class Optimizer(ABC):
+    """A rule that changes parameters by their gradients, and the state it keeps.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+        Learning rate, or a function that gives it for update number ``step``, counted from 0.
+    weight_decay : float
+        Coefficient that the rule gets as `decay` for parameters that decay; biases and the
+        parameters of norms do not. Fixed once the optimizer is bound.
+    clip_norm : float, optional
+        Gradients are scaled down where their global norm (of all parameters together) is above
+        this.
+
+    Attributes
+    ----------
+    slots : tuple of str
+        Names of the rule's state arrays, each as large as the parameters and 0 at first.
+    per_parameter : bool
+        Whether `update` is called once per parameter; otherwise once per run of neighbours with
+        equal decay.
+    needs_all_gradients : bool
+        Whether no update may be made before all gradients are there; so with `clip_norm`.
+    iterations : int
+        Updates made.
+    lr_factor : float
+        Factor on the learning rate, for callbacks that lower it; saved with the state.
+    gradient_norm : float or None
+        Global norm of the last update's gradients before clipping; None without `clip_norm`.
+    backend : Backend
+        Whose kernels and arrays the rule works with, once bound.
+    """
+
+    slots: tuple[str, ...] = ()
+    per_parameter: bool = False
+    needs_all_gradients: bool = False
+    backend: Backend
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.01,
+        *,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        if callable(lr):
+            self.schedule = lr
+        else:
+            self.schedule = Constant(self.number("lr (the learning rate)", lr, at_least=0))
+        self.weight_decay = self.number("weight_decay", weight_decay, at_least=0)
+        self.clip_norm = clip_norm
+        if clip_norm is not None:
+            self.clip_norm = self.number("clip_norm", clip_norm, above=0)
+            self.needs_all_gradients = True
+        self.iterations = 0
+        self.lr_factor = 1.0
+        self.gradient_norm: float | None = None
+        self._lr = 0.0
+        self._buffers: tuple[ParameterBuffer, ...] = ()
+        self._slots: dict[int, tuple[Array, ...]] = {}
+        self._runs: dict[int, list[tuple[slice, float]]] = {}
+
+    @abstractmethod
+    def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
+        """Change `w` and the slots in place: the rule, and all that a subclass must write.
+
+        A subclass names its slots and the terms: ``update(self, w, g, velocity, *, lr, decay,
+        step)``. What it gets may hold padding between parameters, where all arrays are 0; a rule
+        leaves `w` and the slots 0 there.
+
+        Parameters
+        ----------
+        w, g : Array
+            Values and gradients of neighbouring parameters with equal decay (or of one, with
+            `per_parameter`), flat.
+        *slots : Array
+            The state arrays in the order of `slots`, shaped like `w`.
+        lr : float
+            Learning rate.
+        decay : float
+            Weight decay of these parameters: 0 where it does not apply.
+        step : int
+            Number of this update, counted from 1.
+        """
+
+    def number(self, name: str, value: Any, **limits: float) -> float:
+        """Check one of the rule's numbers, see `pydtnn.limits.number`."""
+        return number(type(self).__name__, name, value, **limits)
+
+    def bind(self, backend: Backend, buffers: Sequence[ParameterBuffer]) -> None:
+        """Start afresh on a model's parameters: no update made, all slots 0.
+
+        Parameters
+        ----------
+        backend : Backend
+        buffers : sequence of ParameterBuffer
+            The model's; slots are flat arrays with the same layout.
+        """
+        self.backend = backend
+        self._buffers = tuple(buffers)
+        self._slots, self._runs = {}, {}
+        self.iterations, self.lr_factor = 0, 1.0
+        for buffer in self._buffers:
+            state = [backend.zeros(buffer.values.shape, buffer.dtype) for _ in self.slots]
+            for bucket in buffer.buckets:
+                self._slots[bucket.index] = tuple(s[bucket.start : bucket.stop] for s in state)
+                self._runs[bucket.index] = self._cut(bucket.parameters)
+
+    def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, float]]:
+        """Find the stretches that `update` may treat as one, and their decay."""
+
+        def decay(entry: Entry) -> float:
+            return self.weight_decay if entry.decay else 0.0
+
+        if self.per_parameter:
+            return [(entry.slice, decay(entry)) for entry in entries]
+        runs = [(value, list(group)) for value, group in groupby(entries, decay)]
+        return [(slice(run[0].slice.start, run[-1].slice.stop), value) for value, run in runs]
+
+    @property
+    def lr_now(self) -> float:
+        """Learning rate of the update made last; before the first, of that."""
+        return self._lr_of(max(self.iterations - 1, 0))
+
+    def _lr_of(self, step: int) -> float:
+        lr = self.schedule(step) * self.lr_factor
+        return self.number(f"lr of the schedule at step {step}", lr, at_least=0)
+
+    def step(self, wait: Callable[[Bucket], None] | None = None) -> None:
+        """Update all parameters: `begin_step`, then `step_bucket` for all buckets in order.
+
+        Parameters
+        ----------
+        wait : callable, optional
+            ``wait(bucket)`` returns when the bucket's gradients are final. It is called once per
+            bucket, in order: right before the bucket's update, or before the first one where all
+            gradients are needed.
+        """
+        buckets = [bucket for buffer in self._buffers for bucket in buffer.buckets]
+        early, late = (wait, None) if self.needs_all_gradients else (None, wait)
+        if early:
+            for bucket in buckets:
+                early(bucket)
+        self.begin_step()
+        for bucket in buckets:
+            if late:
+                late(bucket)
+            self.step_bucket(bucket)
+
+    def begin_step(self) -> None:
+        """Begin an update: fix its learning rate, count it and clip the gradients.
+
+        For schemes that call `step_bucket` themselves. Where `needs_all_gradients`, all of them are
+        final by now.
+        """
+        if not self._buffers:
+            raise ValueError(
+                f"{type(self).__name__}: bind(backend, buffers) must come before the first step; "
+                "Trainer does it"
+            )
+        self._lr = self._lr_of(self.iterations)
+        self.iterations += 1
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
+
+    def _clip(self, limit: float) -> None:
+        """Scale all gradients by ``min(1, limit / norm)`` (Pascanu et al. 2013, algorithm 1)."""
+        kernels = self.backend.update
+        norm = math.sqrt(sum(kernels.squared_norm(buffer.grads) for buffer in self._buffers))
+        if norm > limit:
+            for buffer in self._buffers:
+                kernels.scale(buffer.grads, limit / norm)
+        self.gradient_norm = norm
+
+    def step_bucket(self, bucket: Bucket) -> None:
+        """Update the parameters of one bucket, whose gradients are final."""
+        state = self._slots[bucket.index]
+        for run, decay in self._runs[bucket.index]:
+            self.update(
+                bucket.values[run],
+                bucket.grads[run],
+                *(slot[run] for slot in state),
+                lr=self._lr,
+                decay=decay,
+                step=self.iterations,
+            )
+
+    def _arrays(self) -> Iterator[tuple[str, Array]]:
+        """Name every parameter's part of every slot: views shaped like the parameters."""
+        for buffer in self._buffers:
+            for bucket in buffer.buckets:
+                for slot, array in zip(self.slots, self._slots[bucket.index], strict=True):
+                    for entry in bucket.parameters:
+                        yield f"{slot}/{entry.name}", array[entry.slice].reshape(entry.shape)
+
+    def state(self) -> dict[str, Any]:
+        """Copy what must be saved to continue.
+
+        Returns
+        -------
+        dict
+            Per slot and parameter a NumPy array ``"velocity/<parameter>"`` of the parameter's
+            shape, and the numbers "iterations" and "lr_factor". It depends on neither buckets nor
+            padding.
+        """
+        arrays = {name: self.backend.to_numpy(view).copy() for name, view in self._arrays()}
+        return arrays | {"iterations": self.iterations, "lr_factor": self.lr_factor}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned; nothing is changed if it does not fit.
+
+        Raises
+        ------
+        ValueError
+            If a name is missing or unexpected, or an array has a wrong shape.
+        """
+        who = type(self).__name__
+        views = dict(self._arrays())
+        expected = {*views, "iterations", "lr_factor"}
+        if expected != set(state):
+            missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
+            raise ValueError(
+                f"{who}: the saved state is of another optimizer or model: "
+                f"missing {_some(missing)}, unexpected {_some(extra)}; "
+                "use the optimizer and model it was saved with"
+            )
+        for name, view in views.items():
+            if np.shape(state[name]) != view.shape:
+                raise ValueError(
+                    f"{who}: the saved {name} must have shape {view.shape}, "
+                    f"not {np.shape(state[name])}; use the model it was saved with"
+                )
+        for name, view in views.items():
+            view[...] = self.backend.asarray(state[name], view.dtype)
+        self.iterations, self.lr_factor = int(state["iterations"]), float(state["lr_factor"])
+
+
+def _some(names: list[str]) -> str:
+    """List a few names and count the others."""
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more

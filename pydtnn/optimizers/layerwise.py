@@ -1,0 +1,128 @@
+"""Rules for large batches, which size each parameter's step by its own norm: LARS and LAMB.
+
+A parameter without weight decay (biases, norms, or all with ``weight_decay=0``) takes its ordinary
+step, as is usual: its norm says little about how far it may go. `always_adapt` scales every one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.optimizers.adaptive import Adam
+from pydtnn.optimizers.base import Optimizer
+from pydtnn.schedules import Schedule
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose learning rate is scaled per parameter.
+
+    ``r = trust |w| / (|g| + decay |w|)``; ``v = momentum v + lr r (g + decay w)``; ``w -= v``.
+    Where `w` or `g` is 0, and without decay, ``r = 1``.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    momentum : float
+        In [0, 1).
+    trust : float
+        The paper's eta: how far a step with ``lr = 1`` moves a parameter, relative to its norm.
+    always_adapt : bool
+        Scale parameters without decay too.
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1.
+    """
+
+    slots = ("velocity",)
+    per_parameter = True
+
+    def __init__(
+        self,
+        lr: float | Schedule = 1.0,
+        *,
+        momentum: float = 0.9,
+        trust: float = 0.001,
+        always_adapt: bool = False,
+        weight_decay: float = 1e-4,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        self.momentum = self.number("momentum", momentum, at_least=0, below=1)
+        self.trust = self.number("trust", trust, above=0)
+        self.always_adapt = always_adapt
+
+    def update(
+        self, w: Array, g: Array, velocity: Array, *, lr: float, decay: float, step: int
+    ) -> None:
+        kernels = self.backend.update
+        if decay or self.always_adapt:
+            norm_w, norm_g = (math.sqrt(kernels.squared_norm(x)) for x in (w, g))
+            if norm_w and norm_g:
+                lr *= self.trust * norm_w / (norm_g + decay * norm_w)
+        # The paper keeps lr inside v: v = momentum v + (lr r g) + (lr r decay) w; w -= 1 v.
+        kernels.sgd(
+            w, lr * g, velocity, lr=1.0, decay=lr * decay, momentum=self.momentum, nesterov=False
+        )
+
+
+class LAMB(Adam):
+    """Adam whose step is scaled per parameter to the size of the parameter.
+
+    ``u = m^ / (sqrt(v^) + epsilon) + decay w``; ``w -= lr (|w| / |u|) u``. Where `w` or `u` is 0,
+    and without decay, the ratio is 1.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    beta1, beta2 : float
+        In [0, 1).
+    epsilon : float
+    always_adapt : bool
+        Scale parameters without decay too.
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR
+    2020, algorithm 2.
+    """
+
+    per_parameter = True
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.001,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        always_adapt: bool = False,
+        weight_decay: float = 0.01,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(
+            lr,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+        )
+        self.always_adapt = always_adapt
+
+    def update(
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
+    ) -> None:
+        kernels = self.backend.update
+        u = decay * w
+        super().update(u, g, m, v, lr=-1.0, decay=0.0, step=step)  # u += m^ / (sqrt(v^) + epsilon)
+        if decay or self.always_adapt:
+            norm_w, norm_u = (math.sqrt(kernels.squared_norm(x)) for x in (w, u))
+            if norm_w and norm_u:
+                lr *= norm_w / norm_u
+        kernels.sgd(w, u, None, lr=lr, decay=0.0, momentum=0.0, nesterov=False)

@@ -1,0 +1,60 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.optimizers.base import Optimizer
+from pydtnn.schedules import Schedule
+
+
+class SGD(Optimizer):
+    """``v = momentum v + g``; ``w -= lr v``, or with Nesterov ``w -= lr (g + momentum v)``.
+
+    `g` includes ``decay w``.
+
+    Parameters
+    ----------
+    lr : float or Schedule
+    momentum : float
+        In [0, 1). With 0 no velocity is kept.
+    nesterov : bool
+    weight_decay, clip_norm
+        See `Optimizer`.
+
+    References
+    ----------
+    Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML
+    2013, section 2. The learning rate multiplies the velocity (as in PyTorch), so a change of it
+    acts at once.
+    """
+
+    def __init__(
+        self,
+        lr: float | Schedule = 0.1,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        self.momentum = self.number("momentum", momentum, at_least=0, below=1)
+        self.nesterov = nesterov
+        if nesterov and not momentum:
+            raise ValueError("SGD: nesterov needs a momentum above 0; use momentum=0.9")
+        if momentum:
+            self.slots = ("velocity",)
+
+    def update(
+        self,
+        w: Array,
+        g: Array,
+        velocity: Array | None = None,
+        *,
+        lr: float,
+        decay: float,
+        step: int,
+    ) -> None:
+        self.backend.update.sgd(
+            w, g, velocity, lr=lr, decay=decay, momentum=self.momentum, nesterov=self.nesterov
+        )

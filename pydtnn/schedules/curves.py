@@ -1,0 +1,283 @@
+"""Learning-rate schedules: functions of the step.
+
+A schedule is any callable ``schedule(step) -> lr`` with steps (updates) counted from 0, so one of
+one's own is a function of two lines. All here share that one clock, warm-up included: "divide at
+step 1000" means step 1000 whether or not there was a warm-up. After their last step they stay where
+they are.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydtnn.limits import number, whole
+
+Schedule = Callable[[int], float]
+"""``schedule(step)`` gives the learning rate of update number `step`, counted from 0."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same learning rate at every step.
+
+    Parameters
+    ----------
+    lr : float
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+
+    def __call__(self, step: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A linear rise from near 0 to another schedule, which then goes on.
+
+    ``lr(t) = (t + 1) / (steps + 1) * then(steps)`` for ``t < steps``, ``then(t)`` afterwards: the
+    first update is not wasted on a learning rate of 0.
+
+    Parameters
+    ----------
+    then : Schedule
+        What follows; it counts steps from the beginning of training, not from the end of the rise.
+    steps : int
+        Length of the rise.
+
+    References
+    ----------
+    Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, section 2.2.
+    """
+
+    then: Schedule
+    steps: int
+
+    def __post_init__(self) -> None:
+        whole("WarmUp", "steps", self.steps, at_least=0)
+
+    def __call__(self, step: int) -> float:
+        if step < self.steps:
+            return (step + 1) / (self.steps + 1) * self.then(self.steps)
+        return self.then(step)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A learning rate multiplied by `gamma` at given steps, or every so many.
+
+    Parameters
+    ----------
+    lr : float
+    boundaries : int or tuple of int
+        The steps from which one more `gamma` applies, rising; one number n means n, 2n, 3n and so
+        on.
+    gamma : float
+    """
+
+    lr: float
+    boundaries: int | tuple[int, ...]
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        number("Step", "gamma", self.gamma, above=0)
+        if isinstance(self.boundaries, int):
+            whole("Step", "boundaries", self.boundaries, at_least=1)
+        elif list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Step: boundaries must rise, not be {self.boundaries}; sort them")
+
+    def __call__(self, step: int) -> float:
+        if isinstance(self.boundaries, int):
+            passed = step // self.boundaries
+        else:
+            passed = bisect_right(self.boundaries, step)
+        return self.lr * self.gamma**passed
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A fall along ``(1 - p)^power``, where ``p`` runs from 0 at step `begin` to 1 at step `steps`.
+
+    Parameters
+    ----------
+    lr : float
+        Before `begin` and at it.
+    steps : int
+        Steps of the whole training.
+    power : float
+        1 is a straight line.
+    final : float
+        Learning rate at the end.
+    begin : int
+        Where the fall begins.
+    """
+
+    lr: float
+    steps: int
+    power: float = 1.0
+    final: float = 0.0
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        _check_span(self, self.begin, self.steps)
+        number("Polynomial", "power", self.power, above=0)
+        number("Polynomial", "final", self.final, at_least=0)
+
+    def __call__(self, step: int) -> float:
+        left = 1 - _progress(step, self.begin, self.steps)
+        return self.final + (self.lr - self.final) * left**self.power
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A fall along half a cosine, from step `begin` to step `steps`.
+
+    ``lr(t) = final + (lr - final) (1 + cos(pi p)) / 2``, where ``p`` runs from 0 at `begin` to 1 at
+    `steps`.
+
+    Parameters
+    ----------
+    lr : float
+        Before `begin` and at it.
+    steps : int
+        Steps of the whole training.
+    final : float
+        Learning rate at the end.
+    begin : int
+        Where the fall begins.
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017,
+    equation 5 (without restarts).
+    """
+
+    lr: float
+    steps: int
+    final: float = 0.0
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        _check_span(self, self.begin, self.steps)
+        number("Cosine", "final", self.final, at_least=0)
+
+    def __call__(self, step: int) -> float:
+        return _between(self.lr, self.final, _progress(step, self.begin, self.steps))
+
+
+@dataclass(frozen=True)
+class Triangular:
+    """A linear rise from near 0 to `lr`, then a linear fall to 0.
+
+    With the peak at step ``p = round(rise * steps)``: ``lr (t + 1) / (p + 1)`` before it, ``lr
+    (steps - t) / (steps - p)`` from it on. No update is wasted on a learning rate of 0: the first
+    has ``lr / (p + 1)``, the last ``lr / (steps - p)``.
+
+    Parameters
+    ----------
+    lr : float
+        At the peak.
+    steps : int
+        Steps of the whole training.
+    rise : float
+        Share of the steps before the peak, in [0, 1).
+
+    References
+    ----------
+    Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.2: one cycle
+    of it.
+    """
+
+    lr: float
+    steps: int
+    rise: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        whole("Triangular", "steps", self.steps, at_least=1)
+        number("Triangular", "rise", self.rise, at_least=0, below=1)
+
+    def __call__(self, step: int) -> float:
+        peak = _peak(self.rise, self.steps)
+        if step < peak:
+            return self.lr * (step + 1) / (peak + 1)
+        return self.lr * (1 - _progress(step, peak, self.steps))
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Half a cosine up from ``lr / start`` to `lr`, then half a cosine down to ``lr / end``.
+
+    The momentum stays as it is.
+
+    Parameters
+    ----------
+    lr : float
+        At the peak.
+    steps : int
+        Steps of the whole training.
+    rise : float
+        Share of the steps before the peak, in [0, 1).
+    start, end : float
+        By how much the first and the final learning rate are smaller than `lr`.
+
+    References
+    ----------
+    Smith and Topin, "Super-convergence: very fast training of neural networks using large learning
+    rates", 2018, section 3.
+    """
+
+    lr: float
+    steps: int
+    rise: float = 0.3
+    start: float = 25.0
+    end: float = 250_000.0
+
+    def __post_init__(self) -> None:
+        _check_lr(self, self.lr)
+        whole("OneCycle", "steps", self.steps, at_least=1)
+        number("OneCycle", "rise", self.rise, at_least=0, below=1)
+        number("OneCycle", "start", self.start, at_least=1)
+        number("OneCycle", "end", self.end, at_least=1)
+
+    def __call__(self, step: int) -> float:
+        peak = _peak(self.rise, self.steps)
+        if step < peak:
+            return _between(self.lr / self.start, self.lr, step / peak)
+        return _between(self.lr, self.lr / self.end, _progress(step, peak, self.steps))
+
+
+def _check_lr(schedule: object, lr: float) -> None:
+    number(type(schedule).__name__, "lr (the learning rate)", lr, at_least=0)
+
+
+def _check_span(schedule: object, begin: int, steps: int) -> None:
+    who = type(schedule).__name__
+    whole(who, "begin", begin, at_least=0)
+    whole(who, "steps", steps, at_least=1)
+    if begin >= steps:
+        raise ValueError(f"{who}: begin {begin} must be below steps {steps}; train for longer")
+
+
+def _peak(rise: float, steps: int) -> int:
+    """Step of the peak; at least one step is left to fall."""
+    return min(round(rise * steps), steps - 1)
+
+
+def _progress(step: int, begin: int, end: int) -> float:
+    """How far `step` is on the way from `begin` (0) to `end` (1)."""
+    return min(max((step - begin) / (end - begin), 0.0), 1.0)
+
+
+def _between(first: float, last: float, progress: float) -> float:
+    """Half a cosine from `first` to `last`."""
+    return last + (first - last) * (1 + math.cos(math.pi * progress)) / 2

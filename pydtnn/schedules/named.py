@@ -1,0 +1,160 @@
+"""Schedules by name, for a training of a known length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydtnn.limits import number, whole
+from pydtnn.registry import create
+from pydtnn.schedules.curves import (
+    Constant,
+    Cosine,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Step,
+    Triangular,
+    WarmUp,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a named schedule must know of the training.
+
+    Parameters
+    ----------
+    lr : float
+        The highest learning rate.
+    steps, steps_per_epoch : int
+        Of the whole training and of an epoch.
+    warmup_steps : int
+        Steps of the linear rise at its beginning.
+    """
+
+    lr: float
+    steps: int
+    steps_per_epoch: int
+    warmup_steps: int
+
+    def __post_init__(self) -> None:
+        number("schedule", "lr (the learning rate)", self.lr, at_least=0)
+        whole("schedule", "total_steps", self.steps, at_least=1)
+        whole("schedule", "steps_per_epoch", self.steps_per_epoch, at_least=1)
+        whole("schedule", "warmup_steps", self.warmup_steps, at_least=0)
+        if 0 < self.steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule: warmup_steps {self.warmup_steps} must be below the total of "
+                f"{self.steps} steps; shorten the warm-up or train for longer"
+            )
+
+
+def _constant(run: Run) -> Schedule:
+    return Constant(run.lr)
+
+
+def _warmup(run: Run) -> Schedule:
+    """Rise during a tenth of the training, unless told how long."""
+    return WarmUp(Constant(run.lr), run.warmup_steps or run.steps // 10)
+
+
+def _step(run: Run, boundaries: int | Sequence[int] | None = None, gamma: float = 0.1) -> Schedule:
+    """Multiply at half and three quarters of the training, like He et al. 2016, section 4.2."""
+    if boundaries is None:
+        boundaries = sorted({max(run.steps // 2, 1), max(run.steps * 3 // 4, 1)})
+    if isinstance(boundaries, Sequence):
+        boundaries = tuple(boundaries)
+    return Step(run.lr, boundaries, gamma)
+
+
+def _epochs(run: Run, epochs: int | None = None, gamma: float = 0.1) -> Schedule:
+    """Multiply every `epochs` epochs: by default twice, after each third of the training."""
+    if epochs is None:
+        epochs = max(-(-run.steps // (3 * run.steps_per_epoch)), 1)
+    return Step(run.lr, whole("epochs", "epochs", epochs, at_least=1) * run.steps_per_epoch, gamma)
+
+
+def _polynomial(run: Run, power: float = 1.0, final: float = 0.0) -> Schedule:
+    return Polynomial(run.lr, run.steps, power, final, begin=run.warmup_steps)
+
+
+def _cosine(run: Run, final: float = 0.0) -> Schedule:
+    return Cosine(run.lr, run.steps, final, begin=run.warmup_steps)
+
+
+def _triangular(run: Run, rise: float = 0.2) -> Schedule:
+    return Triangular(run.lr, run.steps, rise)
+
+
+def _one_cycle(
+    run: Run, rise: float = 0.3, start: float = 25.0, end: float = 250_000.0
+) -> Schedule:
+    return OneCycle(run.lr, run.steps, rise, start, end)
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": _constant,
+    "warmup": _warmup,
+    "step": _step,
+    "epochs": _epochs,
+    "polynomial": _polynomial,
+    "cosine": _cosine,
+    "triangular": _triangular,
+    "one_cycle": _one_cycle,
+}
+"""Schedules by name: functions of a `Run` and options."""
+
+ALIASES = {
+    "warm_up": "warmup",
+    "every_n_epochs": "epochs",
+    "linear": "polynomial",
+    "onecycle": "one_cycle",
+}
+"""Other names of the schedules."""
+
+
+def get_schedule(
+    schedule: str | Schedule,
+    lr: float,
+    total_steps: int,
+    steps_per_epoch: int,
+    *,
+    warmup_steps: int = 0,
+    **options: Any,
+) -> Schedule:
+    """Return a schedule as it is, or make the one of that name for a training of `total_steps`.
+
+    Parameters
+    ----------
+    schedule : str or callable
+        A name of `SCHEDULES` or `ALIASES`, or any function of the step.
+    lr : float
+        The highest learning rate.
+    total_steps, steps_per_epoch : int
+        Steps (updates) of the whole training and of an epoch.
+    warmup_steps : int
+        Length of a linear rise before, whatever the schedule. "cosine" and "polynomial" fall over
+        the rest; the steps and epochs of the others are still counted from the beginning of
+        training.
+    **options
+        By name: "step": `boundaries` (steps, or one number for every so many), `gamma`; "epochs":
+        `epochs`, `gamma`; "polynomial": `power`, `final`; "cosine": `final`; "triangular": `rise`;
+        "one_cycle": `rise`, `start`, `end`.
+
+    Returns
+    -------
+    callable
+        ``schedule(step) -> lr``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown name or option, with the nearest ones, and for a number out of its limits.
+    """
+    if callable(schedule):
+        return schedule
+    run = Run(lr, total_steps, steps_per_epoch, warmup_steps)
+    made = create("schedule", SCHEDULES, schedule, options, args=(run,), aliases=ALIASES)
+    return WarmUp(made, warmup_steps) if warmup_steps else made

@@ -1,0 +1,102 @@
+"""A model as a table: shapes, parameters, operations, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydtnn.limits import whole
+from pydtnn.memory import forecast_memory
+
+if TYPE_CHECKING:
+    from pydtnn.model import Model
+
+HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
+LEFT = 3
+"""So many columns are aligned to the left; the others hold numbers."""
+
+
+def summarize(model: Model, batch: int = 1) -> str:
+    """Describe a model in plain text.
+
+    Parameters
+    ----------
+    model : Model
+    batch : int
+        Samples per rank and step, for the memory.
+
+    Returns
+    -------
+    str
+        A line per layer: its dotted name, class, output shape of one sample, parameters,
+        floating-point operations of forward for one sample, and the memory that its backward keeps
+        at this batch size, each array counted once. Below, the totals.
+    """
+    whole("summary", "batch", batch, at_least=1)
+    memory = forecast_memory(model, batch)
+    nodes = model.graph.nodes[len(model.input_shapes) :]
+    costs = [node.layer.cost(1) for node in nodes]
+    rows = [
+        (
+            node.name,
+            type(node.layer).__name__,
+            " x ".join(map(str, node.shape)),
+            f"{sum(p.size for p in node.layer.parameters):,}",
+            quantity(cost.flops_forward, 1000),
+            quantity(memory.kept[node.index], 1024, "B"),
+        )
+        for node, cost in zip(nodes, costs, strict=True)
+    ]
+    forward, backward = (sum(values) for values in list(zip(*costs, strict=True))[:2])
+    count = sum(p.size for p in model.parameters.values())
+    totals = [
+        ("parameters", f"{count:,} in {len(model.parameters)} arrays"),
+        (
+            "one sample",
+            f"{quantity(forward, 1000)}flop forward, {quantity(backward, 1000)}flop backward",
+        ),
+        (
+            f"batch of {batch}",
+            f"{quantity(sum(memory.kept), 1024, 'B')} kept for backward, "
+            f"{quantity(memory.peak, 1024, 'B')} at the peak of a step",
+        ),
+        (
+            "of which",
+            f"{quantity(memory.parameters, 1024, 'B')} parameters, "
+            f"{quantity(memory.gradients, 1024, 'B')} gradients",
+        ),
+        ("on top", "the optimizer's slots, the kernels' scratch memory"),
+    ]
+    table = align([HEADINGS, *rows], LEFT)
+    rule = "-" * max(map(len, table))
+    return "\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)])
+
+
+def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Pad the cells of each column to its widest; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def quantity(value: float, base: int, unit: str = "") -> str:
+    """Write a number with three digits and a prefix.
+
+    >>> quantity(81_900_000, 1000) + "flop"
+    '81.9 Mflop'
+    >>> quantity(1536, 1024, "B")
+    '1.50 KiB'
+    """
+    for prefix in ("", "K", "M", "G", "T"):
+        if value < base or prefix == "T":
+            break
+        value /= base
+    if not prefix:
+        return f"{value:.0f} {unit}"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {prefix}{'i' * (base == 1024)}{unit}"

@@ -1,0 +1,107 @@
+"""What a target may look like beside predictions: classes, or numbers of the predictions' shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydtnn.kernels.reference.family import Array
+
+
+def is_classes(shape: tuple[int, ...], target: Array) -> bool:
+    """Whether `target` holds classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
+    return len(shape) == 2 and shape[1] > 1 and target.ndim == 1 and target.dtype.kind in "iu"
+
+
+def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
+    """Refuse a target that is not one class per row of predictions.
+
+    Parameters
+    ----------
+    who : str
+        Begins the sentence of an error.
+    shape : tuple of int
+        Shape of the predictions, which must be ``(N, K)``.
+    target : Array, shape (N,), integer
+        Classes from 0 to K - 1.
+
+    Raises
+    ------
+    ValueError
+        For other shapes, for numbers that are not integers, and for a class out of range, naming
+        the sample.
+    """
+    if len(shape) != 2:
+        raise ValueError(
+            f"{who}: predictions must have shape (samples, classes), not {shape}; "
+            "end the model with Flatten and Linear"
+        )
+    if tuple(target.shape) != (shape[0],) or target.dtype.kind not in "iu":
+        raise ValueError(
+            f"{who}: the target must be integer classes of shape {(shape[0],)}, "
+            f"not {target.dtype} of shape {tuple(target.shape)}"
+        )
+    wrong = (target < 0) | (target >= shape[1])
+    if wrong.any():
+        sample = int(wrong.argmax())
+        raise ValueError(
+            f"{who}: classes must lie from 0 to {shape[1] - 1}, but sample {sample} of the batch "
+            f"has class {int(target[sample])}; give the model as many outputs as there are classes"
+        )
+
+
+def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
+    """Refuse a target that `dense` cannot bring to the shape of the predictions.
+
+    Parameters
+    ----------
+    who : str
+        Begins the sentence of an error.
+    shape : tuple of int
+        Shape ``(N, ...)`` of the predictions.
+    target : Array
+        Numbers of that shape; ``(N,)`` beside predictions ``(N, 1)``; or classes ``(N,)`` beside
+        ``(N, K)``.
+
+    Raises
+    ------
+    ValueError
+        For other shapes, and for a class out of range.
+    """
+    if is_classes(shape, target):
+        check_classes(who, shape, target)
+        return
+    fitting = [shape, shape[:1]] if shape[1:] == (1,) else [shape]
+    if tuple(target.shape) not in fitting:
+        raise ValueError(
+            f"{who}: the target must have the shape {shape} of the predictions "
+            f"or be integer classes of shape {shape[:1]}, "
+            f"not {target.dtype} of shape {tuple(target.shape)}"
+        )
+
+
+def dense(xp: Any, y: Array, target: Array) -> Array:
+    """Bring a target to the shape and dtype of the predictions; classes become one-hot rows.
+
+    Parameters
+    ----------
+    xp : module
+        Array module of the backend.
+    y : Array, shape (N, ...)
+    target : Array
+        As `check_dense` accepts it.
+
+    Returns
+    -------
+    Array
+        Of the shape and dtype of `y`.
+    """
+    if is_classes(y.shape, target):
+        return one_hot(xp, target, y.shape[1], y.dtype)
+    return target.astype(y.dtype, copy=False).reshape(y.shape)
+
+
+def one_hot(xp: Any, target: Array, classes: int, dtype: Any) -> Array:
+    """Turn classes ``(N,)`` into rows ``(N, K)`` with a 1 at the class and 0 elsewhere."""
+    rows = xp.zeros((len(target), classes), dtype)
+    rows[xp.arange(len(target)), target] = 1
+    return rows

@@ -1,0 +1,97 @@
+"""How many threads each rank may use."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import threadpool_limits
+
+    from pydtnn.comm.communicator import Communicator
+
+
+def default_threads() -> int:
+    """Return OMP_NUM_THREADS where it is set, else the number of cores this process may run on.
+
+    For one process by itself; ranks that share a host ask `threads_per_rank`.
+
+    Raises
+    ------
+    ValueError
+        Where OMP_NUM_THREADS is not a positive number.
+    """
+    return _wanted() or len(_cores())
+
+
+def threads_per_rank(comm: Communicator) -> int:
+    """Return the number of threads of this rank. Collective: all ranks call it.
+
+    OMP_NUM_THREADS where it is set. Otherwise this rank's share of the cores it may run on, where a
+    core is shared evenly by all ranks of its host that may run on it: cores // ranks where all may
+    run everywhere, the rank's own cores where mpirun pinned it to some; at least 1.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks of the run.
+
+    Returns
+    -------
+    int
+        Number of threads, at least 1.
+
+    Raises
+    ------
+    ValueError
+        Where OMP_NUM_THREADS is not a positive number.
+    """
+    mine = _cores()
+    here = comm.hosts[comm.rank]
+    everywhere = comm.gather_object((here, mine))
+    ranks_on = Counter(core for host, cores in everywhere if host == here for core in cores)
+    share = sum(Fraction(1, ranks_on[core]) for core in mine)
+    return _wanted() or max(1, int(share))
+
+
+def limit_blas_threads(threads: int) -> threadpool_limits:
+    """Set the number of threads of every BLAS library that is loaded, for the whole process.
+
+    For programs (the trainer, the command line), never at import: it changes what other code of the
+    process sees.
+
+    Parameters
+    ----------
+    threads : int
+        Number of threads, at least 1.
+
+    Returns
+    -------
+    threadpool_limits
+        Restores the former numbers at the end of a `with` block, or by `restore_original_limits()`.
+    """
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(limits=threads, user_api="blas")
+
+
+def _cores() -> list[int]:
+    """The cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS has no affinity
+
+
+def _wanted() -> int | None:
+    """OMP_NUM_THREADS: the first of a list such as "4,2", which is for the outermost level."""
+    text = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if not text:
+        return None
+    first = text.split(",")[0].strip()
+    if not first.isdecimal() or int(first) == 0:
+        raise ValueError(
+            f"OMP_NUM_THREADS: expected a positive number, got {text!r}; unset it or use 1."
+        )
+    return int(first)

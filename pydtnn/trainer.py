@@ -1,0 +1,319 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import create_communicator
+from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.data import Batch, Dataset, Loader
+from pydtnn.data.augment import Augmentation
+from pydtnn.finite import not_finite
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers import StepContext
+from pydtnn.losses import Loss, get_loss
+from pydtnn.metrics import Metric, get_metric
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
+from pydtnn.totals import Totals
+
+Logs = dict[str, float]
+
+
+class Trainer:
+    """Train a model on the ranks of a communicator.
+
+    Parameters
+    ----------
+    model : Model
+    optimizer : Optimizer
+    loss : Loss or str
+    metrics : sequence of Metric or str
+    exchange : GradientExchange, optional
+        The parallel scheme; by default gradients are summed over the ranks that an MPI launcher
+        started, if any.
+    callbacks : sequence of Callback
+    accumulation : int
+        Micro-batches into which each rank cuts its part of a step, to save memory.
+
+    Attributes
+    ----------
+    epoch, step : int
+        Epochs completed, and steps of the current epoch completed.
+    logs : dict
+        The current epoch's losses and metrics so far, over all ranks.
+    history : list of dict
+        One entry per epoch completed.
+    stop : bool
+        Set by a callback, on all ranks alike, to end training after this epoch.
+    totals : Totals
+        Losses and metrics of the current epoch, summed.
+    seconds : dict
+        Wall time on this rank so far: in training "steps", of that in "communication", waiting for
+        "data", in "evaluation".
+    samples_seen : int
+        Samples of all ranks that training steps have consumed in this process.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        loss: Loss | str = "cross_entropy",
+        metrics: Sequence[Metric | str] = ("accuracy",),
+        exchange: GradientExchange | None = None,
+        callbacks: Sequence[Callback] = (),
+        accumulation: int = 1,
+    ) -> None:
+        if accumulation < 1:
+            raise ValueError(f"Trainer: accumulation must be at least 1, not {accumulation}")
+        self.model = model
+        self.optimizer = optimizer
+        self.loss = get_loss(loss)
+        self.metrics = [get_metric(m) for m in metrics]
+        self.exchange = exchange or AllReduce(create_communicator())
+        self.comm = self.exchange.comm
+        self.callbacks = list(callbacks)
+        self.accumulation = accumulation
+        self.epoch = self.step = 0
+        self.logs: Logs = {}
+        self.history: list[Logs] = []
+        self.stop = False
+        self.totals = self._new_totals()
+        self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
+        self.samples_seen = 0
+        optimizer.bind(model.backend, model.buffers)
+
+    def fit(
+        self,
+        train: Dataset,
+        validation: Dataset | None = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 64,
+        global_batch_size: int | None = None,
+        augment: Sequence[Augmentation] = (),
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        loader_threads: int = 1,
+    ) -> list[Logs]:
+        """Train until `epochs` epochs are complete, from wherever this trainer stands.
+
+        Collective: all ranks call it.
+
+        Parameters
+        ----------
+        train, validation : Dataset
+            `validation` is evaluated after every epoch.
+        epochs : int
+            Counted from the beginning, also after resuming.
+        batch_size : int
+            Samples per rank and step.
+        global_batch_size : int, optional
+            Samples of all ranks per step; by default ``batch_size * ranks``.
+        augment : sequence of Augmentation
+        steps_per_epoch : int, optional
+            By default, as many as it takes to see every sample once; the last step may be smaller.
+        seed : int
+            Of the order of the samples, their augmentation and dropout.
+        loader_threads : int
+            Threads that prepare batches ahead; with 0 each is prepared when it is needed.
+
+        Returns
+        -------
+        list of dict
+            `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
+        """
+        total = global_batch_size or batch_size * self.comm.size
+        loader = self._loader(
+            train,
+            total,
+            seed=seed,
+            augment=augment,
+            steps_per_epoch=steps_per_epoch,
+            threads=max(loader_threads, 1),
+            prefetch=2 * loader_threads,
+        )
+        self.exchange.start(self.model.buckets)
+        self._notify("on_fit_start", epochs, len(loader))
+        with loader:
+            while self.epoch < epochs and not self.stop:
+                self._run_epoch(loader, seed, validation, total)
+        self._notify("on_fit_end")
+        return self.history
+
+    def _run_epoch(
+        self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
+    ) -> None:
+        self._notify("on_epoch_start")
+        batches = loader.epoch(self.epoch, start=self.step)
+        while (batch := self._clocked("data", next, batches, None)) is not None:
+            before = self.comm.traffic.seconds
+            self.totals += self._clocked("steps", self.train_step, batch, self.epoch, seed)
+            self.seconds["communication"] += self.comm.traffic.seconds - before
+            self.samples_seen += batch.total
+            self.step += 1
+            self.logs = self.totals.means()
+            self._notify("on_step_end")
+        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
+        if validation is not None:
+            results = self.evaluate(validation, batch_size=batch_size)
+            self.logs |= {f"val_{name}": value for name, value in results.items()}
+        self.history.append(self.logs)
+        self.epoch, self.step, self.totals = self.epoch + 1, 0, self._new_totals()
+        self._notify("on_epoch_end")
+
+    def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
+        """Make one step on this rank's part of a global batch.
+
+        Collective: all ranks call it.
+
+        Returns
+        -------
+        Totals
+            Loss and metrics summed over all ranks.
+
+        Raises
+        ------
+        NotFiniteError
+            On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
+        """
+        model, exchange = self.model, self.exchange
+        totals = self._new_totals()
+        scale = exchange.loss_scale(len(batch.x), batch.total)
+        exchange.samples += len(batch.x)
+        *first, last = self._micro_batches(batch)
+        for i, part in enumerate(first):
+            dy, residuals = self._forward(part, scale, totals, epoch, seed)
+            model.backward(dy, residuals, accumulate=i > 0)
+        dy, residuals = self._forward(last, scale, totals, epoch, seed)
+        summed = self.comm.iallreduce(totals.values)
+        model.backward(
+            dy,
+            residuals,
+            on_ready=exchange.bucket_ready,
+            after_node=lambda node: exchange.progress(),
+            accumulate=len(first) > 0,
+        )
+        summed.wait()
+        if not np.isfinite(totals.values).all():
+            exchange.abandon()
+            raise not_finite(self, batch, epoch=epoch, seed=seed)
+        model.statistics.update()
+        exchange.update(self.optimizer)
+        return totals
+
+    def _forward(
+        self, part: Batch, scale: float, totals: Totals, epoch: int, seed: int
+    ) -> tuple[Array, list[Any]]:
+        context = StepContext(training=True, seed=seed, epoch=epoch, samples=part.samples)
+        y, residuals = self.model.forward(self.model.backend.asarray(part.x), context)
+        return self._judge(y, part.y, scale, totals), residuals
+
+    def _judge(self, y: Array, target: np.ndarray, scale: float, totals: Totals) -> Array:
+        backend = self.model.backend
+        target = backend.asarray(target)
+        loss, dy = self.loss(backend, y, target, scale)
+        totals.add(len(target), loss, *(metric(backend.xp, y, target) for metric in self.metrics))
+        return dy
+
+    def _micro_batches(self, batch: Batch) -> list[Batch]:
+        """Cut a batch into parts whose sizes differ by one at most; empty ones are left out, but for one."""
+        cuts = [len(batch.x) * i // self.accumulation for i in range(self.accumulation + 1)]
+        ranges = [slice(a, b) for a, b in pairwise(cuts) if a < b] or [slice(0, 0)]
+        return [
+            replace(batch, x=batch.x[r], y=batch.y[r], samples=batch.samples[r])
+            for r in ranges
+        ]
+
+    def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
+        """Compute loss and metrics of a data set, without augmentation or dropout.
+
+        Collective: all ranks call it; each reads its part.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        batch_size : int
+            Samples of all ranks per pass.
+
+        Returns
+        -------
+        dict
+            Means over all samples, equal on all ranks.
+        """
+        return self._clocked("evaluation", self._evaluate, dataset, batch_size)
+
+    def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
+        self.synchronise()
+        totals = self._new_totals()
+        model, context = self.model, StepContext(training=False)
+        with self._loader(dataset, max(batch_size, self.comm.size), shuffle=False) as loader:
+            for batch in loader.epoch(0):
+                y, _ = model.forward(model.backend.asarray(batch.x), context, keep=False)
+                self._judge(y, batch.y, 1.0, totals)
+        self.comm.allreduce(totals.values)
+        return totals.means()
+
+    def synchronise(self) -> None:
+        """Make parameters and running statistics equal on all ranks, before evaluating or saving.
+
+        Collective: all ranks call it. Statistics are averaged, weighted by the samples each rank
+        has seen.
+        """
+        self.exchange.average_parameters()
+        statistics = self.model.statistics
+        weight = np.array([statistics.samples])
+        self.comm.allreduce(weight)
+        if weight[0] > 0:
+            statistics.running *= statistics.samples / weight[0]
+            self.comm.allreduce(statistics.running)
+            statistics.samples = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Where training stands: epoch, step, history and the current epoch's sums."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "history": self.history,
+            "totals": self.totals.values.copy(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self.history = [dict(logs) for logs in state["history"]]
+        self.totals = self._new_totals()
+        self.totals.values[:] = state["totals"]
+
+    def _new_totals(self) -> Totals:
+        return Totals(["loss", *(m.name for m in self.metrics)])
+
+    def _loader(self, dataset: Dataset, batch_size: int, **options: Any) -> Loader:
+        return Loader(
+            dataset,
+            global_batch_size=batch_size,
+            rank=self.comm.rank,
+            size=self.comm.size,
+            dtype=self.model.dtype,
+            **options,
+        )
+
+    def _notify(self, event: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *args)
+
+    def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            self.seconds[what] += time.perf_counter() - start

@@ -1,0 +1,305 @@
+"""What every communicator promises: each of them runs this class, on any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+
+SIZES = (0, 1, 7, 1013, 140_009)
+"""Elements: none, one, primes, and more than 1 MB in float64."""
+
+REALS = ("float32", "float64")
+TYPES = (*REALS, "float16", "int32", "int64", "uint8")
+
+
+def whole(rank: int, size: int, dtype: str = "float64") -> np.ndarray:
+    """Small whole numbers that differ from rank to rank: every sum is exact in every type."""
+    return ((np.arange(size) + 3 * rank) % 7).astype(dtype)
+
+
+def total(comm: Communicator, size: int, dtype: str = "float64") -> np.ndarray:
+    return sum(whole(rank, size, dtype) for rank in range(comm.size)).astype(dtype)
+
+
+def counts_for(comm: Communicator, size: int) -> list[int]:
+    """Uneven parts, with none for rank 1."""
+    weights = [0 if rank == 1 else rank + 1 for rank in range(comm.size)]
+    ends = [size * sum(weights[: rank + 1]) // sum(weights) for rank in range(comm.size)]
+    return np.diff([0, *ends]).tolist()
+
+
+class CommunicatorContract:
+    # -- the group --------------------------------------------------------------------------------
+
+    def test_ranks_are_numbered_from_0(self, comm):
+        assert comm.gather_object(comm.rank) == list(range(comm.size))
+
+    def test_local_rank_counts_the_ranks_of_the_same_host(self, comm):
+        assert len(comm.hosts) == comm.size
+        here = [rank for rank in range(comm.size) if comm.hosts[rank] == comm.hosts[comm.rank]]
+        assert comm.hosts[comm.rank] == here[0]
+        assert comm.local_rank == here.index(comm.rank)
+        assert comm.local_size == len(here)
+
+    def test_gather_object_copies_every_value_to_every_rank(self, comm):
+        mine = {"rank": comm.rank, "list": [comm.rank] * 3}
+        everyone = comm.gather_object(mine)
+        assert everyone == [{"rank": r, "list": [r] * 3} for r in range(comm.size)]
+        assert everyone[comm.rank] is not mine
+
+    def test_barrier_waits_for_every_rank(self, comm):
+        for _ in range(3):
+            comm.barrier()
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_allreduce_sums_in_place(self, comm, dtype):
+        for size in SIZES:
+            x = whole(comm.rank, size, dtype)
+            comm.allreduce(x)
+            assert x.dtype == dtype
+            np.testing.assert_array_equal(x, total(comm, size, dtype))
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_allreduce_finds_the_largest_and_the_smallest(self, comm, dtype):
+        everyone = [whole(rank, 1013, dtype) for rank in range(comm.size)]
+        for op, reduction in (("max", np.max), ("min", np.min)):
+            x = everyone[comm.rank].copy()
+            comm.allreduce(x, op)
+            np.testing.assert_array_equal(x, reduction(everyone, axis=0))
+
+    @pytest.mark.parametrize("dtype", REALS)
+    def test_allreduce_gives_every_rank_the_same_bytes_every_time(self, comm, dtype):
+        mine = np.random.default_rng(comm.rank).standard_normal(140_009).astype(dtype)
+        first = mine.copy()
+        comm.allreduce(first)
+        for _ in range(3):
+            again = mine.copy()
+            comm.allreduce(again)
+            assert again.tobytes() == first.tobytes()
+        assert len(set(comm.gather_object(first.tobytes()))) == 1
+
+    def test_several_reductions_may_be_under_way_and_end_in_any_order(self, comm):
+        sizes = (140_009, 1, 0, 1013, 65_536)
+        arrays = [whole(comm.rank, size) for size in sizes]
+        requests = [comm.iallreduce(x) for x in arrays]
+        for request in reversed(requests):
+            request.wait()
+        for x, size in zip(arrays, sizes, strict=True):
+            np.testing.assert_array_equal(x, total(comm, size))
+
+    def test_a_reduction_completes_by_being_tested(self, comm):
+        x = whole(comm.rank, 1013)
+        request = comm.iallreduce(x)
+        while not request.test():
+            pass
+        assert request.test()
+        request.wait()
+        np.testing.assert_array_equal(x, total(comm, 1013))
+
+    def test_a_part_of_an_array_can_be_reduced_alone(self, comm):
+        x = whole(comm.rank, 100)
+        expected = x.copy()
+        expected[10:20] = total(comm, 100)[10:20]
+        comm.allreduce(x[10:20])
+        np.testing.assert_array_equal(x, expected)
+
+    @pytest.mark.parametrize("dtype", [*TYPES, "bool", "complex64", ">f4"])
+    def test_broadcast_copies_the_array_of_any_root(self, comm, dtype):
+        for size in SIZES:
+            for root in {0, comm.size - 1}:
+                x = whole(comm.rank, size, dtype)
+                comm.broadcast(x, root)
+                np.testing.assert_array_equal(x, whole(root, size, dtype))
+
+    def test_the_root_may_write_its_array_after_a_broadcast(self, comm):
+        x = np.full(1013, comm.rank)
+        comm.broadcast(x, comm.size - 1)
+        if comm.rank == comm.size - 1:
+            x += 1
+        comm.barrier()
+        assert (x == comm.size - (comm.rank != comm.size - 1)).all()
+
+    @pytest.mark.parametrize("dtype", REALS)
+    def test_reduce_scatter_leaves_each_rank_its_uneven_part(self, comm, dtype):
+        for size in SIZES:
+            counts = counts_for(comm, size)
+            x = whole(comm.rank, size, dtype)
+            out = np.empty(counts[comm.rank], dtype)
+            comm.reduce_scatter(x, counts, out)
+            begin = sum(counts[: comm.rank])
+            np.testing.assert_array_equal(out, total(comm, size, dtype)[begin : begin + out.size])
+            np.testing.assert_array_equal(x, whole(comm.rank, size, dtype))
+
+    @pytest.mark.parametrize("dtype", [*REALS, "bool"])
+    def test_allgather_concatenates_uneven_parts(self, comm, dtype):
+        for size in SIZES:
+            counts = counts_for(comm, size)
+            out = np.empty(size, dtype)
+            comm.allgather(whole(comm.rank, counts[comm.rank], dtype), counts, out)
+            parts = [whole(rank, count, dtype) for rank, count in enumerate(counts)]
+            np.testing.assert_array_equal(out, np.concatenate(parts))
+
+    def test_allgather_takes_a_part_that_is_in_its_place_already(self, comm):
+        counts = counts_for(comm, 1013)
+        begin = sum(counts[: comm.rank])
+        out = np.zeros(1013)
+        part = out[begin : begin + counts[comm.rank]]
+        part[:] = whole(comm.rank, part.size)
+        comm.allgather(part, counts, out)
+        parts = [whole(rank, count) for rank, count in enumerate(counts)]
+        np.testing.assert_array_equal(out, np.concatenate(parts))
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", [*TYPES, "bool"])
+    def test_a_ring_passes_arrays_of_any_type_on(self, comm, dtype):
+        for size in SIZES:
+            after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+            out = np.empty(size, dtype)
+            requests = [comm.irecv(out, before), comm.isend(whole(comm.rank, size, dtype), after)]
+            for request in requests:
+                request.wait()
+            np.testing.assert_array_equal(out, whole(before, size, dtype))
+
+    def test_blocking_messages_go_there_and_back(self, comm):
+        x = whole(comm.rank, 140_009)
+        if comm.rank == 0:
+            for other in range(1, comm.size):
+                comm.send(x, other)
+                back = np.empty_like(x)
+                comm.recv(back, other)
+                np.testing.assert_array_equal(back, x + other)
+        else:
+            comm.recv(x, 0)
+            comm.send(x + comm.rank, 0)
+
+    def test_messages_of_one_tag_arrive_in_the_order_in_which_they_were_sent(self, comm):
+        last = comm.size - 1
+        if comm.rank == 0:
+            sends = [comm.isend(np.full(3, i), last) for i in range(5)]
+        if comm.rank == last:
+            received = [np.empty(3, int) for _ in range(5)]
+            for request in [comm.irecv(x, 0) for x in received]:
+                request.wait()
+            assert [x[0] for x in received] == [0, 1, 2, 3, 4]
+        if comm.rank == 0:
+            for request in sends:
+                request.wait()
+
+    def test_a_receive_takes_the_message_with_its_tag(self, comm):
+        last = comm.size - 1
+        if comm.rank == 0:
+            sends = [comm.isend(np.full(3, tag), last, tag) for tag in (5, 6, 7)]
+        if comm.rank == last:
+            for tag in (7, 5, 6):
+                x = np.empty(3, int)
+                comm.irecv(x, 0, tag).wait()
+                assert (x == tag).all()
+        if comm.rank == 0:
+            for request in sends:
+                request.wait()
+
+    def test_every_pair_of_ranks_exchanges_at_once(self, comm):
+        received = np.empty((comm.size, 1013))
+        requests = [comm.irecv(received[peer], peer) for peer in range(comm.size)]
+        requests += [
+            comm.isend(np.full(1013, 10.0 * comm.rank + peer), peer) for peer in range(comm.size)
+        ]
+        while not all([request.test() for request in requests]):
+            pass
+        np.testing.assert_array_equal(received[:, 0], 10 * np.arange(comm.size) + comm.rank)
+
+    @pytest.mark.parametrize("length", [4, 6])
+    def test_a_message_of_another_length_is_refused_by_its_receiver(self, comm, length):
+        requests = []
+        if comm.rank == 0:
+            requests = [comm.isend(np.zeros(length), comm.size - 1)]
+        if comm.rank == comm.size - 1:
+            with pytest.raises(ValueError, match="recv: expected a message of 40 bytes"):
+                comm.irecv(np.zeros(5), 0).wait()
+        for request in requests:
+            request.wait()
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def test_split_makes_a_group_of_each_color(self, comm):
+        group = comm.split(comm.rank % 2)
+        members = list(range(comm.rank % 2, comm.size, 2))
+        assert group.gather_object(comm.rank) == members
+        x = np.array([comm.rank])
+        group.allreduce(x)
+        assert x[0] == sum(members)
+
+    def test_split_orders_the_ranks_by_key(self, comm):
+        group = comm.split(0, key=-comm.rank)
+        assert group.rank == comm.size - 1 - comm.rank
+        assert group.gather_object(comm.rank) == list(range(comm.size))[::-1]
+
+    def test_messages_of_different_groups_do_not_meet(self, comm):
+        twin = comm.split(0)
+        ours, theirs = np.empty(1), np.empty(1)
+        receives = [twin.irecv(theirs, comm.rank), comm.irecv(ours, comm.rank)]
+        sends = [comm.isend(np.ones(1), comm.rank), twin.isend(np.zeros(1), comm.rank)]
+        for request in receives + sends:
+            request.wait()
+        assert (ours[0], theirs[0]) == (1, 0)
+
+    def test_split_by_host_keeps_the_ranks_of_this_host(self, comm):
+        local = comm.split_by_host()
+        assert (local.rank, local.size) == (comm.local_rank, comm.local_size)
+        assert local.hosts == (0,) * local.size
+
+    # -- mistakes: refused by each rank before anything is sent -----------------------------------
+
+    @pytest.mark.parametrize(
+        ("error", "words", "mistake"),
+        [
+            (TypeError, "got list", lambda comm: comm.allreduce([1.0])),
+            (ValueError, r"got shape \(2, 2\)", lambda comm: comm.allreduce(np.ones((2, 2)))),
+            (ValueError, "contiguous", lambda comm: comm.iallreduce(np.ones(6)[::2])),
+            (ValueError, "read-only", lambda comm: comm.broadcast(np.broadcast_to(1.0, 1))),
+            (TypeError, "Python objects", lambda comm: comm.broadcast(np.array([None]))),
+            (TypeError, "type bool", lambda comm: comm.allreduce(np.ones(1, bool))),
+            (TypeError, "type >f4", lambda comm: comm.allreduce(np.ones(1, ">f4"))),
+            (ValueError, "use one of sum", lambda comm: comm.allreduce(np.ones(1), "mean")),
+            (ValueError, "not in a group", lambda comm: comm.broadcast(np.ones(1), comm.size)),
+            (ValueError, "not in a group", lambda comm: comm.isend(np.ones(1), -1)),
+            (ValueError, "out of range", lambda comm: comm.irecv(np.ones(1), 0, tag=-1)),
+            (ValueError, "negative", lambda comm: comm.split(-1)),
+            (
+                ValueError,
+                "counts, none below 0",
+                lambda comm: comm.allgather(np.ones(1), [1] * (comm.size + 1), np.ones(9)),
+            ),
+            (
+                ValueError,
+                "add up to",
+                lambda comm: comm.allgather(np.ones(1), [1] * comm.size, np.ones(9)),
+            ),
+            (
+                ValueError,
+                "its part has 2",
+                lambda comm: comm.allgather(np.ones(2), [1] * comm.size, np.ones(comm.size)),
+            ),
+            (
+                TypeError,
+                "one type for both",
+                lambda comm: comm.reduce_scatter(
+                    np.ones(comm.size), [1] * comm.size, np.ones(1, "f4")
+                ),
+            ),
+        ],
+    )
+    def test_a_mistake_is_told_in_one_sentence(self, comm, error, words, mistake):
+        with pytest.raises(error, match=words) as caught:
+            mistake(comm)
+        assert "\n" not in str(caught.value)
+
+    def test_reduce_scatter_refuses_an_output_inside_its_input(self, comm):
+        x = np.ones(comm.size)
+        with pytest.raises(ValueError, match="out overlaps"):
+            comm.reduce_scatter(x, [1] * comm.size, x[comm.rank : comm.rank + 1])

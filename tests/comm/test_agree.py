@@ -1,0 +1,39 @@
+"""Ranks agree to go on or to stop."""
+
+import pytest
+
+from pydtnn.comm import agree
+from pydtnn.errors import AgreedError
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.mpi
+def test_ranks_go_on_where_none_has_an_error(comm):
+    agree(comm)
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.mpi
+def test_the_same_error_of_all_ranks_is_told_without_a_rank(comm):
+    mine = ValueError("Dropout: rate 2 must be below 1.")
+    with pytest.raises(AgreedError, match=r"^Dropout: rate 2 must be below 1\.$") as caught:
+        agree(comm, mine)
+    assert caught.value.ranks == tuple(range(comm.size))
+    assert caught.value.__cause__ is mine
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2, 3, 4)
+def test_an_error_of_the_last_rank_is_raised_by_all_and_names_it(comm):
+    last = comm.size - 1
+    mine = FileNotFoundError("no such file") if comm.rank == last else None
+    with pytest.raises(AgreedError, match=rf"^rank {last}: no such file$") as caught:
+        agree(comm, mine)
+    assert caught.value.ranks == (last,)
+
+
+@pytest.mark.threads(4)
+def test_different_errors_are_told_with_their_ranks(comm):
+    mine = [ValueError("a"), None, ValueError("b"), ValueError("a")][comm.rank]
+    with pytest.raises(AgreedError, match=r"^ranks 0, 3: a; rank 2: b$"):
+        agree(comm, mine)

@@ -1,0 +1,85 @@
+"""What ends all ranks: an error of one, of all, of a helper thread, a signal."""
+
+import pytest
+
+START = """
+import os, signal, sys, threading, time
+import numpy as np
+from pydtnn.comm import agree, create_communicator
+comm = create_communicator()
+"""
+WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
+
+
+def lines_about(words, finished):
+    """The lines with these words among those that our ranks and the launcher wrote."""
+    assert finished.stdout == ""
+    return [line for line in finished.stderr.splitlines() if words in line]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("if comm.rank == 1: raise ValueError('Bad: thing.')", "rank 1: Bad: thing."),
+        ("if comm.rank == 2: threading.Thread(target=int, args=('thing',)).start()", "rank 2: "),
+    ],
+    ids=["in the main thread", "in another thread"],
+)
+def test_an_error_of_one_rank_is_told_once_and_ends_all(mpiexec, body, line):
+    finished = mpiexec(3, ["-c", START + body + WAIT])
+    assert finished.returncode != 0
+    told = lines_about("thing", finished)
+    assert len(told) == 1
+    assert told[0].startswith(line)
+    assert "Traceback" not in finished.stderr
+
+
+def test_an_error_of_all_ranks_is_told_by_one_of_them(mpiexec):
+    finished = mpiexec(3, ["-c", START + "raise KeyError('thing')"])
+    assert finished.returncode != 0
+    assert len(lines_about("KeyError: 'thing' (<string>:6; PYDTNN_TRACEBACK=1", finished)) == 1
+
+
+def test_the_traceback_is_shown_to_those_who_ask_for_it(mpiexec):
+    body = "if comm.rank == 1: raise ValueError('Bad: thing.')"
+    finished = mpiexec(2, ["-c", START + body + WAIT], environment={"PYDTNN_TRACEBACK": "1"})
+    assert "Traceback" in finished.stderr
+    assert lines_about("rank 1: Bad: thing.", finished)
+
+
+@pytest.mark.parametrize(
+    ("condition", "line"), [("comm.rank == 1", "rank 1: Bad: thing."), ("True", "Bad: thing.")]
+)
+def test_an_agreed_error_ends_all_ranks_without_an_abort(mpiexec, condition, line):
+    body = f"""
+import atexit
+if comm.rank == 1: atexit.register(lambda: print("left in the ordinary way", file=sys.stderr))
+agree(comm, ValueError('Bad: thing.') if {condition} else None)
+"""
+    finished = mpiexec(2, ["-c", START + body])
+    assert finished.returncode == 1
+    assert lines_about("thing", finished) == [line]
+    assert lines_about("left in", finished)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [("SIGTERM", "rank 1: terminated (SIGTERM)"), ("SIGINT", "rank 1: interrupted (Ctrl-C)")],
+)
+def test_a_signal_ends_ranks_that_wait_inside_mpi(mpiexec, number, line):
+    body = f"""
+def strike():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.{number})
+if comm.rank == 1: threading.Thread(target=strike).start()
+"""
+    finished = mpiexec(2, ["-c", START + body + WAIT])
+    assert finished.returncode != 0
+    # Open MPI ends the other rank by SIGTERM too, which must not be told as a second reason.
+    assert lines_about("(SIG", finished) + lines_about("(Ctrl", finished) == [line]
+
+
+def test_one_rank_under_mpiexec_ends_like_a_program_of_its_own(mpiexec):
+    finished = mpiexec(1, ["-c", START + "raise ValueError('Bad: thing.')"])
+    assert finished.returncode == 1
+    assert lines_about("thing", finished) == ["Bad: thing."]

@@ -1,0 +1,74 @@
+"""Which communicator a process gets, as its environment says."""
+
+import sys
+
+import pytest
+
+from pydtnn.comm import create_communicator
+from pydtnn.comm.launch import _RANK_VARIABLES, _SIZE_VARIABLES, launched, launched_ranks
+from tests.launch import is_openmpi
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in (*_RANK_VARIABLES, *_SIZE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+
+
+def test_a_process_by_itself_is_serial_and_needs_no_mpi4py(no_mpi4py):
+    assert create_communicator().size == 1
+    assert not launched()
+    assert launched_ranks() is None
+
+
+@pytest.mark.parametrize("name", _RANK_VARIABLES)
+def test_a_launcher_is_recognised_by_what_it_sets(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    assert launched()
+
+
+@pytest.mark.parametrize("name", _SIZE_VARIABLES)
+def test_the_launcher_says_how_many_it_started(monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    assert launched_ranks() == 3
+
+
+def test_mpi_without_mpi4py_is_refused_in_one_sentence(no_mpi4py):
+    with pytest.raises(ImportError, match=r"^mpi: mpi4py cannot be imported .*pip install"):
+        create_communicator("mpi")
+
+
+def test_a_launcher_without_mpi4py_is_no_excuse_for_many_serial_runs(monkeypatch, no_mpi4py):
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(ImportError, match="mpi4py cannot be imported"):
+        create_communicator()
+
+
+def test_srun_without_mpi_is_refused(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(ValueError, match=r"srun started 4 tasks without MPI.*--mpi=pmix"):
+        create_communicator()
+
+
+def test_an_unknown_communicator_is_refused():
+    with pytest.raises(ValueError, match=r"unknown communicator 'mpj'"):
+        create_communicator("mpj")
+
+
+def test_the_launcher_of_another_mpi_is_named(mpiexec):
+    # One rank under the right launcher, made to look like one of four of the other.
+    variables = {"PMI_SIZE": "4"} if is_openmpi() else {"OMPI_COMM_WORLD_SIZE": "4"}
+    program = (
+        "import os; from pydtnn.comm import create_communicator; "
+        f"[os.environ.pop(name, None) for name in {_SIZE_VARIABLES}]; "
+        f"os.environ.update({variables}); create_communicator('mpi')"
+    )
+    finished = mpiexec(1, ["-c", program])
+    assert finished.returncode == 1
+    assert "mpi: the launcher" in finished.stderr
+    assert "start with the mpiexec that belongs to it" in finished.stderr

@@ -1,0 +1,81 @@
+"""Fixtures of all tests, and the plugins that run tests on several ranks (`groups`, `mpi_*`)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.kernels import BACKENDS, Backend, create_backend
+from tests import launch
+from tests.groups import Groups
+from tests.mpi_harness import Harness
+from tests.mpi_world import join_world
+
+
+@pytest.hookimpl(trylast=True)  # when the reporter is there, which all ranks but one take away
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "mpi(*ranks): runs on MPI ranks, by default 1, 2, 3 and 4.")
+    config.addinivalue_line("markers", "threads(*ranks): runs on ranks that are threads.")
+    world = join_world(config)
+    config.pluginmanager.register(Groups(world), "groups")
+    config.pluginmanager.register(world or Harness(config), "mpi")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cpu_backend" in metafunc.fixturenames:
+        metafunc.parametrize("cpu_backend", _instruction_sets(), indirect=True)
+
+
+def _instruction_sets() -> list[str]:
+    try:
+        from pydtnn.kernels.cpu.isa import available
+    except ImportError:
+        return ["not built"]
+    return list(available())
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator seeded by the test's name: the same on every rank and for every parameter."""
+    return np.random.default_rng(zlib.crc32(request.function.__qualname__.encode()))
+
+
+@pytest.fixture(params=sorted(BACKENDS, reverse=True))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn: "numpy", the reference, and "cpu"."""
+    return _create_backend(request.param)
+
+
+@pytest.fixture
+def cpu_backend(request: pytest.FixtureRequest) -> Backend:
+    """The cpu backend, with each instruction set that this machine has: for tests of kernels."""
+    return _create_backend("cpu", isa=request.param)
+
+
+def _create_backend(name: str, **options: str) -> Backend:
+    try:
+        return create_backend(name, **options)
+    except ImportError as error:
+        pytest.skip(f"backend {name} is not built: {error}")
+
+
+@pytest.fixture
+def mpiexec() -> Callable[..., launch.Finished]:
+    """`mpiexec(ranks, ["-m", "pydtnn.train", ...])` runs Python on so many ranks (`launch.run`)."""
+    if launch.why_not():
+        pytest.skip(launch.why_not())
+    return launch.run
+
+
+@pytest.fixture
+def shared_path(comm: Any, tmp_path: Path) -> Path:
+    """A folder that is empty before the test and the same for all of its ranks."""
+    if isinstance(comm, Communicator):
+        return Path(comm.gather_object(str(tmp_path))[0])
+    return tmp_path

@@ -1,0 +1,262 @@
+"""Compiled convolutions against the reference, on every instruction set of the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend, ConvGeometry, create_backend
+from pydtnn.kernels.cpu.conv import Conv
+from pydtnn.kernels.reference import Conv as Reference
+
+REFERENCE = Reference(np)
+DIRECTIONS = ("forward", "backward_data", "backward_filter")
+
+# In norm. float32: sums of up to 2,000 products of both signs lose about sqrt(2000) / 2 of their 6e-8 last places, a few 1e-6;
+# float64 the same in units of 1e-16.
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+
+
+def geometry(
+    size: tuple[int, ...],
+    channels: int,
+    filters: int,
+    kernel: tuple[int, ...],
+    stride: int = 1,
+    padding: Any = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> ConvGeometry:
+    """Shorthand: equal strides and dilations; padding is a number or pairs."""
+    axes = len(size)
+    pairs = ((padding, padding),) * axes if isinstance(padding, int) else padding
+    return ConvGeometry(
+        size, kernel, (stride,) * axes, pairs, (dilation,) * axes, channels, filters, groups
+    )
+
+
+AWKWARD = {
+    "one of everything": (1, geometry((1, 1), 1, 1, (1, 1))),
+    "no image": (0, geometry((8, 8), 5, 7, (3, 3), padding=1)),
+    "first layer": (3, geometry((32, 32), 3, 16, (3, 3), padding=1)),
+    "16 filters": (2, geometry((32, 32), 16, 16, (3, 3), padding=1)),
+    "several images to a block": (21, geometry((8, 8), 64, 64, (3, 3), padding=1)),
+    "rows of a large image": (2, geometry((91, 67), 5, 9, (3, 3), padding=1)),
+    "a row larger than the cache": (1, geometry((5, 1999), 40, 3, (3, 3), padding=1)),
+    "primes": (5, geometry((13, 11), 7, 19, (3, 5), padding=((1, 2), (0, 3)))),
+    "three vectors of filters": (2, geometry((9, 9), 17, 53, (3, 3), padding=1)),
+    "pointwise": (3, geometry((7, 9), 33, 41, (1, 1))),
+    "pointwise, stride 2": (3, geometry((7, 9), 16, 32, (1, 1), stride=2)),
+    "stride 2": (3, geometry((16, 16), 16, 32, (3, 3), stride=2, padding=1)),
+    "stride 2, odd size, asymmetric": (2, geometry((15, 17), 6, 10, (3, 3), 2, ((0, 1), (1, 0)))),
+    "stride 3 beyond the kernel": (2, geometry((17, 16), 5, 6, (2, 2), stride=3)),
+    "stride 3, kernel 7": (2, geometry((23, 29), 3, 18, (7, 7), stride=3, padding=3)),
+    "rows that nothing reads": (2, geometry((10, 11), 4, 5, (3, 3), stride=4)),
+    "dilation 2": (2, geometry((12, 13), 16, 20, (3, 3), padding=2, dilation=2)),
+    "dilation 2, stride 2": (2, geometry((13, 14), 5, 6, (3, 3), 2, 2, 2)),
+    "dilation 2, stride 3": (2, geometry((19, 14), 5, 6, (4, 3), 3, 1, 2)),
+    "even kernel": (2, geometry((9, 8), 8, 8, (2, 2), padding=((1, 0), (0, 1)))),
+    "4 by 3": (2, geometry((9, 8), 8, 24, (4, 3), padding=((2, 1), (1, 1)))),
+    "kernel as large as the image": (4, geometry((5, 5), 6, 11, (5, 5))),
+    "padding beyond the kernel": (2, geometry((4, 4), 3, 4, (2, 2), padding=3)),
+    "three groups": (2, geometry((9, 10), 12, 21, (3, 3), padding=1, groups=3)),
+    "groups of whole vectors": (2, geometry((9, 10), 64, 64, (3, 3), 2, 1, groups=2)),
+    "groups, dilation 2": (2, geometry((9, 10), 10, 20, (3, 3), 1, 2, 2, groups=5)),
+    "depthwise": (3, geometry((9, 10), 37, 37, (3, 3), padding=1, groups=37)),
+    "depthwise, 16 channels, no padding": (3, geometry((9, 10), 16, 16, (3, 3), groups=16)),
+    "depthwise, stride 2, 5 by 5": (3, geometry((11, 10), 21, 21, (5, 5), 2, 2, groups=21)),
+    "depthwise, dilation 2": (3, geometry((11, 10), 33, 33, (3, 3), 1, 2, 2, groups=33)),
+    "depthwise, two filters a channel": (3, geometry((9, 10), 9, 18, (3, 3), 1, 1, groups=9)),
+    "one axis": (3, geometry((50,), 6, 9, (5,), stride=2, padding=((1, 2),))),
+    "three axes": (2, geometry((4, 5, 6), 3, 4, (3, 2, 3), padding=1)),
+}
+
+
+def guarded(value: np.ndarray) -> np.ndarray:
+    """A copy of `value` with NaN before and behind it in memory."""
+    buffer = np.full(value.size + 256, np.nan, value.dtype)
+    inside = buffer[128 : 128 + value.size].reshape(value.shape)
+    inside[...] = value
+    return inside
+
+
+def assert_guards_hold(inside: np.ndarray) -> None:
+    """What lies around an array made by `guarded` is untouched."""
+    buffer = inside
+    while buffer.base is not None:
+        buffer = buffer.base
+    assert np.isnan(buffer[:128]).all()
+    assert np.isnan(buffer[len(buffer) - 128 :]).all()
+
+
+def operands(
+    rng: np.random.Generator, batch: int, geometry: ConvGeometry
+) -> dict[str, np.ndarray]:
+    """Float64 arrays x, w, b, dy for a geometry."""
+    return {
+        "x": rng.standard_normal((batch, *geometry.size, geometry.channels)),
+        "w": rng.standard_normal(geometry.weight_shape),
+        "b": rng.standard_normal(geometry.filters),
+        "dy": rng.standard_normal((batch, *geometry.output, geometry.filters)),
+    }
+
+
+def run(
+    conv: Reference, direction: str, arrays: dict[str, np.ndarray], geometry: ConvGeometry
+) -> np.ndarray:
+    """One direction of a family on guarded copies, into an output full of NaN."""
+    x, w, b, dy = (guarded(arrays[name]) for name in ("x", "w", "b", "dy"))
+    like = {"forward": dy, "backward_data": x, "backward_filter": w}[direction]
+    out = guarded(np.full_like(like, np.nan))
+    if direction == "forward":
+        conv.forward(x, w, b, geometry, out=out)
+    elif direction == "backward_data":
+        conv.backward_data(dy, w, geometry, out=out)
+    else:
+        conv.backward_filter(x, dy, geometry, out=out)
+    assert_guards_hold(out)
+    return out
+
+
+def assert_close(value: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Equal in norm, relative to the norm of what is expected."""
+    assert np.linalg.norm(value - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def cast(arrays: dict[str, np.ndarray], dtype: Any) -> dict[str, np.ndarray]:
+    """Copy in another type."""
+    return {name: array.astype(dtype) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", AWKWARD)
+def test_all_directions_agree_with_the_reference(
+    cpu_backend: Backend, rng: np.random.Generator, case: str, dtype: Any
+) -> None:
+    batch, geometry = AWKWARD[case]
+    arrays = cast(operands(rng, batch, geometry), dtype)
+    for direction in DIRECTIONS:
+        expected = run(REFERENCE, direction, cast(arrays, np.float64), geometry)
+        value = run(cpu_backend.conv, direction, arrays, geometry)
+        assert value.dtype == dtype
+        assert_close(value, expected, TOLERANCE[dtype])
+
+
+def test_random_geometries_agree_with_the_reference(
+    cpu_backend: Backend, rng: np.random.Generator
+) -> None:
+    for _ in range(60):
+        kernel = tuple(map(int, rng.integers(1, 8, 2)))
+        stride, dilation = tuple(map(int, rng.integers(1, 4, 2))), tuple(map(int, rng.integers(1, 3, 2)))
+        padding = tuple((int(p), int(q)) for p, q in rng.integers(0, 4, (2, 2)))
+        size = tuple(int(n) + d * (k - 1) for n, k, d in zip(rng.integers(1, 12, 2), kernel, dilation, strict=True))
+        groups = int(rng.integers(1, 4))
+        channels, filters = (groups * int(n) for n in rng.integers(1, 36, 2))
+        shape = ConvGeometry(size, kernel, stride, padding, dilation, channels, filters, groups)
+        arrays = operands(rng, int(rng.integers(1, 5)), shape)
+        for direction in DIRECTIONS:
+            expected = run(REFERENCE, direction, arrays, shape)
+            assert_close(run(cpu_backend.conv, direction, arrays, shape), expected, 1e-12)
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+def test_backward_of_data_is_the_adjoint_of_forward(
+    cpu_backend: Backend, rng: np.random.Generator, case: str
+) -> None:
+    batch, geometry = AWKWARD[case]
+    arrays = operands(rng, batch, geometry)
+    arrays["b"][...] = 0
+    y = run(cpu_backend.conv, "forward", arrays, geometry)
+    dx = run(cpu_backend.conv, "backward_data", arrays, geometry)
+    dw = run(cpu_backend.conv, "backward_filter", arrays, geometry)
+    product = np.vdot(arrays["dy"], y)
+    size = np.linalg.norm(arrays["dy"]) * np.linalg.norm(y)
+    assert abs(np.vdot(dx, arrays["x"]) - product) <= 1e-12 * size
+    assert abs(np.vdot(dw, arrays["w"]) - product) <= 1e-12 * size
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", AWKWARD)
+def test_the_number_of_threads_does_not_change_a_byte(
+    cpu_backend: Backend, rng: np.random.Generator, case: str, dtype: Any
+) -> None:
+    batch, geometry = AWKWARD[case]
+    arrays = cast(operands(rng, batch, geometry), dtype)
+    one, two, three = (
+        create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2, 3)
+    )
+    for direction in DIRECTIONS:
+        expected = run(one, direction, arrays, geometry).tobytes()
+        assert run(two, direction, arrays, geometry).tobytes() == expected
+        assert run(three, direction, arrays, geometry).tobytes() == expected
+
+
+@pytest.mark.parametrize("case", ["first layer", "three groups", "depthwise", "no image", "one axis"])
+def test_backward_of_filters_adds_to_its_output_when_told_to(
+    cpu_backend: Backend, rng: np.random.Generator, case: str
+) -> None:
+    batch, geometry = AWKWARD[case]
+    arrays = operands(rng, batch, geometry)
+    before = rng.standard_normal(geometry.weight_shape)
+    out = guarded(before)
+    cpu_backend.conv.backward_filter(
+        arrays["x"], arrays["dy"], geometry, out=out, accumulate=True
+    )
+    assert_guards_hold(out)
+    assert_close(out - before, run(REFERENCE, "backward_filter", arrays, geometry), 1e-12)
+
+
+def test_forward_works_without_a_bias(cpu_backend: Backend, rng: np.random.Generator) -> None:
+    for case in ("first layer", "three groups", "depthwise"):
+        batch, geometry = AWKWARD[case]
+        arrays = operands(rng, batch, geometry)
+        out, expected = np.empty_like(arrays["dy"]), np.empty_like(arrays["dy"])
+        cpu_backend.conv.forward(arrays["x"], arrays["w"], None, geometry, out=out)
+        REFERENCE.forward(arrays["x"], arrays["w"], None, geometry, out=expected)
+        assert_close(out, expected, 1e-12)
+
+
+def test_arrays_that_are_not_contiguous_give_the_same_result(
+    cpu_backend: Backend, rng: np.random.Generator
+) -> None:
+    batch, geometry = AWKWARD["primes"]
+    arrays = operands(rng, batch, geometry)
+    fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}
+    for direction in DIRECTIONS:
+        like = {"forward": "dy", "backward_data": "x", "backward_filter": "w"}[direction]
+        out = np.asfortranarray(np.empty_like(arrays[like]))
+        if direction == "forward":
+            cpu_backend.conv.forward(fortran["x"], fortran["w"], fortran["b"], geometry, out=out)
+        elif direction == "backward_data":
+            cpu_backend.conv.backward_data(fortran["dy"], fortran["w"], geometry, out=out)
+        else:
+            cpu_backend.conv.backward_filter(fortran["x"], fortran["dy"], geometry, out=out)
+        assert_close(out, run(REFERENCE, direction, arrays, geometry), 1e-12)
+
+
+def test_long_sums_keep_the_accuracy_of_float32(
+    cpu_backend: Backend, rng: np.random.Generator
+) -> None:
+    # 64 images x 1024 pixels of positive terms: one running sum would be off by 1e-4, sums of blocks stay near 1e-6.
+    shape = geometry((32, 32), 1, 2, (1, 1))
+    x = rng.random((64, 32, 32, 1), dtype=np.float32)
+    dy = rng.random((64, 32, 32, 2), dtype=np.float32)
+    out = np.empty(shape.weight_shape, np.float32)
+    cpu_backend.conv.backward_filter(x, dy, shape, out=out)
+    exact = np.tensordot(dy.astype(np.float64), x.astype(np.float64), ((0, 1, 2), (0, 1, 2)))
+    assert_close(out.reshape(2, 1), exact, 2e-6)
+
+
+def test_an_output_of_the_wrong_size_is_refused(cpu_backend: Backend) -> None:
+    shape = geometry((8, 8), 3, 4, (3, 3), padding=1)
+    x, w = np.zeros((2, 8, 8, 3), np.float32), np.zeros((4, 3, 3, 3), np.float32)
+    with pytest.raises(ValueError, match="elements"):
+        cpu_backend.conv.forward(x, w, None, shape, out=np.empty((2, 8, 7, 4), np.float32))
+
+
+def test_hot_kernels_are_compiled(cpu_backend: Backend) -> None:
+    assert isinstance(cpu_backend.conv, Conv)
+    for direction in DIRECTIONS:
+        assert getattr(Conv, direction) is not getattr(Reference, direction)

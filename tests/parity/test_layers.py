@@ -1,0 +1,120 @@
+"""Every layer computes what PyTorch's counterpart computes: outputs and all gradients in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import layers
+from pydtnn.layers import Layer, StepContext
+from pydtnn.model import Model
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+
+IMAGE = (9, 11, 6)
+CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: layers.Linear(7), (13,)),
+    "linear without bias": (lambda: layers.Linear(7, bias=False), (13,)),
+    "conv 3x3": (lambda: layers.Conv2d(5, 3, padding=1), IMAGE),
+    "conv 3x3 stride 2": (lambda: layers.Conv2d(8, 3, stride=2, padding=1, bias=False), IMAGE),
+    "conv 1x1 stride 2": (lambda: layers.Conv2d(8, 1, stride=2), IMAGE),
+    "conv 5x2 stride 3x1": (lambda: layers.Conv2d(4, (5, 2), stride=(3, 1)), IMAGE),
+    "conv asymmetric padding": (lambda: layers.Conv2d(4, 4, padding=((1, 2), (0, 3))), IMAGE),
+    "conv same, even kernel": (lambda: layers.Conv2d(4, 4, padding="same"), IMAGE),
+    "conv dilated": (lambda: layers.Conv2d(4, 3, dilation=2, padding=2), IMAGE),
+    "conv groups": (lambda: layers.Conv2d(9, 3, groups=3, padding=1), IMAGE),
+    "conv depthwise": (lambda: layers.Conv2d(6, 3, groups=6, padding=1), IMAGE),
+    "conv depthwise, multiplier 2": (lambda: layers.Conv2d(12, 3, groups=6, stride=2), IMAGE),
+    "batch norm of images": (lambda: layers.BatchNorm(), IMAGE),
+    "batch norm of vectors": (lambda: layers.BatchNorm(momentum=0.3), (13,)),
+    "layer norm": (lambda: layers.LayerNorm(), IMAGE),
+    "layer norm over three axes": (lambda: layers.LayerNorm(axes=3), IMAGE),
+    "group norm": (lambda: layers.GroupNorm(3), IMAGE),
+    "max pool": (lambda: layers.MaxPool2d(2), IMAGE),
+    "max pool overlapping": (lambda: layers.MaxPool2d(3, stride=2, padding=1), IMAGE),
+    "max pool asymmetric": (lambda: layers.MaxPool2d(3, stride=2, padding=((0, 1), (2, 0))), IMAGE),
+    "average pool": (lambda: layers.AvgPool2d(3, stride=2, padding=1), IMAGE),
+    "average pool without padding": (
+        lambda: layers.AvgPool2d(3, stride=2, padding=1, count_padding=False),
+        IMAGE,
+    ),
+    "adaptive pool": (lambda: layers.AdaptiveAvgPool2d((4, 3)), IMAGE),
+    "global pool": (lambda: layers.GlobalAvgPool2d(), IMAGE),
+    "relu": (lambda: layers.ReLU(), IMAGE),
+    "relu6": (lambda: layers.ReLU6(), IMAGE),
+    "leaky relu": (lambda: layers.LeakyReLU(0.2), IMAGE),
+    "elu": (lambda: layers.ELU(1.5), IMAGE),
+    "sigmoid": (lambda: layers.Sigmoid(), IMAGE),
+    "tanh": (lambda: layers.Tanh(), IMAGE),
+    "arctan": (lambda: layers.ArcTanh(), IMAGE),
+    "log": (lambda: layers.Log(), IMAGE),
+    "gelu": (lambda: layers.GELU(), IMAGE),
+    "silu": (lambda: layers.SiLU(), IMAGE),
+    "softmax": (lambda: layers.Softmax(), (13,)),
+    "flatten": (lambda: layers.Flatten(), IMAGE),
+    "reshape": (lambda: layers.Reshape((3, -1, 6)), IMAGE),
+    "pad": (lambda: layers.Pad(((1, 0), (0, 2), (3, 1))), IMAGE),
+    "slice": (lambda: layers.Slice(slice(1, None, 2), slice(None), slice(2, 5)), IMAGE),
+    "identity": (lambda: layers.Identity(), IMAGE),
+    "residual": (lambda: layers.Residual(layers.Conv2d(6, 3, padding=1)), IMAGE),
+    "branches": (
+        lambda: layers.Branches(
+            layers.Conv2d(3, 1), layers.Conv2d(2, 3, padding=1), merge=layers.Concat()
+        ),
+        IMAGE,
+    ),
+}
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
+    """Compare in norm: both sides sum in their own order, in float64."""
+    scale = max(float(np.abs(theirs).max(initial=0)), 1e-30)
+    assert float(np.abs(ours - theirs).max(initial=0)) <= 1e-10 * scale, what
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_a_layer_equals_pytorch(case: str, backend: str) -> None:
+    from benchmarks.torch_twin import Twin, to_ours, to_torch
+
+    make, shape = CASES[case]
+    net: Layer = make()
+    rng = np.random.default_rng(0)
+    model = Model(net, shape, backend=backend, dtype="float64", input_gradient=True)
+    for p in model.parameters.values():
+        p.value[...] = rng.normal(size=p.shape)
+    twin = Twin(model)
+    x = rng.uniform(0.1, 2, (4, *shape)) if case == "log" else 3 * rng.normal(size=(4, *shape))
+    dy = rng.normal(size=(4, *model.output_shape))
+
+    theirs = to_torch(x.copy()).requires_grad_()
+    output = twin(theirs)
+    output.backward(to_torch(dy))
+    y, residuals = model.forward(x, StepContext(training=True))
+    assert_close(y, to_ours(output), "output")
+    dx = model.backward(dy, residuals)
+    assert_close(dx, to_ours(theirs.grad), "dx")
+    for name, gradient in (twin.gradients() if model.parameters else {}).items():
+        assert_close(model.parameters[name].grad, gradient, name)
+
+
+def test_running_statistics_equal_pytorch() -> None:
+    from benchmarks.torch_twin import Twin, to_ours, to_torch
+
+    rng = np.random.default_rng(0)
+    model = Model(layers.BatchNorm(momentum=0.2), IMAGE, backend="cpu", dtype="float64")
+    twin = Twin(model)
+    for _ in range(3):
+        x = 2 + rng.normal(size=(4, *IMAGE))
+        twin(to_torch(x))
+        model.forward(x, StepContext(training=True))
+        model.statistics.update()
+    norm = twin.steps[0]
+    (ours,) = model.statistics.statistics
+    assert_close(ours.mean, norm.running_mean.numpy(), "mean")
+    assert_close(ours.variance, norm.running_var.numpy(), "variance")
+    twin.eval()
+    y, _ = model.forward(x, StepContext(training=False))
+    assert_close(y, to_ours(twin(to_torch(x))), "evaluation")

@@ -1,0 +1,52 @@
+"""Every loss, and its gradient, equals PyTorch's in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import create_backend
+from pydtnn.losses import get_loss
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+F = torch.nn.functional
+
+CASES: dict[str, tuple[Any, Any, str]] = {
+    "cross_entropy": ({}, lambda y, t: F.cross_entropy(y, t), "classes"),
+    "cross_entropy, smoothed": (
+        {"label_smoothing": 0.1},
+        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+        "classes",
+    ),
+    "binary_cross_entropy": (
+        {},
+        lambda y, t: F.binary_cross_entropy_with_logits(y, t),
+        "probabilities",
+    ),
+    "mse": ({}, lambda y, t: F.mse_loss(y, t), "numbers"),
+    "mae": ({}, lambda y, t: F.l1_loss(y, t), "numbers"),
+    # PyTorch divides the hinges by the number of classes
+    "hinge": ({}, lambda y, t: F.multi_margin_loss(y, t) * y.shape[1], "classes"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_a_loss_equals_pytorch(case: str, backend: str) -> None:
+    options, peer, kind = CASES[case]
+    rng = np.random.default_rng(0)
+    y = 3 * rng.normal(size=(17, 7))
+    target = {
+        "classes": rng.integers(7, size=17),
+        "probabilities": rng.uniform(size=(17, 7)),
+        "numbers": rng.normal(size=(17, 7)),
+    }[kind]
+    theirs = torch.from_numpy(y.copy()).requires_grad_()
+    loss = peer(theirs, torch.from_numpy(target))
+    loss.backward()
+    name = case.partition(",")[0]
+    ours, dy = get_loss(name, **options)(create_backend(backend), y, target, 1 / len(y))
+    assert ours / len(y) == pytest.approx(loss.item(), rel=1e-12)
+    np.testing.assert_allclose(dy, theirs.grad.numpy(), rtol=1e-10, atol=1e-15)

@@ -1,0 +1,52 @@
+"""Every optimizer that PyTorch has makes the same five steps in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import Linear, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import get_optimizer
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+
+CASES: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
+    "sgd": ("sgd", {}, torch.optim.SGD, {}),
+    "momentum": ("sgd", {"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (
+        "sgd",
+        {"momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+    ),
+    "rmsprop": ("rmsprop", {"rho": 0.95}, torch.optim.RMSprop, {"alpha": 0.95}),
+    "adam": ("adam", {}, torch.optim.Adam, {}),
+    "adamw": ("adamw", {}, torch.optim.AdamW, {}),
+    "nadam": ("nadam", {}, torch.optim.NAdam, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("decay", [0.0, 0.03])
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_five_steps_equal_pytorch(case: str, decay: float, backend: str) -> None:
+    name, own, peer, options = CASES[case]
+    rng = np.random.default_rng(0)
+    net = Sequential(Linear(5, bias=False), Linear(3, bias=False))
+    model = Model(net, (7,), backend=backend, dtype="float64")
+    weights = [p.value for p in model.parameters.values()]
+    theirs = [torch.nn.Parameter(torch.from_numpy(np.array(w))) for w in weights]
+    ours = get_optimizer(name, lr=0.01, weight_decay=decay, **own)
+    ours.bind(model.backend, model.buffers)
+    reference = peer(theirs, lr=0.01, weight_decay=decay, **options)
+    for _ in range(5):
+        for p, other in zip(model.parameters.values(), theirs, strict=True):
+            p.grad[...] = rng.normal(size=p.shape)
+            other.grad = torch.from_numpy(np.array(p.grad))
+        ours.step()
+        reference.step()
+    for w, other in zip(weights, theirs, strict=True):
+        np.testing.assert_allclose(w, other.detach().numpy(), rtol=1e-8, atol=1e-12)

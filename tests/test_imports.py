@@ -1,0 +1,237 @@
+"""Who may import whom: the direction of `docs/architecture.md`, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pydtnn
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Area: the modules and packages in it, of which the longest name decides.
+AREAS = {
+    "tools": ["errors", "files", "limits", "registry", "suggest", "threads"],
+    "kernels": ["kernels"],
+    "random": ["kernels.reference.random"],
+    "comm": ["comm"],
+    "exchange": ["comm.exchange", "comm.schedules", "comm.schemes"],
+    "data": ["data"],
+    "parameters": ["parameters", "initializers", "statistics"],
+    "layers": ["layers"],
+    "graph": ["graph", "fusion"],
+    "model": ["model", "summary"],
+    "rules": ["losses", "metrics", "optimizers", "schedules", "targets", "totals"],
+    "training": [
+        "trainer",
+        "callbacks",
+        "checkpoint",
+        "checkpoint_files",
+        "tracing",
+        "finite",
+        "weights",
+    ],
+    "models": ["models"],
+    "programs": ["config", "command_line", "job", "train", "run_directory", "report", "info"],
+}
+
+BELOW_LAYERS = {"tools", "kernels", "random", "parameters"}
+BELOW_TRAINING = {*BELOW_LAYERS, "layers", "graph", "model", "rules", "comm", "exchange", "data"}
+
+# Area: what it may import besides itself.
+ALLOWED = {
+    "tools": set(),
+    "kernels": {"tools", "random"},
+    "random": {"kernels"},
+    "comm": {"tools"},
+    "exchange": {*BELOW_LAYERS, "comm", "rules"},
+    "data": {"tools", "random"},
+    "parameters": {"tools", "kernels", "random"},
+    "layers": BELOW_LAYERS,
+    "graph": {*BELOW_LAYERS, "layers"},
+    "model": {*BELOW_LAYERS, "layers", "graph"},
+    "rules": BELOW_LAYERS,
+    "training": {*BELOW_TRAINING, "version"},
+    "models": {"tools", "layers", "parameters"},
+    "programs": {*BELOW_TRAINING, "training", "models", "version"},
+    "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
+}
+
+# Packages that may be missing, and the modules that may import them, inside a function.
+CONFINED = {
+    "mpi4py": ["comm.mpi", "info"],
+    "cupy": ["kernels.cuda", "comm.nccl", "info"],
+    "cupyx": ["kernels.cuda"],
+}
+
+INSTALLED_ALWAYS = {"jsonargparse", "numpy", "rich", "safetensors", "threadpoolctl", "yaml"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's target, without the leading "pydtnn." where it is ours."""
+
+    target: str
+    ours: bool
+    line: int
+    in_function: bool
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Path of every module by its name without "pydtnn."; the package itself is ""."""
+    found = {}
+    for folder, prefix in (("pydtnn", ""), ("models", "models.")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = prefix + ".".join(part for part in parts if part != "__init__")
+            found[name.rstrip(".")] = path
+    return found
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Every import that can run; those under TYPE_CHECKING serve annotations and never do."""
+    path = sources()[module]
+    package = ["pydtnn", *filter(None, module.split("."))]
+    if path.name != "__init__.py":
+        package.pop()
+
+    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            children: list[ast.AST] = [*node.orelse]
+        else:
+            children = list(ast.iter_child_nodes(node))
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            start = ".".join([*base, *filter(None, [node.module])])
+            # "from package import name" imports package.name where that is a module
+            names = [
+                f"{start}.{alias.name}" if is_module(f"{start}.{alias.name}") else start
+                for alias in node.names
+            ]
+        for name in dict.fromkeys(names):
+            ours = name.split(".")[0] == "pydtnn"
+            target = name.removeprefix("pydtnn").removeprefix(".") if ours else name
+            yield Import(target, ours, node.lineno, in_function)
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in children:
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(path.read_text()), in_function=False)
+
+
+def is_module(name: str) -> bool:
+    return name.startswith("pydtnn.") and name.removeprefix("pydtnn.") in sources()
+
+
+def belongs(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def area(module: str) -> str | None:
+    """Area of a module of ours; None if the table does not say."""
+    if module == "":
+        return "version"
+    homes = [
+        (len(name), key) for key, names in AREAS.items() for name in names if belongs(module, name)
+    ]
+    return max(homes)[1] if homes else None
+
+
+@pytest.mark.parametrize("module", sources())
+def test_a_module_imports_only_what_lies_below_it(module):
+    here = area(module)
+    assert here, f"{module} has no place in AREAS of {Path(__file__).name}: say what it may import"
+    wrong = [
+        f"{sources()[module].relative_to(ROOT)}:{found.line} imports {found.target} ({there})"
+        for found in imports(module)
+        if found.ours and (there := area(found.target)) != here and there not in ALLOWED[here]
+    ]
+    assert not wrong, f"{here} may import only {sorted(ALLOWED[here])}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("module", sources())
+def test_optional_packages_are_imported_only_where_they_are_needed(module):
+    wrong = []
+    for found in imports(module):
+        top = found.target.split(".")[0]
+        if found.ours or top in sys.stdlib_module_names or top in INSTALLED_ALWAYS:
+            continue
+        place = f"{sources()[module].relative_to(ROOT)}:{found.line} imports {top}"
+        if not found.in_function:
+            wrong.append(f"{place} on import; move it into the function that needs it")
+        elif not any(belongs(module, home) for home in CONFINED.get(top, [module])):
+            wrong.append(f"{place}, which belongs in {' and '.join(CONFINED[top])}")
+    assert not wrong, "; ".join(wrong)
+
+
+def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_import_pydtnn_takes_less_than_a_third_of_a_second():
+    code = "import time; t = time.perf_counter(); import pydtnn; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(3)) < 0.3  # s; the promise of the README
+
+
+def test_import_pydtnn_loads_nothing_but_itself():
+    code = "import json, sys, pydtnn; print(json.dumps(sorted(sys.modules)))"
+    loaded = {name.split(".")[0] for name in json.loads(python(code))}
+    assert not loaded & {"numpy", "mpi4py", "cupy", *INSTALLED_ALWAYS}
+
+
+def test_all_public_names_load_without_mpi4py_and_cupy():
+    code = (
+        "import json, sys, pydtnn\n"
+        "for name in pydtnn.__all__: getattr(pydtnn, name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    loaded = {name.split(".")[0] for name in json.loads(python(code))}
+    assert "numpy" in loaded
+    assert not loaded & set(CONFINED)
+
+
+def test_dir_lists_the_public_names():
+    assert set(pydtnn.__all__) <= set(dir(pydtnn))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Modell'"):
+        pydtnn.Modell  # noqa: B018
+
+
+WITHOUT_MPI4PY = """
+import runpy, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "mpi4py":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.argv[0] = "pydtnn.train"
+runpy.run_module("pydtnn.train", run_name="__main__")
+"""
+
+
+def test_serial_training_works_where_mpi4py_cannot_be_imported(tmp_path):
+    options = "--model mlp --dataset synthetic --epochs 1 --steps-per-epoch 2 --output-dir"
+    python(WITHOUT_MPI4PY, *options.split(), str(tmp_path / "run"), cwd=tmp_path)
+    assert (tmp_path / "run" / "run.json").exists()

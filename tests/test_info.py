@@ -1,0 +1,58 @@
+"""Tests of `pydtnn.info`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import pydtnn
+from pydtnn import info
+
+
+def test_what_is_collected_survives_json():
+    found = info.collect()
+    assert json.loads(json.dumps(found)) == found
+    assert found["pydtnn"] == pydtnn.__version__
+    assert found["packages"]["numpy"]
+    assert found["cpu"]["usable"] >= 1
+    assert found["cpu"]["isa"] in found["cpu"]["instruction_sets"]
+
+
+def test_collecting_without_probing_loads_neither_mpi4py_nor_cupy():
+    code = "import sys; from pydtnn import info; info.collect(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"mpi4py", "cupy"} & set(done.stdout.split())
+
+
+def test_the_report_names_every_part():
+    done = subprocess.run(
+        [sys.executable, "-m", "pydtnn.info"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("pydtnn", "Python", "numpy", "CPU", "instruction sets", "BLAS", "MPI", "GPU"):
+        assert f"\n{name}" in f"\n{done.stdout}"
+
+
+@pytest.mark.parametrize("missing", ["mpi4py", "cupy"])
+def test_a_missing_package_is_a_reason_and_no_error(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)  # the import system then raises ImportError
+    report = {"mpi4py": info._mpi, "cupy": info._gpu}[missing]()
+    assert report.startswith("none: ")
+    assert missing in report
+
+
+def test_an_impossible_number_of_threads_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(SystemExit, match=r"OMP_NUM_THREADS.*'many'"):
+        info.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_package_in_another_projects_checkout_has_no_commit(monkeypatch, tmp_path):
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    module = tmp_path / "environment" / "pydtnn" / "info.py"
+    monkeypatch.setattr(info, "__file__", str(module))
+    assert info._commit() is None

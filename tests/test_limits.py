@@ -1,0 +1,45 @@
+"""Numbers within limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.limits import number, whole
+
+
+@pytest.mark.parametrize("value", [0, 0.5, np.float32(0.5), np.int64(0)])
+def test_numbers_of_any_kind_within_the_limits_become_floats(value):
+    checked = number("SGD", "momentum", value, at_least=0, below=1)
+    assert type(checked) is float
+    assert checked == value
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, float("nan"), float("inf")])
+def test_numbers_out_of_the_limits_are_refused(value):
+    with pytest.raises(
+        ValueError, match=f"SGD: momentum must be at least 0 and below 1, not {value}"
+    ):
+        number("SGD", "momentum", value, at_least=0, below=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "value"), [({"above": 0}, 0), ({"at_most": 1}, 1.5), ({"below": 1}, 1)]
+)
+def test_every_kind_of_limit_holds(limits, value):
+    with pytest.raises(ValueError, match="who: what must be"):
+        number("who", "what", value, **limits)
+
+
+@pytest.mark.parametrize("value", ["0.1", None, True, [0.1]])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(TypeError, match="SGD: momentum must be a number"):
+        number("SGD", "momentum", value)
+
+
+def test_whole_numbers_are_checked():
+    assert whole("Cosine", "steps", np.int64(3), at_least=1) == 3
+    with pytest.raises(ValueError, match="Cosine: steps must be at least 1, not 0"):
+        whole("Cosine", "steps", 0, at_least=1)
+    with pytest.raises(TypeError, match=r"Cosine: steps must be a whole number, not 2\.5"):
+        whole("Cosine", "steps", 2.5, at_least=1)

@@ -1,0 +1,213 @@
+"""Losses: values by hand, gradients by finite differences, targets, bad input."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pydtnn.losses import (
+    ALIASES,
+    LOSSES,
+    BinaryCrossEntropy,
+    CategoricalCrossEntropy,
+    Hinge,
+    Loss,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    get_loss,
+)
+
+CLASSES = np.array([2, 0, 3, 1, 2])
+
+
+def cases():
+    rng = np.random.default_rng(0)
+    numbers, shares = rng.normal(size=(5, 4)), rng.uniform(size=(5, 4))
+    images = rng.normal(size=(5, 2, 3))
+    return {
+        "cross-entropy": (CategoricalCrossEntropy(), (5, 4), CLASSES),
+        "smoothed": (CategoricalCrossEntropy(0.1), (5, 4), CLASSES),
+        "hinge": (Hinge(), (5, 4), CLASSES),
+        "bce": (BinaryCrossEntropy(), (5, 4), shares),
+        "bce of classes": (BinaryCrossEntropy(), (5, 4), CLASSES),
+        "bce of one output": (BinaryCrossEntropy(), (5, 1), np.array([0, 1, 1, 0, 1])),
+        "mse": (MeanSquaredError(), (5, 4), numbers),
+        "mse of images": (MeanSquaredError(), (5, 2, 3), images),
+        "mse of classes": (MeanSquaredError(), (5, 4), CLASSES),
+        "mse of one output": (MeanSquaredError(), (5, 1), numbers[:, 0]),
+        "mae": (MeanAbsoluteError(), (5, 4), numbers),
+        "mae of classes": (MeanAbsoluteError(), (5, 4), CLASSES),
+    }
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_gradient_is_the_slope_of_its_loss_times_the_scale(backend, case):
+    loss, shape, target = cases()[case]
+    rng = np.random.default_rng(1)
+    y, direction = 2 * rng.normal(size=shape), rng.normal(size=shape)
+    _, dy = loss(backend, y, target, 0.25)
+    h = 1e-6
+    ahead, _ = loss(backend, y + h * direction, target, 1.0)
+    behind, _ = loss(backend, y - h * direction, target, 1.0)
+    # central differences in float64: errors of h^2 and of 1e-16 / h; no kink is as near as h
+    assert (dy * direction).sum() == pytest.approx(0.25 * (ahead - behind) / (2 * h), rel=1e-7)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_shards_of_any_size_add_up(backend, case):
+    loss, shape, target = cases()[case]
+    y = np.random.default_rng(2).normal(size=shape)
+    whole, dy = loss(backend, y, target, 0.2)
+    parts = [loss(backend, y[a:b], target[a:b], 0.2) for a, b in ((0, 1), (1, 1), (1, 5))]
+    assert sum(value for value, _ in parts) == pytest.approx(whole, rel=1e-12)
+    np.testing.assert_allclose(np.concatenate([d for _, d in parts]), dy, rtol=1e-12)
+
+
+def test_values_by_hand(backend):
+    y = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]))
+    target = np.array([0, 2])
+    loss, dy = CategoricalCrossEntropy()(backend, y, target, 1.0)
+    assert loss == pytest.approx(-np.log(0.5) - np.log(0.8), rel=1e-12)
+    np.testing.assert_allclose(dy, [[-0.5, 0.25, 0.25], [0.1, 0.1, -0.2]], rtol=1e-12)
+
+    scores = np.array([[1.0, 0.5, -2.0]])
+    loss, dy = Hinge()(backend, scores, np.array([0]), 2.0)
+    assert loss == 0.5
+    np.testing.assert_array_equal(dy, [[-2.0, 2.0, 0.0]])
+
+    loss, dy = MeanSquaredError()(backend, np.array([[1.0, 3.0]]), np.array([[0.0, 1.0]]), 1.0)
+    assert loss == 2.5
+    np.testing.assert_array_equal(dy, [[1.0, 2.0]])
+
+    loss, dy = MeanAbsoluteError()(backend, np.array([[1.0, 1.0]]), np.array([[3.0, 1.0]]), 1.0)
+    assert loss == 1.0
+    np.testing.assert_array_equal(dy, [[-0.5, 0.0]])
+
+
+def test_label_smoothing_mixes_the_classes_with_a_uniform_distribution(backend):
+    y = np.random.default_rng(3).normal(size=(1, 4))
+    smoothed, _ = CategoricalCrossEntropy(0.2)(backend, y, np.array([1]), 1.0)
+    each = [CategoricalCrossEntropy()(backend, y, np.array([k]), 1.0)[0] for k in range(4)]
+    assert smoothed == pytest.approx(0.8 * each[1] + 0.2 * np.mean(each), rel=1e-12)
+
+
+def test_large_logits_do_not_overflow(backend):
+    y = np.array([[1000.0, 0.0], [-1000.0, 0.0]], "float32")
+    loss, dy = CategoricalCrossEntropy()(backend, y, np.array([0, 0]), 1.0)
+    assert loss == 1000.0
+    assert np.isfinite(dy).all()
+    loss, dy = BinaryCrossEntropy()(backend, y, np.array([[1.0, 1.0], [1.0, 0.0]]), 1.0)
+    assert loss == pytest.approx(500 + np.log(2), rel=1e-6)  # float32
+    assert np.isfinite(dy).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_gradient_has_the_dtype_of_the_predictions_and_goes_where_it_is_told(backend, dtype):
+    y = np.random.default_rng(4).normal(size=(5, 4)).astype(dtype)
+    out = np.full_like(y, np.nan)
+    for loss in map(get_loss, LOSSES):
+        value, dy = loss(backend, y, CLASSES.astype("int32"), 1.0, out)
+        assert dy is out
+        assert isinstance(value, float)
+        assert loss(backend, y, CLASSES, 1.0)[1].dtype == dtype
+        assert np.isfinite(out).all()
+
+
+def test_a_loss_of_ones_own_is_one_method(backend):
+    class Linear(Loss):
+        def compute(self, backend, y, target, scale, out):
+            out[...] = scale * target
+            return float((y * target).sum())
+
+    loss, dy = Linear()(backend, np.array([[2.0]]), np.array([[3.0]]), 0.5)
+    assert (loss, dy[0, 0]) == (6.0, 1.5)
+    mine = Linear()
+    assert get_loss(mine) is mine
+
+
+def test_losses_have_short_and_long_names():
+    assert get_loss("cross_entropy", label_smoothing=0.1).label_smoothing == 0.1
+    assert isinstance(get_loss("mean-squared error"), MeanSquaredError)
+    assert set(ALIASES.values()) <= set(LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "target", "sentence"),
+    [
+        (
+            "cross_entropy",
+            (3, 4),
+            np.array([0, 4, 1]),
+            "CategoricalCrossEntropy: classes must lie from 0 to 3, but sample 1 of the batch has "
+            "class 4",
+        ),
+        (
+            "hinge",
+            (3, 4),
+            np.array([0, 1, -1]),
+            "Hinge: classes must lie from 0 to 3, but sample 2",
+        ),
+        ("mse", (3, 4), np.array([0, 1, 9]), "MeanSquaredError: classes must lie from 0 to 3"),
+        (
+            "cross_entropy",
+            (3, 4),
+            np.zeros(3),
+            "CategoricalCrossEntropy: the target must be integer classes of shape (3,), "
+            "not float64 of shape (3,)",
+        ),
+        (
+            "cross_entropy",
+            (3, 4),
+            np.zeros(2, "int64"),
+            "CategoricalCrossEntropy: the target must be integer classes of shape (3,)",
+        ),
+        (
+            "cross_entropy",
+            (3, 2, 2, 4),
+            np.zeros(3, "int64"),
+            "CategoricalCrossEntropy: predictions must have shape (samples, classes), "
+            "not (3, 2, 2, 4)",
+        ),
+        (
+            "mae",
+            (3, 4),
+            np.zeros((3, 5)),
+            "MeanAbsoluteError: the target must have the shape (3, 4) of the predictions",
+        ),
+        ("mse", (3, 4), np.zeros(3), "MeanSquaredError: the target must have the shape (3, 4)"),
+        (
+            "binary_cross_entropy",
+            (3, 2),
+            np.array([[0, 1], [0.5, 1], [1, 1.5]]),
+            "BinaryCrossEntropy: targets must lie from 0 to 1, but sample 2 of the batch has 1.5",
+        ),
+        (
+            "binary_cross_entropy",
+            (2, 1),
+            np.array([np.nan, 1]),
+            "BinaryCrossEntropy: targets must lie from 0 to 1, but sample 0 of the batch has nan",
+        ),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused_before_any_work(
+    backend, loss, shape, target, sentence
+):
+    out = np.full(shape, 7.0)
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        get_loss(loss)(backend, np.zeros(shape), target, 1.0, out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_label_smoothing_out_of_range_is_refused(smoothing):
+    with pytest.raises(ValueError, match="label_smoothing must be at least 0 and below 1"):
+        CategoricalCrossEntropy(smoothing)
+
+
+def test_an_unknown_loss_or_option_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown loss 'cros_entropy'; did you mean 'cross_entr"):
+        get_loss("cros_entropy")
+    with pytest.raises(ValueError, match="unknown option of mse 'label_smoothing'"):
+        get_loss("mse", label_smoothing=0.1)

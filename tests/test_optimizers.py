@@ -1,0 +1,521 @@
+"""Optimizers: rules by hand, decay, clipping, schedules, buckets, state, bad input."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from pydtnn.initializers import LeCun
+from pydtnn.optimizers import (
+    LAMB,
+    LARS,
+    OPTIMIZERS,
+    SGD,
+    Adam,
+    AdamW,
+    Nadam,
+    Optimizer,
+    RMSProp,
+    get_optimizer,
+)
+from pydtnn.parameters import Parameter, ParameterBuffer
+from pydtnn.schedules import Step
+
+# 64 bytes are 8 float64: "a" is followed by 2 elements of padding, "b" by 5, "c" by 7
+SHAPES = {"a": (2, 3), "b": (3,), "c": (3, 3)}
+LR, DECAY = 0.05, 0.1
+
+
+def make(backend, *, dtype="float64", bucket_bytes=1, seed=0):
+    """A buffer of three parameters, of which "b" does not decay; each has a bucket of its own."""
+    draw = LeCun("normal")
+    parameters = [Parameter(n, s, draw, decay=n != "b") for n, s in SHAPES.items()]
+    buffer = ParameterBuffer(
+        [(p, i) for i, p in enumerate(parameters)],
+        backend=backend,
+        dtype=dtype,
+        bucket_bytes=bucket_bytes,
+    )
+    for p in parameters:
+        p.value[...] = p.initial_value(seed)
+    return buffer
+
+
+def values(buffer):
+    return {p.name: p.value.copy() for p in buffer.parameters}
+
+
+def draw_gradients(buffer, rng):
+    for p in buffer.parameters:
+        p.grad[...] = rng.normal(size=p.shape)
+    return {p.name: p.grad.astype("float64") for p in buffer.parameters}
+
+
+def padding(buffer, array):
+    """The elements between parameters."""
+    used = np.zeros(buffer.size, bool)
+    for bucket in buffer.buckets:
+        for entry in bucket.parameters:
+            used[bucket.start :][entry.slice] = True
+    assert not used.all()
+    return array[~used]
+
+
+# ---- the rules in formulas: generators that are sent gradients and yield parameters ----
+
+
+def sgd(w, decay, momentum=0.0, nesterov=False):
+    v = 0
+    while True:
+        g = (yield w) + decay * w
+        v = momentum * v + g
+        w = w - LR * (g + momentum * v if nesterov else v)
+
+
+def rmsprop(w, decay):
+    s = 0
+    while True:
+        g = (yield w) + decay * w
+        s = 0.99 * s + 0.01 * g**2
+        w = w - LR * g / (np.sqrt(s) + 1e-8)
+
+
+def adam(w, decay, decoupled=False):
+    m, v, t = 0, 0, 0
+    while True:
+        g, t = (yield w), t + 1
+        if decoupled:
+            w = w - LR * decay * w
+        else:
+            g = g + decay * w
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - LR * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+
+
+def nadam(w, decay):
+    m, v, t = 0, 0, 0
+    mu = [0.9 * (1 - 0.5 * 0.96 ** (i * 0.004)) for i in range(20)]
+    while True:
+        g, t = (yield w) + decay * w, t + 1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        now, after = math.prod(mu[1 : t + 1]), math.prod(mu[1 : t + 2])
+        ahead = mu[t + 1] * m / (1 - after) + (1 - mu[t]) * g / (1 - now)
+        w = w - LR * ahead / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+
+
+def lars(w, decay):
+    v = 0
+    while True:
+        g = yield w
+        norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+        ratio = 0.001 * norm_w / (norm_g + decay * norm_w) if decay else 1
+        v = 0.9 * v + LR * ratio * (g + decay * w)
+        w = w - v
+
+
+def lamb(w, decay):
+    m, v, t = 0, 0, 0
+    while True:
+        g, t = (yield w), t + 1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        u = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6) + decay * w
+        w = w - LR * u * (np.linalg.norm(w) / np.linalg.norm(u) if decay else 1)
+
+
+RULES = {
+    "sgd": (SGD, {}, sgd, {}),
+    "momentum": (SGD, {"momentum": 0.9}, sgd, {"momentum": 0.9}),
+    "nesterov": (
+        SGD,
+        {"momentum": 0.9, "nesterov": True},
+        sgd,
+        {"momentum": 0.9, "nesterov": True},
+    ),
+    "rmsprop": (RMSProp, {}, rmsprop, {}),
+    "adam": (Adam, {}, adam, {}),
+    "adamw": (AdamW, {}, adam, {"decoupled": True}),
+    "nadam": (Nadam, {}, nadam, {}),
+    "lars": (LARS, {}, lars, {}),
+    "lamb": (LAMB, {}, lamb, {}),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_five_steps_equal_the_formulas(backend, rule, decay):
+    kind, options, formula, constants = RULES[rule]
+    optimizer = kind(LR, weight_decay=decay, **options)
+    buffer = make(backend, bucket_bytes=1 << 20)
+    optimizer.bind(backend, [buffer])
+    expected = {
+        name: formula(w, 0.0 if name == "b" else decay, **constants)
+        for name, w in values(buffer).items()
+    }
+    for sequence in expected.values():
+        next(sequence)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        g = draw_gradients(buffer, rng)
+        optimizer.step()
+        for name, w in values(buffer).items():
+            # float64, another order of operations
+            np.testing.assert_allclose(w, expected[name].send(g[name]), rtol=1e-12, atol=1e-14)
+    assert optimizer.iterations == 5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_padding_stays_zero(backend, rule):
+    optimizer = RULES[rule][0](LR, weight_decay=DECAY, **RULES[rule][1])
+    buffer = make(backend, dtype="float32", bucket_bytes=1 << 20)
+    optimizer.bind(backend, [buffer])
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        draw_gradients(buffer, rng)
+        optimizer.step()
+    assert (padding(buffer, buffer.values) == 0).all()
+    assert (padding(buffer, buffer.grads) == 0).all()
+    for slots in zip(*optimizer._slots.values(), strict=True):
+        assert (padding(buffer, np.concatenate(slots)) == 0).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_is_the_same_for_any_buckets_and_leaves_the_gradients(backend, rule):
+    kind, options, *_ = RULES[rule]
+    results = []
+    for bucket_bytes in (1, 100, 1 << 20):
+        optimizer = kind(LR, weight_decay=DECAY, **options)
+        buffer = make(backend, bucket_bytes=bucket_bytes)
+        optimizer.bind(backend, [buffer])
+        rng = np.random.default_rng(0)
+        for _ in range(2):
+            gradients = draw_gradients(buffer, rng)
+            optimizer.step()
+            for p in buffer.parameters:
+                np.testing.assert_array_equal(p.grad, gradients[p.name])
+        results.append(values(buffer))
+    for other in results[1:]:
+        for name, w in results[0].items():
+            np.testing.assert_array_equal(other[name], w)
+
+
+CONVEX = {
+    "sgd": ({"lr": 0.2}, 200),
+    "rmsprop": ({"lr": Step(0.05, (150, 250))}, 350),
+    "adam": ({"lr": Step(0.1, (150, 250))}, 350),
+    "adamw": ({"lr": Step(0.1, (150, 250)), "weight_decay": 0.0}, 350),
+    "nadam": ({"lr": Step(0.1, (150, 250))}, 350),
+    "lars": ({"lr": Step(1.0, (200, 300)), "trust": 0.02, "weight_decay": 1e-6}, 400),
+    "lamb": ({"lr": Step(0.05, (150, 250)), "weight_decay": 1e-6}, 350),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_rule_finds_the_minimum_of_a_convex_function(backend, name):
+    options, steps = CONVEX[name]
+    optimizer = get_optimizer(name, **options)
+    buffer = make(backend)
+    optimizer.bind(backend, [buffer])
+    rng = np.random.default_rng(1)
+    goal = {p.name: rng.normal(size=p.shape) for p in buffer.parameters}
+    curvature = {p.name: rng.uniform(0.5, 2, size=p.shape) for p in buffer.parameters}
+
+    def distance():
+        return max(abs(p.value - goal[p.name]).max() for p in buffer.parameters)
+
+    start = distance()
+    for _ in range(steps):
+        for p in buffer.parameters:
+            p.grad[...] = curvature[p.name] * (p.value - goal[p.name])
+        optimizer.step()
+    assert distance() < 0.01 * start
+
+
+# ---- decay ----
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weight_decay_leaves_out_parameters_that_do_not_decay(backend, rule):
+    kind, options, *_ = RULES[rule]
+    optimizer = kind(LR, weight_decay=DECAY, **options)
+    buffer = make(backend)
+    optimizer.bind(backend, [buffer])
+    before = values(buffer)
+    optimizer.step()  # all gradients are 0
+    after = values(buffer)
+    np.testing.assert_array_equal(after["b"], before["b"])
+    for name in ("a", "c"):
+        assert ((after[name] - before[name]) * before[name] < 0).all()
+
+
+def test_neighbours_of_equal_decay_are_updated_as_one(backend):
+    calls = []
+
+    class Count(Optimizer):
+        def update(self, w, g, *, lr, decay, step):
+            calls.append((w.size, decay))
+
+    buffer = make(backend, bucket_bytes=1 << 20)
+    for decay, expected in [
+        (0.0, [(8 + 8 + 9, 0.0)]),
+        (DECAY, [(6, DECAY), (3, 0.0), (9, DECAY)]),
+    ]:
+        calls.clear()
+        optimizer = Count(weight_decay=decay)
+        optimizer.bind(backend, [buffer])
+        optimizer.step()
+        assert calls == expected
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_a_layerwise_rule_adapts_all_parameters_when_told(backend, kind):
+    steps = []
+    for always in (False, True):
+        optimizer = kind(LR, weight_decay=0.0, always_adapt=always)
+        buffer = make(backend)
+        optimizer.bind(backend, [buffer])
+        before = buffer.values.copy()
+        draw_gradients(buffer, np.random.default_rng(0))
+        optimizer.step()
+        steps.append(before - buffer.values)
+    for bucket in buffer.buckets:
+        plain, adapted = (s[bucket.start : bucket.stop][bucket.parameters[0].slice] for s in steps)
+        ratio = adapted / plain
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-9)
+        assert not math.isclose(ratio[0], 1, rel_tol=0.01)
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_a_layerwise_rule_moves_parameters_that_are_zero(backend, kind):
+    buffer = make(backend)
+    buffer.values[:] = 0
+    optimizer = kind(LR, weight_decay=DECAY)
+    optimizer.bind(backend, [buffer])
+    draw_gradients(buffer, np.random.default_rng(0))
+    optimizer.step()
+    assert all((p.value != 0).all() for p in buffer.parameters)
+
+
+# ---- clipping ----
+
+
+def test_clipping_scales_all_gradients_by_their_common_norm(backend):
+    first, second = make(backend), make(backend, dtype="float32")
+    optimizer = SGD(1.0, clip_norm=0.5)
+    optimizer.bind(backend, [first, second])
+    rng = np.random.default_rng(0)
+    gradients = [draw_gradients(buffer, rng) for buffer in (first, second)]
+    before = [values(buffer) for buffer in (first, second)]
+    norm = math.sqrt(sum((g**2).sum() for part in gradients for g in part.values()))
+    optimizer.step()
+    assert optimizer.gradient_norm == pytest.approx(norm, rel=1e-12)
+    for buffer, part, w, rtol in zip(
+        (first, second), gradients, before, (1e-12, 1e-4), strict=True
+    ):
+        for p in buffer.parameters:  # float32: what is left of w - lr g after rounding to w's size
+            expected = part[p.name] * 0.5 / norm
+            np.testing.assert_allclose(w[p.name] - p.value, expected, rtol=rtol, atol=1e-6 * rtol)
+
+
+def test_clipping_leaves_small_gradients_alone(backend):
+    buffer = make(backend)
+    optimizer = SGD(1.0, clip_norm=100.0)
+    optimizer.bind(backend, [buffer])
+    gradients = draw_gradients(buffer, np.random.default_rng(0))
+    optimizer.step()
+    for p in buffer.parameters:
+        np.testing.assert_array_equal(p.grad, gradients[p.name])
+
+
+# ---- order of work ----
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_step_waits_for_each_bucket_or_for_all_where_it_clips(backend, clip_norm):
+    events = []
+
+    class Record(SGD):
+        def step_bucket(self, bucket):
+            events.append(("update", bucket.index))
+            super().step_bucket(bucket)
+
+    optimizer = Record(LR, clip_norm=clip_norm)
+    assert optimizer.needs_all_gradients == (clip_norm is not None)
+    optimizer.bind(backend, [make(backend)])
+    optimizer.step(lambda bucket: events.append(("wait", bucket.index)))
+    waits, updates = [("wait", i) for i in range(3)], [("update", i) for i in range(3)]
+    in_turn = [event for pair in zip(waits, updates, strict=True) for event in pair]
+    assert events == (in_turn if clip_norm is None else waits + updates)
+
+
+def test_a_rule_of_eight_lines_learns(backend):
+    class SignSGD(Optimizer):
+        slots = ("average",)
+
+        def update(self, w, g, average, *, lr, decay, step):
+            average += 0.1 * (g - average)
+            w -= lr * (np.sign(average) + decay * w)
+
+    optimizer = SignSGD(lambda step: 0.1 / (1 + step), weight_decay=0.01, clip_norm=1.0)
+    buffer = make(backend)
+    optimizer.bind(backend, [buffer])
+    start = np.square(buffer.values).sum()
+    for _ in range(20):
+        buffer.grads[:] = buffer.values
+        optimizer.step()
+    assert np.square(buffer.values).sum() < 0.5 * start
+    assert "average/a" in optimizer.state()
+
+
+# ---- learning rate ----
+
+
+def test_updates_are_counted_from_zero_for_schedules_and_from_one_for_rules(backend):
+    seen = []
+
+    class Record(Optimizer):
+        def update(self, w, g, *, lr, decay, step):
+            seen.append((lr, step))
+
+    optimizer = Record(lambda step: 10.0 + step)
+    buffer = make(backend, bucket_bytes=1 << 20)
+    optimizer.bind(backend, [buffer])
+    assert optimizer.lr_now == 10
+    optimizer.step()
+    optimizer.step()
+    optimizer.lr_factor = 0.5
+    optimizer.step()
+    assert seen == [(10.0, 1), (11.0, 2), (6.0, 3)]
+    assert optimizer.lr_now == 6
+
+
+def test_a_schedule_that_leaves_the_numbers_is_refused(backend):
+    optimizer = SGD(lambda step: 1.0 - step)
+    optimizer.bind(backend, [make(backend)])
+    optimizer.step()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"SGD: lr of the schedule at step 2 must be at least 0"):
+        optimizer.step()
+
+
+# ---- state ----
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_continues_to_the_same_bytes_from_its_state(backend, rule):
+    kind, options, *_ = RULES[rule]
+
+    def build(bucket_bytes):
+        optimizer = kind(Step(LR, (4,)), weight_decay=DECAY, clip_norm=1.0, **options)
+        buffer = make(backend, dtype="float32", bucket_bytes=bucket_bytes)
+        optimizer.bind(backend, [buffer])
+        return optimizer, buffer
+
+    def train(optimizer, buffer, steps):
+        for step in steps:
+            draw_gradients(buffer, np.random.default_rng(step))
+            optimizer.step()
+
+    whole, expected = build(1)
+    train(whole, expected, range(6))
+    first, buffer = build(1)
+    train(first, buffer, range(3))
+    first.lr_factor = 0.5
+    state = first.state()
+    first.lr_factor = 1.0
+    assert state["lr_factor"] == 0.5
+    assert state["iterations"] == 3
+    second, resumed = build(1)
+    resumed.values[:] = buffer.values
+    train(first, buffer, range(3, 6))  # a state is a copy: this does not change it
+    second.load({**state, "lr_factor": 1.0})
+    train(second, resumed, range(3, 6))
+    for name, w in values(expected).items():
+        np.testing.assert_array_equal(values(resumed)[name], w)
+
+
+def test_a_state_holds_parameters_without_padding_for_any_buckets(backend):
+    optimizer, other = Adam(LR), Adam(LR)
+    buffer = make(backend, bucket_bytes=1)
+    optimizer.bind(backend, [buffer])
+    draw_gradients(buffer, np.random.default_rng(0))
+    optimizer.step()
+    state = optimizer.state()
+    assert {name: np.shape(value) for name, value in state.items()} == {
+        **{f"{slot}/{name}": shape for slot in "mv" for name, shape in SHAPES.items()},
+        "iterations": (),
+        "lr_factor": (),
+    }
+    other.bind(backend, [make(backend, bucket_bytes=1 << 20)])
+    other.load(state)
+    for name, value in other.state().items():
+        np.testing.assert_array_equal(value, state[name])
+
+
+def test_binding_starts_afresh(backend):
+    optimizer = Adam(LR)
+    buffer = make(backend)
+    optimizer.bind(backend, [buffer])
+    draw_gradients(buffer, np.random.default_rng(0))
+    optimizer.step()
+    optimizer.bind(backend, [make(backend)])
+    assert optimizer.iterations == 0
+    assert all((value == 0).all() for name, value in optimizer.state().items() if "/" in name)
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
+    adam, sgd = Adam(LR), SGD(LR, momentum=0.9)
+    for optimizer in (adam, sgd):
+        buffer = make(backend)
+        optimizer.bind(backend, [buffer])
+        draw_gradients(buffer, np.random.default_rng(0))
+        optimizer.step()
+    with pytest.raises(
+        ValueError, match=r"missing 'm/a', 'm/b', 'm/c' and 3 more, unexpected 'vel"
+    ):
+        adam.load(sgd.state())
+    before = sgd.state()
+    wrong = {name: value + 1 for name, value in before.items()}
+    wrong["velocity/c"] = np.zeros((2, 2))
+    with pytest.raises(ValueError, match=r"velocity/c must have shape \(3, 3\), not \(2, 2\)"):
+        sgd.load(wrong)
+    for name, value in sgd.state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, not -0.1"),
+        ("adam", {"lr": math.nan}, "Adam: lr (the learning rate) must be at least 0, not nan"),
+        ("sgd", {"momentum": 1.0}, "SGD: momentum must be at least 0 and below 1, not 1.0"),
+        ("sgd", {"nesterov": True}, "SGD: nesterov needs a momentum above 0"),
+        ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0, not -1"),
+        ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0, not 0"),
+        ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1, not 1"),
+        ("adamw", {"beta2": 1.1}, "AdamW: beta2 must be at least 0 and below 1, not 1.1"),
+        ("nadam", {"epsilon": 0}, "Nadam: epsilon must be above 0, not 0"),
+        ("nadam", {"momentum_decay": -1}, "Nadam: momentum_decay must be at least 0, not -1"),
+        ("lars", {"trust": 0}, "LARS: trust must be above 0, not 0"),
+        ("adm", {}, "unknown optimizer 'adm'; did you mean 'adam'"),
+        ("sgd", {"momentun": 0.9}, "unknown option of sgd 'momentun'; did you mean 'momentum'?"),
+    ],
+)
+def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        get_optimizer(name, **options)
+
+
+def test_a_step_before_binding_is_refused():
+    with pytest.raises(ValueError, match="SGD: bind"):
+        SGD(0.1).step()
+
+
+def test_an_optimizer_is_returned_as_it_is():
+    optimizer = SGD(0.1)
+    assert get_optimizer(optimizer) is optimizer

@@ -1,0 +1,103 @@
+"""The source distribution and the wheel: complete, and working in an environment of their own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(
+    ".*",
+    "build",
+    "dist",
+    "*.egg-info",
+    "*.so",
+    "__pycache__",
+    "runs",
+    "benchmarks",
+    "docs",
+    "tests",
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The source distribution, and the wheel built from it, which shows that nothing is missing."""
+    folder = tmp_path_factory.mktemp("distributions")
+    tree = folder / "tree"  # a copy, where nothing that an earlier build left behind can help
+    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree, cwd=folder)
+    [sdist], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def installed(distributions, tmp_path_factory):
+    """Interpreter of a new environment that holds the wheel, and our dependencies from this one."""
+    _, wheel = distributions
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    python = folder / "bin" / "python"
+    install = ["install", "--no-deps", "--no-index", "--quiet", wheel]
+    run(sys.executable, "-m", "pip", "--python", python, *install, cwd=folder)
+    site = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
+    # A path added so is searched after the environment's own, and its .pth files, such as those of
+    # an editable pydtnn, are not read.
+    Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_the_source_distribution_holds_every_source(distributions):
+    sdist, _ = distributions
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    kinds = ("*.py", "*.pyx", "*.pxd", "*.c", "*.h")
+    folders = [ROOT / "pydtnn", ROOT / "models"]
+    sources = [path for folder in folders for kind in kinds for path in folder.rglob(kind)]
+    missing = {str(path.relative_to(ROOT)) for path in sources} - packed
+    assert sources
+    assert not missing
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "pydtnn/py.typed"} <= packed
+
+
+def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
+    _, wheel = distributions
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "pydtnn/py.typed" in names
+    assert "pydtnn/models/__init__.py" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert any(name.startswith("pydtnn/kernels/cpu/_") and name.endswith(".so") for name in names)
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"pydtnn"}
+    assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxd"))]
+
+
+def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
+    code = (
+        "import pydtnn, pydtnn.models\n"
+        "assert pydtnn.create_backend('cpu').isa != 'none'\n"
+        "print(pydtnn.__file__, pydtnn.models.__file__, sep='\\n')"
+    )
+    environment = str(installed.parent.parent)
+    for place in run(installed, "-I", "-c", code, cwd=tmp_path).splitlines():
+        assert place.startswith(environment)
+
+
+def test_the_console_script_is_installed(installed, tmp_path):
+    assert "--model" in run(installed.with_name("pydtnn-train"), "--help", cwd=tmp_path)

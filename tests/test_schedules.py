@@ -1,0 +1,177 @@
+"""Schedules at their boundary steps, warm-up, names, bad input."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+
+from pydtnn.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    OneCycle,
+    Polynomial,
+    Step,
+    Triangular,
+    WarmUp,
+    get_schedule,
+)
+
+
+def test_a_constant_is_constant():
+    assert [Constant(0.1)(t) for t in (0, 1, 10**9)] == [0.1] * 3
+
+
+def test_a_step_applies_gamma_from_each_boundary_on():
+    schedule = Step(1.0, (10, 20), gamma=0.5)
+    assert [schedule(t) for t in (0, 9, 10, 19, 20, 1000)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_a_step_applies_gamma_every_n_steps():
+    schedule = Step(1.0, 10, gamma=0.5)
+    assert [schedule(t) for t in (0, 9, 10, 19, 20, 35)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
+
+
+def test_a_cosine_falls_from_its_beginning_to_its_end():
+    schedule = Cosine(1.0, steps=110, final=0.2, begin=10)
+    assert [schedule(t) for t in (0, 10)] == [1, 1]
+    assert schedule(35) == pytest.approx(0.2 + 0.8 * (1 + 0.5**0.5) / 2, rel=1e-12)
+    assert schedule(60) == pytest.approx(0.6, rel=1e-12)
+    assert [schedule(t) for t in (110, 111)] == pytest.approx([0.2, 0.2], rel=1e-12)
+
+
+@pytest.mark.parametrize(("power", "middle"), [(1, 0.5), (2, 0.25)])
+def test_a_polynomial_falls_along_its_power(power, middle):
+    schedule = Polynomial(1.0, steps=20, power=power, begin=10)
+    assert [schedule(t) for t in (0, 10, 15, 20, 21)] == [1, 1, middle, 0, 0]
+    assert Polynomial(1.0, steps=10, final=0.5)(5) == 0.75
+
+
+def test_a_triangle_rises_over_a_fifth_and_falls_to_zero():
+    schedule = Triangular(0.4, steps=100)
+    assert schedule(0) == pytest.approx(0.4 / 21)
+    assert schedule(20) == 0.4 == max(map(schedule, range(100)))
+    rises = [schedule(t + 1) - schedule(t) for t in range(20)]
+    falls = [schedule(t) - schedule(t + 1) for t in range(20, 99)]
+    assert rises == pytest.approx([0.4 / 21] * 20, rel=1e-9)
+    assert falls == pytest.approx([0.4 / 80] * 79, rel=1e-9)
+    assert schedule(99) == pytest.approx(0.4 / 80)
+    assert schedule(100) == schedule(1000) == 0
+
+
+@pytest.mark.parametrize(
+    "schedule", [Triangular(1.0, 1), OneCycle(1.0, 1), Triangular(1.0, 1, 0.9)]
+)
+def test_a_training_of_one_step_has_the_peak(schedule):
+    assert schedule(0) == 1
+
+
+def test_one_cycle_rises_and_falls_along_half_cosines():
+    schedule = OneCycle(1.0, steps=100, rise=0.3, start=25, end=1000)
+    assert schedule(0) == pytest.approx(1 / 25)
+    assert schedule(15) == pytest.approx((1 + 1 / 25) / 2)
+    assert schedule(30) == 1
+    assert schedule(65) == pytest.approx((1 + 1 / 1000) / 2)
+    assert schedule(100) == schedule(200) == pytest.approx(1 / 1000)
+
+
+def test_a_warm_up_rises_to_what_follows_on_one_clock():
+    schedule = WarmUp(Step(1.0, (6,), gamma=0.1), steps=4)
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 0.1]
+    assert [schedule(t) for t in range(7)] == pytest.approx(expected, rel=1e-12)
+    assert WarmUp(Constant(0.3), 0)(0) == 0.3
+
+
+def test_a_warm_up_may_lead_to_a_function_of_ones_own():
+    assert WarmUp(lambda step: 1 / (1 + step), steps=1)(0) == 0.25
+
+
+def test_names_give_schedules_for_a_length_of_training():
+    def by_name(name, **options):
+        return get_schedule(name, 0.4, 1000, 100, **options)
+
+    assert by_name("constant") == Constant(0.4)
+    assert by_name("warmup") == WarmUp(Constant(0.4), 100)
+    assert by_name("step") == Step(0.4, (500, 750), 0.1)
+    assert by_name("step", boundaries=[300, 600], gamma=0.2) == Step(0.4, (300, 600), 0.2)
+    assert by_name("step", boundaries=250) == Step(0.4, 250)
+    assert by_name("epochs") == Step(0.4, 400)
+    assert by_name("every-n-epochs", epochs=3, gamma=0.5) == Step(0.4, 300, 0.5)
+    assert by_name("polynomial", power=2.0) == Polynomial(0.4, 1000, 2.0)
+    assert by_name("cosine", final=0.01) == Cosine(0.4, 1000, 0.01)
+    assert by_name("triangular") == Triangular(0.4, 1000, 0.2)
+    assert by_name("one-cycle", rise=0.4) == OneCycle(0.4, 1000, 0.4)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_every_name_works_for_short_trainings(name, steps):
+    schedule = get_schedule(name, 0.1, steps, 1)
+    rates = [schedule(t) for t in range(steps)]
+    assert all(0 < lr <= 0.1 for lr in rates)
+    assert schedule(steps + 5) <= 0.1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_name_may_be_warmed_up(name):
+    schedule = get_schedule(name, 1.0, 100, 10, warmup_steps=4)
+    rises = [schedule(t) / schedule(4) for t in range(4)]
+    assert rises == pytest.approx([0.2, 0.4, 0.6, 0.8], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cosine", "polynomial"])
+def test_curves_reach_the_full_learning_rate_after_a_warm_up(name):
+    schedule = get_schedule(name, 1.0, 104, 10, warmup_steps=4)
+    assert schedule(4) == 1
+    assert schedule(54) == pytest.approx(0.5)
+
+
+def test_a_function_is_a_schedule_already():
+    def mine(step):
+        return 0.1 / (1 + step)
+
+    assert get_schedule(mine, 0.1, 10, 1) is mine
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, not -0.1"),
+        (lambda: Cosine(0.1, 0), "Cosine: steps must be at least 1, not 0"),
+        (lambda: Cosine(0.1, 10, begin=10), "Cosine: begin 10 must be below steps 10"),
+        (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, not 0"),
+        (lambda: Step(0.1, (20, 10)), "Step: boundaries must rise, not be (20, 10)"),
+        (lambda: Step(0.1, 0), "Step: boundaries must be at least 1, not 0"),
+        (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, not 0"),
+        (lambda: Triangular(0.1, 10, rise=1), "Triangular: rise must be at least 0 and below 1"),
+        (lambda: OneCycle(0.1, 10, start=0.5), "OneCycle: start must be at least 1, not 0.5"),
+        (lambda: WarmUp(Constant(1), -1), "WarmUp: steps must be at least 0, not -1"),
+        (
+            lambda: get_schedule("cosin", 0.1, 10, 1),
+            "unknown schedule 'cosin'; did you mean 'cosine'",
+        ),
+        (
+            lambda: get_schedule("cosine", 0.1, 10, 1, finale=0),
+            "unknown option of cosine 'finale'; did you mean 'final'",
+        ),
+        (
+            lambda: get_schedule("cosine", -0.1, 10, 1),
+            "schedule: lr (the learning rate) must be at least 0, not -0.1",
+        ),
+        (
+            lambda: get_schedule("cosine", 0.1, 10, 1, warmup_steps=10),
+            "schedule: warmup_steps 10 must be below the total of 10 steps",
+        ),
+    ],
+)
+def test_mistakes_are_refused_in_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        call()
+
+
+def test_a_learning_rate_that_is_no_number_is_refused():
+    with pytest.raises(TypeError, match=r"must be a number, not '0\.1'"):
+        Constant("0.1")
+    assert Constant(Fraction(1, 2))(0) == 0.5

@@ -1,0 +1,78 @@
+"""How many threads a rank gets."""
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from pydtnn import threads
+from pydtnn.comm import create_communicator
+from pydtnn.comm.serial import Serial
+
+
+class Described(Serial):
+    """A rank among others that are only described: their hosts and the cores they may run on."""
+
+    def __init__(self, rank, cores, hosts):
+        super().__init__()
+        self.rank, self.hosts, self.cores = rank, hosts, cores
+
+    def gather_object(self, value):
+        assert value == (self.hosts[self.rank], self.cores[self.rank])
+        return list(zip(self.hosts, self.cores, strict=True))
+
+
+def threads_of_all(monkeypatch, cores, hosts=None):
+    hosts = hosts or [0] * len(cores)
+    result = []
+    for rank, mine in enumerate(cores):
+        monkeypatch.setattr(threads, "_cores", lambda mine=mine: mine)
+        result.append(threads.threads_per_rank(Described(rank, cores, hosts)))
+    return result
+
+
+@pytest.fixture(autouse=True)
+def no_wish(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "hosts", "expected"),
+    [
+        ([[0, 1, 2, 3, 4, 5]] * 2, None, [3, 3]),
+        ([[0, 1, 2, 3, 4, 5, 6]] * 3, None, [2, 2, 2]),
+        ([[0, 1]] * 8, None, [1] * 8),
+        ([[0, 1], [2, 3, 4]], None, [2, 3]),
+        ([[0, 1, 2, 3]] * 3, [0, 0, 2], [2, 2, 4]),
+        ([[0, 1, 2, 3], [0, 1, 2, 3], [2, 3]], None, [1, 1, 1]),
+    ],
+    ids=["shared", "a remainder", "more ranks than cores", "pinned", "two hosts", "overlapping"],
+)
+def test_ranks_share_the_cores_of_their_host(monkeypatch, cores, hosts, expected):
+    assert threads_of_all(monkeypatch, cores, hosts) == expected
+
+
+@pytest.mark.parametrize("wish", ["3", " 3 ", "3,2"])
+def test_omp_num_threads_wins(monkeypatch, wish):
+    monkeypatch.setenv("OMP_NUM_THREADS", wish)
+    assert threads_of_all(monkeypatch, [[0]] * 2) == [3, 3]
+    assert threads.default_threads() == 3
+
+
+@pytest.mark.parametrize("wish", ["0", "-1", "many", ","])
+def test_omp_num_threads_that_is_no_number_is_refused(monkeypatch, wish):
+    monkeypatch.setenv("OMP_NUM_THREADS", wish)
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS: expected a positive number"):
+        threads.default_threads()
+
+
+def test_one_process_takes_the_cores_it_may_run_on():
+    assert threads.default_threads() == threads.threads_per_rank(create_communicator("serial"))
+
+
+def test_blas_is_limited_as_long_as_one_wants():
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads the library
+    before = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    with threads.limit_blas_threads(1):
+        assert {p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"} == {1}
+    after = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    assert before == after

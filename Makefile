@@ -26,6 +26,8 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 KERNELS := $(shell find pydtnn -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]')
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])
+INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
+    && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
 .PHONY: demo test parity lint bench setup clean
 .DEFAULT_GOAL := test
@@ -52,7 +54,7 @@ bench: $(READY)
 
 setup: $(READY)
 
-# Installed without build isolation, so that the objects in build/ stay valid and a change recompiles only what it touches.
+# Installed in place, without build isolation. Later, a changed kernel is all that is compiled and linked again.
 $(READY): pyproject.toml setup.py $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 	  "pydtnn needs Python 3.11 or newer, which '$(PYTHON)' is not: name one, as in 'make PYTHON=python3.12'." >&2; exit 1; }
@@ -62,13 +64,12 @@ $(READY): pyproject.toml setup.py $(KERNELS)
 	  "pydtnn's kernels need a C compiler and '$(CC)' is not here: install gcc or clang, or name one with CC=..." >&2; exit 1; }
 	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { echo \
 	  "'$(PYTHON)' came without its C headers: install them (Debian, Ubuntu: python3-dev)." >&2; exit 1; }
-	@echo "Setting up $(VENV): a few minutes the first time."
+	@echo "Setting up $(VENV)$(if $(wildcard $(VENV)),, (a few minutes))."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@touch $@.started  # whatever is edited from now on is built the next time
-	@$(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)')
-	@$(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
+	@$(if $(filter-out $(KERNELS),$?),$(INSTALL),$(RUN) setup.py --quiet build_ext --inplace)
 	@mv $@.started $@
 
 clean:
-	rm -rf build dist *.egg-info
+	rm -rf build dist *.egg-info .venv*/ready
 	find pydtnn -name '*.so' -delete

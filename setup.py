@@ -1,8 +1,9 @@
 """Build of the compiled kernels; all metadata lives in ``pyproject.toml``.
 
-Every ``pydtnn/kernels/cpu/_<family>.pyx`` becomes one extension module. Its C sources, ``src/<family>*.c`` and what
-``SHARED`` adds, are templates: each is compiled once per instruction set and real type and all the objects are linked into
-that one extension, so that a wheel carries every variant and the choice is made when a backend is created.
+Every ``pydtnn/kernels/cpu/_<family>.pyx`` becomes one extension module. Its C sources,
+``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED`` adds, are templates: each is compiled
+once per instruction set and real type, and all its objects are linked into the extensions that use
+it. So one package carries every variant, and the choice is made when a backend is created.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, PlatformError
+from setuptools.errors import CCompilerError, PlatformError
 from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
@@ -36,68 +40,83 @@ X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 def templates(family: str) -> list[str]:
     """C templates of a family, relative to the repository's root."""
-    own = sorted(str(path) for path in SRC.glob(f"{family}*.c"))
-    return own + [str(SRC / f"{name}.c") for name in SHARED.get(family, ())]
+    own = [*SRC.glob(f"{family}.c"), *SRC.glob(f"{family}_*.c")]
+    return sorted(map(str, own)) + [str(SRC / f"{name}.c") for name in SHARED.get(family, ())]
 
 
 def headers() -> list[str]:
-    """Everything but the C files that a change of must rebuild the extensions for."""
-    return ["setup.py", *sorted(str(path) for path in [*SRC.glob("*.h"), *CPU.glob("*.pxd")])]
+    """Files besides the C sources that the kernels are rebuilt for when they change."""
+    return ["setup.py", *sorted(map(str, [*SRC.glob("*.h"), *CPU.glob("*.pxd")]))]
+
+
+def family_of(extension: Extension) -> str:
+    """``conv`` for ``pydtnn.kernels.cpu._conv``."""
+    return extension.name.rpartition("._")[2]
 
 
 class BuildKernels(build_ext):
-    """Compile the templates once per variant, then build and link the extension as usual."""
+    """Compile each template once per variant, then build and link the extensions as usual."""
 
     def build_extensions(self) -> None:
-        """Find out what the compiler can do, then build everything."""
+        """Find out what the compiler can do, compile the templates, build the extensions."""
         if self.compiler.compiler_type == "msvc":
-            raise PlatformError("pydtnn's kernels use GCC's vector extensions; build them with gcc or clang.")
+            raise PlatformError("pydtnn's kernels need GCC's vector extensions; use gcc or clang.")
         self.openmp, link = self._openmp_flags()
-        self.sets = {
-            name: variant
-            for name, variant in INSTRUCTION_SETS.items()
-            if name == "generic" or (X86 and self._accepts(variant[1]))
-        }
+        self.sets = [
+            name
+            for name, (_, flags) in INSTRUCTION_SETS.items()
+            if name == "generic" or (X86 and self._accepts(flags))
+        ]
+        self._compile_templates()
         for extension in self.extensions:
+            sources = templates(family_of(extension))
             extension.extra_compile_args = [*COMMON, *self.openmp]
             extension.extra_link_args = [*link]
             extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in self.sets]
+            extension.depends = [*extension.depends, *sources, *headers()]
+            extension.extra_objects = [
+                self._object(*variant) for variant in self._variants(sources)
+            ]
         super().build_extensions()
 
-    def build_extension(self, extension: Extension) -> None:
-        """Compile the templates of one family and build its extension."""
-        family = extension.name.rpartition("._")[2]
-        sources = templates(family)
-        extension.depends = [*extension.depends, *sources, *headers()]
-        extension.extra_objects = [
-            self._compile(family, source, isa, real)
-            for source in sources
-            for isa in self.sets
-            for real in REALS
-        ]
-        super().build_extension(extension)
+    def _variants(self, sources: list[str]) -> Iterator[tuple[str, str, str]]:
+        """Every (source, instruction set, real type)."""
+        return product(sources, self.sets, REALS)
 
-    def _compile(self, family: str, source: str, isa: str, real: str) -> str:
-        """Compile one variant of one template unless its object is up to date; returns the object."""
-        folder = os.path.join(self.build_temp, family, f"{isa}_{real}")
-        width, flags = self.sets[isa]
+    def _object(self, source: str, isa: str, real: str) -> str:
+        """Object file of one variant of one template."""
+        folder = os.path.join(self.build_temp, f"{isa}_{real}")
         [target] = self.compiler.object_filenames([source], output_dir=folder)
-        if self.force or newer_group([source, *headers()], target):
-            self.compiler.compile(
-                [source],
-                output_dir=folder,
-                include_dirs=[str(SRC)],
-                macros=[
-                    ("VECTOR_BYTES", str(width)),
-                    ("REAL_FLOAT", REALS[real]),
-                    ("SUFFIX", f"{isa}_{real}"),
-                ],
-                extra_postargs=["-Wall", "-Wextra", *COMMON, *self.openmp, *flags],
-            )
         return target
 
+    def _compile_templates(self) -> None:
+        """Compile what is out of date; several at a time with ``build_ext -j``."""
+        sources = sorted({name for ext in self.extensions for name in templates(family_of(ext))})
+        stale = [
+            variant
+            for variant in self._variants(sources)
+            if self.force or newer_group([variant[0], *headers()], self._object(*variant))
+        ]
+        workers = self.parallel if isinstance(self.parallel, int) else 1
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            list(pool.map(lambda variant: self._compile(*variant), stale))
+
+    def _compile(self, source: str, isa: str, real: str) -> None:
+        width, flags = INSTRUCTION_SETS[isa]
+        self.compiler.compile(
+            [source],
+            output_dir=os.path.join(self.build_temp, f"{isa}_{real}"),
+            include_dirs=[str(SRC)],
+            macros=[
+                ("VECTOR_BYTES", str(width)),
+                ("REAL_FLOAT", REALS[real]),
+                ("SUFFIX", f"{isa}_{real}"),
+            ],
+            extra_postargs=["-Wall", "-Wextra", *COMMON, *self.openmp, *flags],
+        )
+
     def _openmp_flags(self) -> tuple[list[str], list[str]]:
-        """OpenMP's flags for compiling and linking; none where it is missing: kernels then run on one thread."""
+        """Flags of OpenMP for compiling and linking; without OpenMP the kernels use one thread."""
         for compile_flags, link_flags in (
             (["-fopenmp"], ["-fopenmp"]),
             (["-Xpreprocessor", "-fopenmp"], ["-lomp"]),  # Apple's clang with Homebrew's libomp
@@ -108,7 +127,7 @@ class BuildKernels(build_ext):
         return ["-Wno-unknown-pragmas"], []
 
     def _accepts(self, flags: list[str], link: list[str] | None = None, code: str = "") -> bool:
-        """Whether a small program compiles (and links, if ``link`` is given) with these flags."""
+        """Whether a small program compiles with these flags, and links if `link` is given."""
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "probe.c"
             source.write_text(code + "int main(void) { return 0; }\n")
@@ -120,10 +139,8 @@ class BuildKernels(build_ext):
                     self.compiler.link_executable(
                         objects, "probe", output_dir=folder, extra_postargs=link
                     )
-            except Exception as error:  # compile and link errors have no common base in all versions
-                if isinstance(error, (CompileError, OSError)) or "Error" in type(error).__name__:
-                    return False
-                raise
+            except CCompilerError:
+                return False
         return True
 
 
@@ -135,7 +152,6 @@ def extensions() -> list[Extension]:
             [str(path)],
             include_dirs=[str(SRC), numpy.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-            language="c",
         )
         for path in sorted(CPU.glob("_*.pyx"))
     ]
@@ -143,9 +159,9 @@ def extensions() -> list[Extension]:
 
 def packages() -> list[str]:
     """Our packages; the folder ``models`` is installed as ``pydtnn.models``."""
-    models = [f"pydtnn.models.{name}" for name in find_packages("models")]
-    top = ["pydtnn.models"] if Path("models/__init__.py").exists() else []
-    return [*find_packages(include=["pydtnn", "pydtnn.*"]), *top, *models]
+    models = ["pydtnn.models"] if Path("models/__init__.py").exists() else []
+    inner = [f"pydtnn.models.{name}" for name in find_packages("models")]
+    return [*find_packages(include=["pydtnn", "pydtnn.*"]), *models, *inner]
 
 
 setup(

@@ -1,4 +1,4 @@
-"""Whole training steps, ours beside PyTorch's: each in a process of its own, taking turns step by step.
+"""Whole training steps, ours beside PyTorch's: two processes that take turns, step by step.
 
     python benchmarks/step_time.py                      # ResNet-44, batch 64, 1 thread
     python benchmarks/step_time.py --models resnet44 mlp --threads 1 2 --steps 15
@@ -45,13 +45,13 @@ def resident(peak: bool = False) -> float:
 def our_step(name: str, threads: int) -> tuple[Callable[[], None], float]:
     """Build our side: one training step, and the memory before anything was built."""
     import numpy as np
-    from pydtnn.models import create_net
 
     from pydtnn.comm import create_communicator
     from pydtnn.comm.exchange import AllReduce
     from pydtnn.data import Batch
     from pydtnn.kernels import create_backend
     from pydtnn.model import Model
+    from pydtnn.models import create_net
     from pydtnn.optimizers import SGD
     from pydtnn.trainer import Trainer
 
@@ -76,10 +76,10 @@ def torch_step(name: str, threads: int) -> tuple[Callable[[], None], float]:
     """Build PyTorch's side of the same work."""
     import numpy as np
     import torch
-    from pydtnn.models import create_net
     from torch_twin import Twin, to_torch
 
     from pydtnn.model import Model
+    from pydtnn.models import create_net
 
     torch.set_num_threads(threads)
     before = resident()

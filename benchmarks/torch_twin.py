@@ -1,4 +1,4 @@
-"""The same network in PyTorch: built node by node from a pydtnn model's graph, with the same weights.
+"""The same network in PyTorch, built from a pydtnn model's graph, with the same weights.
 
 Parity tests hold the library to it, and benchmarks time it as the peer: idiomatic `torch.nn`
 modules, `channels_last`, in-place ReLU.
@@ -110,7 +110,7 @@ class Padded(nn.Module):
 
 
 def windowed(make: Callable[..., nn.Module], padding: tuple, value: float) -> nn.Module:
-    """Make a module with PyTorch's padding where it is symmetric, with explicit padding otherwise."""
+    """Use PyTorch's own padding where it is symmetric, explicit padding otherwise."""
     if all(before == after for before, after in padding):
         return make(padding=tuple(before for before, _ in padding))
     return Padded(make(padding=0), padding, value)

@@ -1,10 +1,9 @@
 """Write a layer with a parameter, check its gradients, train with it."""
 
-from pydtnn.testing import check_layer
-
 from pydtnn import Model, Trainer, load_dataset
 from pydtnn.layers import Flatten, Layer, Linear, Sequential
 from pydtnn.optimizers import SGD
+from pydtnn.testing import check_layer
 
 
 class ParametricReLU(Layer):

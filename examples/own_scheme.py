@@ -5,10 +5,10 @@ majority vote", 2019).
 """
 
 import numpy as np
-from pydtnn.models import create_net
 
 from pydtnn import Model, Trainer, create_communicator, load_dataset
 from pydtnn.comm.exchange import AllReduce
+from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 
 

@@ -1,10 +1,9 @@
 """Build, fit, evaluate, predict, save and load."""
 
-from pydtnn.models import create_net
-from pydtnn.weights import load_weights, save_weights
-
 from pydtnn import Model, Trainer, load_dataset
+from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
+from pydtnn.weights import load_weights, save_weights
 
 train, test = load_dataset("digits")
 net = create_net("mlp", train.classes, train.input_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 
@@ -79,3 +80,10 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""
     return f"{name}{': ' * bool(text)}{text} ({place}PYDTNN_TRACEBACK=1 shows where)"
+
+
+def traceback_if_wanted(error: BaseException) -> str:
+    """Return the traceback of an error where PYDTNN_TRACEBACK=1 asks for it, otherwise nothing."""
+    if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
+        return ""
+    return "".join(traceback.format_exception(error))

@@ -20,26 +20,37 @@ class NotFiniteError(AgreedError):
     """The loss became NaN or infinite; raised on all ranks before the parameters are touched."""
 
 
-def not_finite(trainer: Trainer, batch: Batch, *, epoch: int, seed: int) -> NotFiniteError:
+def not_finite(trainer: Trainer, batch: Batch, context: StepContext, when: str) -> NotFiniteError:
     """Make the error that names the step and the first layer whose output is not finite.
 
     Collective: all ranks call it. Each runs its part of the batch again and looks at every node.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    batch : Batch
+        On which the loss is not finite, on one rank at least.
+    context : StepContext
+        In which it was computed.
+    when : str
+        "at epoch 1, step 2".
     """
+    model = trainer.model
     found: list[str] = []
 
     def look(node: Node, y: Array) -> None:
-        if not found and not np.isfinite(trainer.model.backend.to_numpy(y)).all():
+        if not found and not np.isfinite(model.backend.to_numpy(y)).all():
             found.append(f"the output of {node.name} ({type(node.layer).__name__})")
 
-    context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
-    x = trainer.model.backend.asarray(batch.x)
     if not np.isfinite(batch.x).all():
         found.append("the input")
-    trainer.model.forward(x, context, keep=False, after_node=look)
+    model.forward(model.backend.asarray(batch.x), context, keep=False, after_node=look)
     reports = trainer.comm.gather_object(found[0] if found else None)
     rank = next((r for r, report in enumerate(reports) if report), None)
-    first = "the loss itself" if rank is None else f"{reports[rank]} on rank {rank}"
+    where = "the loss itself" if rank is None else str(reports[rank])
+    if rank is not None and trainer.comm.size > 1:
+        where += f" on rank {rank}"
     return NotFiniteError(
-        f"the loss is not finite at epoch {epoch + 1}, step {batch.index + 1}: first in {first}; "
-        "use a lower learning rate, warm-up or --clip-norm"
+        f"the loss is not finite {when}: first in {where}; use a lower learning rate, a warm-up or "
+        "clipping (--lr, --warmup-epochs, --clip-norm)"
     )

@@ -86,8 +86,10 @@ class Graph:
 
         Raises
         ------
+        TypeError
+            If `part` is neither.
         ValueError
-            If shapes do not meet, or a layer is used twice.
+            If shapes do not meet, or a layer or a name is used twice.
         """
         if not isinstance(part, Layer | Block):
             raise TypeError(f"{part!r} is neither a layer nor a block; a class needs parentheses")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import inspect
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pydtnn.callbacks import (
     BestWeights,
@@ -24,18 +28,22 @@ from pydtnn.comm.schemes import create_scheme
 from pydtnn.config import TrainConfig
 from pydtnn.data import Dataset, Loader, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
-from pydtnn.errors import describe
 from pydtnn.kernels import create_backend
-from pydtnn.losses import get_loss
-from pydtnn.metrics import get_metric
+from pydtnn.layers import Net
+from pydtnn.losses import CategoricalCrossEntropy, Loss, get_loss
+from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
+from pydtnn.own_code import import_object
 from pydtnn.registry import create
 from pydtnn.schedules import get_schedule
 from pydtnn.suggest import unknown
 from pydtnn.trainer import Trainer
 from pydtnn.weights import load_weights
+
+USUAL = {"momentum": 0.9, "weight_decay": 1e-4}
+"""Where the user does not say and the rule's own default is none at all."""
 
 
 @dataclass
@@ -49,6 +57,7 @@ class Job:
     train, validation : Dataset
     global_batch_size : int
         Samples of all ranks per step.
+    steps_per_epoch : int
     augment : tuple of Augmentation
     directory : Path
         Folder of the run.
@@ -59,6 +68,7 @@ class Job:
     train: Dataset
     validation: Dataset
     global_batch_size: int
+    steps_per_epoch: int
     augment: tuple[Augmentation, ...]
     directory: Path
 
@@ -71,15 +81,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     ValueError, TypeError, OSError
         In one sentence, for whatever the configuration asks that cannot be.
     """
-    train, test = load_dataset(
-        config.dataset,
-        data_dir=config.data_dir,
-        download=config.download,
-        **config.dataset_options,
-    )
-    validation = test
-    if config.validation_split:
-        train, validation = split_validation(train, config.validation_split, config.seed)
+    train, validation = create_data(config)
     global_batch = config.global_batch_size or config.batch_size * comm.size
     augment = create_augmentations(config.augment)
     steps = len(  # the loader refuses whatever does not fit
@@ -92,7 +94,9 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
             steps_per_epoch=config.steps_per_epoch,
         )
     )
-    smoothing = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
+    loss = create_loss(config)
+    metrics = [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
+    monitor = choose_monitor(config, metrics)
     model = Model(
         create_network(config, train),
         train.input_shape,
@@ -101,76 +105,153 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
     )
+    check_output(model, train, loss, metrics)
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),
-        loss=get_loss(config.loss, **smoothing),
-        metrics=[get_metric(name) for name in names(config.metrics)],
+        loss=loss,
+        metrics=metrics,
         exchange=create_exchange(config, comm),
-        callbacks=create_callbacks(config, directory),
+        callbacks=create_callbacks(config, directory, monitor),
         accumulation=config.accumulation,
     )
     if config.load:
         load_weights(model, config.load)
-    return Job(config, trainer, train, validation, global_batch, augment, directory)
+    return Job(config, trainer, train, validation, global_batch, steps, augment, directory)
 
 
-def create_network(config: TrainConfig, data: Dataset) -> Any:
+def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
+    """Load the training set and what to validate on: the test set, or a part cut off the former."""
+    flags = {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"}
+    with _options("--dataset-options", config.dataset_options, flags):
+        train, test = load_dataset(
+            config.dataset,
+            data_dir=config.data_dir,
+            download=config.download,
+            **config.dataset_options,
+        )
+    if config.validation_split:
+        return split_validation(train, config.validation_split, config.seed)
+    return train, test
+
+
+def fetch_data(config: TrainConfig, comm: Communicator) -> None:
+    """Download the data on one rank of each host, before all of them read."""
+    if comm.local_rank == 0:
+        create_data(config)
+
+
+def create_loss(config: TrainConfig) -> Loss:
+    """Make the loss that `--loss` names."""
+    loss = get_loss(config.loss)
+    if not config.label_smoothing:
+        return loss
+    if not isinstance(loss, CategoricalCrossEntropy):
+        raise ValueError(f"--label-smoothing: {config.loss} has none; use --loss cross_entropy")
+    return CategoricalCrossEntropy(config.label_smoothing)
+
+
+def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
+    """Return the value to watch: by default the first metric of the validation, or its loss."""
+    names = [*(metric.name for metric in metrics), "loss"]
+    choices = [*(f"val_{name}" for name in names), *names]
+    if config.monitor is not None and config.monitor not in choices:
+        raise ValueError(unknown("value of --monitor", config.monitor, choices))
+    return config.monitor or choices[0]
+
+
+def create_network(config: TrainConfig, data: Dataset) -> Net:
     """Make the network that `--model` names, for the classes and shape of a data set."""
     if data.classes is None:
         raise ValueError(
-            f"--dataset: {data.name} has no classes; train on it from Python with a model of your own"
+            f"--dataset: {data.name} has no classes; train on it from Python, with a model of "
+            "your own"
         )
-    if ":" not in config.model:
-        return create_net(config.model, data.classes, data.input_shape, **config.model_options)
-    factory = import_object(config.model, "--model")
-    arguments = (data.classes, data.input_shape)
-    return create("model", {"it": factory}, "it", config.model_options, args=arguments)
+    flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
+    with _options("--model-options", config.model_options, flags):
+        if ":" not in config.model:
+            return create_net(config.model, data.classes, data.input_shape, **config.model_options)
+        factory = import_object(config.model, "--model")
+        if not callable(factory):
+            raise ValueError(
+                f"--model: {config.model} must be a function of (classes, input_shape), not "
+                f"{factory!r}"
+            )
+        name = config.model.rpartition(":")[2].lower()
+        shapes = (data.classes, data.input_shape)
+        return create("model", {name: factory}, name, config.model_options, args=shapes)
+
+
+def check_output(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
+    """Let loss and metrics refuse what they cannot judge, by the last class and an output of 0."""
+    shape = (1, *model.output_shape)
+    target = np.array([(data.classes or 1) - 1])
+    loss.check(shape, target)
+    for metric in metrics:
+        metric(np, np.zeros(shape), target)
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
     """Make the optimizer with its schedule; `steps` is the length of an epoch."""
-    kind = OPTIMIZERS.get(config.optimizer.lower())
-    accepted = inspect.signature(kind).parameters if kind else {}
-    lr = config.lr or (accepted["lr"].default if kind else 0.1)
+    rule = config.optimizer.lower()
+    if rule not in OPTIMIZERS:
+        return get_optimizer(config.optimizer)  # which says what there is
+    own = {name: p.default for name, p in inspect.signature(OPTIMIZERS[rule]).parameters.items()}
     ratio = global_batch / config.lr_base_batch
-    lr *= {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
-    schedule = get_schedule(
-        config.schedule,
-        lr,
-        total_steps=steps * config.epochs,
-        steps_per_epoch=steps,
-        warmup_steps=round(config.warmup_epochs * steps),
-        **config.schedule_options,
-    )
-    momentum = {"momentum": config.momentum} if "momentum" in accepted else {}
-    return get_optimizer(
-        config.optimizer,
-        lr=schedule,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-        **momentum | config.optimizer_options,
-    )
+    scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
+    flags = {
+        "schedule": "--schedule",
+        "lr": "--lr",
+        "total_steps": "--epochs",
+        "steps_per_epoch": "--steps-per-epoch",
+        "warmup_steps": "--warmup-epochs",
+    }
+    with _options("--schedule-options", config.schedule_options, flags):
+        schedule = get_schedule(
+            config.schedule,
+            scale * (own["lr"] if config.lr is None else config.lr),
+            total_steps=steps * config.epochs,
+            steps_per_epoch=steps,
+            warmup_steps=round(config.warmup_epochs * steps),
+            **config.schedule_options,
+        )
+    numbers: dict[str, Any] = {"lr": schedule, "clip_norm": config.clip_norm}
+    for name, usual in USUAL.items():
+        given = getattr(config, name)
+        if name in own:
+            numbers[name] = given if given is not None else own[name] or usual
+        elif given is not None:
+            raise ValueError(f"--{name}: {rule} has none; leave it out, or use sgd or lars")
+    flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
+    with _options("--optimizer-options", config.optimizer_options, flags):
+        return get_optimizer(rule, **numbers, **config.optimizer_options)
 
 
 def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:
     """Make the parallel scheme that `--scheme` names, or a file's class."""
-    if ":" in config.scheme:
-        return import_object(config.scheme, "--scheme")(comm)
-    return create_scheme(config.scheme, comm, overlap=config.overlap)
+    if ":" not in config.scheme:
+        return create_scheme(config.scheme, comm, overlap=config.overlap)
+    scheme = import_object(config.scheme, "--scheme")
+    if not (isinstance(scheme, type) and issubclass(scheme, GradientExchange)):
+        raise ValueError(
+            f"--scheme: {config.scheme} must be a subclass of GradientExchange, not {scheme!r}"
+        )
+    return scheme(comm)
 
 
-def create_callbacks(config: TrainConfig, directory: Path) -> list[Callback]:
-    """Make the callbacks; those that lower the learning rate or stop come before those that save."""
+def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
+    """Make the callbacks; the one that saves the others' state comes last."""
+    if config.evaluate_only:
+        return []
     callbacks: list[Callback] = [ProgressBar()]
     if config.plateau:
-        callbacks.append(ReduceOnPlateau(config.monitor, config.plateau_factor, config.plateau))
+        callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau))
     if config.early_stopping:
-        callbacks.append(EarlyStopping(config.monitor, config.early_stopping))
+        callbacks.append(EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
-        callbacks.append(StopAtMetric(config.monitor, config.stop_at))
+        callbacks.append(StopAtMetric(monitor, config.stop_at))
     callbacks.append(HistoryWriter(directory))
-    callbacks.append(BestWeights(directory / "best.safetensors", config.monitor))
+    callbacks.append(BestWeights(directory / "best.safetensors", monitor))
     if config.checkpoint_epochs or config.checkpoint_steps:
         callbacks.append(
             Checkpointer(
@@ -178,38 +259,30 @@ def create_callbacks(config: TrainConfig, directory: Path) -> list[Callback]:
                 every_epochs=config.checkpoint_epochs or None,
                 every_steps=config.checkpoint_steps,
                 keep=config.keep,
+                config=config.course(),
             )
         )
     return callbacks
 
 
-def names(text: str) -> list[str]:
-    """Split "a, b" into its names."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+@contextlib.contextmanager
+def _options(who: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]) -> Iterator[None]:
+    """Refuse options that are set elsewhere, and say whose they are where a factory fails on them.
 
-
-def import_object(where: str, who: str) -> Any:
-    """Import ``path/to/file.py:name``.
-
-    Raises
-    ------
-    ValueError
-        If there is no such file, it cannot be imported, or it has no such name.
+    Parameters
+    ----------
+    who : str
+        The option of the command line that holds them.
+    given : mapping
+    elsewhere : mapping of str to str
+        What sets an option that does not belong here.
     """
-    path, _, name = where.rpartition(":")
-    if not Path(path).is_file():
-        raise ValueError(f"{who}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{who}: {path} is not a Python file; give path/to/file.py:name")
-    module = importlib.util.module_from_spec(spec)
+    for name in elsewhere:
+        if name in given:
+            raise ValueError(f"{who}: {name} is not set here but by {elsewhere[name]}")
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{who}: {path} cannot be imported: {describe(error)}") from error
-    if not hasattr(module, name):
-        own = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
-        ]
-        raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
-    return getattr(module, name)
+        yield
+    except TypeError as error:  # of Python itself, as a rule: "'int' object is not iterable"
+        if not given:
+            raise
+        raise TypeError(f"{who} {json.dumps(dict(given), default=str)}: {error}") from error

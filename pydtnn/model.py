@@ -272,6 +272,7 @@ class Model:
             p.value[...] = self.backend.asarray(state[name], self.dtype)
         for name, array in self.statistics.state().items():
             array[...] = state[name]
+        self.statistics.samples = 0.0
 
     def summary(self, batch: int = 1) -> str:
         """Describe the model in a table: see `pydtnn.summary.summarize`."""

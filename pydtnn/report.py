@@ -1,4 +1,4 @@
-"""What a run leaves behind: a file that says how it was made, and a table that says how it went."""
+"""What a run leaves: a file that says how it was made, and a table that says how it went."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import resource
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
+from pydtnn.files import write_file
 from pydtnn.info import collect
+from pydtnn.summary import align
 
 if TYPE_CHECKING:
     from pydtnn.job import Job
@@ -17,21 +20,33 @@ if TYPE_CHECKING:
 def write_run_file(job: Job) -> None:
     """Write run.json: configuration, versions, ranks, threads, instruction set and commit.
 
-    Collective: all ranks call it; rank 0 writes.
+    With several ranks, call it on one of them.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
     """
     trainer = job.trainer
-    hosts = trainer.comm.hosts
-    if trainer.comm.rank == 0:
-        backend = trainer.model.backend
-        content = {
-            "configuration": asdict(job.config),
-            "ranks": trainer.comm.size,
-            "hosts": len(set(hosts)),
-            "threads": backend.threads,
-            "instruction_set": backend.isa,
-            "environment": collect(),
-        }
-        (job.directory / "run.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+    backend, optimizer = trainer.model.backend, trainer.optimizer
+    content = {
+        "configuration": asdict(job.config),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "ranks": trainer.comm.size,
+        "hosts": len(set(trainer.comm.hosts)),
+        "threads": backend.threads,
+        "backend": backend.name,
+        "instruction_set": backend.isa,
+        "parameters": sum(p.size for p in trainer.model.parameters.values()),
+        "samples": {"train": len(job.train), "validation": len(job.validation)},
+        "global_batch_size": job.global_batch_size,
+        "steps_per_epoch": job.steps_per_epoch,
+        "schedule": repr(optimizer.schedule),
+        "weight_decay": optimizer.weight_decay,
+        "environment": collect(),
+    }
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    write_file("run.json", job.directory / "run.json", text.encode())
 
 
 def print_report(job: Job) -> None:
@@ -39,48 +54,49 @@ def print_report(job: Job) -> None:
 
     Collective: all ranks call it; rank 0 prints.
     """
-    trainer = job.trainer
-    comm = trainer.comm
+    comm = job.trainer.comm
     own = {
-        "seconds": trainer.seconds,
+        "seconds": job.trainer.seconds,
         "peak": peak_memory(),
         "bytes": comm.traffic.bytes,
     }
     ranks = comm.gather_object(own)
-    if comm.rank:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{job.config.model} on {job.train.name}", show_header=False)
-    for name, value in _rows(job, ranks):
-        table.add_row(name, value)
-    Console().print(table)
+    if comm.rank == 0:
+        lines = align(_rows(job, ranks), 2)
+        title = f"{job.config.model} on {job.train.name}"
+        rule = "-" * max(map(len, [title, *lines]))
+        print("\n".join(["", title, rule, *lines]), flush=True)
 
 
-def _rows(job: Job, ranks: list[dict]) -> list[tuple[str, str]]:
+def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Name and value of each line: times are means over the ranks, memory is the largest."""
     trainer = job.trainer
-    last = trainer.history[-1] if trainer.history else {}
+    threads = trainer.model.backend.threads
     steps, communication, data, evaluation = (
         sum(r["seconds"][part] for r in ranks) / len(ranks)
         for part in ("steps", "communication", "data", "evaluation")
     )
     wall = steps + data
-    rows = [("ranks", f"{len(ranks)}, {trainer.model.backend.threads} threads each")]
-    rows += [
-        (name.replace("_", " "), f"{value:.4f}") for name, value in last.items() if name != "lr"
-    ]
-    rows += [
-        ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step made"),
+    last = trainer.history[-1] if trainer.history else {}
+    return [
+        ("ranks", f"{len(ranks)}, with {threads} thread{'s' * (threads > 1)} each"),
+        ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
+        *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
+        ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was made"),
         ("time in compute", f"{steps - communication:.1f} s"),
-        ("time in communication", f"{communication:.1f} s, not hidden behind compute"),
+        ("time in communication", f"{communication:.1f} s not hidden behind compute"),
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
-        ("sent per rank", f"{max(r['bytes'] for r in ranks) / 1e6:.0f} MB"),
+        ("exchanged per rank", f"{max(r['bytes'] for r in ranks) / 1e6:.1f} MB"),
         ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
         ("run folder", str(job.directory)),
     ]
-    return rows
+
+
+def _title(name: str) -> str:
+    """Say in words what a log calls "val_top5_accuracy"."""
+    part = "validation" if name.startswith("val_") else "training"
+    return f"{part} {name.removeprefix('val_').replace('_', ' ')}"
 
 
 def peak_memory() -> int:

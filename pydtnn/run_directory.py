@@ -2,64 +2,93 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydtnn.checkpoint import find_checkpoints
-from pydtnn.comm import Communicator, agree
+from pydtnn.comm import Communicator
 from pydtnn.config import TrainConfig
+from pydtnn.files import unwritable
+from pydtnn.rank0 import on_rank_0
+
+RUNS = Path("runs")
+"""Where runs go that are not told where."""
 
 
-def run_directory(config: TrainConfig, comm: Communicator) -> Path:
-    """Return the folder of the run, after rank 0 has made it and written a file there.
+@contextlib.contextmanager
+def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
+    """Make the folder of the run, and try to write there.
 
-    Collective: all ranks call it. Without `--output-dir` it is the first free one of
-    ``runs/MODEL-DATASET-1``, ``-2``, ...
+    Collective: all ranks call it; rank 0 makes and tries. Without `--output-dir` it is the first
+    free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start at the same moment get
+    different ones. A folder that is still empty in the end is removed again. Nothing is made for
+    `--evaluate-only`.
 
     Raises
     ------
     AgreedError
-        On all ranks, if the folder cannot be written, or holds another run's checkpoints and
-        `--resume` is not given.
+        On all ranks, if the folder or that of `--save` cannot be written, or if it holds another
+        run's checkpoints and `--resume` is not given.
     """
-    path, problem = None, None
-    if comm.rank == 0:
-        try:
-            path = _choose(config)
-            if not config.evaluate_only:
-                _try_to_write(path)
-        except (OSError, ValueError) as error:
-            problem = ValueError(str(error))
-    problems = comm.gather_object(problem)
-    agree(comm, problems[0])
-    return Path(comm.gather_object(path)[0])
+    made: list[Path] = []
+    path = comm.gather_object(on_rank_0(comm, _prepare, config, made))[0]
+    try:
+        yield path
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # mostly because it is not empty
+                folder.rmdir()
 
 
-def _choose(config: TrainConfig) -> Path:
+def _prepare(config: TrainConfig, made: list[Path]) -> Path:
+    """Return the folder of the run; add to `made` what did not exist before, innermost first."""
+    if config.save:
+        save = Path(config.save)
+        if save.is_dir():
+            raise ValueError(f"--save: {save} is a folder; give the name of a file in it")
+        _make("--save", save.parent, made)
+    if config.evaluate_only:
+        return Path(config.output_dir or ".")
     if config.output_dir is None:
-        stem = f"{Path(config.model.partition(':')[0]).stem}-{config.dataset}"
-        number = 1
-        while (path := Path("runs") / f"{stem}-{number}").exists():
-            number += 1
-        return path
+        return _next_free(config, made)
     path = Path(config.output_dir)
-    if not config.resume and not config.evaluate_only and find_checkpoints(path):
+    if not config.resume and find_checkpoints(path):
         raise ValueError(
-            f"--output-dir: {path} holds the checkpoints of an earlier run; "
-            "add --resume to continue it, or choose another folder"
+            f"--output-dir: {path} holds the checkpoints of an earlier run; add --resume to "
+            "continue it, or choose another folder"
         )
+    _make("--output-dir", path, made)
     return path
 
 
-def _try_to_write(path: Path) -> None:
+def _next_free(config: TrainConfig, made: list[Path]) -> Path:
+    model = Path(config.model.rpartition(":")[2]).name
+    number = 1
+    while True:
+        path = RUNS / f"{model}-{Path(config.dataset).name}-{number}"
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):  # another run was faster
+                _make("--output-dir", path, made, exist_ok=False)
+                return path
+        number += 1
+
+
+def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> None:
+    """Make a folder and try to write in it."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=exist_ok)
+        made.extend(new)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
             file.flush()
             os.fsync(file.fileno())
+    except FileExistsError:
+        if exist_ok:
+            raise NotADirectoryError(f"{who}: {path} is a file; choose another folder") from None
+        raise
     except OSError as error:
-        raise ValueError(
-            f"--output-dir: cannot write to {path}: {(error.strerror or str(error)).lower()}; choose another folder"
-        ) from None
+        raise unwritable(who, path, error) from error

@@ -4,87 +4,157 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
+from pydtnn import __version__
 from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.command_line import parse
 from pydtnn.config import TrainConfig
-from pydtnn.errors import EXPLAINED, AgreedError, describe
+from pydtnn.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
+
+if TYPE_CHECKING:
+    from pydtnn.job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status, 0 if all went well.
 
-    Collective: all ranks call it.
+    Collective: all ranks call it. What goes wrong is told in one line on the standard error, and
+    with PYDTNN_TRACEBACK=1 the traceback before it. With several ranks the error leaves this
+    function, and the hook that the communicator has installed tells it and ends all ranks.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of this process.
     """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  a daemon has none
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has gone, as in `... --help | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    comm = None
     try:
         comm = create_communicator()
-    except EXPLAINED as error:
-        print(describe(error), file=sys.stderr)
-        return 2
-    try:
-        config = _together(comm, _parse, comm, arguments)
-        _run(config, create_communicator(config.comm) if config.comm != "auto" else comm)
-    except AgreedError as error:  # all ranks have it, one tells
-        if comm.rank == 0:
-            print(describe(error), file=sys.stderr)
-        return 2
-    except EXPLAINED as error:
-        if comm.size > 1:
-            raise  # the communicator's hook tells it and ends the other ranks
-        print(describe(error), file=sys.stderr)
-        return 1
+        with _terminated_in_order(comm):
+            _run(_together(comm, _parse, comm, arguments), comm)
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        if comm is not None and comm.size > 1:
+            raise
+        print(f"{traceback_if_wanted(error)}{describe(error)}", file=sys.stderr)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+@contextlib.contextmanager
+def _terminated_in_order(comm: Communicator) -> Iterator[None]:
+    """Let SIGTERM end a single rank like an exception: the terminal is given back, files closed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"terminated (SIGTERM)\n")
+        raise SystemExit(128 + number)
+
+    if comm.size > 1 or threading.current_thread() is not threading.main_thread():
+        yield  # the communicator acts on signals, or nobody may
+        return
+    former = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
     with contextlib.ExitStack() as stack:
-        if comm.rank > 0:  # the help is for one reader
+        if comm.rank > 0:  # the help page is for one reader
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
         return parse(arguments)
 
 
 def _run(config: TrainConfig, comm: Communicator) -> None:
-    from pydtnn.checkpoint import load_checkpoint
-    from pydtnn.job import create_job
-    from pydtnn.report import print_report, write_run_file
+    from pydtnn.job import create_job, fetch_data
     from pydtnn.run_directory import run_directory
     from pydtnn.threads import limit_blas_threads, threads_per_rank
+
+    _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
+    threads = _together(comm, threads_per_rank, comm)
+    if config.download:
+        _together(comm, fetch_data, config, comm)
+    # BLAS has one thread, so that the order of its sums does not depend on their number.
+    with run_directory(config, comm) as directory, limit_blas_threads(1):
+        job = _together(comm, create_job, config, comm, config.threads or threads, directory)
+        _require_equal(comm, {"instruction set": job.trainer.model.backend.isa})
+        _carry_out(job)
+
+
+def _carry_out(job: Job) -> None:
+    from pydtnn.callbacks.progress import format_logs
+    from pydtnn.rank0 import on_rank_0
+    from pydtnn.report import print_report, write_run_file
     from pydtnn.weights import save_weights
 
-    threads = config.threads or threads_per_rank(comm)
-    limit_blas_threads(threads)
-    directory = run_directory(config, comm)
-    job = _together(comm, create_job, config, comm, threads, directory)
-    trainer = job.trainer
-    if config.evaluate_only:
-        results = trainer.evaluate(job.validation)
-        if comm.rank == 0:
-            print("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
-        return
-    write_run_file(job)
+    config, trainer = job.config, job.trainer
     if config.resume:
-        load_checkpoint(directory, trainer)
-    trainer.fit(
-        job.train,
-        job.validation,
-        epochs=config.epochs,
-        global_batch_size=job.global_batch_size,
-        augment=job.augment,
-        steps_per_epoch=config.steps_per_epoch,
-        seed=config.seed,
-        loader_threads=config.loader_threads,
-    )
-    if config.save and comm.rank == 0:
-        save_weights(trainer.model, config.save)
-    print_report(job)
+        _resume(job)
+    if config.evaluate_only:
+        results = trainer.evaluate(job.validation, batch_size=job.global_batch_size)
+        _say(trainer.comm, format_logs(results))
+    else:
+        on_rank_0(trainer.comm, write_run_file, job)
+        trainer.fit(
+            job.train,
+            job.validation,
+            epochs=config.epochs,
+            global_batch_size=job.global_batch_size,
+            augment=job.augment,
+            steps_per_epoch=config.steps_per_epoch,
+            seed=config.seed,
+            loader_threads=config.loader_threads,
+        )
+    if config.save:
+        on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
+    if not config.evaluate_only:
+        print_report(job)
+
+
+def _resume(job: Job) -> None:
+    from pydtnn.checkpoint import load_checkpoint
+
+    path = load_checkpoint(job.directory, job.trainer)
+    if path is not None:
+        _say(job.trainer.comm, f"continuing from {path}")
+    elif job.config.evaluate_only:
+        raise AgreedError(f"--resume: there is no checkpoint in {job.directory} to evaluate")
+    else:
+        _say(job.trainer.comm, f"no checkpoint in {job.directory} yet: starting from the beginning")
+
+
+def _say(comm: Communicator, line: str) -> None:
+    if comm.rank == 0:
+        print(line, flush=True)
 
 
 def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
-    """Do work that every rank does for itself; if it fails anywhere, all ranks raise the same `AgreedError`."""
+    """Do work that every rank does for itself; if it fails anywhere, all ranks raise `AgreedError`.
+
+    What is no sentence for the user is a fault, and left to end the run by itself.
+    """
     result, problem = None, None
     try:
         result = work(*args)
@@ -92,6 +162,19 @@ def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
         problem = error
     agree(comm, problem)
     return result
+
+
+def _require_equal(comm: Communicator, facts: dict[str, Any]) -> None:
+    """Refuse ranks that were started with different options or differ otherwise."""
+    everywhere = comm.gather_object(facts)
+    for rank, other in enumerate(everywhere):
+        for name, value in everywhere[0].items():
+            if other[name] != value:
+                raise AgreedError(
+                    f"train: all ranks must have the same {name}, but it is {value!r} on rank 0 "
+                    f"and {other[name]!r} on rank {rank}; start them with one command, on "
+                    "machines of one kind"
+                )
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ class Trainer:
         self.logs: Logs = {}
         self.history: list[Logs] = []
         self.stop = False
+        self._plan: dict[str, int] = {}
+        self._loaded = False
         self.totals = self._new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
@@ -142,13 +144,29 @@ class Trainer:
             threads=max(loader_threads, 1),
             prefetch=2 * loader_threads,
         )
+        self._check_plan({"seed": seed, "global_batch_size": total, "samples": len(train)})
         self.exchange.start(self.model.buckets)
-        self._notify("on_fit_start", epochs, len(loader))
-        with loader:
-            while self.epoch < epochs and not self.stop:
-                self._run_epoch(loader, seed, validation, total)
-        self._notify("on_fit_end")
+        try:
+            self._notify("on_fit_start", epochs, len(loader))
+            with loader:
+                while self.epoch < epochs and not self.stop:
+                    self._run_epoch(loader, seed, validation, total)
+            self._notify("on_fit_end")
+        finally:
+            for callback in self.callbacks:
+                callback.close()
         return self.history
+
+    def _check_plan(self, plan: dict[str, int]) -> None:
+        """Refuse to continue with other batches: the position in them would mean nothing."""
+        if self._loaded:
+            for name, was in self._plan.items():
+                if plan[name] != was:
+                    raise ValueError(
+                        f"Trainer: the training to continue had {name.replace('_', ' ')} {was}, "
+                        f"not {plan[name]}; continue with the same"
+                    )
+        self._plan, self._loaded = plan, False
 
     def _run_epoch(
         self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
@@ -171,6 +189,7 @@ class Trainer:
         self.epoch, self.step, self.totals = self.epoch + 1, 0, self._new_totals()
         self._notify("on_epoch_end")
 
+    @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
         """Make one step on this rank's part of a global batch.
 
@@ -206,7 +225,8 @@ class Trainer:
         summed.wait()
         if not np.isfinite(totals.values).all():
             exchange.abandon()
-            raise not_finite(self, batch, epoch=epoch, seed=seed)
+            context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
+            raise not_finite(self, batch, context, f"at epoch {epoch + 1}, step {batch.index + 1}")
         model.statistics.update()
         exchange.update(self.optimizer)
         return totals
@@ -226,12 +246,11 @@ class Trainer:
         return dy
 
     def _micro_batches(self, batch: Batch) -> list[Batch]:
-        """Cut a batch into parts whose sizes differ by one at most; empty ones are left out, but for one."""
+        """Cut a batch into parts of almost equal size; one is left if all are empty."""
         cuts = [len(batch.x) * i // self.accumulation for i in range(self.accumulation + 1)]
         ranges = [slice(a, b) for a, b in pairwise(cuts) if a < b] or [slice(0, 0)]
         return [
-            replace(batch, x=batch.x[r], y=batch.y[r], samples=batch.samples[r])
-            for r in ranges
+            replace(batch, x=batch.x[r], y=batch.y[r], samples=batch.samples[r]) for r in ranges
         ]
 
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
@@ -249,18 +268,28 @@ class Trainer:
         -------
         dict
             Means over all samples, equal on all ranks.
+
+        Raises
+        ------
+        NotFiniteError
+            On all ranks, if the loss or a metric is NaN or infinite.
         """
         return self._clocked("evaluation", self._evaluate, dataset, batch_size)
 
+    @np.errstate(all="ignore")
     def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
         self.synchronise()
-        totals = self._new_totals()
+        totals, broken = self._new_totals(), None
         model, context = self.model, StepContext(training=False)
         with self._loader(dataset, max(batch_size, self.comm.size), shuffle=False) as loader:
             for batch in loader.epoch(0):
                 y, _ = model.forward(model.backend.asarray(batch.x), context, keep=False)
                 self._judge(y, batch.y, 1.0, totals)
+                if broken is None and not np.isfinite(totals.values).all():
+                    broken = batch
         self.comm.allreduce(totals.values)
+        if not np.isfinite(totals.values).all():
+            raise not_finite(self, broken or batch, context, "in the evaluation")
         return totals.means()
 
     def synchronise(self) -> None:
@@ -285,6 +314,7 @@ class Trainer:
             "step": self.step,
             "history": self.history,
             "totals": self.totals.values.copy(),
+            "plan": self._plan,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -293,6 +323,7 @@ class Trainer:
         self.history = [dict(logs) for logs in state["history"]]
         self.totals = self._new_totals()
         self.totals.values[:] = state["totals"]
+        self._plan, self._loaded = dict(state["plan"]), True
 
     def _new_totals(self) -> Totals:
         return Totals(["loss", *(m.name for m in self.metrics)])

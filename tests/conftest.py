@@ -49,7 +49,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture(params=sorted(BACKENDS, reverse=True))
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend in turn: "numpy", the reference, and "cpu"."""
-    return _create_backend(request.param)
+    return _create_backend(request.param, threads=1)  # no spinning where cores are busy
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def cpu_backend(request: pytest.FixtureRequest) -> Backend:
     return _create_backend("cpu", isa=request.param)
 
 
-def _create_backend(name: str, **options: str) -> Backend:
+def _create_backend(name: str, **options: Any) -> Backend:
     try:
         return create_backend(name, **options)
     except ImportError as error:

@@ -133,7 +133,8 @@ class Program:
         texts = []
         for file in (self._stdout, self._stderr):
             file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
+            # Open MPI's launcher ends its own messages with a null character.
+            texts.append(file.read().decode(errors="replace").replace("\0", ""))
         code = self._process.poll()
         return Finished(-1 if code is None else code, *texts)
 

@@ -123,8 +123,12 @@ class Harness:
         arguments += [f"--tb={option.tbstyle}", *["-v"] * option.verbose]
         if self._config.inipath is not None:
             arguments += ["-c", str(self._config.inipath)]
-        # Plugins from elsewhere (hypothesis: 1 s of imports on every rank) have no part in this.
-        environment = {REPORTS: str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment = {
+            REPORTS: str(folder),
+            "OMP_NUM_THREADS": "1",  # ranks are more than cores as it is
+            # Plugins from elsewhere have no part in this; hypothesis costs each rank 1 s.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         with launch.Program(ranks, arguments, environment, self._config.rootpath) as program:
             size, since = -1, time.monotonic()
             while not program.wait(0.2):

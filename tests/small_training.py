@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pydtnn.callbacks import Callback
+from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.data import ArrayDataset
@@ -56,6 +57,13 @@ def small_fit(trainer: Trainer, epochs: int = 2) -> list[dict[str, float]]:
     return trainer.fit(
         train, validation, epochs=epochs, global_batch_size=8, augment=[HorizontalFlip()], seed=3
     )
+
+
+def trained(directory: Path, comm: Communicator | None = None, epochs: int = 2) -> Trainer:
+    """A trainer that has left a checkpoint of each epoch: checkpoint-00000004, -00000008, ..."""
+    trainer = small_trainer(comm, EarlyStopping(), Checkpointer(directory))
+    small_fit(trainer, epochs)
+    return trainer
 
 
 def fingerprint(trainer: Trainer) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The code blocks of docs/extending.md: they run, they do what they say, and they are as short as promised."""
+"""The code blocks of docs/extending.md run, do what they say, and are as short as promised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydtnn.testing import check_layer
 
 from pydtnn import layers
 from pydtnn.comm import create_communicator, run_threads
@@ -18,6 +17,7 @@ from pydtnn.data import ArrayDataset
 from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.testing import check_layer
 from pydtnn.trainer import Trainer
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"

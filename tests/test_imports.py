@@ -28,19 +28,15 @@ AREAS = {
     "parameters": ["parameters", "initializers", "statistics"],
     "layers": ["layers"],
     "graph": ["graph", "fusion"],
-    "model": ["model", "summary"],
+    "model": ["model", "memory", "summary"],
     "rules": ["losses", "metrics", "optimizers", "schedules", "targets", "totals"],
-    "training": [
-        "trainer",
-        "callbacks",
-        "checkpoint",
-        "checkpoint_files",
-        "tracing",
-        "finite",
-        "weights",
-    ],
+    "training": ["trainer", "callbacks", "checkpoint", "finite", "rank0", "tracing", "weights"],
     "models": ["models"],
-    "programs": ["config", "command_line", "job", "train", "run_directory", "report", "info"],
+    "testing": ["testing"],
+    "programs": [
+        *("config", "options", "command_line", "job", "own_code", "train"),
+        *("run_directory", "report", "info"),
+    ],
 }
 
 BELOW_LAYERS = {"tools", "kernels", "random", "parameters"}
@@ -61,6 +57,7 @@ ALLOWED = {
     "rules": BELOW_LAYERS,
     "training": {*BELOW_TRAINING, "version"},
     "models": {"tools", "layers", "parameters"},
+    "testing": BELOW_TRAINING,
     "programs": {*BELOW_TRAINING, "training", "models", "version"},
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }

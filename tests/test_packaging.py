@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,9 +28,14 @@ LEFT_OUT = shutil.ignore_patterns(
 )
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -41,7 +47,13 @@ def distributions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributions")
     tree = folder / "tree"  # a copy, where nothing that an earlier build left behind can help
     shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree, cwd=folder)
+    # Optimisation takes most of the time of a build and is none of what is tested here.
+    compiler = folder / "cc"
+    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
+    compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
+    compiler.chmod(0o755)
+    build = ["-m", "build", "--no-isolation", "--outdir", folder, tree]
+    run(sys.executable, *build, cwd=folder, CC=str(compiler))
     [sdist], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 

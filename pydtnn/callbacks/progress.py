@@ -52,6 +52,8 @@ class ProgressBar(Callback):
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         """Start the clock."""
+        if self._display:
+            self._display.begin(self._title(trainer.epoch + 1), trainer.step)
         self._seen = trainer.samples_seen
         self._begin = self._now = self._shown = time.perf_counter()
 
@@ -107,6 +109,9 @@ def format_logs(logs: Mapping[str, float]) -> str:
 class _Display(Protocol):
     """How progress looks."""
 
+    def begin(self, title: str, step: int) -> None:
+        """Get ready for an epoch of which some steps may be complete."""
+
     def step(self, title: str, step: int, text: str) -> None:
         """Show where an epoch stands."""
 
@@ -121,6 +126,9 @@ class _Lines:
     def __init__(self, file: TextIO, steps: int) -> None:
         self.file = file
         self.steps = steps
+
+    def begin(self, title: str, step: int) -> None:
+        return None
 
     def step(self, title: str, step: int, text: str) -> None:
         self.line(f"{title}  step {step}/{self.steps}  {text}")
@@ -157,12 +165,14 @@ class _Bar:
         self.task = self.progress.add_task("", total=steps, text="")
         self.progress.start()
 
+    def begin(self, title: str, step: int) -> None:
+        self.progress.reset(self.task, description=title, completed=step, text="")
+
     def step(self, title: str, step: int, text: str) -> None:
         self.progress.update(self.task, description=title, completed=step, text=text, refresh=True)
 
     def line(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False)
-        self.progress.reset(self.task, text="")
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()

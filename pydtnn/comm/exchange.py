@@ -1,4 +1,8 @@
-"""How gradients are exchanged: a parallel scheme is a small object that sees buckets, an optimizer and a communicator."""
+"""How gradients are exchanged.
+
+A parallel scheme is a small object that sees buckets, an optimizer and a communicator; it never
+sees a layer.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ class GradientExchange:
             self.comm.broadcast(bucket.values)
 
     def bucket_ready(self, bucket: Bucket) -> None:
-        """Learn that backward has completed a bucket's gradients; called in the same order on every rank."""
+        """Learn that a bucket's gradients are complete; called in the same order on every rank."""
 
     def progress(self) -> None:
         """Get a moment of time between two layers of backward, to move messages along."""
@@ -71,10 +75,10 @@ class GradientExchange:
         """Complete what is under way and forget it: the step will not be made."""
 
     def average_parameters(self) -> None:
-        """Average the parameters of all ranks, weighted by the samples each has trained on since the last time.
+        """Average the parameters of all ranks.
 
-        Called before evaluating and saving, too; schemes that keep parameters equal override it
-        with nothing.
+        Each counts by the samples it has trained on since the last time. Called before evaluating
+        and saving, too; schemes that keep parameters equal override it with nothing.
         """
         total = np.array([self.samples], "float64")
         self.comm.allreduce(total)

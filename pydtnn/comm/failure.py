@@ -12,11 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.errors import AgreedError, describe
+from pydtnn.errors import AgreedError, describe, traceback_if_wanted
 
 _PATIENCE = 2.0
 """Seconds that a rank leaves to the one that failed before it for printing and aborting."""
@@ -57,17 +56,17 @@ class _Failure:
             if self._comm.rank == 0:
                 _print(f"{describe(error)}\n")
             if self._comm.rank in error.ranks[:1]:
-                _print(_traceback(error))
+                _print(traceback_if_wanted(error))
         elif self._comm.size == 1:
-            _print(f"{_traceback(error)}{describe(error)}\n")
+            _print(f"{traceback_if_wanted(error)}{describe(error)}\n")
         else:
-            self._end(describe(error), _traceback(error), 1)
+            self._end(describe(error), traceback_if_wanted(error), 1)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
         if error is not None and args.exc_type is not SystemExit:
             # Whoever waits for this thread would wait for ever, with one rank as well.
-            self._end(describe(error), _traceback(error), 1)
+            self._end(describe(error), traceback_if_wanted(error), 1)
 
     def _end(self, reason: str, trace: str, code: int) -> None:
         if self._is_first():
@@ -118,18 +117,15 @@ class _FirstOfHost:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        path, self._file = None, None
-        try:
-            if comm.local_rank == 0:
-                self._file, path = tempfile.mkstemp(prefix="pydtnn-")
-        except OSError:
-            pass  # without a place for the file every rank speaks for itself
+        path = _new_file() if comm.local_rank == 0 else None
         path = comm.gather_object(path)[comm.hosts[comm.rank]]
+        self._file = None
         if path is not None:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         comm.barrier()
         if path is not None and comm.local_rank == 0:
             os.unlink(path)
+        comm.barrier()  # nobody can end this rank before it has removed the name
 
     def __call__(self) -> bool:
         if self._file is None:
@@ -138,11 +134,14 @@ class _FirstOfHost:
         return os.lseek(self._file, 0, os.SEEK_CUR) == 1
 
 
-def _traceback(error: BaseException) -> str:
-    """The traceback where the user asked for it."""
-    if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
-        return ""
-    return "".join(traceback.format_exception(error))
+def _new_file() -> str | None:
+    """An empty file, or None where there is no place for one: then every rank speaks for itself."""
+    try:
+        file, path = tempfile.mkstemp(prefix="pydtnn-")
+    except OSError:
+        return None
+    os.close(file)
+    return path
 
 
 def _print(text: str) -> None:

@@ -57,7 +57,9 @@ class _MeteredRequest(Request):
 
 
 class Metered(Communicator):
-    """Hand every call over to another communicator and count it in `traffic`; groups split off count there too.
+    """Hand every call over to another communicator and count it in `traffic`.
+
+    Groups that are split off count there, too.
 
     Parameters
     ----------

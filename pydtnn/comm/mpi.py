@@ -144,7 +144,7 @@ class MpiCommunicator(Communicator):
 
     def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
         try:
-            self._comm.Reduce_scatter(array, out, counts, self._mpi.SUM)
+            self._comm.Reduce_scatter(array, out, counts, self._ops["sum"])
         except (self._mpi.Exception, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
 

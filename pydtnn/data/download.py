@@ -81,5 +81,8 @@ def _extract(archive: Path, members: tuple[str, ...], folder: Path, scratch: Pat
             if stream is not None:
                 with stream, open(scratch / name, "wb") as out:
                     shutil.copyfileobj(stream, out)
+    missing = [name for name in members if not (scratch / name).is_file()]
+    if missing:
+        raise ValueError(f"the archive has no {', '.join(missing)}")
     for name in members:
         (scratch / name).replace(folder / name)

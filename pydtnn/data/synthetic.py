@@ -16,6 +16,8 @@ stored.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,8 @@ class Synthetic(Dataset):
     ------
     ValueError
         If there are no samples, fewer than two classes, or images smaller than 8 x 8.
+    TypeError
+        If one of these is no whole number.
     """
 
     def __init__(
@@ -77,15 +81,7 @@ class Synthetic(Dataset):
         split: str = "train",
         like: Dataset | None = None,
     ) -> None:
-        if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] < 1:
-            raise ValueError(
-                f"synthetic: shape must be (height, width, channels) with at least {SMALLEST} x "
-                f"{SMALLEST} pixels; given {tuple(shape)}."
-            )
-        if classes < 2:
-            raise ValueError(f"synthetic: classes must be at least 2; given {classes}.")
-        if samples < 1:
-            raise ValueError(f"synthetic: samples must be at least 1; given {samples}.")
+        _check(samples, shape, classes)
         self.name, self.like = "synthetic", like
         self.input_shape, self.classes = tuple(shape), classes
         self._samples, self._classes = samples, classes
@@ -136,6 +132,24 @@ def load_synthetic(
         test_samples, shape=shape, classes=classes, seed=seed, split="test", like=train
     )
     return train, test
+
+
+def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
+    numbers = [samples, classes, *(shape if isinstance(shape, Sequence) else ["no shape"])]
+    if not all(isinstance(number, Integral) for number in numbers):
+        raise TypeError(
+            "synthetic: samples and classes must be whole numbers and shape three of them; given "
+            f"samples {samples!r}, classes {classes!r} and shape {shape!r}."
+        )
+    if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] < 1:
+        raise ValueError(
+            f"synthetic: shape must be (height, width, channels) with at least {SMALLEST} x "
+            f"{SMALLEST} pixels; given {tuple(shape)}."
+        )
+    if classes < 2:
+        raise ValueError(f"synthetic: classes must be at least 2; given {classes}.")
+    if samples < 1:
+        raise ValueError(f"synthetic: samples must be at least 1; given {samples}.")
 
 
 def _bands(classes: int) -> NDArray[np.int64]:

@@ -47,7 +47,7 @@ class Backend:
     random: reference.Random
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Allocate an array with undefined contents, aligned for the device's vectors."""
+        """Allocate an array with undefined contents."""
         return self.xp.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -55,7 +55,7 @@ class Backend:
         return self.xp.zeros(shape, dtype)
 
     def asarray(self, value: Any, dtype: Any = None) -> Array:
-        """Bring a NumPy array or a sequence to the device, in C order, without a copy where none is needed."""
+        """Bring an array or a sequence to the device, in C order; copies only where it must."""
         return self.xp.asarray(value, dtype, order="C")
 
     def to_numpy(self, array: Array) -> np.ndarray:
@@ -75,7 +75,7 @@ def create_backend(
     threads : int, optional
         Threads per kernel; by default `OMP_NUM_THREADS`, else the cores this process may use.
     isa : str, optional
-        "avx512", "avx2" or "generic"; by default the best the CPU has. `PYDTNN_ISA` lowers that default.
+        "avx512", "avx2" or "generic"; by default the best the CPU has, which `PYDTNN_ISA` lowers.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def create_backend(
 
         isa = select_isa(isa)
         return Backend("cpu", np, threads, isa, **create_families(threads, isa))
-    families = {family: kernels(np) for family, kernels in reference.FAMILIES.items()}
+    families: dict[str, Any] = {family: kernels(np) for family, kernels in reference.FAMILIES.items()}
     return Backend("numpy", np, 1, "none", **families)
 
 

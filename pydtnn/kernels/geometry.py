@@ -66,7 +66,7 @@ class ConvGeometry:
         return (self.filters, *self.kernel, self.channels // self.groups)
 
     def flops(self, batch: int) -> int:
-        """Floating-point operations of one pass (forward, or backward of data or of filters), counting padding."""
+        """Operations of one pass (forward, or backward of data or of filters), counting padding."""
         taps = prod(self.kernel) * self.channels // self.groups
         return 2 * batch * prod(self.output) * self.filters * taps
 

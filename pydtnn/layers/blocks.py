@@ -24,6 +24,9 @@ class Block(ABC):
 
     name: str | None = None
 
+    def __init__(self, *, name: str | None = None) -> None:
+        self.name = name
+
     @abstractmethod
     def wire(self, graph: Graph, *inputs: Node) -> Outputs:
         """Add the parts to `graph`, fed by `inputs`; return the node that is the block's output."""
@@ -54,8 +57,8 @@ class Sequential(Block):
     def __init__(self, *parts: Net, name: str | None = None) -> None:
         if not parts:
             raise ValueError("Sequential: needs at least one layer; use Identity() for none")
+        super().__init__(name=name)
         self.parts = parts
-        self.name = name
 
     def __iter__(self) -> Iterator[Net]:
         return iter(self.parts)
@@ -82,9 +85,9 @@ class Branches(Block):
     def __init__(self, *parts: Net, merge: Net, name: str | None = None) -> None:
         if len(parts) < 2:
             raise ValueError("Branches: needs at least two parts; use Sequential for one")
+        super().__init__(name=name)
         self.parts = parts
         self.merge = merge
-        self.name = name
 
     def wire(self, graph: Graph, *inputs: Node) -> Outputs:
         """Connect every part to the inputs, and the merge to every part."""
@@ -108,7 +111,8 @@ class Residual(Branches):
     """
 
     def __init__(self, body: Net, shortcut: Net | None = None, *, name: str | None = None) -> None:
-        super().__init__(body, shortcut or Identity(), merge=Add(), name=name)
+        shortcut = Identity() if shortcut is None else shortcut
+        super().__init__(body, shortcut, merge=Add(), name=name)
 
     def wire(self, graph: Graph, *inputs: Node) -> Outputs:
         """Connect body and shortcut to the input; an identity shortcut adds no node."""

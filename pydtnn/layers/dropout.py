@@ -41,6 +41,8 @@ class Dropout(Layer):
         (x,) = xs
         if not context.training or self.rate == 0:
             return x, None
+        if context.samples is None:
+            raise self.fail("training needs the ids of the samples; give StepContext `samples`")
         y = self.output_like(x)
         key = (context.seed, self.stream, context.epoch, context.samples)
         self.backend.random.dropout(x, self.rate, *key, out=y)

@@ -66,7 +66,7 @@ class BatchNorm(Layer):
         sums = np.zeros(1 + 2 * x.shape[-1])
         self.backend.norm.statistics(x, out=sums)
         self.running.sums += sums
-        count, (total, squares) = max(sums[0], 1.0), sums[1:].reshape(2, -1)
+        count, (total, squares) = max(float(sums[0]), 1.0), sums[1:].reshape(2, -1)
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0)
         return Moments(count, mean, 1 / np.sqrt(variance + self.epsilon))
@@ -77,8 +77,7 @@ class BatchNorm(Layer):
         if context.training:
             moments = self.moments(x)
         else:
-            # Backward takes them for constants: one batch is nothing to the mean of infinitely many
-            # rows.
+            # backward takes these for constants: no batch moves the mean of infinitely many rows
             inv_std = 1 / np.sqrt(self.running.variance + self.epsilon)
             moments = Moments(np.inf, self.running.mean.copy(), inv_std)
         scale = self.gamma.value * moments.inv_std
@@ -90,8 +89,9 @@ class BatchNorm(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Differentiate through the batch's own mean and variance.
 
-        With ``n`` rows, ``dbeta = sum dy``, ``dgamma = sum dy xhat`` and ``dx = gamma inv_std (dy -
-        dbeta / n - xhat dgamma / n)``. Running statistics are constants: ``n`` is infinite.
+        With ``n`` rows, ``dbeta = sum dy``, ``dgamma = sum dy xhat`` and
+        ``dx = gamma inv_std (dy - dbeta / n - xhat dgamma / n)``.
+        Running statistics are constants: ``n`` is infinite.
         """
         x, (count, mean, inv_std) = saved
         sums = np.zeros((2, x.shape[-1]))

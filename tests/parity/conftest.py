@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make par
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
-    """Let PyTorch work in float64 throughout: NAdam keeps its momentum products in the default dtype."""
+    """Let PyTorch work in float64: NAdam keeps its momentum products in the default dtype."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     yield

@@ -1,4 +1,4 @@
-"""Every layer computes what PyTorch's counterpart computes: outputs and all gradients in float64."""
+"""Every layer computes what PyTorch's computes: outputs and all gradients in float64."""
 
 from __future__ import annotations
 

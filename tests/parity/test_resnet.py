@@ -1,16 +1,16 @@
-"""ResNet-20 with equal weights: logits, gradients and the loss over five steps of SGD equal PyTorch's."""
+"""ResNet-20 with equal weights: logits, gradients and five steps of SGD equal PyTorch's."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from pydtnn.models import create_net
 
 from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import Batch
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
+from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.trainer import Trainer
 

@@ -9,11 +9,15 @@ cdef extern from "elementwise.h":
     enum activation:
         RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU
     struct elementwise_kernels:
-        void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out, int threads) nogil
-        void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha, void *out, int threads) nogil
+        void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
+                        int threads) nogil
+        void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha,
+                         void *out, int threads) nogil
         void (*add)(const void *a, const void *b, ptrdiff_t n, void *out, int threads) nogil
-        void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads) nogil
-        void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads) nogil
+        void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out,
+                                int threads) nogil
+        void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
+                                 void *out, int threads) nogil
     const elementwise_kernels *elementwise_select(int isa, int itemsize)
 
 NUMBERS = {
@@ -32,7 +36,7 @@ NUMBERS = {
 
 
 cdef class ElementwiseKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type and equal size."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type."""
 
     cdef int isa
 

@@ -13,12 +13,13 @@ cdef extern from "loss.h":
     enum loss:
         BINARY_CROSS_ENTROPY, SQUARED_ERROR, ABSOLUTE_ERROR
     struct loss_kernels:
-        int (*cross_entropy)(const void *logits, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes, double smoothing,
-                             double scale, void *out, double *loss, int threads) nogil
-        int (*hinge)(const void *y, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes, double scale, void *out,
-                     double *loss, int threads) nogil
-        int (*elementwise)(int kind, const void *y, const void *target, ptrdiff_t n, double scale, void *out, double *loss,
-                           int threads) nogil
+        int (*cross_entropy)(const void *logits, const int64_t *target, ptrdiff_t rows,
+                             ptrdiff_t classes, double smoothing, double scale, void *out,
+                             double *loss, int threads) nogil
+        int (*hinge)(const void *y, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes,
+                     double scale, void *out, double *loss, int threads) nogil
+        int (*elementwise)(int kind, const void *y, const void *target, ptrdiff_t n, double scale,
+                           void *out, double *loss, int threads) nogil
     const loss_kernels *loss_select(int isa, int itemsize)
     ptrdiff_t first_wrong_target(const int64_t *target, ptrdiff_t rows, ptrdiff_t classes) nogil
 
@@ -39,7 +40,10 @@ cdef int check(int status) except -1:
 
 
 cdef class LossKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type, classes as int64."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
+
+    Classes are int64.
+    """
 
     cdef int isa
 
@@ -59,7 +63,9 @@ cdef class LossKernels:
         cdef double loss
         cdef int status
         with nogil:
-            status = kernels.cross_entropy(x, target_, rows, classes, smoothing, scale, out_, &loss, threads)
+            status = kernels.cross_entropy(
+                x, target_, rows, classes, smoothing, scale, out_, &loss, threads
+            )
         check(status)
         return loss
 

@@ -7,25 +7,39 @@ cnp.import_array()
 
 cdef extern from "norm.h":
     struct norm_kernels:
-        int (*statistics)(const void *x, ptrdiff_t rows, ptrdiff_t channels, double *out, int accumulate, int threads) nogil
-        int (*backward_statistics)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels, const double *mean,
-                                   const double *inv_std, double *out, int accumulate, int threads) nogil
-        int (*normalize)(const void *x, ptrdiff_t rows, ptrdiff_t channels, const double *scale, const double *shift, void *out,
-                         int threads) nogil
-        int (*backward_normalize)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels, const double *a,
-                                  const double *b, const double *c, void *out, int threads) nogil
-        int (*group_forward)(const void *x, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels, ptrdiff_t groups,
-                             const void *gamma, const void *beta, double epsilon, void *out, double *mean, double *inv_std,
-                             int threads) nogil
-        int (*group_backward)(const void *x, const void *dy, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
-                              ptrdiff_t groups, const void *gamma, const double *mean, const double *inv_std, void *out,
-                              void *dgamma, void *dbeta, int accumulate, int threads) nogil
+        int (*statistics)(const void *x, ptrdiff_t rows, ptrdiff_t channels, double *out,
+                          int accumulate, int threads) nogil
+        int (*backward_statistics)(const void *x, const void *dy, ptrdiff_t rows,
+                                   ptrdiff_t channels, const double *mean, const double *inv_std,
+                                   double *out, int accumulate, int threads) nogil
+        int (*normalize)(const void *x, ptrdiff_t rows, ptrdiff_t channels, const double *scale,
+                         const double *shift, void *out, int threads) nogil
+        int (*backward_normalize)(const void *x, const void *dy, ptrdiff_t rows,
+                                  ptrdiff_t channels, const double *a, const double *b,
+                                  const double *c, void *out, int threads) nogil
+        int (*group_forward)(const void *x, ptrdiff_t batch, ptrdiff_t positions,
+                             ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
+                             const void *beta, double epsilon, void *out, double *mean,
+                             double *inv_std, int threads) nogil
+        int (*group_backward)(const void *x, const void *dy, ptrdiff_t batch, ptrdiff_t positions,
+                              ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
+                              const double *mean, const double *inv_std, void *out, void *dgamma,
+                              void *dbeta, int accumulate, int threads) nogil
     const norm_kernels *norm_select(int isa, int itemsize)
 
 
 cdef cnp.ndarray doubles(object values):
     """The values as contiguous float64, without a copy where they are."""
-    return cnp.PyArray_FROM_OTF(values, cnp.NPY_DOUBLE, cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_ALIGNED)
+    cdef int flags = cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_ALIGNED
+    return cnp.PyArray_FROM_OTF(values, cnp.NPY_DOUBLE, flags)
+
+
+cdef ptrdiff_t channels_of(cnp.ndarray x):
+    return x.shape[x.ndim - 1]
+
+
+cdef ptrdiff_t rows_of(cnp.ndarray x):
+    return cnp.PyArray_SIZE(x) // max(channels_of(x), 1)
 
 
 cdef const double *coefficients(cnp.ndarray values, ptrdiff_t n) except? NULL:
@@ -39,7 +53,10 @@ cdef int check(int status) except -1:
 
 
 cdef class NormKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type, statistics as float64."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
+
+    Statistics are float64.
+    """
 
     cdef int isa
 
@@ -51,7 +68,7 @@ cdef class NormKernels:
     def statistics(self, x, out, bint accumulate, int threads):
         """out (1 + 2 C,) = count, sums and sums of squares of x (..., C)."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t n = cnp.PyArray_SIZE(x), channels = x.shape[x.ndim - 1], rows = n // channels if channels else 0
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x), n = rows * channels
         cdef const void *x_ = data(x, size, n)
         cdef double *out_ = <double *>output(out, sizeof(double), 1 + 2 * channels)
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
@@ -63,7 +80,7 @@ cdef class NormKernels:
     def backward_statistics(self, x, dy, mean, inv_std, out, bint accumulate, int threads):
         """out (2, C) = sums of dy and of dy xhat."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t n = cnp.PyArray_SIZE(x), channels = x.shape[x.ndim - 1], rows = n // channels if channels else 0
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x), n = rows * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *dy_ = data(dy, size, n)
         cdef cnp.ndarray means = doubles(mean), inv_stds = doubles(inv_std)
@@ -73,13 +90,15 @@ cdef class NormKernels:
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
         cdef int status
         with nogil:
-            status = kernels.backward_statistics(x_, dy_, rows, channels, mean_, inv_std_, out_, accumulate, threads)
+            status = kernels.backward_statistics(
+                x_, dy_, rows, channels, mean_, inv_std_, out_, accumulate, threads
+            )
         check(status)
 
     def normalize(self, x, scale, shift, out, int threads):
         """out = x scale + shift."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t n = cnp.PyArray_SIZE(x), channels = x.shape[x.ndim - 1], rows = n // channels if channels else 0
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x), n = rows * channels
         cdef const void *x_ = data(x, size, n)
         cdef cnp.ndarray scales = doubles(scale), shifts = doubles(shift)
         cdef const double *scale_ = coefficients(scales, channels)
@@ -94,7 +113,7 @@ cdef class NormKernels:
     def backward_normalize(self, x, dy, a, b, c, out, int threads):
         """out = a dy + b x + c."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t n = cnp.PyArray_SIZE(x), channels = x.shape[x.ndim - 1], rows = n // channels if channels else 0
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x), n = rows * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *dy_ = data(dy, size, n)
         cdef cnp.ndarray as_ = doubles(a), bs = doubles(b), cs = doubles(c)
@@ -108,10 +127,12 @@ cdef class NormKernels:
             status = kernels.backward_normalize(x_, dy_, rows, channels, a_, b_, c_, out_, threads)
         check(status)
 
-    def group_forward(self, x, gamma, beta, ptrdiff_t groups, double epsilon, out, mean, inv_std, int threads):
+    def group_forward(self, x, gamma, beta, ptrdiff_t groups, double epsilon, out, mean, inv_std,
+                      int threads):
         """out = normalised x (N, P, C); mean and inv_std (N, G) float64."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2], n = cnp.PyArray_SIZE(x)
+        cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2]
+        cdef ptrdiff_t n = batch * positions * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *gamma_ = data(gamma, size, channels)
         cdef const void *beta_ = data(beta, size, channels)
@@ -121,14 +142,18 @@ cdef class NormKernels:
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
         cdef int status
         with nogil:
-            status = kernels.group_forward(x_, batch, positions, channels, groups, gamma_, beta_, epsilon, out_, mean_,
-                                           inv_std_, threads)
+            status = kernels.group_forward(
+                x_, batch, positions, channels, groups, gamma_, beta_, epsilon, out_, mean_,
+                inv_std_, threads,
+            )
         check(status)
 
-    def group_backward(self, x, dy, gamma, ptrdiff_t groups, mean, inv_std, out, dgamma, dbeta, bint accumulate, int threads):
+    def group_backward(self, x, dy, gamma, ptrdiff_t groups, mean, inv_std, out, dgamma, dbeta,
+                       bint accumulate, int threads):
         """out = dx; dgamma and dbeta (C,) = [themselves +] the gradients of gamma and beta."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2], n = cnp.PyArray_SIZE(x)
+        cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2]
+        cdef ptrdiff_t n = batch * positions * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *dy_ = data(dy, size, n)
         cdef const void *gamma_ = data(gamma, size, channels)
@@ -140,6 +165,8 @@ cdef class NormKernels:
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
         cdef int status
         with nogil:
-            status = kernels.group_backward(x_, dy_, batch, positions, channels, groups, gamma_, mean_, inv_std_, out_,
-                                            dgamma_, dbeta_, accumulate, threads)
+            status = kernels.group_backward(
+                x_, dy_, batch, positions, channels, groups, gamma_, mean_, inv_std_, out_,
+                dgamma_, dbeta_, accumulate, threads,
+            )
         check(status)

@@ -15,19 +15,24 @@ cdef extern from "pool.h":
         pool_axis rows, columns
         int count_padding
     struct pool_kernels:
-        int (*max_forward)(const void *x, const pool_shape *shape, void *out, int32_t *index, int threads) nogil
-        int (*max_backward)(const void *dy, const int32_t *index, const pool_shape *shape, void *out, int threads) nogil
-        int (*average_forward)(const void *x, const pool_shape *shape, void *out, int threads) nogil
-        int (*average_backward)(const void *dy, const pool_shape *shape, void *out, int threads) nogil
+        int (*max_forward)(const void *x, const pool_shape *shape, void *out, int32_t *index,
+                           int threads) nogil
+        int (*max_backward)(const void *dy, const int32_t *index, const pool_shape *shape,
+                            void *out, int threads) nogil
+        int (*average_forward)(const void *x, const pool_shape *shape, void *out,
+                               int threads) nogil
+        int (*average_backward)(const void *dy, const pool_shape *shape, void *out,
+                                int threads) nogil
     const pool_kernels *pool_select(int isa, int itemsize)
 
 
-cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t output):
-    """One axis of a geometry; without a geometry the windows are adaptive, which a kernel of 0 says."""
+cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t positions):
+    """One axis of a geometry; without one the windows are adaptive, which a kernel of 0 says."""
     cdef pool_axis a
-    a.size, a.output, a.kernel, a.stride, a.before = size, output, 0, 1, 0
+    a.size, a.output, a.kernel, a.stride, a.before = size, positions, 0, 1, 0
     if geometry is not None:
-        a.kernel, a.stride, a.before = geometry.kernel[axis], geometry.stride[axis], geometry.padding[axis][0]
+        a.kernel, a.stride = geometry.kernel[axis], geometry.stride[axis]
+        a.before = geometry.padding[axis][0]
     return a
 
 
@@ -51,7 +56,10 @@ cdef int check(int status) except -1:
 
 
 cdef class PoolKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays (N, H, W, C) of one real type, index of int32."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
+
+    Images are (N, H, W, C); `index` is int32.
+    """
 
     cdef int isa
 

@@ -1,6 +1,6 @@
 """Thin wrapper of src/random.c: picks the variant and passes raw pointers, without the GIL."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 
 cimport numpy as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
@@ -9,13 +9,17 @@ cnp.import_array()
 
 cdef extern from "random.h":
     struct random_kernels:
-        void (*dropout)(const void *x, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples, uint32_t seed, uint32_t stream,
-                        uint32_t epoch, uint64_t threshold, double factor, void *out, int threads) nogil
+        void (*dropout)(const void *x, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples,
+                        uint32_t seed, uint32_t stream, uint32_t epoch, uint32_t threshold,
+                        double factor, void *out, int threads) nogil
     const random_kernels *random_select(int isa, int itemsize)
 
 
 cdef class RandomKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type, samples as 64-bit integers."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
+
+    `samples` are int64.
+    """
 
     cdef int isa
 
@@ -24,14 +28,16 @@ cdef class RandomKernels:
         if random_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def dropout(self, x, samples, uint32_t seed, uint32_t stream, uint32_t epoch, uint64_t threshold, double factor, out,
-                int threads):
+    def dropout(self, x, samples, uint32_t seed, uint32_t stream, uint32_t epoch,
+                uint32_t threshold, double factor, out, int threads):
         """out = x factor where the word of the element is at least threshold, else 0."""
         cdef int size = itemsize(x)
-        cdef ptrdiff_t n = cnp.PyArray_SIZE(out), rows = out.shape[0], count = n // rows if rows else 0
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out), rows = out.shape[0], count = n // max(rows, 1)
         cdef const void *x_ = data(x, size, n)
         cdef void *out_ = output(out, size, n)
         cdef const int64_t *samples_ = <const int64_t *>data(samples, sizeof(int64_t), rows)
         cdef const random_kernels *kernels = random_select(self.isa, size)
         with nogil:
-            kernels.dropout(x_, rows, count, samples_, seed, stream, epoch, threshold, factor, out_, threads)
+            kernels.dropout(
+                x_, rows, count, samples_, seed, stream, epoch, threshold, factor, out_, threads
+            )

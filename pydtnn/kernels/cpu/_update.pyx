@@ -7,21 +7,23 @@ cnp.import_array()
 
 cdef extern from "update.h":
     struct update_kernels:
-        void (*sgd)(void *w, const void *g, void *velocity, ptrdiff_t n, double lr, double decay, double momentum, int nesterov,
-                    int threads) nogil
-        void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay, double rho, double epsilon,
-                        int threads) nogil
-        void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate, double decay, double shrink,
-                     double beta1, double beta2, double inv_root, double epsilon, int threads) nogil
-        void (*nadam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double lr, double decay, double beta1,
-                      double beta2, double inv_root, double epsilon, double ahead, double now, int threads) nogil
+        void (*sgd)(void *w, const void *g, void *velocity, ptrdiff_t n, double lr, double decay,
+                    double momentum, int nesterov, int threads) nogil
+        void (*rmsprop)(void *w, const void *g, void *square, ptrdiff_t n, double lr, double decay,
+                        double rho, double epsilon, int threads) nogil
+        void (*adam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double rate,
+                     double decay, double shrink, double beta1, double beta2, double inv_root,
+                     double epsilon, int threads) nogil
+        void (*nadam)(void *w, const void *g, void *m, void *v, ptrdiff_t n, double lr,
+                      double decay, double beta1, double beta2, double inv_root, double epsilon,
+                      double ahead, double now, int threads) nogil
         int (*squared_norm)(const void *x, ptrdiff_t n, double *norm, int threads) nogil
         void (*scale)(void *x, ptrdiff_t n, double factor, int threads) nogil
     const update_kernels *update_select(int isa, int itemsize)
 
 
 cdef class UpdateKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type and equal size."""
+    """The kernels of one instruction set; methods take C-contiguous arrays of one real type."""
 
     cdef int isa
 
@@ -30,7 +32,8 @@ cdef class UpdateKernels:
         if update_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def sgd(self, w, g, velocity, double lr, double decay, double momentum, bint nesterov, int threads):
+    def sgd(self, w, g, velocity, double lr, double decay, double momentum, bint nesterov,
+            int threads):
         """One step of w and, unless it is None, velocity."""
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
@@ -41,7 +44,8 @@ cdef class UpdateKernels:
         with nogil:
             kernels.sgd(w_, g_, v_, n, lr, decay, momentum, nesterov, threads)
 
-    def rmsprop(self, w, g, square, double lr, double decay, double rho, double epsilon, int threads):
+    def rmsprop(self, w, g, square, double lr, double decay, double rho, double epsilon,
+                int threads):
         """One step of w and square."""
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
@@ -52,8 +56,8 @@ cdef class UpdateKernels:
         with nogil:
             kernels.rmsprop(w_, g_, square_, n, lr, decay, rho, epsilon, threads)
 
-    def adam(self, w, g, m, v, double rate, double decay, double shrink, double beta1, double beta2, double inv_root,
-             double epsilon, int threads):
+    def adam(self, w, g, m, v, double rate, double decay, double shrink, double beta1,
+             double beta2, double inv_root, double epsilon, int threads):
         """One step of w, m and v: ``w = shrink w - rate m / (sqrt(v) inv_root + epsilon)``."""
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
@@ -63,10 +67,12 @@ cdef class UpdateKernels:
         cdef void *v_ = output(v, size, n)
         cdef const update_kernels *kernels = update_select(self.isa, size)
         with nogil:
-            kernels.adam(w_, g_, m_, v_, n, rate, decay, shrink, beta1, beta2, inv_root, epsilon, threads)
+            kernels.adam(
+                w_, g_, m_, v_, n, rate, decay, shrink, beta1, beta2, inv_root, epsilon, threads
+            )
 
-    def nadam(self, w, g, m, v, double lr, double decay, double beta1, double beta2, double inv_root, double epsilon,
-              double ahead, double now, int threads):
+    def nadam(self, w, g, m, v, double lr, double decay, double beta1, double beta2,
+              double inv_root, double epsilon, double ahead, double now, int threads):
         """One step of w, m and v: ``w -= lr (ahead m + now g) / (sqrt(v) inv_root + epsilon)``."""
         cdef int size = itemsize(w)
         cdef ptrdiff_t n = cnp.PyArray_SIZE(w)
@@ -76,7 +82,9 @@ cdef class UpdateKernels:
         cdef void *v_ = output(v, size, n)
         cdef const update_kernels *kernels = update_select(self.isa, size)
         with nogil:
-            kernels.nadam(w_, g_, m_, v_, n, lr, decay, beta1, beta2, inv_root, epsilon, ahead, now, threads)
+            kernels.nadam(
+                w_, g_, m_, v_, n, lr, decay, beta1, beta2, inv_root, epsilon, ahead, now, threads
+            )
 
     def squared_norm(self, x, int threads):
         """Sum of squares of x."""

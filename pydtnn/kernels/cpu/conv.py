@@ -21,13 +21,11 @@ class Conv(Compiled, reference.Conv):
     def forward(
         self, x: Array, w: Array, b: Array | None, geometry: ConvGeometry, *, out: Array
     ) -> None:
-        """Compute ``out[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``."""
+        """Compute ``out[n, p, o] = b[o] + sum over t and c of x[n, p s + t d, c] w[o, t, c]``."""
         if not _takes(geometry, out, x, w, b):
             return super().forward(x, w, b, geometry, out=out)
         b = None if b is None else contiguous(b)
-        self.kernels.forward(
-            contiguous(x), contiguous(w), b, shape_of(geometry), out, self.threads
-        )
+        self.kernels.forward(contiguous(x), contiguous(w), b, shape_of(geometry), out, self.threads)
 
     def backward_data(self, dy: Array, w: Array, geometry: ConvGeometry, *, out: Array) -> None:
         """Compute the gradient of the input into `out`."""

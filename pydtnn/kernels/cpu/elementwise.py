@@ -9,7 +9,10 @@ from pydtnn.kernels.reference.family import Array
 
 
 class Elementwise(Compiled, reference.Elementwise):
-    """Activations by name, sums of arrays, and softmax, on the CPU; an activation only the reference has runs there."""
+    """Activations by name, sums of arrays, and softmax, on the CPU.
+
+    An activation that only the reference has runs there.
+    """
 
     table = ElementwiseKernels
 

@@ -1,4 +1,4 @@
-"""Instruction sets of the compiled kernels: which were built, which the CPU has, which one to use."""
+"""Instruction sets of the compiled kernels: which were built, which exist here, which to use."""
 
 from __future__ import annotations
 

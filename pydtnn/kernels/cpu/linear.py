@@ -13,6 +13,25 @@ class Linear(Compiled, reference.Linear):
 
     table = LinearKernels
 
+    def forward(self, x: Array, w: Array, b: Array | None, *, out: Array) -> None:
+        """Compute ``out = x w' + b``."""
+        if not native(out, x, w, b):
+            return super().forward(x, w, b, out=out)
+        b = None if b is None else contiguous(b)
+        self.kernels.forward(contiguous(x), contiguous(w), b, out, self.threads)
+
+    def backward_data(self, dy: Array, w: Array, *, out: Array) -> None:
+        """Compute ``dx = dy w`` into `out` (N, I)."""
+        if not native(out, dy, w):
+            return super().backward_data(dy, w, out=out)
+        self.kernels.backward_data(contiguous(dy), contiguous(w), out, self.threads)
+
+    def backward_filter(self, x: Array, dy: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Compute ``dw = dy' x`` into `out` (O, I)."""
+        if not native(out, x, dy):
+            return super().backward_filter(x, dy, out=out, accumulate=accumulate)
+        self.kernels.backward_filter(contiguous(x), contiguous(dy), out, accumulate, self.threads)
+
     def backward_bias(self, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Sum `dy` (..., C) over all axes but the last into `out` (C,)."""
         if not native(out, dy):

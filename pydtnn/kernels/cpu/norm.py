@@ -13,22 +13,22 @@ FLOAT64 = np.dtype(np.float64)
 
 
 class Norm(Compiled, reference.Norm):
-    """Normalisation on the CPU; shapes as in the reference. Coefficients per channel may be float32 or float64.
+    """Normalisation on the CPU; shapes as in the reference.
 
-    The affine maps do not cancel where the mean is much larger than the deviation, as long as their coefficients
-    are given in float64.
+    Coefficients per channel may be float32 or float64. In float64, the affine maps of float32 data
+    do not cancel where the mean is much larger than the deviation.
     """
 
     table = NormKernels
 
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
-        """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,) float64."""
+        """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,)."""
         if x.dtype not in REALS or not _doubles(out):
             return super().statistics(x, out=out, accumulate=accumulate)
         self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
-        """Compute ``out = x scale + shift`` with one scale and shift (C,) per channel; `out` may be `x`."""
+        """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""
         if not native(out, x):
             return super().normalize(x, scale, shift, out=out)
         self.kernels.normalize(contiguous(x), scale, shift, out, self.threads)
@@ -43,11 +43,9 @@ class Norm(Compiled, reference.Norm):
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C) float64."""
+        """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C)."""
         if x.dtype not in REALS or dy.dtype != x.dtype or not _doubles(out):
-            return super().backward_statistics(
-                x, dy, mean, inv_std, out=out, accumulate=accumulate
-            )
+            return super().backward_statistics(x, dy, mean, inv_std, out=out, accumulate=accumulate)
         self.kernels.backward_statistics(
             contiguous(x), contiguous(dy), mean, inv_std, out, accumulate, self.threads
         )
@@ -55,12 +53,10 @@ class Norm(Compiled, reference.Norm):
     def backward_normalize(
         self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
     ) -> None:
-        """Compute ``out = a dy + b x + c`` with one a, b, c (C,) per channel; `out` may be `dy`."""
+        """Compute ``out = a dy + b x + c`` with coefficients (C,); `out` may be `dy`."""
         if not native(out, x, dy):
             return super().backward_normalize(x, dy, a, b, c, out=out)
-        self.kernels.backward_normalize(
-            contiguous(x), contiguous(dy), a, b, c, out, self.threads
-        )
+        self.kernels.backward_normalize(contiguous(x), contiguous(dy), a, b, c, out, self.threads)
 
     def group_forward(
         self,
@@ -74,7 +70,7 @@ class Norm(Compiled, reference.Norm):
         mean: Array,
         inv_std: Array,
     ) -> None:
-        """Normalise ``x (N, P, C)`` over the positions and the channels of each group, then scale and shift."""
+        """Normalise ``x (N, P, C)`` per sample and group of channels, then scale and shift."""
         if not (native(out, x, gamma, beta) and _doubles(mean) and _doubles(inv_std)):
             return super().group_forward(
                 x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std

@@ -14,7 +14,7 @@ INT32 = np.dtype(np.int32)
 
 
 class Pool(Compiled, reference.Pool):
-    """Maximum and mean over windows of images on the CPU; other numbers of axes run on the reference."""
+    """Maximum and mean over windows of images on the CPU; other data runs on the reference."""
 
     table = PoolKernels
 

@@ -28,12 +28,12 @@ class Random(Compiled, reference.Random):
         *,
         out: Array,
     ) -> None:
-        """Zero each element with probability `rate`, multiply the others by ``1 / (1 - rate)``; `out` may be `x`."""
+        """Zero each element with probability `rate`, multiply the others by ``1 / (1 - rate)``."""
         if not native(out, x):
             return super().dropout(x, rate, seed, stream, epoch, samples, out=out)
         self.kernels.dropout(
             contiguous(x),
-            np.require(samples, np.int64, "CA"),
+            np.require(samples, np.int64, ["C", "A"]),
             seed & WORD,
             stream & WORD,
             epoch & WORD,

@@ -79,9 +79,8 @@ class Update(Compiled, reference.Update):
             )
         shrink, decay = (1 - lr * decay, 0.0) if decoupled else (1.0, decay)
         rate, inv_root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-        self.kernels.adam(
-            w, contiguous(g), m, v, rate, decay, shrink, beta1, beta2, inv_root, epsilon, self.threads
-        )  # fmt: skip
+        factors = (rate, decay, shrink, beta1, beta2, inv_root, epsilon)
+        self.kernels.adam(w, contiguous(g), m, v, *factors, self.threads)
 
     def nadam(
         self,
@@ -119,9 +118,8 @@ class Update(Compiled, reference.Update):
             )
         ahead, now = mu_next / (1 - mu_product * mu_next), (1 - mu) / (1 - mu_product)
         inv_root = (1 - beta2**step) ** -0.5
-        self.kernels.nadam(
-            w, contiguous(g), m, v, lr, decay, beta1, beta2, inv_root, epsilon, ahead, now, self.threads
-        )  # fmt: skip
+        factors = (lr, decay, beta1, beta2, inv_root, epsilon, ahead, now)
+        self.kernels.nadam(w, contiguous(g), m, v, *factors, self.threads)
 
     def squared_norm(self, x: Array) -> float:
         """Sum of squares of a flat array, added up in float64."""
@@ -137,5 +135,5 @@ class Update(Compiled, reference.Update):
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:
-    """Whether the kernels can work on these: all but the gradient are written to, so none may need a copy."""
+    """Whether the kernels take these; what they write to must not need a copy."""
     return native(w, g, *slots) and all(slot is None or slot.flags.carray for slot in slots)

@@ -32,12 +32,15 @@ def taps(geometry: ConvGeometry) -> Iterator[tuple[Index, tuple[slice, ...]]]:
 
 
 class Conv(Family):
-    """Cross-correlation of NHWC images: ``x (N, *size, C)``, ``w (O, *kernel, C / groups)``, ``y (N, *output, O)``."""
+    """Cross-correlation of images.
+
+    ``x (N, *size, C)``, ``w (O, *kernel, C / groups)``, ``y (N, *output, O)``.
+    """
 
     def forward(
         self, x: Array, w: Array, b: Array | None, geometry: ConvGeometry, *, out: Array
     ) -> None:
-        """Compute ``out[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``."""
+        """Compute ``out[n, p, o] = b[o] + sum over t, c of x[n, p s + t d, c] w[o, t, c]``."""
         padded = self._pad(x, geometry)
         out[...] = 0 if b is None else b
         for offset, window in taps(geometry):
@@ -55,7 +58,7 @@ class Conv(Family):
     def backward_filter(
         self, x: Array, dy: Array, geometry: ConvGeometry, *, out: Array, accumulate: bool = False
     ) -> None:
-        """Compute the gradient of the filters into `out`: per tap, ``dy' x`` over all images and positions."""
+        """Compute the gradient of the filters: per tap, ``dy' x`` over all images and positions."""
         padded = self._pad(x, geometry)
         if not accumulate:
             out[...] = 0

@@ -114,7 +114,10 @@ class Elementwise(Family):
         out[...] = ACTIVATIONS[name].forward(self.xp, x, alpha)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
-        """Multiply `dy` by the activation's derivative; `z` is what `ACTIVATIONS` says it reads; `out` may be `dy`."""
+        """Multiply `dy` by the derivative.
+
+        `z` is what `ACTIVATIONS` says it reads; `out` may be `dy`.
+        """
         out[...] = ACTIVATIONS[name].backward(self.xp, dy, z, alpha)
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:

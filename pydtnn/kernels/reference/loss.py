@@ -25,8 +25,8 @@ class Loss(Family):
     ) -> float:
         """Softmax cross-entropy of logits (N, K) with classes (N,) int64.
 
-        ``L = -sum_k q_k log softmax(x)_k`` with ``q = (1 - s) onehot + s / K``; ``dx = softmax(x) - q``.
-        Label smoothing: Szegedy et al. 2016, section 7. A class is ruled out by a logit of
+        ``L = -sum_k q_k log softmax(x)_k`` with ``q = (1 - s) onehot + s / K``;
+        ``dx = softmax(x) - q``. Label smoothing: Szegedy et al. 2016, section 7. A class is ruled out by a logit of
         -infinity. A target that is no class raises IndexError.
         """
         xp, classes = self.xp, logits.shape[1]
@@ -78,7 +78,7 @@ class Loss(Family):
         return float(xp.maximum(margin, 0).sum(dtype="float64"))
 
     def _rows(self, loss: str, target: Array, classes: int) -> Array:
-        """Number the rows, after a check that each has a class: negative ones would count from the end."""
+        """Number the rows, once each has a class: negative ones would count from the end."""
         wrong = (target < 0) | (target >= classes)
         if wrong.any():
             row = int(wrong.argmax())

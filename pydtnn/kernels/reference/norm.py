@@ -12,7 +12,7 @@ from pydtnn.kernels.reference.family import Array, Family
 
 
 class Norm(Family):
-    """Normalisation over the rows (batch norm) or over each row's groups (layer and group norm) of ``x (..., C)``."""
+    """Normalisation of ``x (..., C)`` over the rows, or over groups within each row."""
 
     # -- batch norm: one mean and variance per channel, over all other axes
 
@@ -27,7 +27,7 @@ class Norm(Family):
         self.store(sums, out, accumulate)
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
-        """Compute ``out = x scale + shift`` with one scale and shift (C,) per channel; `out` may be `x`."""
+        """Compute ``out = x scale + shift`` with a scale and a shift (C,); `out` may be `x`."""
         self.xp.multiply(x, scale, out=out)
         out += shift
 
@@ -41,7 +41,10 @@ class Norm(Family):
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute ``sum dy`` and ``sum dy xhat`` of each channel, ``xhat = (x - mean) inv_std``, into `out` (2, C) float64."""
+        """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C) float64.
+
+        Here ``xhat = (x - mean) inv_std``.
+        """
         dy = dy.reshape(-1, dy.shape[-1]).astype("float64")
         xhat = (x.reshape(dy.shape) - mean) * inv_std
         self.store(self.xp.stack([dy.sum(axis=0), (dy * xhat).sum(axis=0)]), out, accumulate)
@@ -70,12 +73,16 @@ class Norm(Family):
         mean: Array,
         inv_std: Array,
     ) -> None:
-        """Normalise ``x (N, P, C)`` over the positions and the channels of each group, then scale and shift.
+        """Normalise ``x (N, P, C)`` over the positions and the channels of each group.
+
+        Then scale and shift.
 
         `mean` and `inv_std` (N, groups) float64 receive the statistics. Layer norm over the last
         axis is the case ``P = 1`` and one group; gamma and beta have shape (C,).
         """
-        grouped = x.reshape(*x.shape[:2], groups, x.shape[2] // groups).astype("float64")  # (N, P, G, C / G)
+        grouped = x.reshape(*x.shape[:2], groups, x.shape[2] // groups).astype(
+            "float64"
+        )  # (N, P, G, C / G)
         mean[...] = grouped.mean(axis=(1, 3))
         centred = grouped - mean[:, None, :, None]
         inv_std[...] = 1 / self.xp.sqrt((centred * centred).mean(axis=(1, 3)) + epsilon)
@@ -96,7 +103,7 @@ class Norm(Family):
         dbeta: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute dx into `out` and the gradients of gamma and beta (C,): shapes as in `group_forward`."""
+        """Compute dx into `out`, and the gradients of gamma and beta (C,)."""
         shape = (*x.shape[:2], groups, x.shape[2] // groups)
         rstd = inv_std[:, None, :, None]
         xhat = (x.reshape(shape) - mean[:, None, :, None]) * rstd

@@ -11,7 +11,7 @@ from pydtnn.kernels.reference.family import Array, Family
 
 
 def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
-    """Yield, for each offset of the window in row-major order, the slices of the padded input that it meets."""
+    """Yield, per offset in row-major order, the slices of the padded input that it meets."""
     for offset in product(*map(range, geometry.kernel)):
         yield tuple(
             slice(o, o + s * (n - 1) + 1, s)
@@ -23,7 +23,9 @@ class Pool(Family):
     """Maximum and mean over windows: ``x (N, *size, C)``, ``y (N, *output, C)``."""
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
-        """Take the maximum of each window; `index` (int32, the shape of `out`) receives which tap it was.
+        """Take the maximum of each window.
+
+        `index` (int32, the shape of `out`) receives which tap it was.
 
         Taps count in row-major order within the window; of equal values the first wins; padding
         never wins. A NaN in a window is its maximum.
@@ -65,7 +67,7 @@ class Pool(Family):
         out[...] = self._inside(padded, geometry)
 
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
-        """Take the mean of ``x[floor(i H / OH) : ceil((i + 1) H / OH)]`` for output ``i`` of each axis."""
+        """Take the mean of bins: output i covers ``floor(i H / OH) : ceil((i + 1) H / OH)``."""
         for position, window in self._bins(x.shape[1:-1], out.shape[1:-1]):
             out[:, *position] = x[:, *window].mean(axis=tuple(range(1, x.ndim - 1)))
 

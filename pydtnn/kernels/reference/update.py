@@ -24,7 +24,10 @@ class Update(Family):
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """``v = momentum v + g``; ``w -= lr v``, or ``w -= lr (g + momentum v)`` with Nesterov (Sutskever et al. 2013)."""
+        """``v = momentum v + g``; ``w -= lr v``, or with Nesterov ``w -= lr (g + momentum v)``.
+
+        Sutskever et al. 2013.
+        """
         g = g + decay * w
         if velocity is not None:
             velocity *= momentum
@@ -43,7 +46,10 @@ class Update(Family):
         rho: float,
         epsilon: float,
     ) -> None:
-        """``s = rho s + (1 - rho) g^2``; ``w -= lr g / (sqrt(s) + epsilon)`` (Tieleman and Hinton 2012)."""
+        """``s = rho s + (1 - rho) g^2``; ``w -= lr g / (sqrt(s) + epsilon)``.
+
+        Tieleman and Hinton 2012.
+        """
         g = g + decay * w
         square *= rho
         square += (1 - rho) * g * g
@@ -64,7 +70,10 @@ class Update(Family):
         epsilon: float,
         decoupled: bool,
     ) -> None:
-        """Adam (Kingma and Ba 2015, algorithm 1); `decoupled` is AdamW (Loshchilov and Hutter 2019, algorithm 2)."""
+        """Adam (Kingma and Ba 2015, algorithm 1).
+
+        `decoupled` makes it AdamW (Loshchilov and Hutter 2019, algorithm 2).
+        """
         if decoupled:
             w *= 1 - lr * decay
         else:

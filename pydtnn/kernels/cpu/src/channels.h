@@ -1,14 +1,17 @@
-/* Sums over rows, and affine maps of rows, with one coefficient per channel: what all normalisations are made of.
+/* Sums over rows, and affine maps of rows, with one coefficient per channel: what all
+ * normalisations are made of.
  *
- * Rows shorter than a few vectors are folded: k rows of C channels are one row of k C columns, k C a multiple of LANES, so
- * that any C runs in whole vectors, several rows in each where C < LANES. Longer rows end with a masked vector. Below, a
- * "line" is such a row of `columns`, and tables of coefficients are k copies long.
+ * Rows shorter than a few vectors are folded: k rows of C channels are one row of k C columns, k C
+ * a multiple of LANES, so that any C runs in whole vectors, several rows in each where C < LANES.
+ * Longer rows end with a masked vector. Below, a "line" is such a row of `columns`, and tables of
+ * coefficients are k copies long.
  *
- * Sums: a vector of columns is loaded for GROUP lines in turn, which amortises the loads and stores of its accumulators (L1).
- * Floats are accumulated relative to a pivot near the mean (statistics: the block's first line), so that nothing cancels, and
- * for BLOCK_LINES lines only; then the sums about zero are worked out in double. With a pivot k deviations away
- * the variance loses eps k^2, and k^2 is at most BLOCK_LINES on average, whatever the data: below 1e-5. Three
- * operations a vector (subtract, add, multiply-add) and one load: faster than memory.
+ * Sums: a vector of columns is loaded for GROUP lines in turn, which amortises the loads and stores
+ * of its accumulators (L1). Floats are accumulated relative to a pivot near the mean (statistics:
+ * the mean of the block's first lines), so that nothing cancels, and for BLOCK_LINES lines only;
+ * then the sums about zero are worked out in double. With a pivot k deviations away the variance
+ * loses eps k^2, and whatever the data k^2 is at most 2 on average. Three operations a vector
+ * (subtract, add, multiply-add) and one load: faster than memory.
  */
 #ifndef PYDTNN_CHANNELS_H
 #define PYDTNN_CHANNELS_H
@@ -29,7 +32,7 @@ struct lines {
 static inline struct lines lines_of(ptrdiff_t rows, ptrdiff_t channels) {
     ptrdiff_t fold = 1;
     if (0 < channels && channels < FOLD_BELOW) {
-        const ptrdiff_t common = channels & -channels; /* largest power of two that divides channels */
+        const ptrdiff_t common = channels & -channels; /* largest power of two in channels */
         fold = common < LANES ? LANES / common : 1;
         while (fold * channels < FOLD_TO) fold *= 2;
     }
@@ -52,9 +55,11 @@ static inline void unfold_sums(const struct lines *o, double *sums) {
 
 /* -- sums */
 
-/* Add one vector of columns of n lines to sum and product: u and u v, v = x - pivot, u = dy in `BACKWARD`, else v. */
-INLINE void sum_group(const real *x, const real *dy, const real *pivot, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t j,
-                      ptrdiff_t lanes, int pass, real *sum, real *product) {
+/* Add one vector of columns of n lines to sum and product: u and u v, v = x - pivot, u = dy in
+   `BACKWARD`, else v. */
+INLINE void sum_group(const real *x, const real *dy, const real *pivot, ptrdiff_t n,
+                      ptrdiff_t stride, ptrdiff_t j, ptrdiff_t lanes, int pass, real *sum,
+                      real *product) {
     vec s = vload(sum + j), q = vload(product + j);
     const vec p = load(pivot + j, lanes);
     for (ptrdiff_t i = 0; i < n; i++) {
@@ -67,37 +72,51 @@ INLINE void sum_group(const real *x, const real *dy, const real *pivot, ptrdiff_
     vstore(product + j, q);
 }
 
-INLINE void sum_lines(const real *x, const real *dy, const real *pivot, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t width,
-                      int pass, real *sum, real *product) {
+INLINE void sum_lines(const real *x, const real *dy, const real *pivot, ptrdiff_t n,
+                      ptrdiff_t stride, ptrdiff_t width, int pass, real *sum, real *product) {
     ptrdiff_t j = 0;
-    for (; j + LANES <= width; j += LANES) sum_group(x, dy, pivot, n, stride, j, LANES, pass, sum, product);
+    for (; j + LANES <= width; j += LANES) {
+        sum_group(x, dy, pivot, n, stride, j, LANES, pass, sum, product);
+    }
     if (j < width) sum_group(x, dy, pivot, n, stride, j, width - j, pass, sum, product);
 }
 
 /* Sums of at most BLOCK_LINES lines and PANEL columns, from zero. */
-INLINE void sum_block(const real *x, const real *dy, const real *pivot, ptrdiff_t lines, ptrdiff_t stride, ptrdiff_t width,
-                      int pass, real *sum, real *product) {
+INLINE void sum_block(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+                      ptrdiff_t stride, ptrdiff_t width, int pass, real *sum, real *product) {
     memset(sum, 0, (size_t)(width + LANES) * sizeof *sum);
     memset(product, 0, (size_t)(width + LANES) * sizeof *product);
     const ptrdiff_t whole = lines - lines % GROUP;
     for (ptrdiff_t i = 0; i < whole * stride; i += GROUP * stride) {
-        sum_lines(x + i, pass == BACKWARD ? dy + i : x, pivot, GROUP, stride, width, pass, sum, product);
+        sum_lines(x + i, pass == BACKWARD ? dy + i : x, pivot, GROUP, stride, width, pass, sum,
+                  product);
     }
     const ptrdiff_t i = whole * stride;
-    sum_lines(x + i, pass == BACKWARD ? dy + i : x, pivot, lines - whole, stride, width, pass, sum, product);
+    sum_lines(x + i, pass == BACKWARD ? dy + i : x, pivot, lines - whole, stride, width, pass, sum,
+              product);
+}
+
+/* The mean of n lines. */
+INLINE void mean_line(const real *x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t width, real *mean) {
+    for (ptrdiff_t j = 0; j < width; j++) {
+        real sum = 0;
+        for (ptrdiff_t i = 0; i < n; i++) sum += x[i * stride + j];
+        mean[j] = sum / (real)n;
+    }
 }
 
 /* sum x and sum x^2 of each column of n lines, into two rows of `columns`. */
 static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, double *sums) {
-    real sum[PANEL + LANES], square[PANEL + LANES];
+    real pivot[PANEL], sum[PANEL + LANES], square[PANEL + LANES];
     double *total = sums, *squares = sums + columns;
     memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
     for (ptrdiff_t i = 0; i < lines; i += BLOCK_LINES) {
         const ptrdiff_t n = min_of(BLOCK_LINES, lines - i);
         for (ptrdiff_t first = 0; first < columns; first += PANEL) {
             const ptrdiff_t width = min_of(PANEL, columns - first);
-            const real *pivot = x + i * columns + first;
-            sum_block(pivot, pivot, pivot, n, columns, width, FORWARD, sum, square);
+            const real *block = x + i * columns + first;
+            mean_line(block, min_of(n, GROUP), columns, width, pivot);
+            sum_block(block, block, pivot, n, columns, width, FORWARD, sum, square);
             for (ptrdiff_t j = 0; j < width; j++) {
                 const double p = pivot[j], s = sum[j], about_zero = (double)n * p + s;
                 total[first + j] += about_zero;
@@ -108,8 +127,8 @@ static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, do
 }
 
 /* sum dy and sum dy (x - pivot) of each column of n lines, into two rows of `columns`. */
-static inline void products(const real *x, const real *dy, const real *pivot, ptrdiff_t lines, ptrdiff_t columns,
-                            double *sums) {
+static inline void products(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+                            ptrdiff_t columns, double *sums) {
     real sum[PANEL + LANES], product[PANEL + LANES];
     memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
     for (ptrdiff_t i = 0; i < lines; i += BLOCK_LINES) {
@@ -136,7 +155,8 @@ static inline void finish_moments(const struct lines *o, const real *x, double *
     unfold_sums(o, sums + o->columns);
 }
 
-static inline void finish_products(const struct lines *o, const real *x, const real *dy, const real *pivot, double *sums) {
+static inline void finish_products(const struct lines *o, const real *x, const real *dy,
+                                   const real *pivot, double *sums) {
     const ptrdiff_t first = o->count * o->columns;
     for (ptrdiff_t j = 0; j < o->rest; j++) {
         const double d = dy[first + j];
@@ -154,42 +174,37 @@ struct map {
     const real *p, *a, *b, *c;
 };
 
-/* out = a (x - p) + c, or in BACKWARD a dy + b (x - p) + c, for one vector of columns of n lines */
-INLINE void map_group(const real *x, const real *dy, struct map map, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t j,
-                      ptrdiff_t lanes, int pass, real *out) {
-    const vec p = load(map.p + j, lanes), a = load(map.a + j, lanes), c = load(map.c + j, lanes);
-    const vec b = pass == BACKWARD ? load(map.b + j, lanes) : vzero();
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const ptrdiff_t at = i * stride + j;
-        const vec v = load(x + at, lanes) - p;
-        store(out + at, pass == BACKWARD ? a * load(dy + at, lanes) + (b * v + c) : a * v + c, lanes);
+/* out = a (x - p) + c, or in BACKWARD a dy + b (x - p) + c, for one vector */
+INLINE void map_vector(const real *x, const real *dy, struct map map, ptrdiff_t j, ptrdiff_t lanes,
+                       int pass, real *out) {
+    const vec a = load(map.a + j, lanes), v = load(x + j, lanes) - load(map.p + j, lanes);
+    const vec c = load(map.c + j, lanes);
+    if (pass == FORWARD) {
+        store(out + j, a * v + c, lanes);
+    } else {
+        store(out + j, a * load(dy + j, lanes) + (load(map.b + j, lanes) * v + c), lanes);
     }
 }
 
-INLINE void map_lines(const real *x, const real *dy, struct map map, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t width, int pass,
-                      real *out) {
-    ptrdiff_t j = 0;
-    for (; j + LANES <= width; j += LANES) map_group(x, dy, map, n, stride, j, LANES, pass, out);
-    if (j < width) map_group(x, dy, map, n, stride, j, width - j, pass, out);
-}
-
-/* The map over n elements, the last line of which may be short. */
-INLINE void map_elements(const real *x, const real *dy, struct map map, ptrdiff_t n, ptrdiff_t columns, int pass, real *out) {
-    const ptrdiff_t group = GROUP * columns;
-    ptrdiff_t i = 0;
-    for (; i + group <= n; i += group) {
-        map_lines(x + i, pass == BACKWARD ? dy + i : x, map, GROUP, columns, columns, pass, out + i);
-    }
-    for (; i < n; i += columns) {
-        map_lines(x + i, pass == BACKWARD ? dy + i : x, map, 1, columns, min_of(columns, n - i), pass, out + i);
+/* The map over n elements, the last line of which may be short. In order of memory: lines are not
+   grouped as for the sums, because writing several at once is slower than reading the tables. */
+INLINE void map_elements(const real *x, const real *dy, struct map map, ptrdiff_t n,
+                         ptrdiff_t columns, int pass, real *out) {
+    for (; n > 0; n -= columns, x += columns, dy += columns, out += columns) {
+        const ptrdiff_t width = min_of(columns, n);
+        ptrdiff_t j = 0;
+        for (; j + LANES <= width; j += LANES) map_vector(x, dy, map, j, LANES, pass, out);
+        if (j < width) map_vector(x, dy, map, j, width - j, pass, out);
     }
 }
 
-static inline void map_forward(const real *x, struct map map, ptrdiff_t n, ptrdiff_t columns, real *out) {
+static inline void map_forward(const real *x, struct map map, ptrdiff_t n, ptrdiff_t columns,
+                               real *out) {
     map_elements(x, x, map, n, columns, FORWARD, out);
 }
 
-static inline void map_backward(const real *x, const real *dy, struct map map, ptrdiff_t n, ptrdiff_t columns, real *out) {
+static inline void map_backward(const real *x, const real *dy, struct map map, ptrdiff_t n,
+                                ptrdiff_t columns, real *out) {
     map_elements(x, dy, map, n, columns, BACKWARD, out);
 }
 

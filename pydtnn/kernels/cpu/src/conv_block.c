@@ -14,11 +14,6 @@
 #include "conv_block.h"
 #include "gemm.h"
 
-void *NAME(scratch_new)(ptrdiff_t n, size_t size) {
-    size_t bytes = ((size_t)n * size + 63) / 64 * 64;
-    return aligned_alloc(64, bytes ? bytes : 64);
-}
-
 /* Outputs y of forward read x at y stride - padding + t dilation. */
 static void axis_forward(struct axis *axis, const struct conv_shape *s, int d) {
     axis->outputs = s->output[d];

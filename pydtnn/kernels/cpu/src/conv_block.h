@@ -49,7 +49,4 @@ ptrdiff_t NAME(plan_pixels)(const struct plan *plan, const struct block *block, 
 ptrdiff_t NAME(plan_segments)(const struct plan *plan, const struct axis *vertical, const struct axis *horizontal, int merge,
                               ptrdiff_t channels, ptrdiff_t *segment, ptrdiff_t *length);
 
-/* n elements, aligned to 64 bytes; NULL if memory is short. */
-void *NAME(scratch_new)(ptrdiff_t n, size_t size);
-
 #endif

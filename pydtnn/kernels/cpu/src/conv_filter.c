@@ -49,7 +49,7 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
     ptrdiff_t most = larger(PART_BYTES / (ptrdiff_t)sizeof(real) / f->size, 1);
     f->parts = smaller(smaller(most, PIECES), f->plan.blocks);
     f->pieces = smaller(f->units, ceil_div(PIECES, larger(f->parts, 1)));
-    f->sums = NAME(scratch_new)(f->parts * f->size, sizeof(real));
+    f->sums = NAME(scratch_new)(f->parts * f->size);
     return f->sums ? 0 : -1;
 }
 
@@ -137,7 +137,7 @@ int NAME(conv_filter)(const struct conv_shape *s, const real *x, const real *dy,
         ptrdiff_t items = f.parts * f.pieces, elements = f.depth * s->filters;
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
-            real *scratch = NAME(scratch_new)(f.plan.scratch, sizeof(real));
+            real *scratch = NAME(scratch_new)(f.plan.scratch);
             ptrdiff_t *table = malloc((size_t)(1 + 2 * f.plan.pixels) * sizeof *table);
             int ready = scratch && table;
             if (!ready) {

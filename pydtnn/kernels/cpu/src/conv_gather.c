@@ -76,8 +76,8 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
     ptrdiff_t taps = s->kernel[0] * s->kernel[1];
     g->phase = malloc((size_t)g->phases * sizeof *g->phase);
     g->segments = malloc((size_t)taps * sizeof *g->segments);
-    g->packed = NAME(scratch_new)(taps * g->filters.in * g->groups * g->padded, sizeof(real));
-    if (bias) g->start = NAME(scratch_new)(g->groups * g->padded, sizeof(real));
+    g->packed = NAME(scratch_new)(taps * g->filters.in * g->groups * g->padded);
+    if (bias) g->start = NAME(scratch_new)(g->groups * g->padded);
     if (!g->phase || !g->segments || !g->packed || (bias && !g->start)) return -1;
     ptrdiff_t *segment = g->segments;
     real *packed = g->packed;
@@ -190,7 +190,7 @@ int NAME(conv_gather)(const struct conv_shape *s, enum gather gather, const real
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
             struct offsets offsets = {.images = -1};
-            real *scratch = NAME(scratch_new)(g.plan.scratch, sizeof(real));
+            real *scratch = NAME(scratch_new)(g.plan.scratch);
             ptrdiff_t *table = malloc((size_t)(g.phases * (1 + 2 * g.plan.pixels)) * sizeof *table);
             int ready = scratch && table;
             if (!ready) {

@@ -1,4 +1,5 @@
-/* Sums of vectors in double precision, whatever the real type; the lanes are added in a fixed order at the end. */
+/* Sums of vectors in double precision, whatever the real type; the lanes are added in a fixed
+   order at the end. */
 #ifndef PYDTNN_DOUBLES_H
 #define PYDTNN_DOUBLES_H
 
@@ -7,19 +8,30 @@
 typedef double dvec __attribute__((vector_size(VECTOR_BYTES)));
 
 #if REAL_FLOAT
-typedef float half_vec __attribute__((vector_size(VECTOR_BYTES / 2)));
-
 struct doubles {
     dvec low, high;
 };
 
+#if VECTOR_BYTES == 64
 INLINE struct doubles widen(vec v) {
-    union {
-        vec whole;
-        half_vec half[2];
-    } u = {v};
-    return (struct doubles){__builtin_convertvector(u.half[0], dvec), __builtin_convertvector(u.half[1], dvec)};
+    return (struct doubles){
+        (dvec)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)),
+        (dvec)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1)),
+    };
 }
+#elif VECTOR_BYTES == 32
+INLINE struct doubles widen(vec v) {
+    return (struct doubles){
+        (dvec)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
+        (dvec)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1)),
+    };
+}
+#else
+INLINE struct doubles widen(vec v) {
+    return (struct doubles){{(double)v[0], (double)v[1]}, {(double)v[2], (double)v[3]}};
+}
+#endif
+
 INLINE void add_doubles(struct doubles *sum, vec v) {
     struct doubles d = widen(v);
     sum->low += d.low;

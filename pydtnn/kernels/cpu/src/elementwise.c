@@ -1,27 +1,33 @@
 /* Activations, sums of arrays, and softmax.
  *
- * One pass, one vector at a time, over parts that fit in L1: bound by memory for the ReLUs and the sum (one or two loads and a
- * store per vector), by a dozen multiplications per vector for those with an exponential. Each activation is two
- * functions of vectors; MAP makes the loops. Every load of an element comes before its store, so `out` may be an input.
+ * One pass, one vector at a time, over parts that fit in L1: bound by memory for the ReLUs and the
+ * sum (one or two loads and a store per vector), by a dozen multiplications per vector for those
+ * with an exponential. Each activation is two functions of vectors; MAP makes the loops. Every load
+ * of an element comes before its store, so `out` may be an input.
  */
 #include "elementwise.h"
 #include "functions.h"
 #include "parts.h"
 #include "rows.h"
 
-#pragma GCC diagnostic ignored "-Wunused-parameter" /* every activation takes alpha, most have no use for it */
+/* every activation takes alpha, most have no use for it */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 
 /* forward: y from x; backward: dx from dy and z, which is y or x as the reference says */
 INLINE vec relu_forward(vec x, vec alpha) { return vmax(vzero(), x); } /* in this order NaN stays */
 INLINE vec relu_backward(vec dy, vec y, vec alpha) { return vselect(y > 0, dy, vzero()); }
 
 INLINE vec relu6_forward(vec x, vec alpha) { return vmin(vset(6), vmax(vzero(), x)); }
-INLINE vec relu6_backward(vec dy, vec y, vec alpha) { return vselect((y > 0) & (y < 6), dy, vzero()); }
+INLINE vec relu6_backward(vec dy, vec y, vec alpha) {
+    return vselect((y > 0) & (y < 6), dy, vzero());
+}
 
 INLINE vec leaky_relu_forward(vec x, vec alpha) { return vselect(x > 0, x, alpha * x); }
 INLINE vec leaky_relu_backward(vec dy, vec y, vec alpha) { return vselect(y > 0, dy, alpha * dy); }
 
-INLINE vec elu_forward(vec x, vec alpha) { return vselect(x > 0, x, alpha * vexpm1(vmin(vzero(), x))); }
+INLINE vec elu_forward(vec x, vec alpha) {
+    return vselect(x > 0, x, alpha * vexpm1(vmin(vzero(), x)));
+}
 INLINE vec elu_backward(vec dy, vec y, vec alpha) { return vselect(y > 0, dy, dy * (y + alpha)); }
 
 INLINE vec sigmoid_forward(vec x, vec alpha) { return vsigmoid(x); }
@@ -39,7 +45,9 @@ INLINE vec log_backward(vec dy, vec x, vec alpha) { return dy / x; }
 /* (1 + tanh u) / 2 = sigmoid(2 u), which does not cancel for negative u */
 #define GELU_SLOPE ((real)1.5957691216057308) /* 2 sqrt(2 / pi) */
 #define GELU_CUBE ((real)0.044715)
-INLINE vec gelu_forward(vec x, vec alpha) { return x * vsigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x)); }
+INLINE vec gelu_forward(vec x, vec alpha) {
+    return x * vsigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x));
+}
 INLINE vec gelu_backward(vec dy, vec x, vec alpha) {
     vec s = vsigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x));
     return dy * s * (1 + x * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * x * x));
@@ -51,55 +59,72 @@ INLINE vec silu_backward(vec dy, vec x, vec alpha) {
     return dy * s * (1 + x * (1 - s));
 }
 
-INLINE vec add_forward(vec a, vec b, vec alpha) { return a + b; }
+INLINE vec add_vectors(vec a, vec b, vec alpha) { return a + b; }
 
 typedef void unary(const real *x, ptrdiff_t n, real alpha, real *out);
 typedef void binary(const real *x, const real *z, ptrdiff_t n, real alpha, real *out);
 
-#define MAP_UNARY(f)                                                                        \
-    static void f##_part(const real *x, ptrdiff_t n, real alpha, real *out) {               \
-        ptrdiff_t i = 0;                                                                    \
-        for (; i + LANES <= n; i += LANES) vstore(out + i, f(vload(x + i), vset(alpha)));   \
-        if (i < n) vstore_part(out + i, f(vload_part(x + i, n - i), vset(alpha)), n - i);   \
+#define MAP_UNARY(f)                                                                      \
+    static void f##_part(const real *x, ptrdiff_t n, real alpha, real *out) {             \
+        ptrdiff_t i = 0;                                                                  \
+        for (; i + LANES <= n; i += LANES) vstore(out + i, f(vload(x + i), vset(alpha))); \
+        if (i < n) vstore_part(out + i, f(vload_part(x + i, n - i), vset(alpha)), n - i); \
     }
-#define MAP_BINARY(f)                                                                                                    \
-    static void f##_part(const real *x, const real *z, ptrdiff_t n, real alpha, real *out) {                             \
-        ptrdiff_t i = 0;                                                                                                 \
-        for (; i + LANES <= n; i += LANES) vstore(out + i, f(vload(x + i), vload(z + i), vset(alpha)));                  \
-        if (i < n) vstore_part(out + i, f(vload_part(x + i, n - i), vload_part(z + i, n - i), vset(alpha)), n - i);      \
+#define MAP_BINARY(f)                                                                        \
+    static void f##_part(const real *x, const real *z, ptrdiff_t n, real alpha, real *out) { \
+        ptrdiff_t i = 0;                                                                     \
+        for (; i + LANES <= n; i += LANES) {                                                 \
+            vstore(out + i, f(vload(x + i), vload(z + i), vset(alpha)));                     \
+        }                                                                                    \
+        if (i < n) {                                                                         \
+            const vec a = vload_part(x + i, n - i), b = vload_part(z + i, n - i);            \
+            vstore_part(out + i, f(a, b, vset(alpha)), n - i);                               \
+        }                                                                                    \
     }
 
-#define FOR_ACTIVATIONS(DO) \
-    DO(RELU, relu) DO(RELU6, relu6) DO(LEAKY_RELU, leaky_relu) DO(ELU, elu) DO(SIGMOID, sigmoid) \
-    DO(TANH, tanh) DO(ARCTAN, arctan) DO(LOG, log) DO(GELU, gelu) DO(SILU, silu)
+#define FOR_ACTIVATIONS(DO)    \
+    DO(RELU, relu)             \
+    DO(RELU6, relu6)           \
+    DO(LEAKY_RELU, leaky_relu) \
+    DO(ELU, elu)               \
+    DO(SIGMOID, sigmoid)       \
+    DO(TANH, tanh)             \
+    DO(ARCTAN, arctan)         \
+    DO(LOG, log)               \
+    DO(GELU, gelu)             \
+    DO(SILU, silu)
 #define MAP_BOTH(kind, f) MAP_UNARY(f##_forward) MAP_BINARY(f##_backward)
 #define FORWARD_ENTRY(kind, f) [kind] = f##_forward_part,
 #define BACKWARD_ENTRY(kind, f) [kind] = f##_backward_part,
 
 FOR_ACTIVATIONS(MAP_BOTH)
-MAP_BINARY(add_forward)
+MAP_BINARY(add_vectors)
 static unary *const forward_parts[] = {FOR_ACTIVATIONS(FORWARD_ENTRY)};
 static binary *const backward_parts[] = {FOR_ACTIVATIONS(BACKWARD_ENTRY)};
 
 static void map_unary(unary *f, const real *x, ptrdiff_t n, double alpha, real *out, int threads) {
-    FOR_PARTS(p, parts_of(n, PART), n, threads, f(x + p * PART, part_length(n, PART, p), (real)alpha, out + p * PART));
+    FOR_PARTS(p, parts_of(n, PART), n, threads,
+              f(x + p * PART, part_length(n, PART, p), (real)alpha, out + p * PART));
 }
 
-static void map_binary(binary *f, const real *x, const real *z, ptrdiff_t n, double alpha, real *out, int threads) {
+static void map_binary(binary *f, const real *x, const real *z, ptrdiff_t n, double alpha,
+                       real *out, int threads) {
     FOR_PARTS(p, parts_of(n, PART), n, threads,
               f(x + p * PART, z + p * PART, part_length(n, PART, p), (real)alpha, out + p * PART));
 }
 
-static void forward(int activation, const void *x, ptrdiff_t n, double alpha, void *out, int threads) {
+static void forward(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
+                    int threads) {
     map_unary(forward_parts[activation], x, n, alpha, out, threads);
 }
 
-static void backward(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha, void *out, int threads) {
+static void backward(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha,
+                     void *out, int threads) {
     map_binary(backward_parts[activation], dy, z, n, alpha, out, threads);
 }
 
 static void add(const void *a, const void *b, ptrdiff_t n, void *out, int threads) {
-    map_binary(add_forward_part, a, b, n, 0, out, threads);
+    map_binary(add_vectors_part, a, b, n, 0, out, threads);
 }
 
 /* -- softmax: three passes over a row that is in L1 */
@@ -116,17 +141,23 @@ static void softmax_backward_row(const real *dy, const real *y, ptrdiff_t n, rea
     vec sum = vload_part(dy + whole, tail) * vload_part(y + whole, tail);
     for (ptrdiff_t j = 0; j < whole; j += LANES) sum += vload(dy + j) * vload(y + j);
     const vec dot = vset(vsum(sum));
-    for (ptrdiff_t j = 0; j < whole; j += LANES) vstore(out + j, vload(y + j) * (vload(dy + j) - dot));
-    vstore_part(out + whole, vload_part(y + whole, tail) * (vload_part(dy + whole, tail) - dot), tail);
+    for (ptrdiff_t j = 0; j < whole; j += LANES) {
+        vstore(out + j, vload(y + j) * (vload(dy + j) - dot));
+    }
+    const vec d = vload_part(dy + whole, tail) - dot;
+    vstore_part(out + whole, vload_part(y + whole, tail) * d, tail);
 }
 
-static void softmax_forward(const void *x_, ptrdiff_t rows, ptrdiff_t classes, void *out_, int threads) {
+static void softmax_forward(const void *x_, ptrdiff_t rows, ptrdiff_t classes, void *out_,
+                            int threads) {
     const real *x = x_;
     real *out = out_;
-    FOR_PARTS(i, rows, rows * classes, threads, softmax_row(x + i * classes, classes, out + i * classes));
+    FOR_PARTS(i, rows, rows * classes, threads,
+              softmax_row(x + i * classes, classes, out + i * classes));
 }
 
-static void softmax_backward(const void *dy_, const void *y_, ptrdiff_t rows, ptrdiff_t classes, void *out_, int threads) {
+static void softmax_backward(const void *dy_, const void *y_, ptrdiff_t rows, ptrdiff_t classes,
+                             void *out_, int threads) {
     const real *dy = dy_, *y = y_;
     real *out = out_;
     FOR_PARTS(i, rows, rows * classes, threads,

@@ -7,11 +7,15 @@
 enum activation { RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU };
 
 struct elementwise_kernels {
-    void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out, int threads);
-    void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha, void *out, int threads);
+    void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
+                    int threads);
+    void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha,
+                     void *out, int threads);
     void (*add)(const void *a, const void *b, ptrdiff_t n, void *out, int threads);
-    void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads);
-    void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes, void *out, int threads);
+    void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out,
+                            int threads);
+    void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
+                             void *out, int threads);
 };
 
 DECLARE_FAMILY(elementwise)

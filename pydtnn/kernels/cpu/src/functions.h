@@ -1,9 +1,10 @@
 /* exp, expm1, log, arctan and what is made of them, for vectors of float and double.
  *
- * Arguments are reduced to a small interval (Muller, "Elementary Functions", chapters 5 and 11) where a Taylor or Gregory series
- * of a dozen terms reaches the last bit; the same lines serve both types, with fewer terms for float. Errors against the
- * exact value, float and double: exp, expm1, log 2 ulp, arctan, tanh, sigmoid 3 ulp (tests/kernels/test_elementwise.py). NaN
- * comes out as NaN, infinities as the limits.
+ * Arguments are reduced to a small interval (Muller, "Elementary Functions", chapters 5 and 11)
+ * where a Taylor or Gregory series of a dozen terms reaches the last bit; the same lines serve both
+ * types, with fewer terms for float. Errors against the exact value, float and double: exp, expm1,
+ * log 2 ulp, arctan, tanh, sigmoid 3 ulp (tests/kernels/test_elementwise.py). NaN comes out as NaN,
+ * infinities as the limits.
  */
 #ifndef PYDTNN_FUNCTIONS_H
 #define PYDTNN_FUNCTIONS_H
@@ -11,7 +12,8 @@
 #include "simd.h"
 
 #if REAL_FLOAT
-enum { MANTISSA = 23, BIAS = 127, EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7, ARCTAN_TERMS = 9 };
+enum { MANTISSA = 23, BIAS = 127 };
+enum { EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7, ARCTAN_TERMS = 9 };
 #define LN2_HIGH 0x1.63p-1f /* nine bits: n * LN2_HIGH is exact */
 #define LN2_LOW -0x1.bd0106p-13f
 #define ROUNDING 0x1.8p23f /* adding it leaves the nearest integer in the low bits */
@@ -19,7 +21,8 @@ enum { MANTISSA = 23, BIAS = 127, EXP_TERMS = 7, LOG_TERMS = 4, LOG1P_TERMS = 7,
 #define HIGHEST_EXP 89.f
 #define SMALLEST_NORMAL 0x1p-126f
 #else
-enum { MANTISSA = 52, BIAS = 1023, EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
+enum { MANTISSA = 52, BIAS = 1023 };
+enum { EXP_TERMS = 13, LOG_TERMS = 10, LOG1P_TERMS = 16, ARCTAN_TERMS = 20 };
 #define LN2_HIGH 0x1.62e42feep-1
 #define LN2_LOW 0x1.a39ef35793c76p-33
 #define ROUNDING 0x1.8p52
@@ -36,8 +39,9 @@ INLINE vec vpower2(ivec n) { return (vec)((n + BIAS) << MANTISSA); }
 
 /* n and exp(r) - 1, where x = n ln 2 + r and |r| <= ln 2 / 2 */
 INLINE vec vexp_reduced(vec x, ivec *n) {
-    static const real factor[] = {1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,       1. / 5040,
-                                  1. / 40320,  1. / 362880,  1. / 3628800,  1. / 39916800,  1. / 479001600, 1. / 6227020800};
+    static const real factor[] = {1. / 2,       1. / 6,        1. / 24,        1. / 120,
+                                  1. / 720,     1. / 5040,     1. / 40320,     1. / 362880,
+                                  1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800};
     vec rounded = x * vset((real)1.4426950408889634) + vset(ROUNDING);
     *n = (ivec)rounded - (ivec)vset(ROUNDING);
     vec whole = rounded - vset(ROUNDING);
@@ -75,7 +79,8 @@ INLINE vec vtanh(vec x) {
 
 /* log x = n log 2 + log m, m in [sqrt(1/2), sqrt(2)); log m = 2 artanh s, s = (m - 1) / (m + 1) */
 INLINE vec vlog(vec x) {
-    static const real factor[] = {2. / 3, 2. / 5, 2. / 7, 2. / 9, 2. / 11, 2. / 13, 2. / 15, 2. / 17, 2. / 19, 2. / 21};
+    static const real factor[] = {2. / 3,  2. / 5,  2. / 7,  2. / 9,  2. / 11,
+                                  2. / 13, 2. / 15, 2. / 17, 2. / 19, 2. / 21};
     ivec subnormal = x < SMALLEST_NORMAL;
     vec normal = vselect(subnormal, x * vset((real)((ireal)1 << MANTISSA)), x);
     ivec n = ((ivec)normal - (ivec)vset((real)0.70710678118654752)) >> MANTISSA;
@@ -100,12 +105,14 @@ INLINE vec vlog1p(vec x) {
     return s * series;
 }
 
-/* arctan t = k pi/4 + arctan q with |q| <= tan(pi/8): q = t, (t - 1) / (t + 1) or -1 / t for t = |x| */
+/* arctan t = k pi/4 + arctan q, |q| <= tan(pi/8); q = t, (t - 1) / (t + 1) or -1 / t; t = |x| */
 INLINE vec varctan(vec x) {
     vec t = vabs(x);
     ivec middle = t > (real)0.41421356237309503, high = t > (real)2.4142135623730949;
-    vec base = vselect(high, vset((real)1.5707963267948966), vselect(middle, vset((real)0.78539816339744828), vzero()));
-    vec q = vselect(high, vset(-1), vselect(middle, t - 1, t)) / vselect(high, t, vselect(middle, t + 1, vset(1)));
+    vec base = vselect(high, vset((real)1.5707963267948966),
+                       vselect(middle, vset((real)0.78539816339744828), vzero()));
+    vec q = vselect(high, vset(-1), vselect(middle, t - 1, t)) /
+            vselect(high, t, vselect(middle, t + 1, vset(1)));
     vec z = q * q, series = vset((real)1 / (2 * ARCTAN_TERMS + 1));
 #pragma GCC unroll 32
     for (int k = ARCTAN_TERMS - 1; k > 0; k--) series = (real)1 / (2 * k + 1) - series * z;

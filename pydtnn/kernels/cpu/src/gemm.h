@@ -53,9 +53,17 @@ struct gemm_outer {
 
 void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task);
 
-/* dst[k, j] = src[k sk + j sj] for j < columns, 0 up to the next multiple of LANES, which is also the length of dst's rows. */
+/* dst[k, j] = src[k sk + j sj] for j < columns, 0 up to the next multiple of LANES, which is also the length of dst's rows.
+ * One of the strides is 1. */
 void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk, ptrdiff_t sj, real *dst);
 
+/* dst[j, i] = src[i, j] for a matrix (rows, columns); rows of src are `stride` apart, those of dst `width`. */
+void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride, real *dst, ptrdiff_t width);
+
+/* n elements, aligned to 64 bytes; NULL if memory is short. */
+void *NAME(scratch_new)(ptrdiff_t n);
+
+/* Before a loop over a tile: its array of vectors stays in registers only when the loop is gone. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -5,8 +5,12 @@
 #include "simd.h"
 
 /* `lanes` elements; with a constant LANES, as in the loops over whole vectors, there is no mask. */
-INLINE vec load(const real *p, ptrdiff_t lanes) { return lanes == LANES ? vload(p) : vload_part(p, lanes); }
-INLINE void store(real *p, vec v, ptrdiff_t lanes) { lanes == LANES ? vstore(p, v) : vstore_part(p, v, lanes); }
+INLINE vec load(const real *p, ptrdiff_t lanes) {
+    return lanes == LANES ? vload(p) : vload_part(p, lanes);
+}
+INLINE void store(real *p, vec v, ptrdiff_t lanes) {
+    lanes == LANES ? vstore(p, v) : vstore_part(p, v, lanes);
+}
 
 /* Numbers of the lanes: first, first + 1, ... */
 INLINE ivec vlanes(ptrdiff_t first) {

@@ -1,8 +1,9 @@
 /* Losses: value and gradient in one pass.
  *
- * A row of logits stays in L1 between its maximum, its exponentials (kept in `out`) and its gradient, so that memory sees one
- * read and one write. Each row's loss is a double; rows (or, where outputs are independent, parts of PART elements) are
- * summed to a double of their own and these in order, so that the bytes do not depend on the threads.
+ * A row of logits stays in L1 between its maximum, its exponentials (kept in `out`) and its
+ * gradient, so that memory sees one read and one write. Each row's loss is a double; rows (or,
+ * where outputs are independent, parts of PART elements) are summed to a double of their own and
+ * these in order, so that the bytes do not depend on the threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,12 +13,13 @@
 #include "parts.h"
 #include "rows.h"
 
-static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, double smoothing, double scale, real *out) {
+static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, double smoothing,
+                                double scale, real *out) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     const real shift = row_max(x, n);
     const real sum = row_exp(x, n, shift, out);
-    const double log_sum = log((double)sum), target_logit = (double)x[target] - shift;;
-    double loss = (1 - smoothing) * (log_sum - target_logit);
+    const double log_sum = log((double)sum);
+    double loss = (1 - smoothing) * (log_sum - ((double)x[target] - (double)shift));
     const vec factor = vset((real)(scale / sum)), offset = vset((real)(smoothing / n * scale));
     for (ptrdiff_t j = 0; j < whole; j += LANES) vstore(out + j, vload(out + j) * factor - offset);
     vstore_part(out + whole, vload_part(out + whole, tail) * factor - offset, tail);
@@ -31,7 +33,8 @@ static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, doub
     return loss;
 }
 
-/* out = scale for each class but the target whose margin 1 + y - y_t is violated, and minus their sum for the target */
+/* out = scale for each class but the target whose margin 1 + y - y_t is violated, and minus
+   their sum for the target */
 static double hinge_row(const real *y, int64_t target, ptrdiff_t n, double scale, real *out) {
     const vec own = vset(y[target]);
     struct doubles loss = {0};
@@ -65,27 +68,28 @@ INLINE vec squared_error(vec y, vec t, vec *slope) {
 
 INLINE vec absolute_error(vec y, vec t, vec *slope) {
     const vec d = y - t;
-    *slope = vselect(d > 0, vset(1), vselect(d < 0, vset(-1), d)); /* d itself where it is 0 or NaN */
+    /* d itself where it is 0 or NaN */
+    *slope = vselect(d > 0, vset(1), vselect(d < 0, vset(-1), d));
     return vabs(d);
 }
 
 typedef double part_loss(const real *y, const real *t, ptrdiff_t n, real scale, real *out);
 
-#define MAP_LOSS(f)                                                                                        \
-    static double f##_part(const real *y, const real *t, ptrdiff_t n, real scale, real *out) {             \
-        struct doubles sum = {0};                                                                          \
-        vec slope;                                                                                         \
-        ptrdiff_t i = 0;                                                                                   \
-        for (; i + LANES <= n; i += LANES) {                                                               \
-            add_doubles(&sum, f(vload(y + i), vload(t + i), &slope));                                      \
-            vstore(out + i, slope * scale);                                                                \
-        }                                                                                                  \
-        if (i < n) {                                                                                       \
-            const vec value = f(vload_part(y + i, n - i), vload_part(t + i, n - i), &slope);               \
-            add_doubles(&sum, vselect(vlanes(i) < (ireal)n, value, vzero()));                              \
-            vstore_part(out + i, slope * scale, n - i);                                                    \
-        }                                                                                                  \
-        return sum_doubles(sum);                                                                           \
+#define MAP_LOSS(f)                                                                            \
+    static double f##_part(const real *y, const real *t, ptrdiff_t n, real scale, real *out) { \
+        struct doubles sum = {0};                                                              \
+        vec slope;                                                                             \
+        ptrdiff_t i = 0;                                                                       \
+        for (; i + LANES <= n; i += LANES) {                                                   \
+            add_doubles(&sum, f(vload(y + i), vload(t + i), &slope));                          \
+            vstore(out + i, slope * scale);                                                    \
+        }                                                                                      \
+        if (i < n) {                                                                           \
+            const vec value = f(vload_part(y + i, n - i), vload_part(t + i, n - i), &slope);   \
+            add_doubles(&sum, vselect(vlanes(i) < (ireal)n, value, vzero()));                  \
+            vstore_part(out + i, slope * scale, n - i);                                        \
+        }                                                                                      \
+        return sum_doubles(sum);                                                               \
     }
 
 MAP_LOSS(binary_cross_entropy)
@@ -106,40 +110,42 @@ static double add_up(const double *losses, ptrdiff_t n) {
     return total;
 }
 
-static int cross_entropy(const void *logits, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double smoothing,
-                         double scale, void *out_, double *loss, int threads) {
+static int cross_entropy(const void *logits, const int64_t *target, ptrdiff_t rows, ptrdiff_t n,
+                         double smoothing, double scale, void *out_, double *loss, int threads) {
     const real *x = logits;
     real *out = out_;
     double *losses = malloc(((size_t)rows + 1) * sizeof *losses);
     if (!losses) return -1;
-    FOR_PARTS(i, rows, rows * n, threads,
-              losses[i] = cross_entropy_row(x + i * n, target[i], n, smoothing, scale, out + i * n));
+    FOR_PARTS(i, rows, rows * n, threads, const ptrdiff_t at = i * n;
+              losses[i] = cross_entropy_row(x + at, target[i], n, smoothing, scale, out + at));
     *loss = add_up(losses, rows);
     free(losses);
     return 0;
 }
 
-static int hinge(const void *y_, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double scale, void *out_,
-                 double *loss, int threads) {
+static int hinge(const void *y_, const int64_t *target, ptrdiff_t rows, ptrdiff_t n, double scale,
+                 void *out_, double *loss, int threads) {
     const real *y = y_;
     real *out = out_;
     double *losses = malloc(((size_t)rows + 1) * sizeof *losses);
     if (!losses) return -1;
-    FOR_PARTS(i, rows, rows * n, threads, losses[i] = hinge_row(y + i * n, target[i], n, scale, out + i * n));
+    FOR_PARTS(i, rows, rows * n, threads,
+              losses[i] = hinge_row(y + i * n, target[i], n, scale, out + i * n));
     *loss = add_up(losses, rows);
     free(losses);
     return 0;
 }
 
-static int elementwise(int kind, const void *y_, const void *target_, ptrdiff_t n, double scale, void *out_, double *loss,
-                       int threads) {
+static int elementwise(int kind, const void *y_, const void *target_, ptrdiff_t n, double scale,
+                       void *out_, double *loss, int threads) {
     const real *y = y_, *target = target_;
     real *out = out_;
     const ptrdiff_t parts = parts_of(n, PART);
     double *losses = malloc(((size_t)parts + 1) * sizeof *losses);
     if (!losses) return -1;
     FOR_PARTS(p, parts, n, threads,
-              losses[p] = part_losses[kind](y + p * PART, target + p * PART, part_length(n, PART, p), (real)scale, out + p * PART));
+              losses[p] = part_losses[kind](y + p * PART, target + p * PART,
+                                            part_length(n, PART, p), (real)scale, out + p * PART));
     *loss = add_up(losses, parts);
     free(losses);
     return 0;

@@ -1,4 +1,5 @@
-/* Losses and their gradients; see loss.c. Kernels with parts return 0, or -1 when there is no memory for their sums. */
+/* Losses and their gradients; see loss.c. Kernels with parts return 0, or -1 when there is no
+   memory for their sums. */
 #ifndef PYDTNN_LOSS_H
 #define PYDTNN_LOSS_H
 
@@ -9,18 +10,21 @@
 enum loss { BINARY_CROSS_ENTROPY, SQUARED_ERROR, ABSOLUTE_ERROR };
 
 struct loss_kernels {
-    int (*cross_entropy)(const void *logits, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes, double smoothing,
-                         double scale, void *out, double *loss, int threads);
-    int (*hinge)(const void *y, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes, double scale, void *out,
-                 double *loss, int threads);
-    int (*elementwise)(int kind, const void *y, const void *target, ptrdiff_t n, double scale, void *out, double *loss,
-                       int threads);
+    int (*cross_entropy)(const void *logits, const int64_t *target, ptrdiff_t rows,
+                         ptrdiff_t classes, double smoothing, double scale, void *out, double *loss,
+                         int threads);
+    int (*hinge)(const void *y, const int64_t *target, ptrdiff_t rows, ptrdiff_t classes,
+                 double scale, void *out, double *loss, int threads);
+    int (*elementwise)(int kind, const void *y, const void *target, ptrdiff_t n, double scale,
+                       void *out, double *loss, int threads);
 };
 
 DECLARE_FAMILY(loss)
 
 /* The first row whose target is no class, or -1. */
-static inline __attribute__((unused)) ptrdiff_t first_wrong_target(const int64_t *target, ptrdiff_t rows, ptrdiff_t classes) {
+static inline __attribute__((unused)) ptrdiff_t first_wrong_target(const int64_t *target,
+                                                                   ptrdiff_t rows,
+                                                                   ptrdiff_t classes) {
     for (ptrdiff_t i = 0; i < rows; i++) {
         if ((uint64_t)target[i] >= (uint64_t)classes) return i;
     }

@@ -1,8 +1,10 @@
-/* Batch norm: sums over all rows per channel, then one affine map per channel, forward and backward.
+/* Batch norm: sums over all rows per channel, then one affine map per channel, forward and
+ * backward.
  *
- * Four passes over memory in a training step: statistics reads x, normalize reads x and writes y, backward_statistics reads x and dy,
- * backward_normalize reads both and writes dx. Loops and precision: channels.h. Coefficients come in double; a float x is
- * taken relative to the centre p = -c/b of the map b x + c, rounded to float: b (x - p) + (c + b p) does not cancel.
+ * Four passes over memory in a training step: statistics reads x, normalize reads x and writes y,
+ * backward_statistics reads x and dy, backward_normalize reads both and writes dx. Loops and
+ * precision: channels.h. Coefficients come in double; a float x is taken relative to the centre
+ * p = -c/b of the map b x + c, rounded to float: b (x - p) + (c + b p) does not cancel.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,11 +21,13 @@ struct cut {
 };
 
 static struct cut cut_lines(const struct lines *o) {
-    const ptrdiff_t blocks = parts_of(o->count, BLOCK_LINES), size = BLOCK_LINES * parts_of(blocks, MAX_PARTS);
+    const ptrdiff_t blocks = parts_of(o->count, BLOCK_LINES);
+    const ptrdiff_t size = BLOCK_LINES * parts_of(blocks, MAX_PARTS);
     return (struct cut){size, size ? parts_of(o->count, size) : 0};
 }
 
-/* -- sums: each part has two rows of `columns` doubles; they are added in order to the first part's */
+/* -- sums: each part has two rows of `columns` doubles; they are added in order to the first
+   part's */
 
 static double *sums_create(const struct lines *o, ptrdiff_t parts) {
     const size_t row = 2 * (size_t)o->columns;
@@ -39,16 +43,20 @@ static void sums_reduce(const struct lines *o, ptrdiff_t parts, double *sums) {
     }
 }
 
-static void store_double(double *out, double value, int accumulate) { *out = accumulate ? *out + value : value; }
+static void store_double(double *out, double value, int accumulate) {
+    *out = accumulate ? *out + value : value;
+}
 
-static int statistics(const void *x_, ptrdiff_t rows, ptrdiff_t channels, double *out, int accumulate, int threads) {
+static int statistics(const void *x_, ptrdiff_t rows, ptrdiff_t channels, double *out,
+                      int accumulate, int threads) {
     const real *x = x_;
     const struct lines o = lines_of(rows, channels);
     const struct cut cut = cut_lines(&o);
     double *sums = sums_create(&o, cut.parts);
     if (!sums) return -1;
     FOR_PARTS(p, cut.parts, rows * channels, threads,
-              moments(x + p * cut.size * o.columns, part_length(o.count, cut.size, p), o.columns, sums + 2 * p * o.columns));
+              moments(x + p * cut.size * o.columns, part_length(o.count, cut.size, p), o.columns,
+                      sums + 2 * p * o.columns));
     sums_reduce(&o, cut.parts, sums);
     finish_moments(&o, x, sums);
     store_double(out, (double)rows, accumulate);
@@ -60,8 +68,9 @@ static int statistics(const void *x_, ptrdiff_t rows, ptrdiff_t channels, double
     return 0;
 }
 
-static int backward_statistics(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels, const double *mean,
-                               const double *inv_std, double *out, int accumulate, int threads) {
+static int backward_statistics(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels,
+                               const double *mean, const double *inv_std, double *out,
+                               int accumulate, int threads) {
     const real *x = x_, *dy = dy_;
     const struct lines o = lines_of(rows, channels);
     const struct cut cut = cut_lines(&o);
@@ -74,8 +83,10 @@ static int backward_statistics(const void *x_, const void *dy_, ptrdiff_t rows, 
     }
     for (ptrdiff_t j = 0; j < channels; j++) pivot[j] = (real)mean[j];
     fold_table(&o, pivot);
-    FOR_PARTS(p, cut.parts, rows * channels, threads, const ptrdiff_t first = p * cut.size * o.columns;
-              products(x + first, dy + first, pivot, part_length(o.count, cut.size, p), o.columns, sums + 2 * p * o.columns));
+    FOR_PARTS(p, cut.parts, rows * channels, threads,
+              const ptrdiff_t first = p * cut.size * o.columns;
+              products(x + first, dy + first, pivot, part_length(o.count, cut.size, p), o.columns,
+                       sums + 2 * p * o.columns));
     sums_reduce(&o, cut.parts, sums);
     finish_products(&o, x, dy, pivot, sums);
     for (ptrdiff_t j = 0; j < channels; j++) {
@@ -90,11 +101,14 @@ static int backward_statistics(const void *x_, const void *dy_, ptrdiff_t rows, 
 
 /* -- maps */
 
-/* Tables of a dy + b x + c = a dy + b (x - p) + (c + b p) or, without a, of b x + c; returns their memory. */
-static real *map_create(const struct lines *o, const double *a, const double *b, const double *c, struct map *map) {
+/* Tables of a dy + b x + c = a dy + b (x - p) + (c + b p) or, without a, of b x + c; returns
+   their memory. */
+static real *map_create(const struct lines *o, const double *a, const double *b, const double *c,
+                        struct map *map) {
     real *table = malloc((4 * (size_t)o->columns + 1) * sizeof *table);
     if (!table) return table;
-    real *dy_factor = table + o->columns, *x_factor = dy_factor + o->columns, *constant = x_factor + o->columns;
+    real *dy_factor = table + o->columns, *x_factor = dy_factor + o->columns;
+    real *constant = x_factor + o->columns;
     for (ptrdiff_t j = 0; j < o->channels; j++) {
         const double centre = REAL_FLOAT && b[j] != 0 ? -c[j] / b[j] : 0;
         table[j] = (real)(fabs(centre) < 1e30 ? centre : 0); /* b may be nearly 0 */
@@ -103,15 +117,18 @@ static real *map_create(const struct lines *o, const double *a, const double *b,
         constant[j] = (real)(c[j] + b[j] * (double)table[j]);
     }
     for (int k = 0; k < 4; k++) fold_table(o, table + k * o->columns);
-    *map = a ? (struct map){table, dy_factor, x_factor, constant} : (struct map){table, x_factor, x_factor, constant};
+    *map = a ? (struct map){table, dy_factor, x_factor, constant}
+             : (struct map){table, x_factor, x_factor, constant};
     return table;
 }
 
 /* Elements of a part: whole lines, about PART. */
-static ptrdiff_t part_elements(const struct lines *o) { return o->columns ? parts_of(PART, o->columns) * o->columns : 1; }
+static ptrdiff_t part_elements(const struct lines *o) {
+    return o->columns ? parts_of(PART, o->columns) * o->columns : 1;
+}
 
-static int normalize(const void *x_, ptrdiff_t rows, ptrdiff_t channels, const double *scale, const double *shift, void *out_,
-                     int threads) {
+static int normalize(const void *x_, ptrdiff_t rows, ptrdiff_t channels, const double *scale,
+                     const double *shift, void *out_, int threads) {
     const real *x = x_;
     real *out = out_;
     const struct lines o = lines_of(rows, channels);
@@ -125,8 +142,9 @@ static int normalize(const void *x_, ptrdiff_t rows, ptrdiff_t channels, const d
     return 0;
 }
 
-static int backward_normalize(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels, const double *a,
-                              const double *b, const double *c, void *out_, int threads) {
+static int backward_normalize(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels,
+                              const double *a, const double *b, const double *c, void *out_,
+                              int threads) {
     const real *x = x_, *dy = dy_;
     real *out = out_;
     const struct lines o = lines_of(rows, channels);
@@ -135,7 +153,8 @@ static int backward_normalize(const void *x_, const void *dy_, ptrdiff_t rows, p
     real *memory = map_create(&o, a, b, c, &map);
     if (!memory) return -1;
     FOR_PARTS(p, parts_of(n, size), n, threads,
-              map_backward(x + p * size, dy + p * size, map, part_length(n, size, p), o.columns, out + p * size));
+              map_backward(x + p * size, dy + p * size, map, part_length(n, size, p), o.columns,
+                           out + p * size));
     free(memory);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* Batch, layer and group normalisation; see norm.c and norm_group.c. All return 0, or -1 when there is no scratch memory. */
+/* Batch, layer and group normalisation; see norm.c and norm_group.c. All return 0, or -1 when
+   there is no scratch memory. */
 #ifndef PYDTNN_NORM_H
 #define PYDTNN_NORM_H
 
@@ -6,20 +7,24 @@
 
 struct norm_kernels {
     /* out: count, sum x, sum x^2 */
-    int (*statistics)(const void *x, ptrdiff_t rows, ptrdiff_t channels, double *out, int accumulate, int threads);
+    int (*statistics)(const void *x, ptrdiff_t rows, ptrdiff_t channels, double *out,
+                      int accumulate, int threads);
     /* out: sum dy, sum dy xhat */
-    int (*backward_statistics)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels, const double *mean,
-                               const double *inv_std, double *out, int accumulate, int threads);
-    int (*normalize)(const void *x, ptrdiff_t rows, ptrdiff_t channels, const double *scale, const double *shift, void *out,
-                     int threads);
-    int (*backward_normalize)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels, const double *a,
-                              const double *b, const double *c, void *out, int threads);
-    int (*group_forward)(const void *x, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels, ptrdiff_t groups,
-                         const void *gamma, const void *beta, double epsilon, void *out, double *mean, double *inv_std,
-                         int threads);
-    int (*group_backward)(const void *x, const void *dy, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
-                          ptrdiff_t groups, const void *gamma, const double *mean, const double *inv_std, void *out,
-                          void *dgamma, void *dbeta, int accumulate, int threads);
+    int (*backward_statistics)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels,
+                               const double *mean, const double *inv_std, double *out,
+                               int accumulate, int threads);
+    int (*normalize)(const void *x, ptrdiff_t rows, ptrdiff_t channels, const double *scale,
+                     const double *shift, void *out, int threads);
+    int (*backward_normalize)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels,
+                              const double *a, const double *b, const double *c, void *out,
+                              int threads);
+    int (*group_forward)(const void *x, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
+                         ptrdiff_t groups, const void *gamma, const void *beta, double epsilon,
+                         void *out, double *mean, double *inv_std, int threads);
+    int (*group_backward)(const void *x, const void *dy, ptrdiff_t batch, ptrdiff_t positions,
+                          ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
+                          const double *mean, const double *inv_std, void *out, void *dgamma,
+                          void *dbeta, int accumulate, int threads);
 };
 
 DECLARE_FAMILY(norm)

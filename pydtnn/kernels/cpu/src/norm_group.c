@@ -1,9 +1,10 @@
 /* Layer and group norm: x (N, P, C), one mean and variance per sample and group of channels.
  *
- * A sample is read for its statistics and again, from cache, for the map that they define. With one position and one group
- * (layer norm) it is a row, norm_row.h; otherwise the sums per channel of channels.h are added up by groups, and the map has
- * one coefficient per channel. Samples go to the threads in parts whose size depends on the shape alone. The gradients of
- * gamma and beta are sums over samples: each part has its own, and after every WAVE of parts these are added in order, so
+ * A sample is read for its statistics and again, from cache, for the map that they define. With one
+ * position and one group (layer norm) it is a row, norm_row.h; otherwise the sums per channel of
+ * channels.h are added up by groups, and the map has one coefficient per channel. Samples go to the
+ * threads in parts whose size depends on the shape alone. The gradients of gamma and beta are sums
+ * over samples: each part has its own, and after every WAVE of parts these are added in order, so
  * that scratch memory is bounded.
  */
 #include <math.h>
@@ -22,10 +23,17 @@ struct task {
     double epsilon;
 };
 
-static struct task task_of(ptrdiff_t positions, ptrdiff_t channels, ptrdiff_t groups, const void *gamma, const void *beta,
-                           double epsilon) {
-    return (struct task){lines_of(positions, channels), positions * channels, groups, positions == 1 && groups == 1,
-                         gamma, beta, epsilon};
+static struct task task_of(ptrdiff_t positions, ptrdiff_t channels, ptrdiff_t groups,
+                           const void *gamma, const void *beta, double epsilon) {
+    return (struct task){
+        .lines = lines_of(positions, channels),
+        .size = positions * channels,
+        .groups = groups,
+        .is_row = positions == 1 && groups == 1,
+        .gamma = gamma,
+        .beta = beta,
+        .epsilon = epsilon,
+    };
 }
 
 /* Samples of a part: about SERIAL elements. */
@@ -34,15 +42,20 @@ static ptrdiff_t part_samples(const struct task *t) {
     return samples < 1 ? 1 : min_of(samples, MAX_SAMPLES);
 }
 
-/* Scratch memory of one part: two rows of sums and four tables, of columns, and two rows of gradients, of channels. */
+/* Scratch memory of one part: two rows of sums and four tables, of columns, and two rows of
+   gradients, of channels. */
 struct scratch {
     double *gradients, *sums;
     real *tables;
 };
 
-static size_t scratch_doubles(const struct task *t) { return 2 * (size_t)t->lines.channels + 6 * (size_t)t->lines.columns; }
+static size_t scratch_doubles(const struct task *t) {
+    return 2 * (size_t)t->lines.channels + 6 * (size_t)t->lines.columns;
+}
 
-static double *scratch_create(const struct task *t) { return malloc((WAVE * scratch_doubles(t) + 1) * sizeof(double)); }
+static double *scratch_create(const struct task *t) {
+    return malloc((WAVE * scratch_doubles(t) + 1) * sizeof(double));
+}
 
 static struct scratch scratch_of(const struct task *t, double *memory, ptrdiff_t part) {
     double *own = memory + (size_t)part * scratch_doubles(t), *sums = own + 2 * t->lines.channels;
@@ -55,7 +68,8 @@ static struct map map_of(const struct task *t, real *tables) {
     return (struct map){tables, tables + n, tables + 2 * n, tables + 3 * n};
 }
 
-static void sample_forward(const struct task *t, const real *x, struct scratch s, real *out, double *mean, double *inv_std) {
+static void sample_forward(const struct task *t, const real *x, struct scratch s, real *out,
+                           double *mean, double *inv_std) {
     const struct lines *o = &t->lines;
     const ptrdiff_t width = o->channels / t->groups;
     const double count = (double)(t->size / t->groups);
@@ -82,8 +96,8 @@ static void sample_forward(const struct task *t, const real *x, struct scratch s
 }
 
 /* Adds to the gradients of gamma, then of beta. */
-static void sample_backward(const struct task *t, const real *x, const real *dy, const double *mean, const double *inv_std,
-                            struct scratch s, real *out) {
+static void sample_backward(const struct task *t, const real *x, const real *dy, const double *mean,
+                            const double *inv_std, struct scratch s, real *out) {
     const struct lines *o = &t->lines;
     const ptrdiff_t width = o->channels / t->groups;
     const double count = (double)(t->size / t->groups);
@@ -112,9 +126,10 @@ static void sample_backward(const struct task *t, const real *x, const real *dy,
     map_backward(x, dy, map_of(t, s.tables), t->size, o->columns, out);
 }
 
-static void forward_part(const struct task *t, const real *x, ptrdiff_t samples, struct scratch s, real *out, double *mean,
-                         double *inv_std) {
-    for (ptrdiff_t i = 0; i < samples; i++, x += t->size, out += t->size, mean += t->groups, inv_std += t->groups) {
+static void forward_part(const struct task *t, const real *x, ptrdiff_t samples, struct scratch s,
+                         real *out, double *mean, double *inv_std) {
+    for (ptrdiff_t i = 0; i < samples;
+         i++, x += t->size, out += t->size, mean += t->groups, inv_std += t->groups) {
         if (t->is_row) {
             row_forward(x, t->size, t->gamma, t->beta, t->epsilon, out, mean, inv_std);
         } else {
@@ -123,15 +138,16 @@ static void forward_part(const struct task *t, const real *x, ptrdiff_t samples,
     }
 }
 
-static void backward_part(const struct task *t, const real *x, const real *dy, ptrdiff_t samples, const double *mean,
-                          const double *inv_std, struct scratch s, real *out) {
+static void backward_part(const struct task *t, const real *x, const real *dy, ptrdiff_t samples,
+                          const double *mean, const double *inv_std, struct scratch s, real *out) {
     const ptrdiff_t channels = t->lines.channels;
-    real *row_gradients = s.tables; /* of a row: at most MAX_SAMPLES terms in the real type, then double */
+    real *row_gradients = s.tables; /* at most MAX_SAMPLES terms in the real type, then double */
     memset(s.gradients, 0, 2 * (size_t)channels * sizeof *s.gradients);
     if (t->is_row) memset(row_gradients, 0, 2 * (size_t)channels * sizeof *row_gradients);
     for (ptrdiff_t i = 0; i < samples; i++, x += t->size, dy += t->size, out += t->size) {
         if (t->is_row) {
-            row_backward(x, dy, t->size, t->gamma, mean[i], inv_std[i], out, row_gradients, row_gradients + channels);
+            row_backward(x, dy, t->size, t->gamma, mean[i], inv_std[i], out, row_gradients,
+                         row_gradients + channels);
         } else {
             sample_backward(t, x, dy, mean + i * t->groups, inv_std + i * t->groups, s, out);
         }
@@ -140,9 +156,9 @@ static void backward_part(const struct task *t, const real *x, const real *dy, p
     for (ptrdiff_t j = 0; j < 2 * channels; j++) s.gradients[j] = (double)row_gradients[j];
 }
 
-int NAME(group_forward)(const void *x_, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels, ptrdiff_t groups,
-                        const void *gamma, const void *beta, double epsilon, void *out_, double *mean, double *inv_std,
-                        int threads) {
+int NAME(group_forward)(const void *x_, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
+                        ptrdiff_t groups, const void *gamma, const void *beta, double epsilon,
+                        void *out_, double *mean, double *inv_std, int threads) {
     const real *x = x_;
     real *out = out_;
     const struct task t = task_of(positions, channels, groups, gamma, beta, epsilon);
@@ -151,21 +167,25 @@ int NAME(group_forward)(const void *x_, ptrdiff_t batch, ptrdiff_t positions, pt
     if (!memory) return -1;
     for (ptrdiff_t first = 0; first < batch; first += WAVE * samples) {
         const ptrdiff_t wave = min_of(WAVE * samples, batch - first);
-        FOR_PARTS(p, parts_of(wave, samples), wave * t.size, threads, const ptrdiff_t i = first + p * samples;
-                  forward_part(&t, x + i * t.size, part_length(wave, samples, p), scratch_of(&t, memory, p), out + i * t.size,
-                               mean + i * groups, inv_std + i * groups));
+        FOR_PARTS(p, parts_of(wave, samples), wave * t.size, threads,
+                  const ptrdiff_t i = first + p * samples;
+                  forward_part(&t, x + i * t.size, part_length(wave, samples, p),
+                               scratch_of(&t, memory, p), out + i * t.size, mean + i * groups,
+                               inv_std + i * groups));
     }
     free(memory);
     return 0;
 }
 
 static void store_gradient(const double *value, ptrdiff_t n, int accumulate, real *out) {
-    for (ptrdiff_t j = 0; j < n; j++) out[j] = (real)(accumulate ? (double)out[j] + value[j] : value[j]);
+    for (ptrdiff_t j = 0; j < n; j++)
+        out[j] = (real)(accumulate ? (double)out[j] + value[j] : value[j]);
 }
 
-int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
-                         ptrdiff_t groups, const void *gamma, const double *mean, const double *inv_std, void *out_,
-                         void *dgamma, void *dbeta, int accumulate, int threads) {
+int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdiff_t positions,
+                         ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
+                         const double *mean, const double *inv_std, void *out_, void *dgamma,
+                         void *dbeta, int accumulate, int threads) {
     const real *x = x_, *dy = dy_;
     real *out = out_;
     const struct task t = task_of(positions, channels, groups, gamma, 0, 0);
@@ -177,10 +197,12 @@ int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdi
         return -1;
     }
     for (ptrdiff_t first = 0; first < batch; first += WAVE * samples) {
-        const ptrdiff_t wave = min_of(WAVE * samples, batch - first), parts = parts_of(wave, samples);
+        const ptrdiff_t wave = min_of(WAVE * samples, batch - first),
+                        parts = parts_of(wave, samples);
         FOR_PARTS(p, parts, wave * t.size, threads, const ptrdiff_t i = first + p * samples;
-                  backward_part(&t, x + i * t.size, dy + i * t.size, part_length(wave, samples, p), mean + i * groups,
-                                inv_std + i * groups, scratch_of(&t, memory, p), out + i * t.size));
+                  backward_part(&t, x + i * t.size, dy + i * t.size, part_length(wave, samples, p),
+                                mean + i * groups, inv_std + i * groups, scratch_of(&t, memory, p),
+                                out + i * t.size));
         for (ptrdiff_t p = 0; p < parts; p++) {
             const double *own = scratch_of(&t, memory, p).gradients;
             for (ptrdiff_t j = 0; j < 2 * channels; j++) total[j] += own[j];

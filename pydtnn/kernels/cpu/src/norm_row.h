@@ -1,7 +1,8 @@
 /* Layer norm of one row of n elements, which stays in L1: statistics and map, or their derivatives.
  *
- * Deviations are summed in vectors relative to a pivot, the mean of the row's first vector, so that nothing cancels; so is the
- * normalised row computed: xhat = (x - pivot) inv_std + (pivot - mean) inv_std.
+ * Deviations are summed in vectors relative to a pivot, the mean of the row's first vector, so that
+ * nothing cancels; so is the normalised row computed: xhat = (x - pivot) inv_std + (pivot - mean)
+ * inv_std.
  */
 #ifndef PYDTNN_NORM_ROW_H
 #define PYDTNN_NORM_ROW_H
@@ -12,8 +13,10 @@
 
 enum { CHAINS = 4 }; /* independent sums, which hide the latency of an addition */
 
-static inline void row_statistics(const real *x, ptrdiff_t n, double epsilon, double *mean, double *inv_std) {
-    const ptrdiff_t first = min_of(n, LANES), tail = n % LANES, whole = n - tail, step = CHAINS * LANES;
+static inline void row_statistics(const real *x, ptrdiff_t n, double epsilon, double *mean,
+                                  double *inv_std) {
+    const ptrdiff_t first = min_of(n, LANES), tail = n % LANES, whole = n - tail,
+                    step = CHAINS * LANES;
     const real pivot = vsum(vload_part(x, first)) / (real)first;
     const vec p = vset(pivot), rest = vload_or(x + whole, tail, p) - p;
     vec sum[CHAINS] = {rest}, square[CHAINS] = {rest * rest};
@@ -31,7 +34,8 @@ static inline void row_statistics(const real *x, ptrdiff_t n, double epsilon, do
         square[0] += d * d;
     }
     const double offset = (double)vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n;
-    const double about_pivot = (double)vsum((square[0] + square[1]) + (square[2] + square[3])) / (double)n;
+    const double about_pivot =
+        (double)vsum((square[0] + square[1]) + (square[2] + square[3])) / (double)n;
     *mean = (double)pivot + offset;
     *inv_std = 1 / sqrt(fmax(about_pivot - offset * offset, 0) + epsilon);
 }
@@ -43,17 +47,19 @@ struct standard {
 
 INLINE struct standard standard_of(double mean, double inv_std) {
     const real pivot = (real)mean;
-    return (struct standard){vset(pivot), vset((real)inv_std), vset((real)(((double)pivot - mean) * inv_std))};
+    return (struct standard){vset(pivot), vset((real)inv_std),
+                             vset((real)(((double)pivot - mean) * inv_std))};
 }
 
 INLINE vec standardize(vec x, struct standard s) { return (x - s.pivot) * s.scale + s.offset; }
 
-static inline void row_forward(const real *x, ptrdiff_t n, const real *gamma, const real *beta, double epsilon, real *out,
-                               double *mean, double *inv_std) {
+static inline void row_forward(const real *x, ptrdiff_t n, const real *gamma, const real *beta,
+                               double epsilon, real *out, double *mean, double *inv_std) {
     row_statistics(x, n, epsilon, mean, inv_std);
     const struct standard s = standard_of(*mean, *inv_std);
     ptrdiff_t j = 0;
-    for (; j + LANES <= n; j += LANES) vstore(out + j, standardize(vload(x + j), s) * vload(gamma + j) + vload(beta + j));
+    for (; j + LANES <= n; j += LANES)
+        vstore(out + j, standardize(vload(x + j), s) * vload(gamma + j) + vload(beta + j));
     const ptrdiff_t tail = n - j;
     const vec xhat = standardize(vload_part(x + j, tail), s);
     vstore_part(out + j, xhat * vload_part(gamma + j, tail) + vload_part(beta + j, tail), tail);
@@ -63,9 +69,11 @@ struct row_sums {
     vec g, gx;
 };
 
-/* One vector: adds to the gradients of gamma and beta, and to the sums of g = dy gamma and g xhat. */
-INLINE void row_products(const real *x, const real *dy, const real *gamma, struct standard s, ptrdiff_t j, ptrdiff_t lanes,
-                         struct row_sums *sums, real *dgamma, real *dbeta) {
+/* One vector: adds to the gradients of gamma and beta, and to the sums of g = dy gamma and g
+   xhat. */
+INLINE void row_products(const real *x, const real *dy, const real *gamma, struct standard s,
+                         ptrdiff_t j, ptrdiff_t lanes, struct row_sums *sums, real *dgamma,
+                         real *dbeta) {
     const vec d = load(dy + j, lanes), xhat = standardize(load(x + j, lanes), s);
     const vec g = d * load(gamma + j, lanes);
     sums->g += g;
@@ -75,21 +83,24 @@ INLINE void row_products(const real *x, const real *dy, const real *gamma, struc
 }
 
 /* dx = (g - mean g - xhat mean(g xhat)) inv_std */
-INLINE void row_gradient(const real *x, const real *dy, const real *gamma, struct standard s, struct row_sums means,
-                         ptrdiff_t j, ptrdiff_t lanes, real *out) {
-    const vec xhat = standardize(load(x + j, lanes), s), g = load(dy + j, lanes) * load(gamma + j, lanes);
+INLINE void row_gradient(const real *x, const real *dy, const real *gamma, struct standard s,
+                         struct row_sums means, ptrdiff_t j, ptrdiff_t lanes, real *out) {
+    const vec xhat = standardize(load(x + j, lanes), s),
+              g = load(dy + j, lanes) * load(gamma + j, lanes);
     store(out + j, (g - means.g - xhat * means.gx) * s.scale, lanes);
 }
 
-static inline void row_backward(const real *x, const real *dy, ptrdiff_t n, const real *gamma, double mean, double inv_std,
-                                real *out, real *dgamma, real *dbeta) {
+static inline void row_backward(const real *x, const real *dy, ptrdiff_t n, const real *gamma,
+                                double mean, double inv_std, real *out, real *dgamma, real *dbeta) {
     const struct standard s = standard_of(mean, inv_std);
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     struct row_sums sums = {vzero(), vzero()};
-    for (ptrdiff_t j = 0; j < whole; j += LANES) row_products(x, dy, gamma, s, j, LANES, &sums, dgamma, dbeta);
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        row_products(x, dy, gamma, s, j, LANES, &sums, dgamma, dbeta);
     if (tail) row_products(x, dy, gamma, s, whole, tail, &sums, dgamma, dbeta);
     const struct row_sums means = {vset(vsum(sums.g) / (real)n), vset(vsum(sums.gx) / (real)n)};
-    for (ptrdiff_t j = 0; j < whole; j += LANES) row_gradient(x, dy, gamma, s, means, j, LANES, out);
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        row_gradient(x, dy, gamma, s, means, j, LANES, out);
     if (tail) row_gradient(x, dy, gamma, s, means, whole, tail, out);
 }
 

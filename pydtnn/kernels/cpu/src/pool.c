@@ -1,10 +1,11 @@
 /* Maximum and mean over windows of images (N, H, W, C).
  *
- * Both directions gather: each output vector of channels is computed from all that it needs and stored once, so rows of the result are
- * independent and nothing is zeroed or scattered first. Forward, an output pixel looks at the inputs [first, stop) of its
- * window; backward, an input pixel looks at the windows [first, stop) that contain it. Both ranges are tables per axis, made once
- * a call, and with them sliding and adaptive windows are the same loops. Bound by memory where C fills vectors (the
- * overlap of windows is served by L1); smaller C uses masked vectors, one pixel each.
+ * Rows of the result are independent, and the threads share them out. Forward, each output pixel
+ * looks at the inputs [first, stop) of its window. Backward, a row of dx is cleared and then, while
+ * it is in L1, every window that reaches into it adds its gradient: what overlaps adds up in the
+ * same order for every number of threads. The ranges are tables per axis, made once a call, and
+ * with them sliding and adaptive windows are the same loops. Bound by memory where C fills vectors
+ * (the overlap of windows is served by L1); smaller C uses masked vectors, one pixel each.
  */
 #include <stdlib.h>
 
@@ -12,68 +13,85 @@
 #include "parts.h"
 #include "pool.h"
 
-struct range {
-    ptrdiff_t first, stop, origin; /* origin: position of the window's first tap, which may lie in the padding */
-    real share;                    /* 1 / elements of the window along this axis */
+/* The inputs of one window along one axis. */
+struct window {
+    ptrdiff_t first, stop, origin; /* origin: of its first tap, which may lie in the padding */
+    real share;                    /* 1 / elements along this axis */
 };
 
-/* The tables of one axis: windows by output position, and the windows that contain each input position. */
-struct ranges {
-    struct range *window, *cover;
+/* The windows that contain an input row: neighbours, since in order they never step back. */
+struct cover {
+    ptrdiff_t first, stop;
 };
 
 struct plane {
     ptrdiff_t height, width, out_height, out_width, channels, kernel_width;
-    struct ranges rows, columns;
+    struct window *rows, *columns; /* by output position */
+    struct cover *covers;          /* by input row */
 };
 
 static ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-static struct range window_of(const struct pool_axis *a, ptrdiff_t o, int count_padding) {
-    struct range r;
+static struct window window_of(const struct pool_axis *a, ptrdiff_t o, int count_padding) {
+    struct window w;
     if (a->kernel == 0) {
-        r.first = r.origin = o * a->size / a->output;
-        r.stop = parts_of((o + 1) * a->size, a->output);
+        w.first = w.origin = o * a->size / a->output;
+        w.stop = parts_of((o + 1) * a->size, a->output);
     } else {
-        r.origin = o * a->stride - a->before;
-        r.first = min_of(max_of(r.origin, 0), a->size);
-        r.stop = max_of(r.first, min_of(r.origin + a->kernel, a->size));
+        w.origin = o * a->stride - a->before;
+        w.first = min_of(max_of(w.origin, 0), a->size);
+        w.stop = max_of(w.first, min_of(w.origin + a->kernel, a->size));
     }
-    const ptrdiff_t count = count_padding && a->kernel ? a->kernel : r.stop - r.first;
-    r.share = 1 / (real)count;
-    return r;
+    const ptrdiff_t count = count_padding && a->kernel ? a->kernel : w.stop - w.first;
+    w.share = 1 / (real)count;
+    return w;
 }
 
-/* Windows in order have non-decreasing first and stop, so those that contain i are neighbours. */
-static struct range cover_of(const struct pool_axis *a, const struct range *window, ptrdiff_t i, ptrdiff_t from) {
-    struct range r = {.first = from};
-    while (r.first < a->output && window[r.first].stop <= i) r.first++;
-    r.stop = r.first;
-    while (r.stop < a->output && window[r.stop].first <= i) r.stop++;
-    return r;
-}
-
-static struct ranges fill_ranges(const struct pool_axis *a, int count_padding, struct range *memory) {
-    struct ranges r = {memory, memory + a->output};
-    for (ptrdiff_t o = 0; o < a->output; o++) r.window[o] = window_of(a, o, count_padding);
-    for (ptrdiff_t i = 0; i < a->size; i++) r.cover[i] = cover_of(a, r.window, i, i ? r.cover[i - 1].first : 0);
-    return r;
+static struct cover cover_of(const struct window *windows, ptrdiff_t count, ptrdiff_t i,
+                             ptrdiff_t from) {
+    struct cover c = {from, from};
+    while (c.first < count && windows[c.first].stop <= i) c.first++;
+    c.stop = c.first;
+    while (c.stop < count && windows[c.stop].first <= i) c.stop++;
+    return c;
 }
 
 static int plane_create(struct plane *plane, const struct pool_shape *s) {
-    const size_t rows = (size_t)(s->rows.size + s->rows.output), columns = (size_t)(s->columns.size + s->columns.output);
-    struct range *memory = malloc((rows + columns + 1) * sizeof *memory);
+    const struct pool_axis *rows = &s->rows, *columns = &s->columns;
+    const size_t windows = (size_t)(rows->output + columns->output) * sizeof(struct window);
+    char *memory = malloc(windows + (size_t)rows->size * sizeof(struct cover) + 1);
     if (!memory) return -1;
-    *plane = (struct plane){s->rows.size, s->columns.size, s->rows.output, s->columns.output, s->channels, s->columns.kernel,
-                            fill_ranges(&s->rows, s->count_padding, memory),
-                            fill_ranges(&s->columns, s->count_padding, memory + rows)};
+    struct window *first = (struct window *)memory;
+    *plane = (struct plane){
+        .height = rows->size,
+        .width = columns->size,
+        .out_height = rows->output,
+        .out_width = columns->output,
+        .channels = s->channels,
+        .kernel_width = columns->kernel,
+        .rows = first,
+        .columns = first + rows->output,
+        .covers = (struct cover *)(memory + windows),
+    };
+    for (ptrdiff_t o = 0; o < rows->output; o++) {
+        plane->rows[o] = window_of(rows, o, s->count_padding);
+    }
+    for (ptrdiff_t o = 0; o < columns->output; o++) {
+        plane->columns[o] = window_of(columns, o, s->count_padding);
+    }
+    for (ptrdiff_t i = 0; i < rows->size; i++) {
+        plane->covers[i] =
+            cover_of(plane->rows, rows->output, i, i ? plane->covers[i - 1].first : 0);
+    }
     return 0;
 }
 
-static void plane_free(struct plane *plane) { free(plane->rows.window); }
+static void plane_free(struct plane *plane) { free(plane->rows); }
 
-#if REAL_FLOAT /* taps are as wide as reals, whose masked loads and stores do not look at the bits */
-INLINE ivec load_taps(const int32_t *p, ptrdiff_t lanes) { return (ivec)load((const real *)p, lanes); }
+#if REAL_FLOAT /* taps are as wide as reals, whose loads and stores do not look at the bits */
+INLINE ivec load_taps(const int32_t *p, ptrdiff_t lanes) {
+    return (ivec)load((const real *)p, lanes);
+}
 INLINE void store_taps(int32_t *p, ivec v, ptrdiff_t lanes) { store((real *)p, (vec)v, lanes); }
 #else
 typedef int32_t tapvec __attribute__((vector_size(LANES * sizeof(int32_t))));
@@ -88,18 +106,19 @@ INLINE void store_taps(int32_t *p, ivec v, ptrdiff_t lanes) {
 }
 #endif
 
-/* do f(..., offset, lanes) for each vector of the channels: whole ones with a constant, so that they need no masks */
-#define FOR_CHANNELS(channels, f, ...)                                        \
-    do {                                                                      \
-        ptrdiff_t c_ = 0;                                                     \
+/* f(..., offset, lanes) for each vector of the channels: whole ones with a constant, without
+   masks */
+#define FOR_CHANNELS(channels, f, ...)                                           \
+    do {                                                                         \
+        ptrdiff_t c_ = 0;                                                        \
         for (; c_ + LANES <= (channels); c_ += LANES) f(__VA_ARGS__, c_, LANES); \
-        if (c_ < (channels)) f(__VA_ARGS__, c_, (channels) - c_);             \
+        if (c_ < (channels)) f(__VA_ARGS__, c_, (channels) - c_);                \
     } while (0)
 
 /* -- maximum */
 
-INLINE void max_window(const real *x, const struct plane *s, struct range h, struct range w, real *out, int32_t *index,
-                       ptrdiff_t c, ptrdiff_t lanes) {
+INLINE void max_window(const real *x, const struct plane *s, struct window h, struct window w,
+                       real *out, int32_t *index, ptrdiff_t c, ptrdiff_t lanes) {
     vec best = vset((real)-__builtin_inf());
     ireal tap = (ireal)((h.first - h.origin) * s->kernel_width + w.first - w.origin);
     ivec which = (ivec){0} + (h.first < h.stop && w.first < w.stop ? tap : 0);
@@ -107,7 +126,7 @@ INLINE void max_window(const real *x, const struct plane *s, struct range h, str
         const real *p = x + (i * s->width + w.first) * s->channels + c;
         for (ireal t = tap; t < tap + (ireal)(w.stop - w.first); t++, p += s->channels) {
             const vec v = load(p, lanes);
-            const ivec take = (v > best) | ((v != v) & (best == best)); /* the first NaN wins and stays */
+            const ivec take = (v > best) | ((v != v) & (best == best)); /* the first NaN wins */
             best = vselect(take, v, best);
             which = (take & t) | (~take & which);
         }
@@ -116,122 +135,140 @@ INLINE void max_window(const real *x, const struct plane *s, struct range h, str
     store_taps(index + c, which, lanes);
 }
 
-static void max_forward_row(const real *x, const struct plane *s, ptrdiff_t row, real *out, int32_t *index) {
-    const struct range h = s->rows.window[row % s->out_height];
-    const real *image = x + row / s->out_height * s->height * s->width * s->channels;
-    for (ptrdiff_t j = 0; j < s->out_width; j++) {
-        const ptrdiff_t at = (row * s->out_width + j) * s->channels;
-        FOR_CHANNELS(s->channels, max_window, image, s, h, s->columns.window[j], out + at, index + at);
+static void max_forward_row(const real *x, struct plane s, ptrdiff_t row, real *out,
+                            int32_t *index) {
+    const struct window h = s.rows[row % s.out_height];
+    const real *image = x + row / s.out_height * s.height * s.width * s.channels;
+    for (ptrdiff_t j = 0; j < s.out_width; j++) {
+        const ptrdiff_t at = (row * s.out_width + j) * s.channels;
+        FOR_CHANNELS(s.channels, max_window, image, &s, h, s.columns[j], out + at, index + at);
     }
 }
 
-INLINE void max_gather(const real *dy, const int32_t *index, const struct plane *s, struct range h, struct range w,
-                       ptrdiff_t i, ptrdiff_t j, real *out, ptrdiff_t c, ptrdiff_t lanes) {
-    vec sum = vzero();
-    for (ptrdiff_t oi = h.first; oi < h.stop; oi++) {
-        const ireal tap = (ireal)((i - s->rows.window[oi].origin) * s->kernel_width + j);
-        for (ptrdiff_t oj = w.first; oj < w.stop; oj++) {
-            const ptrdiff_t at = (oi * s->out_width + oj) * s->channels + c;
-            const ivec mine = load_taps(index + at, lanes) == tap - (ireal)s->columns.window[oj].origin;
-            sum += vselect(mine, load(dy + at, lanes), vzero());
+/* Add dy, where `index` is one of n taps from `tap` on, to the pixels at out, out + stride, ... */
+INLINE void max_scatter(const real *dy, const int32_t *index, ireal tap, ptrdiff_t n,
+                        ptrdiff_t stride, real *out, ptrdiff_t c, ptrdiff_t lanes) {
+    const vec d = load(dy + c, lanes);
+    const ivec taps = load_taps(index + c, lanes);
+    real *p = out + c;
+    for (ptrdiff_t k = 0; k < n; k++, p += stride) {
+        store(p, load(p, lanes) + vselect(taps == tap + (ireal)k, d, vzero()), lanes);
+    }
+}
+
+static void max_backward_row(const real *dy, const int32_t *index, struct plane s, ptrdiff_t row,
+                             real *out) {
+    const ptrdiff_t i = row % s.height, image = row / s.height * s.out_height;
+    real *line = out + row * s.width * s.channels;
+    memset(line, 0, (size_t)(s.width * s.channels) * sizeof *line);
+    for (ptrdiff_t oi = s.covers[i].first; oi < s.covers[i].stop; oi++) {
+        const ptrdiff_t tap = (i - s.rows[oi].origin) * s.kernel_width;
+        for (ptrdiff_t oj = 0; oj < s.out_width; oj++) {
+            const struct window w = s.columns[oj];
+            const ptrdiff_t at = ((image + oi) * s.out_width + oj) * s.channels;
+            FOR_CHANNELS(s.channels, max_scatter, dy + at, index + at,
+                         (ireal)(tap + w.first - w.origin), w.stop - w.first, s.channels,
+                         line + w.first * s.channels);
         }
-    }
-    store(out + c, sum, lanes);
-}
-
-static void max_backward_row(const real *dy, const int32_t *index, const struct plane *s, ptrdiff_t row, real *out) {
-    const ptrdiff_t i = row % s->height, image = row / s->height * s->out_height * s->out_width * s->channels;
-    for (ptrdiff_t j = 0; j < s->width; j++) {
-        FOR_CHANNELS(s->channels, max_gather, dy + image, index + image, s, s->rows.cover[i], s->columns.cover[j], i, j,
-                     out + (row * s->width + j) * s->channels);
     }
 }
 
 /* -- mean */
 
-INLINE void average_window(const real *x, const struct plane *s, struct range h, struct range w, real *out, ptrdiff_t c,
-                           ptrdiff_t lanes) {
+INLINE void average_window(const real *x, const struct plane *s, struct window h, struct window w,
+                           real *out, ptrdiff_t c, ptrdiff_t lanes) {
     vec sum = vzero();
     for (ptrdiff_t i = h.first; i < h.stop; i++) {
         const real *p = x + (i * s->width + w.first) * s->channels + c;
-        vec line = vzero(); /* lines are summed apart: over a whole image the rounding errors stay small */
+        vec line = vzero(); /* lines apart: the rounding errors of a whole image stay small */
         for (ptrdiff_t j = w.first; j < w.stop; j++, p += s->channels) line += load(p, lanes);
         sum += line;
     }
     store(out + c, sum * (h.share * w.share), lanes);
 }
 
-static void average_forward_row(const real *x, const struct plane *s, ptrdiff_t row, real *out) {
-    const struct range h = s->rows.window[row % s->out_height];
-    const real *image = x + row / s->out_height * s->height * s->width * s->channels;
-    for (ptrdiff_t j = 0; j < s->out_width; j++) {
-        FOR_CHANNELS(s->channels, average_window, image, s, h, s->columns.window[j],
-                     out + (row * s->out_width + j) * s->channels);
+static void average_forward_row(const real *x, struct plane s, ptrdiff_t row, real *out) {
+    const struct window h = s.rows[row % s.out_height];
+    const real *image = x + row / s.out_height * s.height * s.width * s.channels;
+    for (ptrdiff_t j = 0; j < s.out_width; j++) {
+        FOR_CHANNELS(s.channels, average_window, image, &s, h, s.columns[j],
+                     out + (row * s.out_width + j) * s.channels);
     }
 }
 
-INLINE void average_gather(const real *dy, const struct plane *s, struct range h, struct range w, real *out, ptrdiff_t c,
-                           ptrdiff_t lanes) {
-    vec sum = vzero();
-    for (ptrdiff_t oi = h.first; oi < h.stop; oi++) {
-        const real share = s->rows.window[oi].share;
-        for (ptrdiff_t oj = w.first; oj < w.stop; oj++) {
-            const vec v = load(dy + (oi * s->out_width + oj) * s->channels + c, lanes);
-            sum += v * (share * s->columns.window[oj].share);
+/* Add dy share to n pixels at out, out + stride, ... */
+INLINE void average_scatter(const real *dy, real share, ptrdiff_t n, ptrdiff_t stride, real *out,
+                            ptrdiff_t c, ptrdiff_t lanes) {
+    const vec d = load(dy + c, lanes) * share;
+    real *p = out + c;
+    for (ptrdiff_t k = 0; k < n; k++, p += stride) store(p, load(p, lanes) + d, lanes);
+}
+
+static void average_backward_row(const real *dy, struct plane s, ptrdiff_t row, real *out) {
+    const ptrdiff_t i = row % s.height, image = row / s.height * s.out_height;
+    real *line = out + row * s.width * s.channels;
+    memset(line, 0, (size_t)(s.width * s.channels) * sizeof *line);
+    for (ptrdiff_t oi = s.covers[i].first; oi < s.covers[i].stop; oi++) {
+        for (ptrdiff_t oj = 0; oj < s.out_width; oj++) {
+            const struct window w = s.columns[oj];
+            FOR_CHANNELS(s.channels, average_scatter,
+                         dy + ((image + oi) * s.out_width + oj) * s.channels,
+                         s.rows[oi].share * w.share, w.stop - w.first, s.channels,
+                         line + w.first * s.channels);
         }
-    }
-    store(out + c, sum, lanes);
-}
-
-static void average_backward_row(const real *dy, const struct plane *s, ptrdiff_t row, real *out) {
-    const struct range h = s->rows.cover[row % s->height];
-    const real *image = dy + row / s->height * s->out_height * s->out_width * s->channels;
-    for (ptrdiff_t j = 0; j < s->width; j++) {
-        FOR_CHANNELS(s->channels, average_gather, image, s, h, s->columns.cover[j],
-                     out + (row * s->width + j) * s->channels);
     }
 }
 
 /* -- all rows of all images */
 
-static ptrdiff_t elements(const struct pool_shape *s) { return s->batch * s->rows.size * s->columns.size * s->channels; }
+static ptrdiff_t elements(const struct pool_shape *s) {
+    return s->batch * s->rows.size * s->columns.size * s->channels;
+}
 
-static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, int32_t *index, int threads) {
+static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, int32_t *index,
+                       int threads) {
     const real *x = x_;
     real *out = out_;
     struct plane s;
     if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads, max_forward_row(x, &s, row, out, index));
+    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads,
+              max_forward_row(x, s, row, out, index));
     plane_free(&s);
     return 0;
 }
 
-static int max_backward(const void *dy_, const int32_t *index, const struct pool_shape *shape, void *out_, int threads) {
+static int max_backward(const void *dy_, const int32_t *index, const struct pool_shape *shape,
+                        void *out_, int threads) {
     const real *dy = dy_;
     real *out = out_;
     struct plane s;
     if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads, max_backward_row(dy, index, &s, row, out));
+    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads,
+              max_backward_row(dy, index, s, row, out));
     plane_free(&s);
     return 0;
 }
 
-static int average_forward(const void *x_, const struct pool_shape *shape, void *out_, int threads) {
+static int average_forward(const void *x_, const struct pool_shape *shape, void *out_,
+                           int threads) {
     const real *x = x_;
     real *out = out_;
     struct plane s;
     if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads, average_forward_row(x, &s, row, out));
+    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads,
+              average_forward_row(x, s, row, out));
     plane_free(&s);
     return 0;
 }
 
-static int average_backward(const void *dy_, const struct pool_shape *shape, void *out_, int threads) {
+static int average_backward(const void *dy_, const struct pool_shape *shape, void *out_,
+                            int threads) {
     const real *dy = dy_;
     real *out = out_;
     struct plane s;
     if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads, average_backward_row(dy, &s, row, out));
+    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads,
+              average_backward_row(dy, s, row, out));
     plane_free(&s);
     return 0;
 }

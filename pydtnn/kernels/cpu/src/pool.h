@@ -1,4 +1,5 @@
-/* Pooling of images; see pool.c. Kernels return 0, or -1 when there is no memory for the tables of windows. */
+/* Pooling of images; see pool.c. Kernels return 0, or -1 when there is no memory for the tables
+   of windows. */
 #ifndef PYDTNN_POOL_H
 #define PYDTNN_POOL_H
 
@@ -6,7 +7,8 @@
 
 #include "dispatch.h"
 
-/* One spatial axis; a kernel of 0 means adaptive: the output cuts the input in bins of nearly equal size. */
+/* One spatial axis; a kernel of 0 means adaptive: the output cuts the input in bins of nearly
+   equal size. */
 struct pool_axis {
     ptrdiff_t size, output, kernel, stride, before;
 };
@@ -18,8 +20,10 @@ struct pool_shape {
 };
 
 struct pool_kernels {
-    int (*max_forward)(const void *x, const struct pool_shape *shape, void *out, int32_t *index, int threads);
-    int (*max_backward)(const void *dy, const int32_t *index, const struct pool_shape *shape, void *out, int threads);
+    int (*max_forward)(const void *x, const struct pool_shape *shape, void *out, int32_t *index,
+                       int threads);
+    int (*max_backward)(const void *dy, const int32_t *index, const struct pool_shape *shape,
+                        void *out, int threads);
     int (*average_forward)(const void *x, const struct pool_shape *shape, void *out, int threads);
     int (*average_backward)(const void *dy, const struct pool_shape *shape, void *out, int threads);
 };

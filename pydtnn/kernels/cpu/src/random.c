@@ -1,9 +1,11 @@
-/* Dropout with Philox4x32-10 (Salmon et al., SC 2011): the same bits as kernels/reference/random.py.
+/* Dropout with Philox4x32-10 (Salmon et al., SC 2011): the same bits as
+ * kernels/reference/random.py.
  *
- * Each 64-bit lane holds one 32-bit word in its low half, as the widening multiplication wants it; what it leaves in the high
- * half is what the next round uses and then forgets. A vector of W = VECTOR_BYTES / 8 counters gives 4 W words in ten
- * rounds of two multiplications, two shifts and two three-way xors: about two instructions a word, which keeps up with
- * memory. Words go through a buffer in L1, so that the selection is one plain loop for both real types.
+ * Each 64-bit lane holds one 32-bit word in its low half, as the widening multiplication wants it;
+ * what it leaves in the high half is what the next round uses and then forgets. A vector of
+ * W = VECTOR_BYTES / 8 counters gives 4 W words in ten rounds of two multiplications, two shifts and
+ * two three-way xors: about two instructions a word, half the speed of memory. Words go through a
+ * buffer in L1, so that the selection is one plain loop for both real types.
  */
 #include <string.h>
 
@@ -16,57 +18,78 @@ enum { WIDTH = VECTOR_BYTES / 8, ROUNDS = 10, WORDS = 1024 };
 typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES)));
 
 #if VECTOR_BYTES == 64
-INLINE words multiply(words a, words b) { return (words)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+#define X86(operation) _mm512_##operation
+typedef __m512i integers;
 #elif VECTOR_BYTES == 32
-INLINE words multiply(words a, words b) { return (words)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+#define X86(operation) _mm256_##operation
+typedef __m256i integers;
 #elif defined(__SSE2__)
 #include <emmintrin.h>
-INLINE words multiply(words a, words b) { return (words)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#define X86(operation) _mm_##operation
+typedef __m128i integers;
+#endif
+
+#ifdef X86
+INLINE words multiply(words a, words b) { return (words)X86(mul_epu32)((integers)a, (integers)b); }
+/* lanes 0, 2, ... of a and b in turn */
+INLINE words even(words a, words b) { return (words)X86(unpacklo_epi64)((integers)a, (integers)b); }
+INLINE words odd(words a, words b) { return (words)X86(unpackhi_epi64)((integers)a, (integers)b); }
 #else
 INLINE words multiply(words a, words b) { return (a & 0xffffffff) * (b & 0xffffffff); }
+INLINE words even(words a, words b) { return (words){a[0], b[0]}; }
+INLINE words odd(words a, words b) { return (words){a[1], b[1]}; }
 #endif
 
 struct draw {
-    uint32_t seed, stream, epoch;
-    uint64_t threshold;
+    uint32_t seed, stream, epoch, threshold;
 };
 
-/* The 4 * WIDTH words of blocks first, first + 1, ... of one sample. */
+/* The 4 WIDTH words of blocks first, first + 1, ... of one sample. Even lanes hold the first half
+ * of the blocks and odd lanes the second, so that the words come out in order.
+ */
 INLINE void philox(struct draw draw, uint64_t sample, uint64_t first, uint32_t *out) {
-    static const uint64_t number[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const uint64_t order[] = {
+        0, WIDTH / 2, 1, WIDTH / 2 + 1, 2, WIDTH / 2 + 2, 3, WIDTH / 2 + 3,
+    };
     const words none = {0}, low = none + 0xffffffff, m0 = none + 0xD2511F53, m1 = none + 0xCD9E8D57;
     words c0, c1 = none + (sample & 0xffffffff), c2 = none + (sample >> 32), c3 = none + draw.epoch;
-    memcpy(&c0, number, sizeof c0);
+    memcpy(&c0, order, sizeof c0);
     c0 += first;
     uint32_t k0 = draw.seed, k1 = draw.stream;
     for (int round = 0; round < ROUNDS; round++, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
         const words p0 = multiply(c0, m0), p1 = multiply(c2, m1);
         c0 = (p1 >> 32) ^ c1 ^ (none + k0);
         c2 = (p0 >> 32) ^ c3 ^ (none + k1);
-        c1 = p1 & low;
-        c3 = p0 & low;
+        c1 = p1;
+        c3 = p0;
     }
-    const words pair[2] = {(c0 & low) | c1 << 32, (c2 & low) | c3 << 32};
-    for (int i = 0; i < WIDTH; i++) {
-        memcpy(out + 4 * i, (const uint64_t[]){pair[0][i], pair[1][i]}, 16);
-    }
+    const words start = (c0 & low) | c1 << 32, end = (c2 & low) | c3 << 32;
+    const words block[] = {even(start, end), odd(start, end)};
+    memcpy(out, block, sizeof block);
 }
 
-static void dropout_part(const real *x, ptrdiff_t n, struct draw draw, uint64_t sample, uint64_t block, real factor, real *out) {
+static void dropout_part(const real *x, ptrdiff_t n, struct draw draw, uint64_t sample,
+                         uint64_t block, real factor, real *out) {
     uint32_t word[WORDS];
-    for (ptrdiff_t i = 0; i < n; i += 4 * WIDTH) philox(draw, sample, block + (uint64_t)i / 4, word + i);
+    for (ptrdiff_t i = 0; i < n; i += 4 * WIDTH) {
+        philox(draw, sample, block + (uint64_t)i / 4, word + i);
+    }
+#pragma omp simd /* out may be x */
     for (ptrdiff_t i = 0; i < n; i++) out[i] = word[i] >= draw.threshold ? x[i] * factor : 0;
 }
 
-static void dropout(const void *x_, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples, uint32_t seed, uint32_t stream,
-                    uint32_t epoch, uint64_t threshold, double factor, void *out_, int threads) {
+static void dropout(const void *x_, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples,
+                    uint32_t seed, uint32_t stream, uint32_t epoch, uint32_t threshold,
+                    double factor, void *out_, int threads) {
     const real *x = x_;
     real *out = out_;
     const struct draw draw = {seed, stream, epoch, threshold};
     const ptrdiff_t pieces = parts_of(count, WORDS);
-    FOR_PARTS(p, rows * pieces, rows * count, threads, const ptrdiff_t row = p / pieces, first = p % pieces * WORDS;
-              dropout_part(x + row * count + first, min_of(WORDS, count - first), draw, (uint64_t)samples[row],
-                           (uint64_t)first / 4, (real)factor, out + row * count + first));
+    FOR_PARTS(p, rows * pieces, rows * count, threads, const ptrdiff_t row = p / pieces,
+              first = p % pieces * WORDS;
+              dropout_part(x + row * count + first, min_of(WORDS, count - first), draw,
+                           (uint64_t)samples[row], (uint64_t)first / 4, (real)factor,
+                           out + row * count + first));
 }
 
 const struct random_kernels NAME(random_kernels) = {.dropout = dropout};

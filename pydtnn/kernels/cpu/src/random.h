@@ -7,9 +7,11 @@
 #include "dispatch.h"
 
 struct random_kernels {
-    /* out = x * factor where the element's word is at least `threshold`, else 0; x is (rows, count) */
-    void (*dropout)(const void *x, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples, uint32_t seed, uint32_t stream,
-                    uint32_t epoch, uint64_t threshold, double factor, void *out, int threads);
+    /* out = x * factor where the element's word is at least `threshold`, else 0; x is (rows,
+       count) */
+    void (*dropout)(const void *x, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples,
+                    uint32_t seed, uint32_t stream, uint32_t epoch, uint32_t threshold,
+                    double factor, void *out, int threads);
 };
 
 DECLARE_FAMILY(random)

@@ -1,4 +1,5 @@
-/* What softmax and the losses do with one row of classes, whose length is rarely a multiple of LANES. */
+/* What softmax and the losses do with one row of classes, whose length is rarely a multiple of
+   LANES. */
 #ifndef PYDTNN_ROWS_H
 #define PYDTNN_ROWS_H
 

@@ -1,8 +1,9 @@
 /* The optimizers' updates: one pass over flat arrays, bound by memory.
  *
- * SGD with momentum reads w, g, v and writes w, v: 5 accesses an element, Adam 7. The loops are plain C over arrays that do not
- * overlap, which every compiler turns into whole vectors, square roots and divisions included; everything is computed in
- * the real type. Parts of PART elements go to the threads.
+ * SGD with momentum reads w, g, v and writes w, v: 5 accesses an element, Adam 7. The loops are
+ * plain C over arrays that do not overlap, which every compiler turns into whole vectors, square
+ * roots and divisions included; everything is computed in the real type. Parts of PART elements go
+ * to the threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,16 +22,16 @@ static void sgd_part(real *restrict w, const real *restrict g, ptrdiff_t n, real
     for (ptrdiff_t i = 0; i < n; i++) w[i] -= lr * (g[i] + decay * w[i]);
 }
 
-static void momentum_part(real *restrict w, const real *restrict g, real *restrict v, ptrdiff_t n, real lr, real decay,
-                          real momentum) {
+static void momentum_part(real *restrict w, const real *restrict g, real *restrict v, ptrdiff_t n,
+                          real lr, real decay, real momentum) {
     for (ptrdiff_t i = 0; i < n; i++) {
         v[i] = momentum * v[i] + (g[i] + decay * w[i]);
         w[i] -= lr * v[i];
     }
 }
 
-static void nesterov_part(real *restrict w, const real *restrict g, real *restrict v, ptrdiff_t n, real lr, real decay,
-                          real momentum) {
+static void nesterov_part(real *restrict w, const real *restrict g, real *restrict v, ptrdiff_t n,
+                          real lr, real decay, real momentum) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const real d = g[i] + decay * w[i];
         v[i] = momentum * v[i] + d;
@@ -38,8 +39,8 @@ static void nesterov_part(real *restrict w, const real *restrict g, real *restri
     }
 }
 
-static void rmsprop_part(real *restrict w, const real *restrict g, real *restrict square, ptrdiff_t n, real lr, real decay,
-                         real rho, real rest, real epsilon) {
+static void rmsprop_part(real *restrict w, const real *restrict g, real *restrict square,
+                         ptrdiff_t n, real lr, real decay, real rho, real rest, real epsilon) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const real d = g[i] + decay * w[i];
         square[i] = rho * square[i] + rest * d * d;
@@ -51,8 +52,8 @@ struct moments {
     real decay, beta1, rest1, beta2, rest2, inv_root, epsilon; /* rest = 1 - beta, rounded once */
 };
 
-static void adam_part(real *restrict w, const real *restrict g, real *restrict m, real *restrict v, ptrdiff_t n,
-                      struct moments o, real shrink, real rate) {
+static void adam_part(real *restrict w, const real *restrict g, real *restrict m, real *restrict v,
+                      ptrdiff_t n, struct moments o, real shrink, real rate) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const real shrunk = shrink * w[i], d = g[i] + o.decay * w[i];
         m[i] = o.beta1 * m[i] + o.rest1 * d;
@@ -61,8 +62,8 @@ static void adam_part(real *restrict w, const real *restrict g, real *restrict m
     }
 }
 
-static void nadam_part(real *restrict w, const real *restrict g, real *restrict m, real *restrict v, ptrdiff_t n,
-                       struct moments o, real lr, real ahead, real now) {
+static void nadam_part(real *restrict w, const real *restrict g, real *restrict m, real *restrict v,
+                       ptrdiff_t n, struct moments o, real lr, real ahead, real now) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const real d = g[i] + o.decay * w[i];
         m[i] = o.beta1 * m[i] + o.rest1 * d;
@@ -78,17 +79,21 @@ static double squared_norm_part(const real *x, ptrdiff_t n) {
         for (int k = 0; k < 4; k++) add_squares(&sum[k], vload(x + i + k * LANES));
     }
     for (; i < n; i += LANES) add_squares(&sum[0], vload_part(x + i, min_of(LANES, n - i)));
-    return (sum_doubles(sum[0]) + sum_doubles(sum[1])) + (sum_doubles(sum[2]) + sum_doubles(sum[3]));
+    return (sum_doubles(sum[0]) + sum_doubles(sum[1])) +
+           (sum_doubles(sum[2]) + sum_doubles(sum[3]));
 }
 
 static void scale_part(real *x, ptrdiff_t n, real factor) {
     for (ptrdiff_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-#define FOR_FLAT(...) FOR_PARTS(p, parts_of(n, PART), n, threads, const ptrdiff_t i = p * PART, k = part_length(n, PART, p); __VA_ARGS__)
+#define FOR_FLAT(...)                                                         \
+    FOR_PARTS(p, parts_of(n, PART), n, threads, const ptrdiff_t i = p * PART, \
+              k = part_length(n, PART, p);                                    \
+              __VA_ARGS__)
 
-static void sgd(void *w_, const void *g_, void *velocity, ptrdiff_t n, double lr, double decay, double momentum, int nesterov,
-                int threads) {
+static void sgd(void *w_, const void *g_, void *velocity, ptrdiff_t n, double lr, double decay,
+                double momentum, int nesterov, int threads) {
     real *w = w_, *v = velocity;
     const real *g = g_;
     const real rate = (real)lr, l2 = (real)decay, mu = (real)momentum;
@@ -101,27 +106,39 @@ static void sgd(void *w_, const void *g_, void *velocity, ptrdiff_t n, double lr
     }
 }
 
-static void rmsprop(void *w_, const void *g_, void *square, ptrdiff_t n, double lr, double decay, double rho, double epsilon,
-                    int threads) {
+static void rmsprop(void *w_, const void *g_, void *square, ptrdiff_t n, double lr, double decay,
+                    double rho, double epsilon, int threads) {
     real *w = w_, *s = square;
     const real *g = g_;
-    FOR_FLAT(rmsprop_part(w + i, g + i, s + i, k, (real)lr, (real)decay, (real)rho, (real)(1 - rho), (real)epsilon));
+    FOR_FLAT(rmsprop_part(w + i, g + i, s + i, k, (real)lr, (real)decay, (real)rho, (real)(1 - rho),
+                          (real)epsilon));
 }
 
-static struct moments moments_of(double decay, double beta1, double beta2, double inv_root, double epsilon) {
-    return (struct moments){(real)decay, (real)beta1, (real)(1 - beta1), (real)beta2, (real)(1 - beta2), (real)inv_root, (real)epsilon};
+static struct moments moments_of(double decay, double beta1, double beta2, double inv_root,
+                                 double epsilon) {
+    return (struct moments){
+        .decay = (real)decay,
+        .beta1 = (real)beta1,
+        .rest1 = (real)(1 - beta1),
+        .beta2 = (real)beta2,
+        .rest2 = (real)(1 - beta2),
+        .inv_root = (real)inv_root,
+        .epsilon = (real)epsilon,
+    };
 }
 
-static void adam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double rate, double decay, double shrink,
-                 double beta1, double beta2, double inv_root, double epsilon, int threads) {
+static void adam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double rate,
+                 double decay, double shrink, double beta1, double beta2, double inv_root,
+                 double epsilon, int threads) {
     real *w = w_, *m = m_, *v = v_;
     const real *g = g_;
     const struct moments o = moments_of(decay, beta1, beta2, inv_root, epsilon);
     FOR_FLAT(adam_part(w + i, g + i, m + i, v + i, k, o, (real)shrink, (real)rate));
 }
 
-static void nadam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double lr, double decay, double beta1,
-                  double beta2, double inv_root, double epsilon, double ahead, double now, int threads) {
+static void nadam(void *w_, const void *g_, void *m_, void *v_, ptrdiff_t n, double lr,
+                  double decay, double beta1, double beta2, double inv_root, double epsilon,
+                  double ahead, double now, int threads) {
     real *w = w_, *m = m_, *v = v_;
     const real *g = g_;
     const struct moments o = moments_of(decay, beta1, beta2, inv_root, epsilon);

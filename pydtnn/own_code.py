@@ -1,0 +1,48 @@
+"""Models and schemes of a user's own: ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydtnn.errors import describe
+from pydtnn.suggest import unknown
+
+
+def import_object(where: str, who: str) -> Any:
+    """Import ``path/to/file.py:name``.
+
+    Parameters
+    ----------
+    where : str
+    who : str
+        Begins the sentence of an error: "--model".
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, it cannot be imported, or it has no such name.
+    """
+    path, _, name = where.rpartition(":")
+    if not Path(path).is_file():
+        raise ValueError(f"{who}: there is no file {path}; give path/to/file.py:name")
+    module_name = f"pydtnn_own_{Path(path).stem}"  # a file called json.py must not hide json
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{who}: {path} is not a Python file; give path/to/file.py:name")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(
+            f"{who}: {path} cannot be imported: line {error.lineno}: {error.msg}"
+        ) from error
+    except Exception as error:
+        raise ValueError(f"{who}: {path} cannot be imported: {describe(error)}") from error
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
+        raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
+    return getattr(module, name)

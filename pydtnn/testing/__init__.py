@@ -1,0 +1,81 @@
+"""Check that a layer keeps its contract: for the library's layers and for one's own."""
+
+from __future__ import annotations
+
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.layers.base import Layer, Shape
+from pydtnn.testing import declarations, values
+from pydtnn.testing.case import Case
+
+CHECKS = (
+    values.check_output,
+    values.check_gradients,
+    values.check_in_flight,
+    values.check_accumulation,
+    values.check_unneeded_gradient,
+    values.check_empty_batch,
+    values.check_float32,
+    declarations.check_saves,
+    declarations.check_saved_bytes,
+    declarations.check_new_output,
+    declarations.check_new_gradient,
+    declarations.check_overwriting,
+)
+
+
+def check_layer(
+    layer: Layer,
+    *input_shapes: Shape,
+    backend: Backend | str = "numpy",
+    batch: int = 3,
+    positive: bool = False,
+    seed: int = 0,
+) -> None:
+    """Check that a layer keeps its contract, in training and in evaluation.
+
+    The output has the shape that `build` says. The gradients of inputs and parameters are those of
+    central differences in float64. Two forward passes can be in flight. Gradients accumulate. What
+    may not be overwritten is left alone. `saves`, `saved_bytes`, `new_output`, `new_gradient`,
+    `views`, `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32
+    agrees with float64.
+
+    Parameters
+    ----------
+    layer : Layer
+        Not yet part of a model; it is copied, so it can be used afterwards.
+    *input_shapes : tuple of int
+        Shape of one sample of each input, without the batch axis.
+    backend : Backend or str
+    batch : int
+        Samples.
+    positive : bool
+        Whether inputs must be positive, as for a logarithm; they are then at least 0.5.
+    seed : int
+        Of the random inputs.
+
+    Raises
+    ------
+    AssertionError
+        In one sentence: the layer, what is wrong, and by how much.
+
+    Examples
+    --------
+    >>> from pydtnn.layers import Conv2d
+    >>> check_layer(Conv2d(4, 3, stride=2, padding="same"), (5, 6, 2))
+    """
+    backend = create_backend(backend) if isinstance(backend, str) else backend
+    for training in (True, False):
+        case = Case(
+            layer,
+            input_shapes,
+            backend=backend,
+            batch=batch,
+            positive=positive,
+            seed=seed,
+            training=training,
+        )
+        for check in CHECKS:
+            check(case)
+
+
+__all__ = ["check_layer"]

@@ -1,0 +1,141 @@
+"""A layer alone in a model, with random inputs: what every check works on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Shape, StepContext
+from pydtnn.model import Model
+
+REPEATED = 1e-12
+"""Tolerance of a computation repeated in float64, where at most the order of sums changes."""
+
+
+@dataclass
+class Pass:
+    """What one forward and backward pass gave."""
+
+    y: Array
+    dxs: tuple[Array, ...]
+    grads: dict[str, Array]
+
+    def named(self) -> Iterator[tuple[str, Array]]:
+        """Yield each array with what it is in words."""
+        yield "the output", self.y
+        for i, dx in enumerate(self.dxs):
+            yield f"the gradient of input {i}", dx
+        for name, grad in self.grads.items():
+            yield f"the gradient of {name}", grad
+
+
+class Case:
+    """A layer alone in a float64 model, with random inputs, parameters and dy.
+
+    Parameters
+    ----------
+    layer : Layer
+        Copied.
+    shapes : tuple of tuple of int
+        Of one sample of each input.
+    backend : Backend
+    batch : int
+        Samples.
+    positive : bool
+        Whether inputs are positive.
+    seed : int
+    training : bool
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        shapes: tuple[Shape, ...],
+        *,
+        backend: Backend,
+        batch: int,
+        positive: bool,
+        seed: int,
+        training: bool,
+    ) -> None:
+        self.template = layer
+        self.shapes = shapes
+        self.backend = backend
+        self.positive = positive
+        self.training = training
+        self.rng = np.random.default_rng(seed)
+        self.model = self.build("float64")
+        self.layer = self.model.layers[0]
+        for p in self.model.parameters.values():
+            p.value += backend.asarray(0.1 * self.rng.normal(size=p.shape))
+        self.xs, self.dy = self.draw(batch)
+
+    def build(self, dtype: str) -> Model:
+        """Make a model of a copy of the layer."""
+        layer = copy.deepcopy(self.template)
+        return Model(layer, self.shapes, backend=self.backend, dtype=dtype, input_gradient=True)
+
+    def draw(self, batch: int) -> tuple[tuple[Array, ...], Array]:
+        """Draw inputs and a dy."""
+        xs = [self.rng.normal(size=(batch, *shape)) for shape in self.shapes]
+        if self.positive:
+            xs = [abs(x) + 0.5 for x in xs]
+        dy = self.rng.normal(size=(batch, *self.layer.output_shape))
+        return tuple(map(self.backend.asarray, xs)), self.backend.asarray(dy)
+
+    def context(self, batch: int) -> StepContext:
+        """Make the context of a pass over samples 0, 1, 2..."""
+        return StepContext(training=self.training, samples=np.arange(batch))
+
+    def forward(self, xs: tuple[Array, ...], model: Model | None = None) -> tuple[Array, list[Any]]:
+        """Run forward on these very arrays."""
+        return (model or self.model).forward(xs, self.context(len(xs[0])))
+
+    def backward(
+        self,
+        y: Array,
+        dy: Array,
+        residuals: list[Any],
+        model: Model | None = None,
+        *,
+        accumulate: bool = False,
+    ) -> Pass:
+        """Run backward on this very dy."""
+        model = model or self.model
+        dx = model.backward(dy, residuals, accumulate=accumulate)
+        grads = {name: p.grad.copy() for name, p in model.parameters.items()}
+        return Pass(y, dx if isinstance(dx, tuple) else (dx,), grads)
+
+    def run(self, xs: tuple[Array, ...], dy: Array, model: Model | None = None) -> Pass:
+        """Run forward and backward on copies."""
+        y, residuals = self.forward(tuple(x.copy() for x in xs), model)
+        return self.backward(y, dy.copy(), residuals, model)
+
+    def fail(self, sentence: str) -> AssertionError:
+        """Make the error of a broken contract."""
+        mode = "training" if self.training else "evaluation"
+        return AssertionError(f"{type(self.layer).__name__} in {mode}: {sentence}")
+
+    def compare(self, got: Pass, want: Pass, when: str, tolerance: float = REPEATED) -> None:
+        """Check that two passes gave the same, within `tolerance` of each array's largest entry."""
+        for (what, a), (_, b) in zip(got.named(), want.named(), strict=True):
+            a, b = self.backend.to_numpy(a), self.backend.to_numpy(b)
+            if a.shape != b.shape:
+                raise self.fail(f"{what} has shape {a.shape} instead of {b.shape} {when}")
+            if not a.size:
+                continue
+            error = np.where(np.isfinite(a) & np.isfinite(b), abs(a - b), np.inf)
+            where = tuple(map(int, np.unravel_index(error.argmax(), a.shape)))
+            relative = error[where] / max(abs(b).max(), 1e-3)
+            if relative > tolerance:
+                raise self.fail(
+                    f"{what} is wrong {when}: at {where} it is {a[where]:.6g} instead of "
+                    f"{b[where]:.6g}, {relative:.1e} of the largest entry where {tolerance:.0e} "
+                    "is allowed"
+                )

@@ -1,0 +1,128 @@
+"""Checks of what a layer declares: which arrays it keeps, makes, passes on and overwrites."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer
+from pydtnn.testing.case import Case
+
+
+def check_saved_bytes(case: Case) -> None:
+    """Check `saved_bytes`, if the layer has its own."""
+    held, declared = extra_bytes(case), case.layer.saved_bytes(len(case.dy))
+    if type(case.layer).saved_bytes is not Layer.saved_bytes and held > declared:
+        raise case.fail(
+            f"`saved` holds {held} bytes beyond input and output, `saved_bytes` says {declared}"
+        )
+
+
+def extra_bytes(case: Case) -> int:
+    """Measure what `saved` holds beyond the input, the output and the parameters."""
+    context = case.context(len(case.dy))
+    y, residuals = case.model.forward(case.xs, context)
+    known = {id(_owner(a)) for a in (*case.xs, y, context.samples, *_parameters(case))}
+    held = {id(owner): owner.nbytes for owner in map(_owner, _arrays(residuals))}
+    return sum(size for array, size in held.items() if array not in known)
+
+
+def check_saves(case: Case) -> None:
+    """Check `saves` against what is alive after forward."""
+    xs = tuple(x.copy() for x in case.xs)
+    y, residuals = case.forward(xs)
+    shared = any(_owner(y) is _owner(x) for x in xs)
+    references = {
+        "input": [weakref.ref(_owner(x)) for x in xs],
+        "output": [weakref.ref(_owner(y))],
+    }
+    del xs, y  # from here on only `residuals` keeps them
+    for what, refs in references.items():
+        declares = what in case.layer.saves or (shared and case.layer.saves)
+        if any(ref() is not None for ref in refs) and not declares:
+            raise case.fail(
+                f"its {what} is alive after forward, but `saves` says {case.layer.saves}"
+            )
+    del residuals
+
+
+def check_new_output(case: Case) -> None:
+    """Check `new_output`, and `views` of the output."""
+    y, _ = case.forward(case.xs)
+    if case.layer.new_output:
+        for i, x in enumerate(case.xs):
+            if np.shares_memory(y, x):
+                raise case.fail(f"the output shares memory with input {i}, despite `new_output`")
+    if "output" in case.layer.views and not _is_view(y, case.xs[0]):
+        raise case.fail('the output is no view of the input, although `views` has "output"')
+
+
+def check_new_gradient(case: Case) -> None:
+    """Check `new_gradient`, and `views` of the gradient."""
+    layer, dy = case.layer, case.dy.copy()
+    y, saved = layer.forward(*case.xs, context=case.context(len(dy)))
+    given = [*case.xs, y, dy, *_arrays(saved), *_parameters(case)]
+    result: Any = layer.backward(dy, saved)
+    dxs = result if isinstance(result, tuple) else (result,)
+    for i, dx in enumerate(dxs):
+        others = [*given, *dxs[:i]]
+        if layer.new_gradient and any(np.shares_memory(dx, other) for other in others):
+            raise case.fail(
+                f"the gradient of input {i} shares memory with what was given or with another "
+                "gradient, despite `new_gradient`"
+            )
+        if "gradient" in layer.views and not _is_view(dx, dy):
+            raise case.fail('the gradient is no view of dy, although `views` has "gradient"')
+
+
+def check_overwriting(case: Case) -> None:
+    """Check that working in place, where the layer offers it, happens and changes no result."""
+    layer, want = case.layer, case.run(case.xs, case.dy)
+    for over_input in {False, layer.may_overwrite_input}:
+        for over_dy in {False, layer.may_overwrite_dy}:
+            xs, dy = tuple(x.copy() for x in case.xs), case.dy.copy()
+            layer.overwrites_input, layer.overwrites_dy = over_input, over_dy
+            try:
+                y, residuals = case.forward(xs)
+                kept = y.copy()  # backward may write where y lies no more than anybody else
+                got = case.backward(kept, dy, residuals)
+            finally:
+                layer.overwrites_input = layer.overwrites_dy = False
+            places = [what for what, on in (("input", over_input), ("dy", over_dy)) if on]
+            case.compare(got, want, f"when it may overwrite {' and '.join(places) or 'nothing'}")
+            if over_input and not _is_view(y, xs[0]):
+                raise case.fail("forward does not overwrite its input when it shall")
+            if over_dy and not _is_view(got.dxs[0], dy):
+                raise case.fail("backward does not overwrite dy when it shall")
+
+
+def _is_view(a: Array, b: Array) -> bool:
+    return bool(a.size == b.size and np.shares_memory(a, b))
+
+
+def _parameters(case: Case) -> Iterator[Array]:
+    for p in case.layer.parameters:
+        yield from (p.value, p.grad)
+
+
+def _owner(array: Array) -> Array:
+    """Return the array that owns the memory."""
+    while isinstance(getattr(array, "base", None), type(array)):
+        array = array.base
+    return array
+
+
+def _arrays(value: Any) -> Iterator[Array]:
+    """Yield all arrays within nested containers."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        yield value
+    elif is_dataclass(value):
+        yield from _arrays([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, tuple | list | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(item)

@@ -1,0 +1,93 @@
+"""What callbacks hear, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import (
+    Callback,
+    Checkpointer,
+    EarlyStopping,
+    ProgressBar,
+    ReduceOnPlateau,
+    StopAtMetric,
+)
+from tests.small_training import (
+    small_fit,
+    small_trainer,
+)
+
+NAN = math.nan
+
+
+def test_a_callback_hears_everything_in_order_and_does_nothing_by_default() -> None:
+    heard: list[str] = []
+
+    class Listener(Callback):
+        def on_fit_start(self, trainer: Any, epochs: int, steps: int) -> None:
+            super().on_fit_start(trainer, epochs, steps)
+            heard.append(f"fit {epochs}x{steps}")
+
+        def on_epoch_start(self, trainer: Any) -> None:
+            super().on_epoch_start(trainer)
+            heard.append(f"epoch {trainer.epoch}")
+
+        def on_step_end(self, trainer: Any) -> None:
+            super().on_step_end(trainer)
+            heard.append(f"step {trainer.step}")
+
+        def on_epoch_end(self, trainer: Any) -> None:
+            super().on_epoch_end(trainer)
+            heard.append(f"complete {trainer.epoch}")
+
+        def on_fit_end(self, trainer: Any) -> None:
+            super().on_fit_end(trainer)
+            heard.append("end")
+
+    listener = Listener()
+    small_fit(small_trainer(None, listener), epochs=1)
+    assert heard == [
+        "fit 1x4",
+        "epoch 0",
+        *(f"step {i}" for i in (1, 2, 3, 4)),
+        "complete 1",
+        "end",
+    ]
+    assert listener.state() == {}
+
+
+def test_training_without_callbacks_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    small_fit(small_trainer(), epochs=1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EarlyStopping("loss", 0), "EarlyStopping: patience must be at least 1, not 0"),
+        (
+            lambda: EarlyStopping("loss", 1, -1),
+            "EarlyStopping: min_delta must be at least 0, not -1",
+        ),
+        (lambda: EarlyStopping("loss", mode="up"), "EarlyStopping: mode must be 'min' or 'max'"),
+        (lambda: StopAtMetric("loss", NAN), "StopAtMetric: value must be a finite number, not nan"),
+        (lambda: ReduceOnPlateau(factor=1), "ReduceOnPlateau: factor must be above 0 and below 1"),
+        (lambda: ReduceOnPlateau(cooldown=-1), "ReduceOnPlateau: cooldown must be at least 0, not"),
+        (lambda: ProgressBar(interval=-1), "ProgressBar: interval must be at least 0, not -1"),
+        (
+            lambda: Checkpointer("x", every_epochs=0),
+            "Checkpointer: every_epochs must be at least 1",
+        ),
+        (
+            lambda: Checkpointer("x", every_epochs=None),
+            "Checkpointer: neither every_epochs nor every",
+        ),
+        (lambda: Checkpointer("x", keep=0), "Checkpointer: keep must be at least 1, not 0"),
+    ],
+)
+def test_mistakes_are_refused_when_a_callback_is_made(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()

@@ -1,0 +1,59 @@
+"""The learning rate falls when progress stalls."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from pydtnn.callbacks import (
+    ReduceOnPlateau,
+)
+from tests.small_training import (
+    STEPS,
+    small_fit,
+    small_trainer,
+)
+
+
+def factors(callback: ReduceOnPlateau, values: list[float]) -> list[float]:
+    trainer = small_trainer(None, callback)
+    callback.on_fit_start(trainer, len(values), STEPS)
+    result = []
+    for value in values:
+        trainer.logs = {"val_loss": value}
+        callback.on_epoch_end(trainer)
+        result.append(trainer.optimizer.lr_factor)
+    return result
+
+
+def test_reduce_on_plateau_multiplies_once_per_patience() -> None:
+    callback = ReduceOnPlateau("val_loss", 0.5, 2)
+    assert factors(callback, [1, 1, 1, 1, 1, 0, 0, 0]) == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
+
+
+def test_reduce_on_plateau_does_not_count_epochs_that_cool_down() -> None:
+    callback = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=2)
+    assert factors(callback, [1, 1, 1, 1, 1]) == [1, 0.5, 0.5, 0.5, 0.25]
+
+
+def test_reduce_on_plateau_goes_no_lower_than_its_limit() -> None:
+    callback = ReduceOnPlateau("val_loss", 0.1, 1, min_factor=0.05)
+    assert factors(callback, [1, 1, 1, 1]) == [1, 0.1, 0.05, 0.05]
+
+
+def test_reduce_on_plateau_continues_from_its_state() -> None:
+    callback = ReduceOnPlateau("val_loss", 0.5, 2, cooldown=1)
+    factors(callback, [1, 1, 1])
+    other = ReduceOnPlateau("val_loss", 0.5, 2, cooldown=1)
+    other.load(json.loads(json.dumps(callback.state())))
+    assert other.state() == callback.state() == {"best": 1, "waited": 0, "cooling": 1}
+
+
+def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
+    plateau = ReduceOnPlateau("val_loss", 0.5, 1, min_delta=100)
+    trainer = small_trainer(None, plateau)
+    plain = small_trainer()
+    small_fit(trainer, 3), small_fit(plain, 3)
+    ratios = [a["lr"] / b["lr"] for a, b in zip(trainer.history, plain.history, strict=True)]
+    np.testing.assert_allclose(ratios, [1, 1, 0.5], rtol=1e-15)  # halving is exact, dividing not

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import ArrayDataset
+
+
+def test_samples_and_labels_come_back_by_index(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(6, 3))
+    data = ArrayDataset(x, [2, 0, 1, 1, 0, 0])
+    got, labels = data.read(np.array([0, 3]))
+    np.testing.assert_array_equal(got, x[[0, 3]])
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [2, 1]
+    assert (len(data), data.input_shape, data.classes) == (6, (3,), 3)
+
+
+def test_what_is_read_is_a_copy_that_may_be_changed(images: ArrayDataset) -> None:
+    before = images.x.copy()
+    images.read(np.arange(4))[0][:] = 0
+    np.testing.assert_array_equal(images.x, before)
+
+
+def test_channels_first_are_read_channels_last(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 256, (4, 3, 6, 5)).astype(np.uint8)
+    data = ArrayDataset(x, np.zeros(4, int), channels_first=True)
+    assert data.input_shape == (6, 5, 3)
+    got, _ = data.read(np.array([2, 1]))
+    assert got.flags.c_contiguous
+    np.testing.assert_array_equal(got, x[[2, 1]].transpose(0, 2, 3, 1))
+
+
+def test_float_targets_have_no_classes(rng: np.random.Generator) -> None:
+    data = ArrayDataset(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))
+    assert data.classes is None
+    assert data.read(np.array([1]))[1].shape == (1, 2)
+
+
+def test_a_test_set_has_the_classes_of_the_training_set(images: ArrayDataset) -> None:
+    assert ArrayDataset(images.x[:2], [0, 1], like=images).classes == 4
+
+
+FOUR = np.zeros((4, 8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "reason"),
+    [
+        (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples; given shape"),
+        (FOUR, 0, {}, "one target for each of the 4 samples; given shape"),
+        (FOUR, [0, 1, 2, -1], {}, "labels must lie in 0..2; found -1"),
+        (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must lie in 0..2; found 3"),
+        (FOUR, np.eye(4, dtype=int), {}, "use y.argmax"),
+        (FOUR[:, 0, 0, 0], [0] * 4, {}, "an axis of samples and one of features"),
+        (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first needs"),
+        (FOUR, [0] * 4, {"like": ArrayDataset(FOUR[:, :4], [0] * 4)}, "cannot be like those of"),
+    ],
+)
+def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
+    x: Any, y: Any, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ArrayDataset(x, y, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "reason"),
+    [
+        (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats; given int64; convert it with"),
+        (FOUR, ["a"] * 4, {}, "integer labels or float targets"),
+        (FOUR, [0.5] * 4, {"classes": 2}, "2 classes need integer labels"),
+    ],
+)
+def test_types_that_do_not_fit_are_told_in_one_sentence(
+    x: Any, y: Any, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TypeError, match=reason):
+        ArrayDataset(x, y, **options)

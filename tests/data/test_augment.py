@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pydtnn.data import (
+    Augmentation,
+    Cutout,
+    HorizontalFlip,
+    RandomCrop,
+    create_augmentations,
+)
+from pydtnn.data.augment import below
+
+ALL = [RandomCrop(2), HorizontalFlip(), Cutout(4), Cutout(3)]
+
+
+def words_of(rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
+    return rng.integers(0, 2**32, (n, 4), dtype=np.uint32)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("padding", [1, 4, 9])
+def test_a_crop_is_a_window_of_the_padded_image(
+    rng: np.random.Generator, dtype: Any, padding: int
+) -> None:
+    x = rng.integers(0, 256, (20, 7, 5, 3)).astype(dtype)
+    words, fill = words_of(rng, 20), np.array([1, 2, 3], dtype)
+    y = RandomCrop(padding)(x.copy(), words, fill)
+    for i in range(20):
+        p = padding
+        padded = np.empty((7 + 2 * p, 5 + 2 * p, 3), dtype)
+        padded[:] = fill
+        padded[p : p + 7, p : p + 5] = x[i]
+        top, left = below(words[i, :2], 2 * p + 1)
+        np.testing.assert_array_equal(y[i], padded[top : top + 7, left : left + 5])
+
+
+def test_crops_reach_all_places_and_flips_half_of_the_images(rng: np.random.Generator) -> None:
+    words = words_of(rng, 4000)
+    x = np.zeros((4000, 3, 3, 1), np.uint8)
+    x[:, 1, 1] = 1
+    y = RandomCrop(1)(x, words, np.zeros(1, np.uint8))
+    # The middle pixel goes to each of 9 places 444 times on average, deviation 20.
+    counts = y.sum(axis=(0, 3))
+    assert counts.min() > 344
+    assert counts.max() < 544
+    left = np.zeros((4000, 2, 2, 1), np.uint8)
+    left[:, :, 0] = 1
+    flipped = HorizontalFlip()(left, words, np.zeros(1, np.uint8))[:, 0, 1, 0].sum()
+    assert 1800 < flipped < 2200  # 2000, deviation 32
+
+
+def test_a_flip_mirrors_whole_images_left_to_right(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 256, (30, 4, 5, 3)).astype(np.uint8)
+    words = words_of(rng, 30)
+    y = HorizontalFlip()(x.copy(), words, np.zeros(3, np.uint8))
+    for i in range(30):
+        expected = x[i, :, ::-1] if words[i, 0] >= 2**31 else x[i]
+        np.testing.assert_array_equal(y[i], expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 20])
+def test_cutout_paints_one_square_that_may_stick_out(rng: np.random.Generator, size: int) -> None:
+    x = np.full((200, 9, 8, 2), 50, np.uint8)
+    words = words_of(rng, 200)
+    y = Cutout(size)(x, words, np.array([7, 9], np.uint8))
+    whole = 0
+    for i in range(200):
+        row, column = below(words[i, 0], 9), below(words[i, 1], 8)
+        expected = np.full((9, 8, 2), 50, np.uint8)
+        top, left = row - size // 2, column - size // 2
+        expected[max(top, 0) : top + size, max(left, 0) : left + size] = [7, 9]
+        np.testing.assert_array_equal(y[i], expected)
+        whole += (y[i, ..., 0] == 7).sum() == size * size
+    assert whole > 0 or size == 20
+
+
+@pytest.mark.parametrize("change", ALL, ids=repr)
+def test_a_sample_s_change_does_not_depend_on_the_rest_of_the_batch(
+    rng: np.random.Generator, change: Augmentation
+) -> None:
+    x = rng.integers(0, 256, (10, 8, 8, 3)).astype(np.uint8)
+    words, fill = words_of(rng, 10), np.zeros(3, np.uint8)
+    together = change(x.copy(), words, fill)
+    for rows in ([3], [9, 0, 4], []):
+        alone = change(x[rows], words[rows], fill)
+        np.testing.assert_array_equal(alone, together[rows])
+
+
+def test_augmentations_are_made_from_one_line() -> None:
+    assert create_augmentations("crop:2, flip,cutout") == (
+        RandomCrop(2),
+        HorizontalFlip(),
+        Cutout(8),
+    )
+    assert create_augmentations("none") == create_augmentations("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("crap:4", "unknown augmentation 'crap'; did you mean 'crop'"),
+        ("crop:x", "augmentation 'crop:x': expected a name and"),
+        ("flip:2", "augmentation 'flip:2': expected a name and"),
+        ("crop:0", "padding must be at least 1 pixel; given 0"),
+        ("cutout:0", "size must be at least 1 pixel; given 0"),
+    ],
+)
+def test_a_line_that_means_nothing_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        create_augmentations(text)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.data import ArrayDataset, split_validation
+
+
+def test_a_subset_reads_the_chosen_samples_in_the_order_given(images: ArrayDataset) -> None:
+    part = images.subset([5, 3, 3]).subset([2, 0])
+    x, y = part.read(np.array([1, 0]))
+    np.testing.assert_array_equal(x, images.x[[5, 3]])
+    np.testing.assert_array_equal(y, images.y[[5, 3]])
+    assert len(part) == 2
+    assert (part.name, part.input_shape, part.classes) == ("images", (6, 5, 3), 4)
+
+
+@pytest.mark.parametrize("indices", [[23], [-1], [[0, 1]]])
+def test_a_subset_outside_the_data_is_refused(images: ArrayDataset, indices: list[int]) -> None:
+    with pytest.raises(ValueError, match="Subset: indices must"):
+        images.subset(indices)
+
+
+def test_a_validation_split_uses_each_sample_once_and_depends_on_the_seed(
+    images: ArrayDataset,
+) -> None:
+    train, validation = split_validation(images, 0.2, seed=1)
+    assert (len(train), len(validation)) == (18, 5)
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([train.indices, validation.indices])), np.arange(23)
+    )
+    again = split_validation(images, 0.2, seed=1)[1]
+    np.testing.assert_array_equal(again.indices, validation.indices)
+    assert (split_validation(images, 0.2, seed=2)[1].indices != validation.indices).any()
+
+
+@pytest.mark.parametrize(("fraction", "held"), [(1e-9, 1), (1 - 1e-9, 22)])
+def test_both_parts_of_a_split_have_a_sample(
+    images: ArrayDataset, fraction: float, held: int
+) -> None:
+    assert len(split_validation(images, fraction)[1]) == held
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 2, float("nan")])
+def test_a_fraction_that_is_none_is_refused(images: ArrayDataset, fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction must be between 0 and 1"):
+        split_validation(images, fraction)
+
+
+def test_a_single_sample_cannot_be_split(images: ArrayDataset) -> None:
+    with pytest.raises(ValueError, match="two parts need at least 2"):
+        split_validation(images.subset([0]), 0.5)

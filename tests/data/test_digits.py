@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from pydtnn.data import load_digits
+
+
+def test_the_digits_have_a_fixed_split_and_all_grey_levels() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = datasets.load_digits(return_X_y=True)
+    train, test = load_digits()
+    assert (len(train), len(test), train.input_shape) == (1437, 360, (8, 8, 1))
+    parts = train.read(np.arange(1437)), test.read(np.arange(360))
+    x, y = (np.concatenate(pair) for pair in zip(*parts, strict=True))
+    np.testing.assert_array_equal(y, labels)
+    np.testing.assert_array_equal(np.rint(x.reshape(1797, 64) * (16 / 255)), images)
+    assert (x.min(), x.max()) == (0, 255)
+    assert test.mean is train.mean
+
+
+def test_without_scikit_learn_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"digits: .* pip install 'pydtnn\[data\]'"):
+        load_digits()

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import http.server
+import io
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pydtnn.data import load_cifar10, load_mnist
+from pydtnn.data.download import Source, fetch
+
+# pooch leaves the answer to a request that failed open until it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address at which it is served to this machine."""
+    pytest.importorskip("pooch")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    folder = tmp_path / "site"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+    gc.collect()
+
+
+def publish(site: tuple[Path, str], name: str, content: bytes) -> Source:
+    (site[0] / name).write_bytes(content)
+    return Source(f"{site[1]}/{name}", hashlib.sha256(content).hexdigest(), "set")
+
+
+def tar(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(f"../some/folder/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_a_file_is_fetched_whole_and_nothing_else_is_left(
+    tmp_path: Path, site: tuple[Path, str]
+) -> None:
+    fetch("it", [publish(site, "a.gz", b"content")], tmp_path / "data")
+    assert (tmp_path / "data" / "set" / "a.gz").read_bytes() == b"content"
+    assert [path.name for path in (tmp_path / "data" / "set").iterdir()] == ["a.gz"]
+
+
+def test_the_named_members_of_an_archive_are_taken_out_wherever_it_wants_them(
+    tmp_path: Path, site: tuple[Path, str]
+) -> None:
+    source = publish(site, "all.tar.gz", tar(a=b"1", b=b"2", evil=b"3"))
+    fetch("it", [replace(source, members=("a", "b"))], tmp_path / "data")
+    found = {path.name: path.read_bytes() for path in (tmp_path / "data" / "set").iterdir()}
+    assert found == {"a": b"1", "b": b"2"}
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize(
+    ("members", "url", "sha256"),
+    [
+        ((), "", "0" * 64),
+        ((), "/missing", None),
+        (("a", "missing"), "", None),
+    ],
+    ids=["checksum", "address", "member"],
+)
+def test_a_download_that_fails_is_told_in_one_sentence_and_leaves_nothing(
+    tmp_path: Path,
+    site: tuple[Path, str],
+    members: tuple[str, ...],
+    url: str,
+    sha256: str | None,
+) -> None:
+    source = publish(site, "all.tar.gz", tar(a=b"1"))
+    source = replace(source, members=members, url=source.url + url, sha256=sha256 or source.sha256)
+    with pytest.raises(OSError, match=r"it: could not download http.* get the file by") as error:
+        fetch("it", [source], tmp_path / "data")
+    assert "\n" not in str(error.value)
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, site: tuple[Path, str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="could not download"):
+        fetch("it", [publish(site, "a", b"")], tmp_path / "file")
+
+
+def test_without_pooch_the_way_to_get_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    for load in (load_mnist, load_cifar10):
+        with pytest.raises(ImportError, match=r"--download needs pooch; .* 'pydtnn\[data\]'"):
+            load(data_dir=tmp_path, download=True)

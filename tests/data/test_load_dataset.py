@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pydtnn.data
+import pydtnn.suggest
+from pydtnn.data import DATASETS, array, augment, load_dataset, order
+
+
+def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
+    train, test = load_dataset(
+        "synthetic", data_dir=tmp_path, seed=3, samples=20, test_samples=5, shape=[9, 8, 2]
+    )
+    assert (len(train), len(test), train.input_shape) == (20, 5, (9, 8, 2))
+    other = load_dataset("synthetic", seed=4, samples=20, shape=(9, 8, 2))[0]
+    assert (other.read(np.arange(3))[0] != train.read(np.arange(3))[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("cifar", {}, "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'"),
+        ("nothing", {}, "choose one of 'cifar10', 'cifar100', 'digits', 'mnist', 'synthetic'"),
+        ("synthetic", {"sample": 3}, "unknown option of data set 'synthetic': 'sample'; .*samples"),
+        ("mnist", {"labels": "fine"}, "there is none to choose from"),
+    ],
+)
+def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        load_dataset(name, **options)
+
+
+def test_the_names_of_the_data_sets_are_known() -> None:
+    assert sorted(DATASETS) == ["cifar10", "cifar100", "digits", "mnist", "synthetic"]
+
+
+@pytest.mark.parametrize("module", [pydtnn.data, array, augment, order, pydtnn.suggest])
+def test_the_examples_in_the_documentation_hold(module: Any) -> None:
+    result = doctest.testmod(module, extraglobs={"np": np})
+    assert result.attempted
+    assert not result.failed

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pydtnn.data import data_folder, load_dataset
+from pydtnn.data.locate import Layout, locate
+
+LAYOUTS = (Layout(("first", "."), ("a", "b")), Layout(("second",), ("c",)))
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYDTNN_DATA", str(tmp_path / "variable"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_folder(tmp_path) == tmp_path
+    assert data_folder() == tmp_path / "variable"
+    monkeypatch.delenv("PYDTNN_DATA")
+    assert data_folder() == tmp_path / "cache" / "pydtnn"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder() == tmp_path / ".cache" / "pydtnn"
+    assert data_folder("~/data") == tmp_path / "data"
+
+
+def test_files_are_found_in_any_folder_of_any_layout_gzipped_or_not(tmp_path: Path) -> None:
+    touch(tmp_path / "second" / "c")
+    assert locate("it", LAYOUTS, tmp_path) == (1, [tmp_path / "second" / "c"])
+    touch(tmp_path / "a", tmp_path / "b.gz")
+    assert locate("it", LAYOUTS, tmp_path) == (0, [tmp_path / "a", tmp_path / "b.gz"])
+
+
+def test_a_folder_with_all_files_goes_before_one_with_some(tmp_path: Path) -> None:
+    touch(tmp_path / "first" / "a", tmp_path / "a", tmp_path / "b")
+    assert locate("it", LAYOUTS, tmp_path)[1] == [tmp_path / "a", tmp_path / "b"]
+
+
+def test_files_are_fetched_only_where_they_are_missing(tmp_path: Path) -> None:
+    fetched = []
+
+    def fetch(root: Path) -> None:
+        fetched.append(root)
+        touch(root / "first" / "a", root / "first" / "b")
+
+    for _ in range(2):
+        assert locate("it", LAYOUTS, tmp_path / "new", fetch)[0] == 0
+    assert fetched == [tmp_path / "new"]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ([], r"it: found a in none of \S*/first, \S*, \S*/second; give the folder .* --download"),
+        (["first/a"], r"it: \S*/first holds a but not b; give the folder that holds them with"),
+    ],
+)
+def test_missing_files_are_told_with_the_way_to_get_them(
+    tmp_path: Path, files: list[str], reason: str
+) -> None:
+    touch(*(tmp_path / file for file in files))
+    with pytest.raises(FileNotFoundError, match=reason):
+        locate("it", LAYOUTS, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100"])
+def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(
+        FileNotFoundError,
+        match=rf"{name}: the data folder \S*/nowhere does not exist; .* --data-dir or "
+        rf"\$PYDTNN_DATA, or get them with --download \(load_dataset\('{name}', download=True\)",
+    ) as error:
+        load_dataset(name, data_dir=tmp_path / "nowhere")
+    assert "\n" not in str(error.value)

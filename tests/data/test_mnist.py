@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pydtnn.data import load_mnist
+from pydtnn.data.idx import read_idx
+from pydtnn.data.mnist import FILES
+
+
+def idx(values: NDArray[np.uint8]) -> bytes:
+    header = struct.pack(f">I{values.ndim}I", 0x0800 | values.ndim, *values.shape)
+    return header + values.tobytes()
+
+
+Contents = dict[str, NDArray[np.uint8]]
+
+
+@pytest.fixture
+def contents(rng: np.random.Generator) -> Contents:
+    """Seven and five images with their labels, by file name."""
+    made: Contents = {}
+    for n, (images, labels) in zip((7, 5), (FILES[:2], FILES[2:]), strict=True):
+        made[images] = rng.integers(0, 256, (n, 28, 28)).astype(np.uint8)
+        made[labels] = rng.integers(0, 10, n).astype(np.uint8)
+    return made
+
+
+def write(folder: Path, contents: Contents, zipped: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in contents.items():
+        if zipped:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
+        else:
+            (folder / name).write_bytes(idx(values))
+    return folder
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("folder", [".", "mnist", "MNIST/raw"])
+def test_mnist_is_read_gzipped_or_not_from_the_folder_or_one_inside(
+    tmp_path: Path, contents: Contents, folder: str, zipped: bool
+) -> None:
+    write(tmp_path / folder, contents, zipped)
+    for n, data, (images, labels) in zip(
+        (7, 5), load_mnist(data_dir=tmp_path), (FILES[:2], FILES[2:]), strict=True
+    ):
+        x, y = data.read(np.arange(n))
+        np.testing.assert_array_equal(x[..., 0], contents[images])
+        np.testing.assert_array_equal(y, contents[labels])
+        assert (data.name, data.input_shape, data.classes) == ("mnist", (28, 28, 1), 10)
+
+
+def test_the_test_set_is_normalised_with_the_training_set(
+    tmp_path: Path, contents: Contents
+) -> None:
+    train, test = load_mnist(data_dir=write(tmp_path, contents))
+    assert train.mean is not None
+    np.testing.assert_allclose(train.mean, [contents[FILES[0]].mean() / 255], rtol=1e-13)
+    assert test.mean is train.mean
+
+
+def test_files_of_the_test_set_alone_are_told_from_none_at_all(
+    tmp_path: Path, contents: Contents
+) -> None:
+    write(tmp_path / "mnist", {name: contents[name] for name in FILES[2:]})
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"mnist holds t10k-images-idx3-ubyte but not train-images-idx3-ubyte, "
+        "train-labels-idx1-ubyte; give the folder .* --download",
+    ):
+        load_mnist(data_dir=tmp_path)
+
+
+def damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        file = folder / name
+        file.write_bytes(change(file.read_bytes()))
+
+    return apply
+
+
+def exchange(folder: Path) -> None:
+    images, labels = folder / FILES[0], folder / FILES[1]
+    content = images.read_bytes()
+    images.write_bytes(labels.read_bytes())
+    labels.write_bytes(content)
+
+
+IMAGES, LABELS = FILES[:2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (damage(IMAGES, lambda b: b[:-1]), "promises 7 x 28 x 28 bytes, but 5487 follow"),
+        (damage(IMAGES, lambda b: b + b"x"), "promises 7 x 28 x 28 bytes, but more follow"),
+        (damage(IMAGES, lambda b: b[:10]), "10 bytes are too few for the header"),
+        (damage(IMAGES, lambda b: b""), "0 bytes are too few for the header"),
+        (damage(IMAGES, lambda b: b"\x89PNG" + b[4:]), "begins with 0x89504e47"),
+        (damage(IMAGES, lambda b: b[:2] + b"\x0d" + b[3:]), "begins with 0x00000d03"),
+        (exchange, "begins with 0x00000801; check that images and labels were not exchanged"),
+        (damage(IMAGES, lambda _: idx(np.zeros((7, 14, 56), np.uint8))), "28 x 28 pixels"),
+        (damage(IMAGES, lambda _: idx(np.zeros((0, 28, 28), np.uint8))), "says 0 x 28 x 28"),
+        (damage(LABELS, lambda _: idx(np.zeros(6, np.uint8))), "has 7 images .* has 6 labels"),
+        (damage(LABELS, lambda _: idx(np.full(7, 10, np.uint8))), "has label 10, but labels are 0"),
+    ],
+)
+def test_a_damaged_file_is_told_with_its_name_in_one_sentence(
+    tmp_path: Path, contents: Contents, change: Callable[[Path], None], reason: str
+) -> None:
+    write(tmp_path, contents)
+    change(tmp_path)
+    with pytest.raises(ValueError, match=reason) as error:
+        load_mnist(data_dir=tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b: b[:-100], "damaged gzip file"),
+        (lambda b: b[:200] + bytes([b[200] ^ 255]) + b[201:], "damaged gzip file"),
+        (lambda b: b"not gzip at all", "damaged gzip file"),
+        (lambda b: b"", "0 bytes are too few"),
+        (lambda b: gzip.compress(gzip.decompress(b)[:-1]), "but 5487 follow"),
+        (lambda b: gzip.compress(gzip.decompress(b) + b"x"), "but more follow"),
+        (
+            lambda b: gzip.compress(struct.pack(">4I", 0x0803, 2**32 - 1, 28, 28)),
+            "damaged gzip file .shorter than its header says",
+        ),
+    ],
+)
+def test_a_damaged_gzip_file_is_told_in_one_sentence(
+    tmp_path: Path, contents: Contents, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    write(tmp_path, contents, zipped=True)
+    damage(f"{IMAGES}.gz", change)(tmp_path)
+    with pytest.raises(ValueError, match=reason):
+        load_mnist(data_dir=tmp_path)
+
+
+def test_an_idx_file_is_mapped_and_cannot_be_changed(tmp_path: Path, contents: Contents) -> None:
+    found = read_idx(write(tmp_path, contents) / IMAGES, 3)
+    assert type(found) is np.ndarray
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 0
+
+
+def test_the_real_mnist_is_read(real_data: Callable[[str], Path]) -> None:
+    train, test = load_mnist(data_dir=real_data("mnist-8k"))
+    assert (len(train), len(test)) == (8000, 2000)
+    assert train.mean is not None
+    assert train.std is not None
+    # All 60,000 images have mean 0.1307 and deviation 0.3081; 8,000 others are near.
+    np.testing.assert_allclose([train.mean[0], train.std[0]], [0.1307, 0.3081], atol=0.005)

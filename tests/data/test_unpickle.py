@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data.unpickle import read_pickle
+from tests.data.pickles import array, numbers, pickled, string
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_pickle_of_python_2_gives_its_arrays_lists_and_strings(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    data = rng.integers(0, 256, (3, 5)).astype(np.uint8)
+    content = pickled(data=array(data), labels=numbers([1, 2, 300]), batch_label=string(b"a batch"))
+    found = read_pickle(write(tmp_path / "batch", content))
+    assert sorted(found) == ["batch_label", "data", "labels"]
+    assert found["data"].dtype == np.uint8
+    np.testing.assert_array_equal(found["data"], data)
+    assert found["labels"] == [1, 2, 300]
+    assert found["batch_label"] == b"a batch"
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_pickle_of_python_3_gives_its_arrays(
+    tmp_path: Path, rng: np.random.Generator, order: Any
+) -> None:
+    data = np.asarray(rng.integers(0, 256, (3, 5)), np.uint8, order=order)
+    content = pickle.dumps({"data": data, "labels": [1, 2, 3]}, protocol=4)
+    found = read_pickle(write(tmp_path / "batch", content))
+    np.testing.assert_array_equal(found["data"], data)
+    assert found["labels"] == [1, 2, 3]
+
+
+class Call:
+    """Something whose pickle calls a function when it is read."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
+    tmp_path: Path, protocol: int
+) -> None:
+    made = tmp_path / "made"
+    content = pickle.dumps({"data": Call(os.mkdir, str(made))}, protocol)
+    with pytest.raises(ValueError, match=r"asks for \w+\.mkdir, .* nothing was run: delete"):
+        read_pickle(write(tmp_path / "batch", content))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Call(eval, "1")),
+        pickle.dumps(Call(getattr, "", "join")),
+        pickle.dumps({"data": np.float64(1)}),
+        pickle.dumps({"data": Path("x")}),
+        b"\x80\x02cnumpy\nload\n.",
+        b"\x80\x02cnumpy\nndarray.tofile\n.",
+        b"\x80\x02cpydtnn.data.unpickle\nread_pickle\n.",
+        b"\x80\x02U\x01xQ.",
+        b"\x80\x02\x82\x01.",
+    ],
+    ids=[
+        "eval",
+        "getattr",
+        "scalar",
+        "path",
+        "load",
+        "attribute",
+        "own",
+        "persistent",
+        "extension",
+    ],
+)
+def test_whatever_is_not_data_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"asks for|no readable pickle"):
+        read_pickle(write(tmp_path / "batch", content))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (pickled(data=array(np.zeros((2, 3), np.uint8), length=5)), "does not fit its shape"),
+        (pickled(data=array(np.zeros((2, 3), np.uint8), code=b"O8")), "an array of b'O8'"),
+        (pickled(data=b"cnumpy\nndarray\n}b"), "no readable pickle"),
+        (pickle.dumps({"data": np.zeros(3, np.float32)}, 4), "an array of 'f4'"),
+        (pickled(data=array(np.zeros((2, 3), np.uint8)))[:-4], "no readable pickle"),
+        (b"", "no readable pickle"),
+        (b"not a pickle", "no readable pickle"),
+        (pickle.dumps([1, 2]), "expected a pickled dictionary; found list"),
+    ],
+    ids=["length", "objects", "class state", "floats", "cut", "empty", "text", "list"],
+)
+def test_a_damaged_pickle_is_told_in_one_sentence(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        read_pickle(write(tmp_path / "batch", content))
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "batch") in str(error.value)

@@ -1,0 +1,56 @@
+"""The choice of an instruction set."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.cpu import _isa
+from pydtnn.kernels.cpu.isa import INSTRUCTION_SETS, VARIABLE, available, number, select_isa
+
+
+def test_the_generic_kernels_run_everywhere() -> None:
+    assert available()[0] == "generic"
+    assert set(available()) <= set(INSTRUCTION_SETS)
+
+
+def test_the_widest_instruction_set_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert select_isa() == available()[-1]
+    assert create_backend("cpu").isa == available()[-1]
+
+
+def test_the_environment_lowers_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in available():
+        monkeypatch.setenv(VARIABLE, name)
+        assert create_backend("cpu").isa == name
+
+
+def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "nonsense")
+    assert select_isa("generic") == "generic"
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'sse9'; use one of generic"):
+        create_backend("cpu", isa="sse9")
+    monkeypatch.setenv(VARIABLE, "sse9")
+    with pytest.raises(ValueError, match="PYDTNN_ISA must be"):
+        create_backend("cpu")
+
+
+def test_a_variant_that_was_not_built_is_refused() -> None:
+    from pydtnn.kernels.cpu._linear import LinearKernels
+
+    for name in INSTRUCTION_SETS:
+        if platform.machine() == "x86_64" or name == "generic":
+            LinearKernels(number(name))
+        else:
+            with pytest.raises(ValueError, match="not built"):
+                LinearKernels(number(name))
+
+
+def test_openmp_is_known() -> None:
+    assert _isa.has_openmp() in (True, False)

@@ -1,0 +1,85 @@
+"""Activation layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.layers import (
+    ELU,
+    GELU,
+    ArcTanh,
+    LeakyReLU,
+    Log,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from pydtnn.model import Model
+from pydtnn.testing import check_layer
+
+FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
+    "relu": (ReLU, lambda x: max(x, 0.0)),
+    "relu6": (ReLU6, lambda x: min(max(x, 0.0), 6.0)),
+    "leaky relu": (LeakyReLU, lambda x: x if x > 0 else 0.01 * x),
+    "leaky relu, steeper than 1": (lambda: LeakyReLU(1.5), lambda x: x if x > 0 else 1.5 * x),
+    "elu": (ELU, lambda x: x if x > 0 else math.expm1(x)),
+    "elu, alpha 0.3": (lambda: ELU(0.3), lambda x: x if x > 0 else 0.3 * math.expm1(x)),
+    "sigmoid": (Sigmoid, lambda x: 1 / (1 + math.exp(-x))),
+    "tanh": (Tanh, math.tanh),
+    "arctan": (ArcTanh, math.atan),
+    "gelu": (
+        GELU,
+        lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    ),
+    "silu": (SiLU, lambda x: x / (1 + math.exp(-x))),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("shape", [(7,), (3, 3, 2)])
+def test_activations_keep_the_contract(name: str, shape: tuple[int, ...], backend: Backend) -> None:
+    check_layer(FORMULAS[name][0](), shape, backend=backend)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (2, 3)])
+def test_softmax_keeps_the_contract(shape: tuple[int, ...], backend: Backend) -> None:
+    check_layer(Softmax(), shape, backend=backend)
+
+
+def test_log_keeps_the_contract(backend: Backend) -> None:
+    check_layer(Log(), (5, 2), backend=backend, positive=True)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activations_compute_their_formula(name: str, backend: Backend) -> None:
+    make, formula = FORMULAS[name]
+    x = np.array([[-30.0, -3.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 5.5, 6.5, 30.0]])
+    y = Model(make(), x.shape[1:], backend=backend, dtype="float64").predict(x)
+    np.testing.assert_allclose(y[0], [formula(v) for v in x[0]], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "elu", "tanh", "gelu"])
+def test_very_large_inputs_give_finite_outputs(name: str, backend: Backend) -> None:
+    x = np.array([[-1e4, -800.0, 800.0, 1e4]])
+    y = Model(FORMULAS[name][0](), (4,), backend=backend, dtype="float64").predict(x)
+    assert np.isfinite(y).all()
+
+
+def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> None:
+    model = Model(Softmax(), (3,), backend=backend, dtype="float64")
+    y = model.predict(np.array([[1000.0, 1000.0, -1000.0], [0.0, math.log(2), math.log(5)]]))
+    np.testing.assert_allclose(y, [[0.5, 0.5, 0], [1 / 8, 2 / 8, 5 / 8]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [LeakyReLU, ELU])
+def test_alpha_must_be_positive(layer: Callable) -> None:
+    with pytest.raises(ValueError, match=r"(LeakyReLU|ELU): alpha must be above 0, not 0"):
+        layer(0)

@@ -1,0 +1,57 @@
+"""Layers of several inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.layers import Add, Concat, Linear, Sequential
+from pydtnn.model import Model
+from pydtnn.testing import check_layer
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 4])
+def test_add_keeps_the_contract(inputs: int, backend: Backend) -> None:
+    check_layer(Add(), *[(3, 2)] * inputs, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shapes"),
+    [
+        (-1, [(2, 3, 1), (2, 3, 4)]),
+        (0, [(2, 3), (1, 3), (3, 3)]),
+        (1, [(2, 3, 2), (2, 1, 2)]),
+        (-2, [(2, 3, 2), (2, 1, 2)]),
+        (-1, [(4,)]),
+    ],
+)
+def test_concat_keeps_the_contract(
+    axis: int, shapes: list[tuple[int, ...]], backend: Backend
+) -> None:
+    check_layer(Concat(axis), *shapes, backend=backend)
+
+
+def test_they_compute_what_numpy_does() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 5, 3, 2))
+    model = Model(Add(), [(3, 2), (3, 2)], backend="numpy", dtype="float64")
+    np.testing.assert_array_equal(model.predict((a, b)), a + b)
+    model = Model(Concat(0), [(3, 2), (3, 2)], backend="numpy", dtype="float64")
+    np.testing.assert_array_equal(model.predict((a, b)), np.concatenate([a, b], axis=1))
+
+
+def test_shapes_that_do_not_meet_are_told() -> None:
+    with pytest.raises(ValueError, match=r"Add: inputs must be .* got \(3,\) and \(4,\); give the"):
+        Model(Add(), [(3,), (4,)], backend="numpy")
+    with pytest.raises(ValueError, match=r"equal shapes except along axis 1, got \(2, 3\) and \(3"):
+        Model(Concat(), [(2, 3), (3, 3)], backend="numpy")
+    with pytest.raises(ValueError, match="Concat: axis 2 does not exist in an input of shape"):
+        Model(Concat(2), [(2, 3), (3, 3)], backend="numpy")
+    with pytest.raises(ValueError, match="Add: inputs must be two or more"):
+        Model(Add(), (3,), backend="numpy")
+
+
+def test_a_layer_of_one_input_refuses_two() -> None:
+    with pytest.raises(ValueError, match="Linear: takes one input, got 2; merge them first"):
+        Model(Sequential(Linear(3)), [(3,), (4,)], backend="numpy")

@@ -1,0 +1,122 @@
+"""Batch, group and layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.layers import BatchNorm, GroupNorm, Layer, LayerNorm, StepContext
+from pydtnn.model import Model
+from pydtnn.testing import check_layer
+
+TRAINING = StepContext(training=True)
+
+AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
+    "batch norm of images": (lambda: BatchNorm(), (2, 3, 4)),
+    "batch norm of vectors": (lambda: BatchNorm(epsilon=1e-3), (5,)),
+    "batch norm of one channel": (lambda: BatchNorm(), (3, 2, 1)),
+    "group norm": (lambda: GroupNorm(2), (2, 3, 6)),
+    "group norm with one group": (lambda: GroupNorm(1), (2, 2, 3)),
+    "group norm with a group a channel": (lambda: GroupNorm(3), (2, 3, 3)),
+    "group norm of vectors": (lambda: GroupNorm(2), (6,)),
+    "layer norm": (lambda: LayerNorm(), (2, 5)),
+    "layer norm over two axes": (lambda: LayerNorm(axes=2, epsilon=1e-2), (2, 3, 4)),
+    "layer norm over all axes": (lambda: LayerNorm(axes=3), (2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+def test_norms_keep_the_contract(case: str, backend: Backend) -> None:
+    make, shape = AWKWARD[case]
+    check_layer(make(), shape, backend=backend, batch=4)
+
+
+def test_batch_norm_normalises_with_the_batch_in_training(backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(3, 5, size=(8, 4, 4, 2))
+    model = Model(BatchNorm(epsilon=1e-8), (4, 4, 2), backend=backend, dtype="float64")
+    y, _ = model.forward(x, TRAINING)
+    np.testing.assert_allclose(y.mean(axis=(0, 1, 2)), 0, atol=1e-12)
+    np.testing.assert_allclose(y.var(axis=(0, 1, 2)), 1, rtol=1e-8)
+
+
+def test_a_large_mean_does_not_cancel_the_variance(backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(1000, 1, size=(512, 1)).astype("float32")
+    model = Model(BatchNorm(), (1,), backend=backend)
+    y, _ = model.forward(x, TRAINING)
+    # 1000 / 2**24 is the rounding of x itself, in units of its deviation
+    assert abs(float(y.std()) - 1) < 1e-3
+
+
+def test_running_statistics_move_by_momentum_to_the_unbiased_moments(backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    model = Model(BatchNorm(momentum=0.3), (3, 2), backend=backend, dtype="float64")
+    mean, variance = np.zeros(2), np.ones(2)
+    for _ in range(3):
+        x = rng.normal(2, 3, size=(5, 3, 2))
+        model.forward(x, TRAINING)
+        model.statistics.update()
+        mean = 0.7 * mean + 0.3 * x.mean(axis=(0, 1))
+        variance = 0.7 * variance + 0.3 * x.var(axis=(0, 1), ddof=1)
+    state = model.state()
+    np.testing.assert_allclose(state["batchnorm.running_mean"], mean, rtol=1e-12)
+    np.testing.assert_allclose(state["batchnorm.running_variance"], variance, rtol=1e-12)
+
+
+def test_micro_batches_give_the_running_statistics_of_the_whole_step(backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(size=(7, 2, 3))
+    whole, parts = (Model(BatchNorm(), (2, 3), backend=backend, dtype="float64") for _ in range(2))
+    whole.forward(x, TRAINING)
+    for part in (x[:3], x[3:3], x[3:]):
+        parts.forward(part, TRAINING)
+    for model in (whole, parts):
+        model.statistics.update()
+    for name, array in whole.statistics.state().items():
+        np.testing.assert_allclose(parts.statistics.state()[name], array, rtol=1e-13)
+
+
+def test_batch_norm_normalises_with_the_running_statistics_otherwise(backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    model = Model(BatchNorm(epsilon=1e-3), (2,), backend=backend, dtype="float64")
+    state = {
+        "batchnorm.gamma": np.array([2.0, 3.0]),
+        "batchnorm.beta": np.array([0.5, -0.5]),
+        "batchnorm.running_mean": np.array([1.0, 2.0]),
+        "batchnorm.running_variance": np.array([4.0, 9.0]),
+    }
+    model.load(state)
+    x = rng.normal(size=(5, 2))
+    expected = (x - [1, 2]) / np.sqrt(np.array([4, 9]) + 1e-3) * [2, 3] + [0.5, -0.5]
+    np.testing.assert_allclose(model.predict(x), expected, rtol=1e-12)
+    np.testing.assert_array_equal(model.statistics.sums, 0)
+
+
+def test_group_norm_normalises_each_sample_and_group(backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(3, 5, size=(4, 3, 3, 6))
+    y = Model(GroupNorm(2, epsilon=1e-8), (3, 3, 6), backend=backend, dtype="float64").predict(x)
+    groups = y.reshape(4, 9, 2, 3)
+    np.testing.assert_allclose(groups.mean(axis=(1, 3)), 0, atol=1e-12)
+    np.testing.assert_allclose(groups.var(axis=(1, 3)), 1, rtol=1e-7)
+
+
+def test_parameters_of_norms_do_not_decay() -> None:
+    for layer in (BatchNorm(), GroupNorm(1), LayerNorm()):
+        parameters = Model(layer, (2, 3), backend="numpy").parameters
+        assert not any(p.decay for p in parameters.values())
+
+
+def test_options_that_do_not_fit_are_told() -> None:
+    with pytest.raises(ValueError, match="GroupNorm: 3 channels must be divisible by groups=2"):
+        Model(GroupNorm(2), (4, 3), backend="numpy")
+    with pytest.raises(ValueError, match=r"LayerNorm: axes=3 is more than the input \(4, 3\) has"):
+        Model(LayerNorm(axes=3), (4, 3), backend="numpy")
+    with pytest.raises(
+        ValueError, match="BatchNorm: momentum must be above 0 and at most 1, not 0"
+    ):
+        BatchNorm(momentum=0)
+    with pytest.raises(ValueError, match="LayerNorm: epsilon must be above 0, not -1"):
+        LayerNorm(epsilon=-1)
+    with pytest.raises(ValueError, match="GroupNorm: groups must be at least 1, not 0"):
+        GroupNorm(0)

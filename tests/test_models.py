@@ -1,0 +1,207 @@
+"""The networks of `pydtnn.models`: sizes as published, shapes, names, and options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.graph import Graph
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Block, StepContext
+from pydtnn.model import Model
+from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg
+
+CIFAR = (32, 32, 3)
+IMAGENET = (224, 224, 3)
+MNIST = (28, 28, 1)
+
+# For ImageNet as torchvision lists them; cnn is the one of PyTorch's examples. The small forms are
+# those in use for CIFAR: VGG and AlexNet with one linear layer, ResNets with a 3 x 3 stem.
+PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
+    ("mlp", MNIST, 10): 669_706,
+    ("cnn", MNIST, 10): 1_199_882,
+    ("alexnet", CIFAR, 10): 2_472_266,
+    ("alexnet", IMAGENET, 1000): 61_100_840,
+    ("vgg11", IMAGENET, 1000): 132_863_336,
+    ("vgg11_bn", IMAGENET, 1000): 132_868_840,
+    ("vgg13", IMAGENET, 1000): 133_047_848,
+    ("vgg13_bn", IMAGENET, 1000): 133_053_736,
+    ("vgg16", IMAGENET, 1000): 138_357_544,
+    ("vgg16_bn", IMAGENET, 1000): 138_365_992,
+    ("vgg19", IMAGENET, 1000): 143_667_240,
+    ("vgg19_bn", IMAGENET, 1000): 143_678_248,
+    ("vgg11", CIFAR, 10): 9_225_610,
+    ("vgg11_bn", CIFAR, 10): 9_231_114,
+    ("vgg13", CIFAR, 10): 9_410_122,
+    ("vgg13_bn", CIFAR, 10): 9_416_010,
+    ("vgg16", CIFAR, 10): 14_719_818,
+    ("vgg16_bn", CIFAR, 10): 14_728_266,
+    ("vgg19", CIFAR, 10): 20_029_514,
+    ("vgg19_bn", CIFAR, 10): 20_040_522,
+    ("resnet20", CIFAR, 10): 272_474,
+    ("resnet32", CIFAR, 10): 466_906,
+    ("resnet44", CIFAR, 10): 661_338,
+    ("resnet56", CIFAR, 10): 855_770,
+    ("resnet110", CIFAR, 10): 1_730_714,
+    ("resnet1202", CIFAR, 10): 19_424_026,
+    ("resnet18", IMAGENET, 1000): 11_689_512,
+    ("resnet34", IMAGENET, 1000): 21_797_672,
+    ("resnet50", IMAGENET, 1000): 25_557_032,
+    ("resnet101", IMAGENET, 1000): 44_549_160,
+    ("resnet152", IMAGENET, 1000): 60_192_808,
+    ("resnet18", CIFAR, 10): 11_173_962,
+    ("resnet34", CIFAR, 10): 21_282_122,
+    ("resnet50", CIFAR, 10): 23_520_842,
+    ("resnet101", CIFAR, 10): 42_512_970,
+    ("resnet152", CIFAR, 10): 58_156_618,
+}
+# 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
+OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
+
+
+def wire(net: Block, shape: tuple[int, ...]) -> Graph:
+    """The graph alone: nothing is allocated."""
+    graph = Graph([shape], backend=create_backend("numpy"), dtype="float32")
+    output = graph.add(net, graph.inputs[0])
+    assert not isinstance(output, tuple)
+    graph.finish([output])
+    return graph
+
+
+def parameters(graph: Graph) -> int:
+    return sum(p.size for node in graph.nodes for p in node.layer.parameters)
+
+
+def test_every_model_has_its_number_here() -> None:
+    assert {name for name, _, _ in PARAMETERS} == set(MODELS)
+
+
+@pytest.mark.parametrize("key", PARAMETERS, ids=lambda key: f"{key[0]}-{key[1][0]}")
+def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], int]) -> None:
+    name, shape, classes = key
+    graph = wire(create_net(name, classes, shape), shape)
+    assert parameters(graph) == PARAMETERS[key]
+    assert graph.outputs[0].shape == (classes,)
+
+
+@pytest.mark.parametrize("depth", OPTION_A)
+def test_option_a_has_no_parameters_in_its_shortcuts(depth: int) -> None:
+    graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
+    assert parameters(graph) == OPTION_A[depth]
+
+
+@pytest.mark.parametrize("depth", [20, 44, 56])
+def test_a_resnet_has_as_many_layers_with_weights_as_its_name_says(depth: int) -> None:
+    graph = wire(cifar_resnet(depth, 10, CIFAR, shortcut="A"), CIFAR)
+    weights = [p for node in graph.nodes for p in node.layer.parameters if p.name.endswith(".w")]
+    assert len(weights) == depth
+
+
+def test_names_tell_the_place() -> None:
+    names = [node.name for node in wire(create_net("resnet20", 10, CIFAR), CIFAR).nodes]
+    for name in ("stem.conv", "stage1.0.conv1", "stage2.0.shortcut.bn", "stage3.2.add", "head.fc"):
+        assert name in names
+    names = [node.name for node in wire(create_net("vgg16_bn", 10, CIFAR), CIFAR).nodes]
+    for name in ("stage1.conv1", "stage5.bn3", "stage5.pool", "head.fc"):
+        assert name in names
+
+
+def test_convolutions_before_relu_are_drawn_after_he() -> None:
+    model = Model(create_net("resnet20", 10, CIFAR), CIFAR, backend="numpy")
+    w = model.parameters["stage3.2.conv2.w"].value
+    # 36864 draws: the standard deviation is known to 1 / sqrt(2 * 36864) = 0.4 %
+    assert float(w.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("mlp", (4, 5), {"hidden": [7, 6, 5], "dropout": 0.2}),
+        ("mlp", (12,), {"hidden": ()}),
+        ("cnn", (6, 7, 1), {}),
+        ("alexnet", (29, 30, 3), {}),
+        ("vgg11", (32, 33, 1), {}),
+        ("resnet20", (4, 5, 3), {}),
+        ("resnet20", (8, 7, 3), {"shortcut": "A"}),
+        ("resnet18", (8, 8, 3), {}),
+        ("resnet50", (8, 9, 1), {}),
+    ],
+)
+def test_small_inputs_go_forward_and_backward(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    model = Model(create_net(name, 3, shape, **options), shape, backend="numpy")
+    x = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
+    y, residuals = model.forward(x, StepContext(training=True, samples=np.arange(2)))
+    assert y.shape == (2, 3)
+    model.backward(np.ones_like(y), residuals)
+    assert all(np.isfinite(p.grad).all() for p in model.parameters.values())
+    first = list(model.parameters.values())[-2]
+    assert (first.grad != 0).any(), f"nothing arrived at {first.name}"
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11_bn", "resnet18"])
+@pytest.mark.parametrize("size", [64, 65, 96, 160, 224, 256])
+def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None:
+    assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
+
+
+def test_images_larger_than_224_need_no_more_parameters() -> None:
+    for name in ("alexnet", "vgg11"):
+        large = wire(create_net(name, 1000, (320, 256, 3)), (320, 256, 3))
+        assert parameters(large) == PARAMETERS[name, IMAGENET, 1000]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("cnn", 6), ("alexnet", 29), ("vgg16", 32), ("resnet44", 4), ("resnet50", 8)],
+)
+def test_images_that_are_too_small_are_told(name: str, least: int) -> None:
+    wire(create_net(name, 3, (least, least, 1)), (least, least, 1))
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: images must be at least {least} x {least}, got {least} x {least - 1}; ",
+    ):
+        create_net(name, 3, (least, least - 1, 1))
+
+
+def test_a_vector_in_the_place_of_an_image_is_told() -> None:
+    with pytest.raises(ValueError, match=r"vgg16: expected images of shape \(H, W, C\), got \(784"):
+        create_net("vgg16", 3, (784,))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("resnet45", {}, "unknown model 'resnet45'; did you mean .*'resnet44'"),
+        (
+            "resnet20",
+            {"shortcuts": "A"},
+            "unknown option of resnet20 'shortcuts'; did you mean 'sho",
+        ),
+        ("resnet20", {"shortcut": "B"}, "unknown shortcut of resnet20 'B'; "),
+    ],
+)
+def test_unknown_names_are_told_with_the_nearest(
+    name: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_net(name, 10, CIFAR, **options)
+
+
+def test_depths_that_do_not_exist_are_told() -> None:
+    with pytest.raises(ValueError, match="cifar_resnet: depth must be 6 n \\+ 2, .* not 45"):
+        cifar_resnet(45, 10, CIFAR)
+    with pytest.raises(
+        ValueError, match=r"imagenet_resnet: depth must be one of \(18, 34, .* not 2"
+    ):
+        imagenet_resnet(20, 10, CIFAR)
+    with pytest.raises(ValueError, match=r"vgg: depth must be one of \(11, 13, 16, 19\), not 12"):
+        vgg(12, 10, CIFAR)
+
+
+def test_layer_options_are_checked_by_the_layers() -> None:
+    with pytest.raises(ValueError, match="Linear: features must be at least 1, not 0"):
+        mlp(0, (4,))

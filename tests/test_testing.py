@@ -1,0 +1,277 @@
+"""`check_layer` finds the layers that break the contract, and says what they break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid, StepContext
+from pydtnn.testing import check_layer
+
+
+class Square(Layer):
+    """A correct layer that declares everything; the broken ones below differ in one thing."""
+
+    saves: tuple[str, ...] = ("input",)
+    new_output = new_gradient = True
+    may_overwrite_dy = True
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] ** 2, xs[0]
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = self.gradient_like(dy)
+        np.multiply(2 * saved, dy, out=dx)
+        return dx
+
+
+class Plain(Square):
+    """The same without declarations."""
+
+    saves = ("input", "output")
+    new_output = new_gradient = may_overwrite_dy = False
+
+
+def test_correct_layers_pass() -> None:
+    check_layer(Square(), (3, 2))
+    check_layer(Plain(), (3, 2))
+
+
+def test_the_layer_can_be_used_afterwards() -> None:
+    layer = Linear(3)
+    check_layer(layer, (2,))
+    assert not layer.bound
+
+
+class WrongFactor(Square):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return 2.001 * saved * dy
+
+
+class WrongInOnePlace(Square):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = 2 * saved * dy
+        dx[-1, -1, -1] *= 1.1
+        return dx
+
+
+class WrongShape(Square):
+    def build(self, *shapes: Any) -> Any:
+        return (*shapes[0], 1)
+
+
+class WrongGradientShape(Square):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return (2 * saved * dy)[:, :1]
+
+
+class KeepsOnSelf(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        self.x = xs[0]
+        return xs[0] ** 2, None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return 2 * self.x * dy
+
+
+class OverwritesInput(Square):
+    may_overwrite_input = True
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        x = xs[0].copy()
+        return np.square(xs[0], out=xs[0]), x
+
+
+class OverwritesDy(Square):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dy *= 2 * saved
+        return dy
+
+
+class SavesMore(Square):
+    saves = ()
+
+
+class SavesOutput(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        y = xs[0] ** 2
+        return y, (xs[0], {"y": [y]})
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return super().backward(dy, saved[0])
+
+
+class SavesMask(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] ** 2, (xs[0], xs[0] > 0)
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return super().backward(dy, saved[0])
+
+    def saved_bytes(self, batch: int) -> int:
+        return batch  # one byte a sample, where there is one an element
+
+
+class NotNew(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0], None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy * 1
+
+
+class GradientNotNew(Square):
+    may_overwrite_dy = False
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] * 1, None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy
+
+
+class OneGradientTwice(Add):
+    new_gradient = True
+    views = ()
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = dy.copy()
+        return dx, dx
+
+
+class NoView(Square):
+    views = ("output",)
+
+
+class NeverInPlace(Square):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return 2 * saved * dy
+
+
+class InPlaceTooEarly(Square):
+    """Its derivative needs the input, which it says may be overwritten."""
+
+    may_overwrite_input = True
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        y = self.output_like(xs[0])
+        np.square(xs[0], out=y)
+        return y, xs[0]
+
+
+class NeverAdds(Linear):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        super().backward(dy, saved)
+        self.b.grad[...] = dy.sum(axis=0)
+        return dy @ self.w.value
+
+
+class ChangesItsWeights(Linear):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = super().backward(dy, saved)
+        self.w.value *= 0.9
+        return dx
+
+
+class NoGradientOfTheBias(Linear):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        dx = super().backward(dy, saved)
+        self.b.grad[...] = 0
+        return dx
+
+
+class SkipsParameters(Linear):
+    """Takes "nobody needs dx" for "nothing to do"."""
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        if not self.needs_dx:
+            self.w.grad[...] = self.b.grad[...] = 0
+            return None
+        return super().backward(dy, saved)
+
+
+class FailsOnEmpty(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        y, saved = super().forward(*xs, context=context)
+        return (y if len(y) else np.ones((1, *y.shape[1:]))), saved
+
+
+class Promotes(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] ** 2 * np.float64(1), xs[0]
+
+
+class Imprecise(Square):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        shift = xs[0].dtype.type(1e5)
+        return ((xs[0] + shift) - shift) ** 2, xs[0]
+
+
+class WrongInEvaluation(BatchNorm):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        y, (x, moments) = super().forward(*xs, context=context)
+        return y, (x, moments._replace(rows=min(moments.rows, 3.0)))
+
+
+IMAGE = ((3, 2),)
+BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
+    (WrongFactor(), IMAGE, r"gradient of input 0 at .* is wrong: backward says .*, central"),
+    (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong"),
+    (WrongShape(), IMAGE, r"forward gives an array of shape \(3, 3, 2\) for 3 samples, build prom"),
+    (
+        WrongGradientShape(),
+        IMAGE,
+        r"gradient of input 0 has shape \(3, 1, 2\) instead of \(3, 3, 2",
+    ),
+    (
+        KeepsOnSelf(),
+        IMAGE,
+        "the gradient of input 0 is wrong with two batches in flight; keep what",
+    ),
+    (OverwritesInput(), IMAGE, "input 0 is overwritten, although `overwrites_input` is not set"),
+    (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
+    (SavesMore(), IMAGE, r"its input is alive after forward, but `saves` says \(\)"),
+    (SavesOutput(), IMAGE, r"its output is alive after forward, but `saves` says \('input',\)"),
+    (SavesMask(), IMAGE, "`saved` holds 18 bytes beyond input and output, `saved_bytes` says 3"),
+    (NotNew(), IMAGE, "the output shares memory with input 0, despite `new_output`"),
+    (GradientNotNew(), IMAGE, "the gradient of input 0 shares memory .* despite `new_gradient`"),
+    (OneGradientTwice(), IMAGE * 2, "the gradient of input 1 shares memory .* or with another"),
+    (NoView(), IMAGE, "the output is no view of the input"),
+    (NeverInPlace(), IMAGE, "backward does not overwrite dy when it shall"),
+    (InPlaceTooEarly(), IMAGE, "the gradient of input 0 is wrong when it may overwrite input"),
+    (NeverAdds(4), ((5,),), r"the gradient of neveradds\.b is wrong with accumulate=True"),
+    (ChangesItsWeights(4), ((5,),), r"the value of changesitsweights\.w is changed"),
+    (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: backward says 0,"),
+    (SkipsParameters(4), ((5,),), r"the gradient of .* is wrong where `needs_dx` is not set"),
+    (FailsOnEmpty(), IMAGE, r"the output has shape \(1, 3, 2\) instead of \(0, 3, 2\) for a batch"),
+    (Promotes(), IMAGE, "forward gives float64 in a float32 model"),
+    (Imprecise(), IMAGE, "the output is wrong in float32"),
+    (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes", "sentence"), BROKEN, ids=[type(case[0]).__name__ for case in BROKEN]
+)
+def test_a_broken_layer_is_told_what_it_breaks(
+    layer: Layer, shapes: tuple[tuple[int, ...], ...], sentence: str
+) -> None:
+    with pytest.raises(AssertionError, match=sentence) as caught:
+        check_layer(layer, *shapes)
+    assert str(caught.value).startswith(type(layer).__name__)
+
+
+def test_domains_without_negative_numbers_can_be_asked_for() -> None:
+    class Root(Sigmoid):
+        kernel = "log"
+
+    with np.errstate(invalid="ignore"), pytest.raises(AssertionError, match="Root in training"):
+        check_layer(Root(), (4,))
+    check_layer(Root(), (4,), positive=True)
+
+
+def test_a_batch_of_one_is_enough() -> None:
+    check_layer(ReLU(), (4,), batch=1)
+    check_layer(Dropout(0.5), (4,), batch=1)

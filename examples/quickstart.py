@@ -1,5 +1,7 @@
 """Build, fit, evaluate, predict, save and load."""
 
+import numpy as np
+
 from pydtnn import Model, Trainer, load_dataset
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
@@ -16,5 +18,5 @@ print(model.summary())
 
 save_weights(model, "digits.safetensors")
 load_weights(model, "digits.safetensors")
-x, y = test.read([0, 1, 2])
+x, y = test.read(np.arange(10))
 print(model.predict(test.normalize(x)).argmax(axis=1), y)

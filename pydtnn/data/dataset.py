@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pydtnn.data.order import permutation
-from pydtnn.data.statistics import Statistics, pixel_statistics
+from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics
 
 Array = NDArray[Any]
 
@@ -76,6 +76,10 @@ class Dataset(ABC):
     def std(self) -> Array | None:
         """Standard deviation of the training set per channel, float64 ``(C,)``; or None."""
         return self.statistics.std if self.statistics else None
+
+    def normalize(self, x: Array, dtype: DTypeLike = np.float32) -> Array:
+        """Turn samples, as `read` gives them, into what a model is trained on."""
+        return Normalize(self.statistics, self.input_shape, dtype)(x)
 
     def subset(self, indices: ArrayLike) -> Subset:
         """Return the part of this data set at `indices`, in their order."""

@@ -92,8 +92,8 @@ def create_backend(
 
         isa = select_isa(isa)
         return Backend("cpu", np, threads, isa, **create_families(threads, isa))
-    families: dict[str, Any] = {family: kernels(np) for family, kernels in reference.FAMILIES.items()}
-    return Backend("numpy", np, 1, "none", **families)
+    plain: dict[str, Any] = {name: family(np) for name, family in reference.FAMILIES.items()}
+    return Backend("numpy", np, 1, "none", **plain)
 
 
 def report(backend: Backend) -> dict[str, str]:

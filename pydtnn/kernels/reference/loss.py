@@ -26,8 +26,8 @@ class Loss(Family):
         """Softmax cross-entropy of logits (N, K) with classes (N,) int64.
 
         ``L = -sum_k q_k log softmax(x)_k`` with ``q = (1 - s) onehot + s / K``;
-        ``dx = softmax(x) - q``. Label smoothing: Szegedy et al. 2016, section 7. A class is ruled out by a logit of
-        -infinity. A target that is no class raises IndexError.
+        ``dx = softmax(x) - q``. Label smoothing: Szegedy et al. 2016, section 7. A class is ruled
+        out by a logit of -infinity. A target that is no class raises IndexError.
         """
         xp, classes = self.xp, logits.shape[1]
         rows = self._rows("cross_entropy", target, classes)

@@ -1,0 +1,46 @@
+"""Every example runs, alone or over ranks, and the README shows the quickstart as it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, Finished
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"accuracy'?:? ([\d.]+)", done.stdout)
+    assert accuracy, done.stdout
+    assert float(accuracy[1]) > 0.85
+
+
+def test_the_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished]) -> None:
+    pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
+    done = mpiexec(2, [str(ROOT / "examples" / "own_scheme.py")])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks: test accuracy 0.") == 1
+
+
+def test_the_quickstart_is_short_and_stands_in_the_readme() -> None:
+    source = (ROOT / "examples" / "quickstart.py").read_text()
+    code = source.partition('"""\n\n')[2]
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+    statements = {node.lineno for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt)}
+    assert len(statements) < 20

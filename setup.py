@@ -40,8 +40,10 @@ X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 def templates(family: str) -> list[str]:
     """C templates of a family, relative to the repository's root."""
-    own = [*SRC.glob(f"{family}.c"), *SRC.glob(f"{family}_*.c")]
-    return sorted(map(str, own)) + [str(SRC / f"{name}.c") for name in SHARED.get(family, ())]
+    names = [family, *SHARED.get(family, ())]
+    return sorted(
+        str(path) for name in names for path in (*SRC.glob(f"{name}.c"), *SRC.glob(f"{name}_*.c"))
+    )
 
 
 def headers() -> list[str]:

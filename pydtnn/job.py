@@ -29,7 +29,7 @@ from pydtnn.config import TrainConfig
 from pydtnn.data import Dataset, Loader, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Net
+from pydtnn.layers import Block, Layer, Net
 from pydtnn.losses import CategoricalCrossEntropy, Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
@@ -105,7 +105,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
     )
-    check_output(model, train, loss, metrics)
+    check_model(model, train, loss, metrics)
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),
@@ -167,23 +167,32 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
             f"--dataset: {data.name} has no classes; train on it from Python, with a model of "
             "your own"
         )
+    shapes = (data.classes, data.input_shape)
     flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
     with _options("--model-options", config.model_options, flags):
         if ":" not in config.model:
-            return create_net(config.model, data.classes, data.input_shape, **config.model_options)
+            return create_net(config.model, *shapes, **config.model_options)
         factory = import_object(config.model, "--model")
-        if not callable(factory):
+        try:
+            inspect.signature(factory).bind_partial(*shapes)
+        except TypeError as error:
             raise ValueError(
-                f"--model: {config.model} must be a function of (classes, input_shape), not "
-                f"{factory!r}"
-            )
+                f"--model: {config.model} must be a function of (classes, input_shape): {error}"
+            ) from error
         name = config.model.rpartition(":")[2].lower()
-        shapes = (data.classes, data.input_shape)
-        return create("model", {name: factory}, name, config.model_options, args=shapes)
+        net = create("model", {name: factory}, name, config.model_options, args=shapes)
+    if not isinstance(net, Layer | Block):
+        raise TypeError(f"--model: {config.model} must return a layer or a block, not {net!r}")
+    return net
 
 
-def check_output(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
-    """Let loss and metrics refuse what they cannot judge, by the last class and an output of 0."""
+def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
+    """Refuse a model that cannot be trained, or whose output the loss or a metric cannot judge.
+
+    They are shown the last class and an output of 0.
+    """
+    if not model.parameters:
+        raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
     shape = (1, *model.output_shape)
     target = np.array([(data.classes or 1) - 1])
     loss.check(shape, target)

@@ -50,7 +50,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         comm = create_communicator()
         with _terminated_in_order(comm):
-            _run(_together(comm, _parse, comm, arguments), comm)
+            config = _together(comm, _parse, comm, arguments)
+            try:
+                _run(config, comm)
+            except SystemExit as error:
+                if comm.size == 1:
+                    raise
+                # Of a user's own code: this rank would leave, and the others wait for it.
+                raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -138,7 +145,8 @@ def _resume(job: Job) -> None:
 
     path = load_checkpoint(job.directory, job.trainer)
     if path is not None:
-        _say(job.trainer.comm, f"continuing from {path}")
+        verb = "evaluating" if job.config.evaluate_only else "continuing from"
+        _say(job.trainer.comm, f"{verb} {path}")
     elif job.config.evaluate_only:
         raise AgreedError(f"--resume: there is no checkpoint in {job.directory} to evaluate")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydtnn.kernels.cpu import _isa
+import pydtnn.kernels.cpu._isa as _isa
 
 INSTRUCTION_SETS = ("generic", "avx2", "avx512")
 """Names, narrowest first; the index is the number by which the compiled kernels know them."""

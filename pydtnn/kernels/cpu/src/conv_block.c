@@ -1,13 +1,15 @@
 /* How a convolution walks over its images.
  *
- * All three directions gather: every output of forward, and every element of dx, is a sum over taps that read an image at the
- * output's place plus a fixed offset. In backward of data with stride s the elements of dx fall into s x s phases (the remainder of
- * the padded index by s); within a phase the taps that meet it and their offsets are the same everywhere, so a phase is a pass of
- * a convolution of stride 1 over dy, with no zeros inserted and no tap wasted.
+ * All three directions gather: every output of forward, and every element of dx, is a sum over taps
+ * that read an image at the output's place plus a fixed offset. In backward of data with stride s
+ * the elements of dx fall into s x s phases (the remainder of the padded index by s); within a
+ * phase the taps that meet it and their offsets are the same everywhere, so a phase is a pass of a
+ * convolution of stride 1 over dy, with no zeros inserted and no tap wasted.
  *
- * The work is cut into blocks: several small images, or some rows of a large one. A block is read from a copy with zeros around
- * it, in L2 (or from the image itself where no tap leaves it), so that the kernels know no borders. The copy costs one pass over
- * the input: 1 to 3 % for 16 channels, less for more. Blocks depend on the shape alone, never on the number of threads.
+ * The work is cut into blocks: several small images, or some rows of a large one. A block is read
+ * from a copy with zeros around it, in L2 (or from the image itself where no tap leaves it), so
+ * that the kernels know no borders. The copy is one pass over the input: 5 % of the time for 16
+ * channels, less for more. Blocks depend on the shape alone, never on the number of threads.
  */
 #include <stdlib.h>
 
@@ -28,8 +30,8 @@ static void axis_forward(struct axis *axis, const struct conv_shape *s, int d) {
     }
 }
 
-/* Element i of dx, i + padding = q stride + phase, reads dy at q - (t dilation - phase) / stride for each tap t whose
- * t dilation leaves the remainder `phase`. */
+/* Element i of dx, i + padding = q stride + phase, reads dy at q - (t dilation - phase) / stride
+ * for each tap t whose t dilation leaves the remainder `phase`. */
 static void axis_backward(struct axis *axis, const struct conv_shape *s, int d, ptrdiff_t phase) {
     ptrdiff_t stride = s->stride[d], shift = s->padding[d] - phase, furthest = 0;
     axis->taps = 0;
@@ -41,16 +43,20 @@ static void axis_backward(struct axis *axis, const struct conv_shape *s, int d, 
         axis->index[axis->taps] = t;
         axis->taps++;
     }
-    ptrdiff_t q = shift > 0 ? ceil_div(shift, stride) : 0; /* the first with i >= 0; shift > -stride */
+    ptrdiff_t q =
+        shift > 0 ? ceil_div(shift, stride) : 0; /* the first with i >= 0; shift > -stride */
     axis->out_first = q * stride - shift;
     axis->out_step = stride;
-    axis->outputs = axis->out_first < s->size[d] ? (s->size[d] - 1 - axis->out_first) / stride + 1 : 0;
+    axis->outputs =
+        axis->out_first < s->size[d] ? (s->size[d] - 1 - axis->out_first) / stride + 1 : 0;
     axis->first = q - furthest;
     axis->step = 1;
 }
 
-/* Inputs [*low, *high) that outputs [begin, end) read, over all passes of an axis; empty if none. */
-static void range_read(const struct plan *plan, int d, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t *low, ptrdiff_t *high) {
+/* Inputs [*low, *high) that outputs [begin, end) read, over all passes of an axis; empty if none.
+ */
+static void range_read(const struct plan *plan, int d, ptrdiff_t begin, ptrdiff_t end,
+                       ptrdiff_t *low, ptrdiff_t *high) {
     *low = PTRDIFF_MAX;
     *high = PTRDIFF_MIN;
     for (ptrdiff_t p = 0; p < plan->passes[d]; p++) {
@@ -82,10 +88,12 @@ static ptrdiff_t rows_read(const struct plan *plan, ptrdiff_t rows) {
 static void choose_blocks(struct plan *plan, ptrdiff_t pixels, ptrdiff_t bytes, int overread) {
     ptrdiff_t rows = most_outputs(plan, 0), columns = most_outputs(plan, 1), low[2], high[2];
     for (int d = 0; d < 2; d++) range_read(plan, d, 0, PTRDIFF_MAX, &low[d], &high[d]);
-    plan->copy = overread || low[0] < 0 || low[1] < 0 || high[0] > plan->in[0] || high[1] > plan->in[1];
+    plan->copy =
+        overread || low[0] < 0 || low[1] < 0 || high[0] > plan->in[0] || high[1] > plan->in[1];
     plan->first_column = plan->copy ? low[1] : 0;
     plan->row_stride = (plan->copy ? high[1] - low[1] : plan->in[1]) * plan->in_channels;
-    ptrdiff_t budget = bytes / (ptrdiff_t)sizeof(real) / larger(plan->row_stride, 1); /* rows of input */
+    ptrdiff_t budget =
+        bytes / (ptrdiff_t)sizeof(real) / larger(plan->row_stride, 1); /* rows of input */
     plan->images = 1;
     plan->rows = rows;
     if (rows_read(plan, rows) <= budget && rows * columns <= 2 * pixels) {
@@ -93,7 +101,8 @@ static void choose_blocks(struct plan *plan, ptrdiff_t pixels, ptrdiff_t bytes, 
         plan->images = smaller(fit, ceil_div(pixels, larger(rows * columns, 1)));
     } else {
         plan->rows = smaller(rows, ceil_div(pixels, larger(columns, 1)));
-        while (plan->rows > 1 && rows_read(plan, plan->rows) > budget) plan->rows = ceil_div(plan->rows, 2);
+        while (plan->rows > 1 && rows_read(plan, plan->rows) > budget)
+            plan->rows = ceil_div(plan->rows, 2);
     }
     ptrdiff_t height = rows_read(plan, larger(plan->rows, 1));
     plan->image_stride = (plan->copy ? height : plan->in[0]) * plan->row_stride;
@@ -103,8 +112,8 @@ static void choose_blocks(struct plan *plan, ptrdiff_t pixels, ptrdiff_t bytes, 
     plan->pixels = plan->images * plan->rows * columns;
 }
 
-int NAME(plan_make)(struct plan *plan, const struct conv_shape *s, enum gather gather, ptrdiff_t pixels, ptrdiff_t bytes,
-                    int overread) {
+int NAME(plan_make)(struct plan *plan, const struct conv_shape *s, enum gather gather,
+                    ptrdiff_t pixels, ptrdiff_t bytes, int overread) {
     int forward = gather == GATHER_INPUT;
     plan->batch = s->batch;
     plan->in_channels = forward ? s->channels : s->filters;
@@ -140,8 +149,10 @@ int NAME(plan_make)(struct plan *plan, const struct conv_shape *s, enum gather g
 void NAME(plan_free)(struct plan *plan) { free(plan->axis[0]); }
 
 /* Copy rows [low, high) of one image, zeros where they leave it. */
-static void copy_rows(const struct plan *plan, ptrdiff_t low, ptrdiff_t high, const real *x, real *dst) {
-    ptrdiff_t channels = plan->in_channels, width = plan->row_stride / channels, in_row = plan->in[1] * channels;
+static void copy_rows(const struct plan *plan, ptrdiff_t low, ptrdiff_t high, const real *x,
+                      real *dst) {
+    ptrdiff_t channels = plan->in_channels, width = plan->row_stride / channels,
+              in_row = plan->in[1] * channels;
     ptrdiff_t left = smaller(larger(-plan->first_column, 0), width); /* columns of zeros */
     ptrdiff_t skip = larger(plan->first_column, 0);
     ptrdiff_t inside = larger(smaller(width - left, plan->in[1] - skip), 0);
@@ -149,12 +160,14 @@ static void copy_rows(const struct plan *plan, ptrdiff_t low, ptrdiff_t high, co
         ptrdiff_t before = (r < 0 || r >= plan->in[0] ? width : left) * channels;
         ptrdiff_t count = (r < 0 || r >= plan->in[0] ? 0 : inside) * channels;
         memset(dst, 0, (size_t)before * sizeof(real));
-        if (count) memcpy(dst + before, x + r * in_row + skip * channels, (size_t)count * sizeof(real));
+        if (count)
+            memcpy(dst + before, x + r * in_row + skip * channels, (size_t)count * sizeof(real));
         memset(dst + before + count, 0, (size_t)(plan->row_stride - before - count) * sizeof(real));
     }
 }
 
-struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const real *x, real *scratch) {
+struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const real *x,
+                             real *scratch) {
     struct block block;
     ptrdiff_t low, high, image_size = plan->in[0] * plan->in[1] * plan->in_channels;
     block.image = number / plan->slabs * plan->images;
@@ -165,35 +178,44 @@ struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const re
     block.first_row = plan->copy ? low : 0;
     block.base = plan->copy ? scratch : x + block.image * image_size;
     for (ptrdiff_t i = 0; plan->copy && i < block.images; i++) {
-        copy_rows(plan, low, high, x + (block.image + i) * image_size, scratch + i * plan->image_stride);
+        copy_rows(plan, low, high, x + (block.image + i) * image_size,
+                  scratch + i * plan->image_stride);
     }
     return block;
 }
 
-ptrdiff_t NAME(plan_pixels)(const struct plan *plan, const struct block *block, const struct axis *vertical,
-                            const struct axis *horizontal, ptrdiff_t *in, ptrdiff_t *out) {
+ptrdiff_t NAME(plan_pixels)(const struct plan *plan, const struct block *block,
+                            const struct axis *vertical, const struct axis *horizontal,
+                            ptrdiff_t *in, ptrdiff_t *out) {
     ptrdiff_t n = 0, end = smaller(block->end, vertical->outputs);
     for (ptrdiff_t i = 0; i < block->images; i++) {
         for (ptrdiff_t u = block->row; u < end; u++) {
-            ptrdiff_t in_row = i * plan->image_stride + (vertical->first + u * vertical->step - block->first_row) * plan->row_stride;
-            ptrdiff_t out_row = (i * plan->out[0] + vertical->out_first + u * vertical->out_step) * plan->out[1];
+            ptrdiff_t in_row =
+                i * plan->image_stride +
+                (vertical->first + u * vertical->step - block->first_row) * plan->row_stride;
+            ptrdiff_t out_row =
+                (i * plan->out[0] + vertical->out_first + u * vertical->out_step) * plan->out[1];
             for (ptrdiff_t v = 0; v < horizontal->outputs; v++, n++) {
-                in[n] = in_row + (horizontal->first + v * horizontal->step - plan->first_column) * plan->in_channels;
-                out[n] = (out_row + horizontal->out_first + v * horizontal->out_step) * plan->out_channels;
+                in[n] = in_row + (horizontal->first + v * horizontal->step - plan->first_column) *
+                                     plan->in_channels;
+                out[n] = (out_row + horizontal->out_first + v * horizontal->out_step) *
+                         plan->out_channels;
             }
         }
     }
     return n;
 }
 
-ptrdiff_t NAME(plan_segments)(const struct plan *plan, const struct axis *vertical, const struct axis *horizontal, int merge,
-                              ptrdiff_t channels, ptrdiff_t *segment, ptrdiff_t *length) {
+ptrdiff_t NAME(plan_segments)(const struct plan *plan, const struct axis *vertical,
+                              const struct axis *horizontal, int merge, ptrdiff_t channels,
+                              ptrdiff_t *segment, ptrdiff_t *length) {
     ptrdiff_t n = 0, per_row = horizontal->taps;
     merge = merge && horizontal->taps > 0 && horizontal->offset[per_row - 1] == per_row - 1;
     *length = merge ? per_row * channels : channels;
     for (ptrdiff_t r = 0; r < vertical->taps; r++) {
         for (ptrdiff_t t = 0; t < (merge ? 1 : per_row); t++) {
-            segment[n++] = vertical->offset[r] * plan->row_stride + horizontal->offset[t] * plan->in_channels;
+            segment[n++] =
+                vertical->offset[r] * plan->row_stride + horizontal->offset[t] * plan->in_channels;
         }
     }
     return n;

@@ -1,29 +1,32 @@
-/* Backward of filters: dw[o, tap, c] = sum over pixels of dy[pixel, o] x[pixel's window at tap, c].
+/* Backward of filters: dw[o, tap, c] = sum over pixels of dy[pixel, o] x[its window at tap, c].
  *
- *   for each part of the batch and share of the filters (in parallel)
- *     for each block of the part                      copy of x with zeros around it: L1 or L2
- *       for each 64 filters, row of the kernel, panel of 3 vectors of (tap, channel)
- *         for each tile of 8 filters                  gemm_outer: a row of the image is a segment
+ *   for each part of the batch and 64 filters (in parallel)    their dw: L2
+ *     for each block of the part                               copy with zeros around it: L2
+ *       for each row of the kernel, 3 vectors of (tap, channel)
+ *         for each tile of 8 filters                           gemm_outer: a segment per row
  *
- * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a plain load of x at every pixel and
- * nothing is packed: 11 loads for 24 multiply-adds. Expected: 0.85 to 0.95 of the peak where taps x channels fill vectors.
+ * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a plain
+ * load of x at every pixel and nothing is packed: 11 loads for 24 multiply-adds. Expected: 0.8 to
+ * 0.9 of the peak where taps x channels fill vectors.
  *
- * Every block is summed from zero in registers and added to its part's dw, the parts are added in order at the end. Their number
- * depends on the shape alone, so do the bytes; and the rounding error of float32 grows with the pixels of a block and the number of
- * blocks, not with the pixels of the batch.
+ * Every block is summed from zero in registers and added to its part's dw; the parts are added in
+ * order at the end. Their number depends on the shape alone, so do the bytes; and the rounding
+ * error of float32 grows with the pixels of a block and the number of blocks, not with the pixels
+ * of the batch.
  */
 #include <stdlib.h>
 
 #include "conv_parts.h"
 #include "gemm.h"
 
-enum { PIXELS = 256, BYTES = 64 * 1024, PIECES = 16, UNIT_FILTERS = 64, PART_BYTES = 16 * 1024 * 1024, REDUCE = 4096 };
+enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, UNIT_FILTERS = 64, REDUCE = 4096 };
 
 struct filtering {
     struct plan plan;
     ptrdiff_t channels, filters, groups; /* channels and filters of one group */
-    ptrdiff_t depth, size;               /* elements of dw: per filter, and of one part, in whole vectors if depthwise */
-    ptrdiff_t parts, pieces, units, units_per_group;
+    ptrdiff_t depth,
+        size; /* elements of dw: per filter, and of one part, in whole vectors if depthwise */
+    ptrdiff_t parts, units, units_per_group;
     ptrdiff_t segments, length, *segment;
     int depthwise;
     real *sums; /* [part][size] */
@@ -42,13 +45,11 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
     if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, overread)) return -1;
     f->segment = malloc((size_t)(s->kernel[0] * s->kernel[1]) * sizeof *f->segment);
     if (!f->segment) return -1;
-    f->segments = NAME(plan_segments)(&f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0], s->groups == 1, f->channels, f->segment,
-                                      &f->length);
+    f->segments = NAME(plan_segments)(&f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0],
+                                      s->groups == 1, f->channels, f->segment, &f->length);
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
     f->units = f->depthwise ? 1 : f->groups * f->units_per_group;
-    ptrdiff_t most = larger(PART_BYTES / (ptrdiff_t)sizeof(real) / f->size, 1);
-    f->parts = smaller(smaller(most, PIECES), f->plan.blocks);
-    f->pieces = smaller(f->units, ceil_div(PIECES, larger(f->parts, 1)));
+    f->parts = smaller(ceil_div(PIECES, f->units), f->plan.blocks);
     f->sums = NAME(scratch_new)(f->parts * f->size);
     return f->sums ? 0 : -1;
 }
@@ -59,13 +60,16 @@ static void free_filtering(struct filtering *f) {
     NAME(plan_free)(&f->plan);
 }
 
-/* Where the rows of outputs of a block start, in what is read and in dy from the block's first image. */
-static ptrdiff_t output_rows(const struct plan *plan, const struct block *block, ptrdiff_t *in, ptrdiff_t *out) {
+/* Where the rows of outputs of a block start, in what is read and in dy from the block's first
+ * image. */
+static ptrdiff_t output_rows(const struct plan *plan, const struct block *block, ptrdiff_t *in,
+                             ptrdiff_t *out) {
     const struct axis *vertical = &plan->axis[0][0], *horizontal = &plan->axis[1][0];
     ptrdiff_t n = 0, end = smaller(block->end, vertical->outputs);
     for (ptrdiff_t i = 0; i < block->images; i++) {
         for (ptrdiff_t u = block->row; u < end; u++, n++) {
-            in[n] = i * plan->image_stride + (vertical->first + u * vertical->step - block->first_row) * plan->row_stride +
+            in[n] = i * plan->image_stride +
+                    (vertical->first + u * vertical->step - block->first_row) * plan->row_stride +
                     (horizontal->first - plan->first_column) * plan->in_channels;
             out[n] = (i * plan->out[0] + u) * plan->out[1] * plan->out_channels;
         }
@@ -73,36 +77,51 @@ static ptrdiff_t output_rows(const struct plan *plan, const struct block *block,
     return n;
 }
 
-/* Add a block's share of units [begin, end), each some filters of a group, to dw. */
-static void add_dense(const struct filtering *f, const struct block *block, const real *dy, ptrdiff_t rows, const ptrdiff_t *in,
-                      const ptrdiff_t *out, ptrdiff_t begin, ptrdiff_t end, int accumulate, real *dw) {
-    for (ptrdiff_t unit = begin; unit < end; unit++) {
-        ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
-        ptrdiff_t filter = group * f->filters + first, count = smaller(f->filters - first, UNIT_FILTERS);
-        for (ptrdiff_t r = 0; r < f->segments; r++) {
-            for (ptrdiff_t column = 0; column < f->length; column += OUTER_COLUMNS) {
-                struct gemm_outer task = {.a = dy + filter, .a_offset = out, .lda = f->plan.out_channels,
-                                          .b = block->base + f->segment[r] + group * f->channels + column, .b_offset = in,
-                                          .ldb = f->plan.axis[1][0].step * f->plan.in_channels,
-                                          .segments = rows, .length = f->plan.out[1],
-                                          .c = dw + filter * f->depth + r * f->length + column, .ldc = f->depth,
-                                          .columns = smaller(f->length - column, OUTER_COLUMNS), .accumulate = accumulate};
-                NAME(gemm_outer)(count, &task);
-            }
+/* Add a block's share of a unit, some filters of a group, to dw. */
+static void add_dense(const struct filtering *f, const struct block *block, const real *dy,
+                      ptrdiff_t rows, const ptrdiff_t *in, const ptrdiff_t *out, ptrdiff_t unit,
+                      int accumulate, real *dw) {
+    ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
+    ptrdiff_t filter = group * f->filters + first,
+              count = smaller(f->filters - first, UNIT_FILTERS);
+    for (ptrdiff_t r = 0; r < f->segments; r++) {
+        for (ptrdiff_t column = 0; column < f->length; column += OUTER_COLUMNS) {
+            struct gemm_outer task = {.a = dy + filter,
+                                      .a_offset = out,
+                                      .lda = f->plan.out_channels,
+                                      .b = block->base + f->segment[r] + group * f->channels +
+                                           column,
+                                      .b_offset = in,
+                                      .ldb = f->plan.axis[1][0].step * f->plan.in_channels,
+                                      .segments = rows,
+                                      .length = f->plan.out[1],
+                                      .c = dw + filter * f->depth + r * f->length + column,
+                                      .ldc = f->depth,
+                                      .columns = smaller(f->length - column, OUTER_COLUMNS),
+                                      .accumulate = accumulate};
+            NAME(gemm_outer)(count, &task);
         }
     }
 }
 
-static void add_depthwise(const struct filtering *f, const struct block *block, const real *dy, const ptrdiff_t *in,
-                          const ptrdiff_t *out, ptrdiff_t pixels, real *dw) {
-    struct depthwise task = {.x = block->base, .in = in, .out = out, .tap = f->segment, .taps = f->segments,
-                             .ldw = vectors_of(f->plan.in_channels) * LANES, .channels = f->plan.in_channels};
+static void add_depthwise(const struct filtering *f, const struct block *block, const real *dy,
+                          const ptrdiff_t *in, const ptrdiff_t *out, ptrdiff_t pixels, real *dw) {
+    struct depthwise task = {.x = block->base,
+                             .in = in,
+                             .out = out,
+                             .tap = f->segment,
+                             .taps = f->segments,
+                             .ldw = vectors_of(f->plan.in_channels) * LANES,
+                             .channels = f->plan.in_channels};
     NAME(depthwise_filter)(pixels, &task, dy, dw);
 }
 
-static void run_item(const struct filtering *f, ptrdiff_t item, const real *x, const real *dy, real *scratch, ptrdiff_t *table) {
+/* Sum one part of the batch for one unit, whose dw stays in L2. */
+static void run_item(const struct filtering *f, ptrdiff_t item, const real *x, const real *dy,
+                     real *scratch, ptrdiff_t *table) {
     const struct plan *plan = &f->plan;
-    ptrdiff_t part = item / f->pieces, piece = item % f->pieces, *in = table, *out = table + plan->pixels;
+    ptrdiff_t part = item / f->units, unit = item % f->units, *in = table,
+              *out = table + plan->pixels;
     ptrdiff_t begin = plan->blocks * part / f->parts, end = plan->blocks * (part + 1) / f->parts;
     real *dw = f->sums + part * f->size;
     if (f->depthwise) memset(dw, 0, (size_t)f->size * sizeof(real));
@@ -110,31 +129,44 @@ static void run_item(const struct filtering *f, ptrdiff_t item, const real *x, c
         struct block block = NAME(plan_load)(plan, number, x, scratch);
         const real *g = dy + block.image * plan->out[0] * plan->out[1] * plan->out_channels;
         if (f->depthwise) {
-            ptrdiff_t pixels = NAME(plan_pixels)(plan, &block, &plan->axis[0][0], &plan->axis[1][0], in, out);
+            ptrdiff_t pixels =
+                NAME(plan_pixels)(plan, &block, &plan->axis[0][0], &plan->axis[1][0], in, out);
             add_depthwise(f, &block, g, in, out, pixels, dw);
         } else {
             ptrdiff_t rows = output_rows(plan, &block, in, out);
-            add_dense(f, &block, g, rows, in, out, f->units * piece / f->pieces, f->units * (piece + 1) / f->pieces, number > begin,
-                      dw);
+            add_dense(f, &block, g, rows, in, out, unit, number > begin, dw);
         }
     }
 }
 
-/* dw[begin, end) = [dw +] sum of the parts, in order; a depthwise part is [tap][channel]. */
-static void reduce(const struct filtering *f, ptrdiff_t begin, ptrdiff_t end, real *dw, int accumulate) {
-    for (ptrdiff_t i = begin; i < end; i++) {
-        ptrdiff_t at = f->depthwise ? i % f->depth * (f->size / f->depth) + i / f->depth : i;
+/* dw[begin, end) = [dw +] sum of the parts, in order. */
+static void reduce_dense(const struct filtering *f, ptrdiff_t begin, ptrdiff_t end, real *dw,
+                         int accumulate) {
+    for (ptrdiff_t i = begin; i < end; i += LANES) {
+        ptrdiff_t count = smaller(end - i, LANES);
+        vec sum = vzero();
+        for (ptrdiff_t p = 0; p < f->parts; p++)
+            sum += vload_part(f->sums + p * f->size + i, count);
+        vstore_part(dw + i, accumulate ? vload_part(dw + i, count) + sum : sum, count);
+    }
+}
+
+/* The same for a depthwise dw (channel, tap), of which parts are (tap, channel). */
+static void reduce_depthwise(const struct filtering *f, real *dw, int accumulate) {
+    for (ptrdiff_t i = 0; i < f->plan.in_channels * f->depth; i++) {
+        ptrdiff_t at = i % f->depth * (f->size / f->depth) + i / f->depth;
         real sum = 0;
         for (ptrdiff_t p = 0; p < f->parts; p++) sum += f->sums[p * f->size + at];
         dw[i] = accumulate ? dw[i] + sum : sum;
     }
 }
 
-int NAME(conv_filter)(const struct conv_shape *s, const real *x, const real *dy, real *dw, int accumulate, int threads) {
+int NAME(conv_filter)(const struct conv_shape *s, const real *x, const real *dy, real *dw,
+                      int accumulate, int threads) {
     struct filtering f;
     int status = prepare(&f, s);
     if (status == 0) {
-        ptrdiff_t items = f.parts * f.pieces, elements = f.depth * s->filters;
+        ptrdiff_t items = f.parts * f.units, elements = f.depthwise ? 0 : f.depth * s->filters;
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
             real *scratch = NAME(scratch_new)(f.plan.scratch);
@@ -144,16 +176,19 @@ int NAME(conv_filter)(const struct conv_shape *s, const real *x, const real *dy,
 #pragma omp atomic write
                 status = -1;
             }
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
             for (ptrdiff_t i = 0; i < items; i++) {
                 if (ready) run_item(&f, i, x, dy, scratch, table);
             }
 #pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < elements; i += REDUCE) reduce(&f, i, smaller(i + REDUCE, elements), dw, accumulate);
+            for (ptrdiff_t i = 0; i < elements; i += REDUCE) {
+                reduce_dense(&f, i, smaller(i + REDUCE, elements), dw, accumulate);
+            }
             free(scratch);
             free(table);
         }
     }
+    if (status == 0 && f.depthwise) reduce_depthwise(&f, dw, accumulate);
     free_filtering(&f);
     return status;
 }

@@ -1,35 +1,44 @@
-/* Gather for one vector of outputs and a stride of 1: an input is broadcast once for all taps of a row of the kernel.
+/* Gather for one vector of outputs and a stride of 1: an input is broadcast once for all taps of a
+ * row of the kernel.
  *
- * gemm_rows with one vector of columns needs a load for every multiply-add and is bound by them. Here a tile is 16 neighbouring
- * pixels; for each row of the kernel and channel the 2 or 3 filters of the row sit in registers, and every input pixel under the
- * tile is broadcast once and multiplied into the outputs that see it: 21 loads for 48 multiply-adds, 16 + 3 + 2 registers. Pixels
- * that are left over in a row use tiles of 8, 4, 2 and 1. Filters are packed as for gemm_rows.
+ * gemm_rows with one vector of columns needs a load for every multiply-add and is bound by them.
+ * Here a tile is 16 neighbouring pixels; for each row of the kernel and channel the 2 or 3 filters
+ * of the row sit in registers, and every input pixel under the tile is broadcast once and
+ * multiplied into the outputs that see it: 21 loads for 48 multiply-adds, 16 + 3 + 2 registers.
+ * Pixels that are left over in a row use tiles of 8, 4, 2 and 1. Filters are packed as for
+ * gemm_rows.
  */
 #include "conv_parts.h"
 #include "gemm.h"
 
 enum { TILE = 16, MOST_TAPS = 3 };
 
-INLINE void slide_tile(const int pixels, const int taps, const struct slide *t, const real *x, real *y) {
+INLINE void slide_tile(const int pixels, const int taps, const struct slide *t, const real *x,
+                       real *y) {
     vec sum[TILE], start = t->start ? vload(t->start) : vzero();
     const ptrdiff_t channels = t->channels, pixel = t->pixel;
     const real *w = t->w;
-    UNROLL for (int i = 0; i < pixels; i++) sum[i] = start;
+    UNROLL
+    for (int i = 0; i < pixels; i++) sum[i] = start;
     for (ptrdiff_t r = 0; r < t->rows; r++) {
         const real *p = x + t->row[r];
         for (ptrdiff_t c = 0; c < channels; c++, p++, w += LANES) {
             vec filter[MOST_TAPS];
-            UNROLL for (int k = 0; k < taps; k++) filter[k] = vload(w + k * channels * LANES);
-            UNROLL for (int i = 0; i < pixels + taps - 1; i++) {
+            UNROLL
+            for (int k = 0; k < taps; k++) filter[k] = vload(w + k * channels * LANES);
+            UNROLL
+            for (int i = 0; i < pixels + taps - 1; i++) {
                 vec one = vset(p[i * pixel]);
-                UNROLL for (int k = 0; k < taps; k++) {
+                UNROLL
+                for (int k = 0; k < taps; k++) {
                     if (i - k >= 0 && i - k < pixels) sum[i - k] += one * filter[k];
                 }
             }
         }
         w += (taps - 1) * channels * LANES;
     }
-    UNROLL for (int i = 0; i < pixels; i++) {
+    UNROLL
+    for (int i = 0; i < pixels; i++) {
         if (t->columns == LANES) {
             vstore(y + i * t->y_pixel, sum[i]);
         } else {

@@ -1,8 +1,9 @@
 /* Which variants exist and which the CPU can run.
  *
- * DECLARE_FAMILY(linear) declares the table `struct linear_kernels` of every variant that setup.py built and the function
- * linear_select(isa, itemsize) that returns one of them, or NULL. Table functions take `void *` so that one struct, and one
- * Cython wrapper, serves float and double; the templates assign these to `real *` first thing.
+ * DECLARE_FAMILY(linear) declares the table `struct linear_kernels` of every variant that setup.py
+ * built and the function linear_select(isa, itemsize) that returns one of them, or NULL. Table
+ * functions take `void *` so that one struct, and one Cython wrapper, serves float and double; the
+ * templates assign these to `real *` first thing.
  */
 #ifndef PYDTNN_DISPATCH_H
 #define PYDTNN_DISPATCH_H
@@ -11,8 +12,10 @@
 
 enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
 
-#define DECLARE_VARIANTS(family, isa) extern const struct family##_kernels family##_kernels_##isa##_f32, family##_kernels_##isa##_f64;
-#define PICK_VARIANT(family, isa, itemsize) ((itemsize) == 4 ? &family##_kernels_##isa##_f32 : &family##_kernels_##isa##_f64)
+#define DECLARE_VARIANTS(family, isa) \
+    extern const struct family##_kernels family##_kernels_##isa##_f32, family##_kernels_##isa##_f64;
+#define PICK_VARIANT(family, isa, itemsize) \
+    ((itemsize) == 4 ? &family##_kernels_##isa##_f32 : &family##_kernels_##isa##_f64)
 
 #ifdef BUILT_AVX2
 #define DECLARE_AVX2(family) DECLARE_VARIANTS(family, avx2)
@@ -30,23 +33,25 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
 #define PICK_AVX512(family, itemsize) NULL
 #endif
 
-#define DECLARE_FAMILY(family)                                                                                  \
-    DECLARE_VARIANTS(family, generic)                                                                           \
-    DECLARE_AVX2(family)                                                                                        \
-    DECLARE_AVX512(family)                                                                                      \
-    static inline __attribute__((unused)) const struct family##_kernels *family##_select(int isa, int itemsize) {                        \
-        if (itemsize != 4 && itemsize != 8) return NULL;                                                        \
-        if (isa == ISA_AVX512) return PICK_AVX512(family, itemsize);                                            \
-        if (isa == ISA_AVX2) return PICK_AVX2(family, itemsize);                                                \
-        return PICK_VARIANT(family, generic, itemsize);                                                         \
+#define DECLARE_FAMILY(family)                                                            \
+    DECLARE_VARIANTS(family, generic)                                                     \
+    DECLARE_AVX2(family)                                                                  \
+    DECLARE_AVX512(family)                                                                \
+    static inline __attribute__((unused)) const struct family##_kernels *family##_select( \
+        int isa, int itemsize) {                                                          \
+        if (itemsize != 4 && itemsize != 8) return NULL;                                  \
+        if (isa == ISA_AVX512) return PICK_AVX512(family, itemsize);                      \
+        if (isa == ISA_AVX2) return PICK_AVX2(family, itemsize);                          \
+        return PICK_VARIANT(family, generic, itemsize);                                   \
     }
 
 /* Whether this build has the instruction set and this CPU, under this operating system, runs it. */
 static inline __attribute__((unused)) int isa_available(int isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+               __builtin_cpu_supports("popcnt");
 #ifdef BUILT_AVX2
     if (isa == ISA_AVX2) return avx2;
 #endif

@@ -1,4 +1,5 @@
-/* The two register-blocked matrix kernels that everything dense stands on; see gemm.c. Included after simd.h. */
+/* The two register-blocked matrix kernels that everything dense stands on; see gemm.c. Included
+ * after simd.h. */
 #ifndef PYDTNN_GEMM_H
 #define PYDTNN_GEMM_H
 
@@ -11,11 +12,13 @@ enum { ROWS_VECTORS = 2, OUTER_VECTORS = 2 };
 #endif
 enum { ROWS_COLUMNS = ROWS_VECTORS * LANES, OUTER_COLUMNS = OUTER_VECTORS * LANES };
 
-/* C[i, j] = start[j] + sum over segments s and k < length of A_i[segment[s] + k] B[s length + k, j]; + C[i, j] if accumulate.
+/* C[i, j] = start[j] + sum over segments s and k < length of A_i[segment[s] + k] B[s length + k,
+ * j]; + C[i, j] if accumulate.
  *
- * Row i of A starts at a + a_offset[i], row i of C at c + c_offset[i]; rows of B are ldb apart. B and start are read in whole
- * vectors, C only in its columns. An output pixel of a convolution is a row: its offset says where its window starts, the
- * segments where the taps are, so no im2row matrix is ever written. */
+ * Row i of A starts at a + a_offset[i], row i of C at c + c_offset[i]; rows of B are ldb apart. B
+ * and start are read in whole vectors, C only in its columns. An output pixel of a convolution is a
+ * row: its offset says where its window starts, the segments where the taps are, so no im2row
+ * matrix is ever written. */
 struct gemm_rows {
     const real *a;
     const ptrdiff_t *a_offset;
@@ -32,11 +35,11 @@ struct gemm_rows {
 
 void NAME(gemm_rows)(ptrdiff_t rows, const struct gemm_rows *task);
 
-/* C[i, j] = sum over segments s and k < length of A_s[k, i] B_s[k, j]; + C[i, j] if accumulate: both operands have the
- * summed index outside, as in the gradient of weights.
+/* C[i, j] = sum over segments s and k < length of A_s[k, i] B_s[k, j]; + C[i, j] if accumulate:
+ * both operands have the summed index outside, as in the gradient of weights.
  *
- * A_s starts at a + a_offset[s], B_s at b + b_offset[s]; their rows are lda and ldb apart, those of C ldc. B is read in whole
- * vectors, C only in its columns. */
+ * A_s starts at a + a_offset[s], B_s at b + b_offset[s]; their rows are lda and ldb apart, those of
+ * C ldc. B is read in whole vectors, C only in its columns. */
 struct gemm_outer {
     const real *a;
     const ptrdiff_t *a_offset;
@@ -53,12 +56,15 @@ struct gemm_outer {
 
 void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task);
 
-/* dst[k, j] = src[k sk + j sj] for j < columns, 0 up to the next multiple of LANES, which is also the length of dst's rows.
- * One of the strides is 1. */
-void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk, ptrdiff_t sj, real *dst);
+/* dst[k, j] = src[k sk + j sj] for j < columns, 0 up to the next multiple of LANES, which is also
+ * the length of dst's rows. One of the strides is 1. */
+void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,
+                     ptrdiff_t sj, real *dst);
 
-/* dst[j, i] = src[i, j] for a matrix (rows, columns); rows of src are `stride` apart, those of dst `width`. */
-void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride, real *dst, ptrdiff_t width);
+/* dst[j, i] = src[i, j] for a matrix (rows, columns); rows of src are `stride` apart, those of dst
+ * `width`. */
+void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride,
+                          real *dst, ptrdiff_t width);
 
 /* n elements, aligned to 64 bytes; NULL if memory is short. */
 void *NAME(scratch_new)(ptrdiff_t n);

@@ -1,15 +1,18 @@
 /* Fully connected layers: three matrix products.
  *
- *   forward           y = x w' + b    A = w by rows, B = x' packed, y written through a transposed tile; or A = x, B = w' packed
- *   backward_data     dx = dy w       A = dy by rows, B = w where it lies
+ *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w' packed
+ *   backward_data     dx = dy w       rows of dy, w where it lies
  *   backward_filter   dw = dy' x      gemm_outer, operands where they lie
  *
- * C is cut into chunks of ROWS x COLUMNS, computed in parallel; inside one the summed index is cut into blocks of DEPTH, so that a
- * panel of B (128 KB at most) stays in L2 and what a tile needs of A in L1, and so that float32 sums in blocks. In forward both
- * operands lie with the summed index inside, so one of them must be transposed while packing: the smaller one, which for a batch
- * of 64 is x. Then lanes are samples, and y' is turned at the end. The other operands are read where they lie, but for
- * blocks whose rows are so far apart that they crowd into few sets of the cache: those are packed on the way, onto the stack.
- * Expected: 0.8 of the peak from a batch of 64 up; below a batch of a vector it is the memory that holds w that bounds it.
+ * C is cut into chunks of ROWS x COLUMNS, computed in parallel; inside one the summed index is cut
+ * into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1, and so
+ * that float32 sums in blocks.
+ *
+ * In forward both operands lie with the summed index inside, so one must be turned while packing:
+ * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
+ * read where they lie, but for blocks whose rows are so far apart that they crowd into few sets of
+ * the cache: those are packed on the way, onto the stack. Expected: 0.8 of the peak from a batch of
+ * 64 up; below a vector of samples the memory that holds w bounds it.
  */
 #include <stdlib.h>
 
@@ -18,8 +21,9 @@
 
 enum { ROWS = 112, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
 
-/* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix with rows of ldb, of which
- * blocks are packed on the way where `pack` says so or a panel is narrower than ROWS_COLUMNS. */
+/* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
+ * with rows of ldb, of which blocks are packed on the way where `pack` says so or a panel is
+ * narrower than ROWS_COLUMNS. */
 struct product {
     ptrdiff_t rows, columns, depth;
     const real *a;
@@ -36,8 +40,8 @@ struct product {
 static int crowds(ptrdiff_t stride) { return stride * (ptrdiff_t)sizeof(real) % 1024 == 0; }
 
 /* Block of B that starts at row k and column j: points to it and sets the distance of its rows. */
-static const real *block_of(const struct product *p, ptrdiff_t k, ptrdiff_t depth, ptrdiff_t j, ptrdiff_t columns, real *scratch,
-                            ptrdiff_t *ldb) {
+static const real *block_of(const struct product *p, ptrdiff_t k, ptrdiff_t depth, ptrdiff_t j,
+                            ptrdiff_t columns, real *scratch, ptrdiff_t *ldb) {
     *ldb = vectors_of(columns) * LANES;
     if (p->ldb == 0) return p->b + j * p->depth + k * *ldb;
     const real *b = p->b + k * p->ldb + j;
@@ -50,7 +54,8 @@ static const real *block_of(const struct product *p, ptrdiff_t k, ptrdiff_t dept
 }
 
 /* Compute columns [begin, end) of rows [first, first + rows). */
-static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end) {
+static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin,
+                          ptrdiff_t end) {
     ptrdiff_t a_offset[ROWS], c_offset[ROWS], none = 0;
     real scratch[DEPTH * ROWS_COLUMNS] __attribute__((aligned(64)));
     for (ptrdiff_t i = 0; i < rows; i++) {
@@ -59,11 +64,21 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
     }
     for (ptrdiff_t k = 0; k < larger(p->depth, 1); k += DEPTH) {
         for (ptrdiff_t j = begin; j < end; j += ROWS_COLUMNS) {
-            ptrdiff_t depth = smaller(p->depth - k, DEPTH), columns = smaller(p->columns - j, ROWS_COLUMNS), ldb;
+            ptrdiff_t depth = smaller(p->depth - k, DEPTH),
+                      columns = smaller(p->columns - j, ROWS_COLUMNS), ldb;
             const real *b = block_of(p, k, depth, j, columns, scratch, &ldb);
-            struct gemm_rows task = {.a = p->a + k, .a_offset = a_offset, .segment = &none, .segments = 1, .length = depth, .b = b,
-                                     .ldb = ldb, .c = p->c + j, .c_offset = c_offset, .columns = columns,
-                                     .start = k == 0 && p->start ? p->start + j : NULL, .accumulate = k > 0};
+            struct gemm_rows task = {.a = p->a + k,
+                                     .a_offset = a_offset,
+                                     .segment = &none,
+                                     .segments = 1,
+                                     .length = depth,
+                                     .b = b,
+                                     .ldb = ldb,
+                                     .c = p->c + j,
+                                     .c_offset = c_offset,
+                                     .columns = columns,
+                                     .start = k == 0 && p->start ? p->start + j : NULL,
+                                     .accumulate = k > 0};
             NAME(gemm_rows)(rows, &task);
         }
     }
@@ -74,22 +89,26 @@ static void compute(const struct product *p, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t i = 0; i < down * across; i++) {
         ptrdiff_t first = i % down * ROWS, begin = i / down * COLUMNS;
-        compute_chunk(p, first, smaller(p->rows - first, ROWS), begin, smaller(p->columns, begin + COLUMNS));
+        compute_chunk(p, first, smaller(p->rows - first, ROWS), begin,
+                      smaller(p->columns, begin + COLUMNS));
     }
 }
 
 /* Pack all of B, whose element (k, j) is at src[k sk + j sj], into panels. */
-static void pack_panels(struct product *p, const real *src, ptrdiff_t sk, ptrdiff_t sj, real *packed, int threads) {
+static void pack_panels(struct product *p, const real *src, ptrdiff_t sk, ptrdiff_t sj,
+                        real *packed, int threads) {
     p->b = packed;
     p->ldb = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t j = 0; j < p->columns; j += ROWS_COLUMNS) {
-        NAME(gemm_pack)(p->depth, smaller(p->columns - j, ROWS_COLUMNS), src + j * sj, sk, sj, packed + j * p->depth);
+        NAME(gemm_pack)(p->depth, smaller(p->columns - j, ROWS_COLUMNS), src + j * sj, sk, sj,
+                        packed + j * p->depth);
     }
 }
 
 /* y = c' + b, for c (outputs, batch) with rows of `width`. */
-static void turn(const struct linear_shape *s, const real *c, ptrdiff_t width, const real *b, real *y, int threads) {
+static void turn(const struct linear_shape *s, const real *c, ptrdiff_t width, const real *b,
+                 real *y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t j = 0; j < s->batch; j += LANES) {
         ptrdiff_t count = smaller(s->batch - j, LANES);
@@ -101,12 +120,19 @@ static void turn(const struct linear_shape *s, const real *c, ptrdiff_t width, c
 }
 
 /* Forward with samples in the lanes: y' = w x'. */
-static int forward_transposed(const struct linear_shape *s, const real *x, const real *w, const real *b, real *y, int threads) {
+static int forward_transposed(const struct linear_shape *s, const real *x, const real *w,
+                              const real *b, real *y, int threads) {
     ptrdiff_t width = vectors_of(s->batch) * LANES;
     real *packed = NAME(scratch_new)(s->inputs * width + s->outputs * width);
     if (!packed) return -1;
     real *c = packed + s->inputs * width;
-    struct product p = {.rows = s->outputs, .columns = s->batch, .depth = s->inputs, .a = w, .lda = s->inputs, .c = c, .ldc = width};
+    struct product p = {.rows = s->outputs,
+                        .columns = s->batch,
+                        .depth = s->inputs,
+                        .a = w,
+                        .lda = s->inputs,
+                        .c = c,
+                        .ldc = width};
     pack_panels(&p, x, 1, s->inputs, packed, threads);
     compute(&p, threads);
     turn(s, c, width, b, y, threads);
@@ -115,30 +141,49 @@ static int forward_transposed(const struct linear_shape *s, const real *x, const
 }
 
 /* Forward with outputs in the lanes: y = x w'. */
-static int forward_direct(const struct linear_shape *s, const real *x, const real *w, const real *b, real *y, int threads) {
+static int forward_direct(const struct linear_shape *s, const real *x, const real *w, const real *b,
+                          real *y, int threads) {
     ptrdiff_t width = vectors_of(s->outputs) * LANES;
     real *packed = NAME(scratch_new)((s->inputs + 1) * width), *start = packed + s->inputs * width;
     if (!packed) return -1;
     for (ptrdiff_t j = 0; j < width; j++) start[j] = b && j < s->outputs ? b[j] : 0;
-    struct product p = {.rows = s->batch, .columns = s->outputs, .depth = s->inputs, .a = x, .lda = s->inputs, .c = y,
-                        .ldc = s->outputs, .start = start};
+    struct product p = {.rows = s->batch,
+                        .columns = s->outputs,
+                        .depth = s->inputs,
+                        .a = x,
+                        .lda = s->inputs,
+                        .c = y,
+                        .ldc = s->outputs,
+                        .start = start};
     pack_panels(&p, w, 1, s->inputs, packed, threads);
     compute(&p, threads);
     free(packed);
     return 0;
 }
 
-static int forward(const struct linear_shape *s, const void *x, const void *w, const void *b, void *y, int threads) {
+static int forward(const struct linear_shape *s, const void *x, const void *w, const void *b,
+                   void *y, int threads) {
     /* Cost per input: products of whole vectors, and one for each element that is packed. */
-    ptrdiff_t direct = s->batch * vectors_of(s->outputs) + s->outputs, turned = s->outputs * vectors_of(s->batch) + s->batch;
+    ptrdiff_t direct = s->batch * vectors_of(s->outputs) + s->outputs,
+              turned = s->outputs * vectors_of(s->batch) + s->batch;
     return (direct <= turned ? forward_direct : forward_transposed)(s, x, w, b, y, threads);
 }
 
-static int backward_data(const struct linear_shape *s, const void *dy, const void *w, void *dx, int threads) {
-    struct product p = {.rows = s->batch, .columns = s->inputs, .depth = s->outputs, .a = dy, .lda = s->outputs, .b = w,
-                        .ldb = s->inputs, .pack = crowds(s->inputs), .c = dx, .ldc = s->inputs};
+static int backward_data(const struct linear_shape *s, const void *dy, const void *w, void *dx,
+                         int threads) {
+    struct product p = {.rows = s->batch,
+                        .columns = s->inputs,
+                        .depth = s->outputs,
+                        .a = dy,
+                        .lda = s->outputs,
+                        .b = w,
+                        .ldb = s->inputs,
+                        .pack = crowds(s->inputs),
+                        .c = dx,
+                        .ldc = s->inputs};
     real *packed = NULL;
-    if (s->batch > 2 * ROWS) { /* pack once what would be packed, or read across pages, for every chunk */
+    if (s->batch >
+        2 * ROWS) { /* pack once what would be packed, or read across pages, for every chunk */
         packed = NAME(scratch_new)(s->outputs * vectors_of(s->inputs) * LANES);
         if (!packed) return -1;
         pack_panels(&p, w, s->inputs, 1, packed, threads);
@@ -149,15 +194,22 @@ static int backward_data(const struct linear_shape *s, const void *dy, const voi
 }
 
 /* Columns [begin, end) of rows [first, first + rows) of dw. */
-static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw, ptrdiff_t first, ptrdiff_t rows,
-                         ptrdiff_t begin, ptrdiff_t end, int accumulate) {
+static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw,
+                         ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
+                         int accumulate) {
     real a_scratch[FILTER_DEPTH * ROWS] __attribute__((aligned(64)));
     real b_scratch[FILTER_DEPTH * OUTER_COLUMNS] __attribute__((aligned(64)));
     const ptrdiff_t none = 0;
     for (ptrdiff_t k = 0; k < larger(s->batch, 1); k += FILTER_DEPTH) {
         ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
-        struct gemm_outer task = {.a = dy + k * s->outputs + first, .a_offset = &none, .lda = s->outputs, .b_offset = &none,
-                                  .segments = 1, .length = depth, .ldc = s->inputs, .accumulate = accumulate || k > 0};
+        struct gemm_outer task = {.a = dy + k * s->outputs + first,
+                                  .a_offset = &none,
+                                  .lda = s->outputs,
+                                  .b_offset = &none,
+                                  .segments = 1,
+                                  .length = depth,
+                                  .ldc = s->inputs,
+                                  .accumulate = accumulate || k > 0};
         if (crowds(s->outputs)) {
             NAME(gemm_pack)(depth, rows, task.a, s->outputs, 1, a_scratch);
             task.a = a_scratch;
@@ -178,20 +230,25 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
     }
 }
 
-static int backward_filter(const struct linear_shape *s, const void *x, const void *dy, void *dw, int accumulate, int threads) {
+static int backward_filter(const struct linear_shape *s, const void *x, const void *dy, void *dw,
+                           int accumulate, int threads) {
     enum { WIDE = 6 * OUTER_COLUMNS };
     ptrdiff_t down = ceil_div(s->outputs, ROWS), across = ceil_div(s->inputs, WIDE);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t i = 0; i < down * across; i++) {
         ptrdiff_t first = i % down * ROWS, begin = i / down * WIDE;
-        filter_chunk(s, x, dy, dw, first, smaller(s->outputs - first, ROWS), begin, smaller(s->inputs, begin + WIDE), accumulate);
+        filter_chunk(s, x, dy, dw, first, smaller(s->outputs - first, ROWS), begin,
+                     smaller(s->inputs, begin + WIDE), accumulate);
     }
     return 0;
 }
 
-static int backward_bias(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out, int accumulate, int threads) {
+static int backward_bias(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
+                         int accumulate, int threads) {
     return NAME(linear_bias)(dy, rows, columns, out, accumulate, threads);
 }
 
-const struct linear_kernels NAME(linear_kernels) = {
-    .forward = forward, .backward_data = backward_data, .backward_filter = backward_filter, .backward_bias = backward_bias};
+const struct linear_kernels NAME(linear_kernels) = {.forward = forward,
+                                                    .backward_data = backward_data,
+                                                    .backward_filter = backward_filter,
+                                                    .backward_bias = backward_bias};

@@ -10,10 +10,14 @@ struct linear_shape {
 };
 
 struct linear_kernels {
-    int (*forward)(const struct linear_shape *shape, const void *x, const void *w, const void *b, void *y, int threads);
-    int (*backward_data)(const struct linear_shape *shape, const void *dy, const void *w, void *dx, int threads);
-    int (*backward_filter)(const struct linear_shape *shape, const void *x, const void *dy, void *dw, int accumulate, int threads);
-    int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out, int accumulate, int threads);
+    int (*forward)(const struct linear_shape *shape, const void *x, const void *w, const void *b,
+                   void *y, int threads);
+    int (*backward_data)(const struct linear_shape *shape, const void *dy, const void *w, void *dx,
+                         int threads);
+    int (*backward_filter)(const struct linear_shape *shape, const void *x, const void *dy,
+                           void *dw, int accumulate, int threads);
+    int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
+                         int accumulate, int threads);
 };
 
 DECLARE_FAMILY(linear)

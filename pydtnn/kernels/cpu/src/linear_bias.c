@@ -1,8 +1,9 @@
 /* Gradient of a bias: the sum of each column.
  *
- * Memory-bound: one pass over dy with up to four vectors of columns in registers. Rows are cut into parts of PART_ROWS
- * whatever the number of threads; each part is summed from zero and the parts are added in order, so that the bytes do not
- * depend on the threads and the rounding error grows with the length of a part, not of the column.
+ * Memory-bound: one pass over dy with up to four vectors of columns in registers. Rows are cut into
+ * parts of PART_ROWS whatever the number of threads; each part is summed from zero and the parts
+ * are added in order, so that the bytes do not depend on the threads and the rounding error grows
+ * with the length of a part, not of the column.
  */
 #include <stdlib.h>
 
@@ -27,13 +28,15 @@ static void sum_rows(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *su
     }
 }
 
-int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate, int threads) {
+int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate,
+                      int threads) {
     ptrdiff_t parts = (rows + PART_ROWS - 1) / PART_ROWS;
     real *sums = malloc(((size_t)(parts * columns) + 1) * sizeof(real));
     if (!sums) return -1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t p = 0; p < parts; p++) {
-        ptrdiff_t first = p * PART_ROWS, count = rows - first < PART_ROWS ? rows - first : PART_ROWS;
+        ptrdiff_t first = p * PART_ROWS,
+                  count = rows - first < PART_ROWS ? rows - first : PART_ROWS;
         sum_rows(dy + first * columns, count, columns, sums + p * columns);
     }
     for (ptrdiff_t j = 0; j < columns; j++) {
@@ -44,4 +47,3 @@ int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *o
     free(sums);
     return 0;
 }
-

@@ -5,6 +5,7 @@
 #include "linear.h"
 #include "simd.h"
 
-int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate, int threads);
+int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate,
+                      int threads);
 
 #endif

@@ -1,15 +1,16 @@
 /* The vector layer of all templates: one source, compiled once per instruction set and real type.
  *
- * setup.py defines VECTOR_BYTES (64, 32 or 16: the width the instruction set has; a wider one makes gcc split and spill),
- * REAL_FLOAT (1 float, 0 double) and SUFFIX (as in avx512_f32). GCC's vector extensions do the rest, so gcc and clang, x86
- * and ARM compile the same lines; only loads and stores of part of a vector use intrinsics, in simd_x86.h.
+ * setup.py defines VECTOR_BYTES (64, 32 or 16: the width the instruction set has; a wider one makes
+ * gcc split and spill), REAL_FLOAT (1 float, 0 double) and SUFFIX (as in avx512_f32). GCC's vector
+ * extensions do the rest, so gcc and clang, x86 and ARM compile the same lines; only loads and
+ * stores of part of a vector use intrinsics, in simd_x86.h.
  *
- *   real, vec, ivec      a scalar, a vector of LANES of them, a vector of as many integers (what comparisons yield)
- *   NAME(x)              x with the suffix of this variant, for every symbol that leaves the file
- *   vload, vstore        unaligned; vload_part(p, n), vstore_part(p, v, n) touch only the first n lanes, 0 <= n <= LANES
- *   vset(x), vzero()     broadcast, zero
- *   vselect(m, a, b)     a where the mask is set, else b; m is a comparison of vectors, such as a > b
- *   vmax, vmin, vsum     element by element; sum over the lanes, always in the same (pairwise) order
+ *   real, vec, ivec      a scalar, a vector of LANES of them, a vector of as many integers (what
+ * comparisons yield) NAME(x)              x with the suffix of this variant, for every symbol that
+ * leaves the file vload, vstore        unaligned; vload_part(p, n), vstore_part(p, v, n) touch only
+ * the first n lanes, 0 <= n <= LANES vset(x), vzero()     broadcast, zero vselect(m, a, b)     a
+ * where the mask is set, else b; m is a comparison of vectors, such as a > b vmax, vmin, vsum
+ * element by element; sum over the lanes, always in the same (pairwise) order
  */
 #ifndef PYDTNN_SIMD_H
 #define PYDTNN_SIMD_H
@@ -34,14 +35,17 @@ enum { LANES = VECTOR_BYTES / sizeof(real) };
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef ireal ivec __attribute__((vector_size(VECTOR_BYTES)));
-typedef real vec_unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+typedef real vec_unaligned
+    __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
 #define INLINE static inline __attribute__((always_inline, unused))
 
 INLINE vec vload(const real *p) { return *(const vec_unaligned *)p; }
 INLINE void vstore(real *p, vec v) { *(vec_unaligned *)p = v; }
 INLINE vec vzero(void) { return (vec){0}; }
-INLINE vec vset(real x) { return x - (vec){0}; } /* x - 0 is x for every x, -0 and NaN included; x + 0 is not */
+INLINE vec vset(real x) {
+    return x - (vec){0};
+} /* x - 0 is x for every x, -0 and NaN included; x + 0 is not */
 
 INLINE vec vselect(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 

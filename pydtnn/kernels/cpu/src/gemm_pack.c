@@ -1,0 +1,81 @@
+/* Packing and turning of operands, and scratch memory.
+ *
+ * A matrix is turned in squares of LANES x LANES that pass through registers: log2(LANES) rounds of
+ * interleaving, 64 permutations for 256 floats with AVX-512. What is left over goes element by
+ * element.
+ */
+#include <stdlib.h>
+
+#include "gemm.h"
+
+/* Lanes of the lower and of the upper halves of two vectors, taken in turns. */
+#if VECTOR_BYTES / (8 - 4 * REAL_FLOAT) == 16
+#define LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VECTOR_BYTES / (8 - 4 * REAL_FLOAT) == 8
+#define LOWER 0, 8, 1, 9, 2, 10, 3, 11
+#define UPPER 4, 12, 5, 13, 6, 14, 7, 15
+#elif VECTOR_BYTES / (8 - 4 * REAL_FLOAT) == 4
+#define LOWER 0, 4, 1, 5
+#define UPPER 2, 6, 3, 7
+#else
+#define LOWER 0, 2
+#define UPPER 1, 3
+#endif
+#ifdef __clang__
+#define INTERLEAVE(a, b, lanes) __builtin_shufflevector(a, b, lanes)
+#else
+#define INTERLEAVE(a, b, lanes) __builtin_shuffle(a, b, (ivec){lanes})
+#endif
+
+/* Turn a square of LANES x LANES: row i of the result is column i of the source. Taking turns with
+ * the row half a square away, log2(LANES) times over, brings every element to its place. */
+static void transpose_square(const real *src, ptrdiff_t stride, real *dst, ptrdiff_t width) {
+    vec row[LANES], next[LANES];
+    UNROLL
+    for (int i = 0; i < LANES; i++) row[i] = vload(src + i * stride);
+    UNROLL
+    for (int step = 1; step < LANES; step *= 2) {
+        UNROLL
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = INTERLEAVE(row[i], row[i + LANES / 2], LOWER);
+            next[2 * i + 1] = INTERLEAVE(row[i], row[i + LANES / 2], UPPER);
+        }
+        UNROLL
+        for (int i = 0; i < LANES; i++) row[i] = next[i];
+    }
+    UNROLL
+    for (int i = 0; i < LANES; i++) vstore(dst + i * width, row[i]);
+}
+
+void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, ptrdiff_t stride,
+                          real *dst, ptrdiff_t width) {
+    for (ptrdiff_t i = 0; i < rows; i += LANES) {
+        ptrdiff_t j = 0, high = smaller(rows - i, LANES);
+        for (; high == LANES && j + LANES <= columns; j += LANES) {
+            transpose_square(src + i * stride + j, stride, dst + j * width + i, width);
+        }
+        for (; j < columns; j++) {
+            for (ptrdiff_t r = i; r < i + high; r++) dst[j * width + r] = src[r * stride + j];
+        }
+    }
+}
+
+void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,
+                     ptrdiff_t sj, real *dst) {
+    ptrdiff_t width = vectors_of(columns) * LANES;
+    if (sj == 1) {
+        for (ptrdiff_t k = 0; k < depth; k++)
+            memcpy(dst + k * width, src + k * sk, (size_t)columns * sizeof(real));
+    } else { /* sk == 1 */
+        NAME(gemm_transpose)(columns, depth, src, sj, dst, width);
+    }
+    for (ptrdiff_t k = 0; columns < width && k < depth; k++) {
+        for (ptrdiff_t j = columns; j < width; j++) dst[k * width + j] = 0;
+    }
+}
+
+void *NAME(scratch_new)(ptrdiff_t n) {
+    size_t bytes = ((size_t)n * sizeof(real) + 63) / 64 * 64;
+    return aligned_alloc(64, bytes ? bytes : 64);
+}

@@ -63,6 +63,7 @@ class BuildKernels(build_ext):
         """Find out what the compiler can do, compile the templates, build the extensions."""
         if self.compiler.compiler_type == "msvc":
             raise PlatformError("pydtnn's kernels need GCC's vector extensions; use gcc or clang.")
+        self.parallel = self.parallel or os.cpu_count() or 1
         self.openmp, link = self._openmp_flags()
         self.sets = [
             name
@@ -92,15 +93,14 @@ class BuildKernels(build_ext):
         return target
 
     def _compile_templates(self) -> None:
-        """Compile what is out of date; several at a time with ``build_ext -j``."""
+        """Compile what is out of date, as many at a time as there are cores, or ``-j`` says."""
         sources = sorted({name for ext in self.extensions for name in templates(family_of(ext))})
         stale = [
             variant
             for variant in self._variants(sources)
             if self.force or newer_group([variant[0], *headers()], self._object(*variant))
         ]
-        workers = self.parallel if isinstance(self.parallel, int) else 1
-        with ThreadPoolExecutor(max(1, workers)) as pool:
+        with ThreadPoolExecutor(self.parallel) as pool:
             list(pool.map(lambda variant: self._compile(*variant), stale))
 
     def _compile(self, source: str, isa: str, real: str) -> None:
@@ -126,7 +126,7 @@ class BuildKernels(build_ext):
             if self._accepts(compile_flags, link_flags, "#include <omp.h>\n"):
                 return compile_flags, link_flags
         self.warn("the compiler has no OpenMP: the kernels will use one thread")
-        return ["-Wno-unknown-pragmas"], []
+        return ["-Wno-unknown-pragmas", "-Wno-unused-parameter"], []
 
     def _accepts(self, flags: list[str], link: list[str] | None = None, code: str = "") -> bool:
         """Whether a small program compiles with these flags, and links if `link` is given."""

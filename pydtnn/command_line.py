@@ -72,8 +72,7 @@ class _Help(RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
     """A help page with short placeholders and without types, which the defaults show."""
 
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns - 2, WIDEST)
-        super().__init__(prog, max_help_position=30, width=width)
+        super().__init__(prog, max_help_position=30, width=_columns())
 
     def _format_action_invocation(self, action: Action) -> str:
         if action.dest in CONFIG:
@@ -89,6 +88,10 @@ class _Help(RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)  # names of options stay whole
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns - 2, WIDEST)
 
 
 def _invocation(own: Option) -> str:
@@ -139,10 +142,13 @@ def _names() -> str:
         "schedules": SCHEDULES,
         "schemes": SCHEMES,
     }
-    indent, width = 15, min(shutil.get_terminal_size().columns - 2, WIDEST)
+    widest = max(map(len, kinds))
     lines = [
         textwrap.fill(
-            f"  {kind:<{indent - 2}}{', '.join(names)}", width, subsequent_indent=" " * indent
+            ", ".join(names),
+            _columns(),
+            initial_indent=f"  {kind:<{widest}}  ",
+            subsequent_indent=" " * (widest + 4),
         )
         for kind, names in kinds.items()
     ]

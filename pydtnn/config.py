@@ -159,7 +159,7 @@ class TrainConfig:
     output_dir: str | None = option(
         OUTPUT,
         None,
-        "where the run goes; by default runs/MODEL-DATASET-1, -2, ...",
+        "where the run goes; by default a new folder, runs/MODEL-DATASET-NUMBER",
         metavar="FOLDER",
     )
     save: str | None = option(

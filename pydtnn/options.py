@@ -101,7 +101,7 @@ class Option:
                 raise self.wrong_type(value)
         elif not isinstance(value, self.kind):
             raise self.wrong_type(value)
-        elif value == "" and self.default != "":
+        elif value == "" and self.metavar != "LIST":
             raise ValueError(f"train: {self.flag} must not be empty")
 
     def wrong_type(self, value: Any) -> Exception:

@@ -59,8 +59,9 @@ def create(
     factory = registry[key]
     signature = inspect.signature(factory)
     choices = list(signature.parameters)[len(args) :]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for option in options:
-        if option not in choices:
+        if option not in choices and not takes_any:
             raise ValueError(unknown(f"option of {key}", option, choices))
     try:
         signature.bind(*args, **options)

@@ -78,6 +78,8 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     )
     wall = steps + data
     last = trainer.history[-1] if trainer.history else {}
+    megabytes = max(r["bytes"] for r in ranks) / 1e6
+    exchanged = [("exchanged per rank", f"{megabytes:.1f} MB")] if len(ranks) > 1 else []
     return [
         ("ranks", f"{len(ranks)}, with {threads} thread{'s' * (threads > 1)} each"),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
@@ -87,7 +89,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("time in communication", f"{communication:.1f} s not hidden behind compute"),
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
-        ("exchanged per rank", f"{max(r['bytes'] for r in ranks) / 1e6:.1f} MB"),
+        *exchanged,
         ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
         ("run folder", str(job.directory)),
     ]

@@ -116,11 +116,19 @@ class Program:
             return False
         return True
 
+    def signal(self, number: int) -> None:
+        """Send a signal to mpiexec, as Ctrl-C in a terminal does."""
+        self._process.send_signal(number)
+
+    def descendants(self) -> list[int]:
+        """All processes that mpiexec has started."""
+        return descendants(self._process.pid)
+
     def kill(self) -> None:
         """End mpiexec and all that it started."""
         if self._process.poll() is not None:
             return
-        family = descendants(self._process.pid)
+        family = self.descendants()
         self._process.terminate()  # mpiexec tidies up if it can
         self.wait(3.0)
         for process in [*family, self._process.pid]:

@@ -41,3 +41,10 @@ def test_unknown_names_and_options_are_refused(name, options, args, sentence):
 def test_what_is_no_name_is_refused():
     with pytest.raises(TypeError, match="shape: expected"):
         create("shape", {"box": box}, 3, {})
+
+
+def test_a_factory_that_takes_any_option_gets_it():
+    def anything(**options: int) -> dict[str, int]:
+        return options
+
+    assert create("thing", {"anything": anything}, "anything", {"size": 2}) == {"size": 2}

@@ -1,10 +1,12 @@
-"""The command line end to end: serial, on two ranks, resumed, reproduced."""
+"""The command line end to end: serial, on two ranks, resumed, reproduced, interrupted."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,19 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.train import main
-from tests.launch import Finished
-
-TINY = [
-    "--model=cnn",
-    '--dataset-options={"samples": 120, "test_samples": 40, "shape": [12, 12, 1], "classes": 4}',
-    "--epochs=2",
-    "--global-batch-size=16",
-]
+from pydtnn.comm import Communicator, create_communicator
+from pydtnn.config import TrainConfig
+from pydtnn.data import AUGMENTATIONS
+from pydtnn.errors import AgreedError
+from pydtnn.losses import LOSSES
+from pydtnn.metrics import METRICS
+from pydtnn.optimizers import OPTIMIZERS
+from pydtnn.run_directory import run_directory
+from pydtnn.schedules import SCHEDULES
+from pydtnn.train import _require_equal, main
+from tests.launch import ROOT, Finished
+from tests.small_run import TINY, TRAIN, only_line
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run_file(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())
 
 
 def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
@@ -32,57 +41,43 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
 ) -> None:
     out = tmp_path / "run"
     assert main([*TINY, f"--output-dir={out}", f"--save={tmp_path / 'w.safetensors'}"]) == 0
-    run = json.loads((out / "run.json").read_text())
-    assert run["configuration"]["model"] == "cnn"
-    assert run["ranks"] == 1
-    assert run["threads"] >= 1
+    run = run_file(out)
+    assert run["configuration"]["model"] == "mlp"
+    assert (run["ranks"], run["hosts"], run["threads"]) == (1, 1, 1)
+    assert run["instruction_set"]
+    assert run["environment"]["packages"]["numpy"]
+    assert "commit" in run["environment"]
     assert json.loads((out / "history.json").read_text())
     with open(out / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2
     assert float(rows[1]["loss"]) < float(rows[0]["loss"])
     assert (out / "best.safetensors").exists()
-    assert sorted(p.name for p in out.glob("checkpoint-*"))
+    assert sorted(p.name for p in out.glob("checkpoint-*")) == [
+        "checkpoint-00000008",
+        "checkpoint-00000016",
+    ]
     assert (tmp_path / "w.safetensors").exists()
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert told == ""
     for word in ("images/s", "time in compute", "time in communication", "peak memory", "ranks"):
         assert word in printed
+    assert printed.isascii()
 
 
 def test_saved_weights_are_evaluated_to_what_training_ended_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights = tmp_path / "w.safetensors"
-    assert main([*TINY, f"--output-dir={tmp_path / 'run'}", f"--save={weights}"]) == 0
-    history = json.loads((tmp_path / "run" / "history.json").read_text())
-    capsys.readouterr()
-    assert main([*TINY, f"--load={weights}", "--evaluate-only"]) == 0
-    printed = capsys.readouterr().out
-    assert f"accuracy {history[-1]['val_accuracy']:.4f}" in printed
-    assert f"loss {history[-1]['val_loss']:.4f}" in printed
-
-
-def test_a_yaml_file_is_read_and_the_command_line_wins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*TINY, "--lr=0.02", "--print-config"])
-    config = tmp_path / "run.yaml"
-    config.write_text(capsys.readouterr().out)
-    out = tmp_path / "run"
-    assert main([f"--config={config}", "--epochs=1", f"--output-dir={out}"]) == 0
-    run = json.loads((out / "run.json").read_text())["configuration"]
-    assert (run["lr"], run["epochs"], run["model"]) == (0.02, 1, "cnn")
-
-
-def test_help_is_grouped(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    printed = capsys.readouterr().out
-    for group in ("model and data:", "training:", "optimizer:", "ranks and device:", "output:"):
-        assert group in printed
-    assert "jsonargparse" not in printed
+    out, weights = tmp_path / "run", tmp_path / "w.safetensors"
+    assert main([*TINY, f"--output-dir={out}", f"--save={weights}"]) == 0
+    last = json.loads((out / "history.json").read_text())[-1]
+    copy = tmp_path / "copy.safetensors"
+    for options in ([f"--load={weights}"], [f"--output-dir={out}", "--resume", f"--save={copy}"]):
+        capsys.readouterr()
+        assert main([*TINY, *options, "--evaluate-only"]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line == f"loss {last['val_loss']:.4f}  accuracy {last['val_accuracy']:.4f}"
+    assert digest(copy) == digest(weights)
 
 
 def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(tmp_path: Path) -> None:
@@ -97,6 +92,59 @@ def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(tmp_path: Path) -
     )
     options = [f"--model={own}:net", '--model-options={"hidden": 5}', f"--scheme={own}:Mine"]
     assert main([*TINY, *options, f"--output-dir={tmp_path / 'run'}"]) == 0
+    assert run_file(tmp_path / "run")["parameters"] == (144 + 1) * 5 + (5 + 1) * 4
+
+
+CHOICES = [
+    *(f"--optimizer={name}" for name in OPTIMIZERS),
+    *(f"--schedule={name}" for name in SCHEDULES),
+    *(f"--loss={name}" for name in LOSSES),
+    *(f"--metrics={name}" for name in METRICS if name != "top_k_accuracy"),
+    *(f"--augment={name}" for name in AUGMENTATIONS),
+    *("--metrics=", "--metrics=top3_accuracy, accuracy", "--augment=crop:2,flip,cutout:3"),
+    *("--lr-scaling=linear", "--lr-scaling=sqrt", "--warmup-epochs=0.5", "--label-smoothing=0.1"),
+    *("--validation-split=0.25", "--accumulation=3", "--loader-threads=0", "--no-overlap"),
+    *("--dtype=float64", "--backend=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
+    *("--plateau=1", "--early-stopping=1", "--stop-at=0.1", "--monitor=loss", "--model=cnn"),
+    *("--checkpoint-epochs=0", "--checkpoint-steps=3", "--bucket-bytes=1", "--lr=0.01"),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_trains(
+    choice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Squared errors of logits, which no softmax tames, want small steps.
+    assert main([*TINY, "--epochs=1", "--lr=0.001", choice, f"--output-dir={tmp_path}"]) == 0
+    assert capsys.readouterr().err == ""
+    (epoch,) = json.loads((tmp_path / "history.json").read_text())
+    assert all(value is not None for value in epoch.values())
+
+
+def test_digits_are_learnt(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    options = ["--dataset=digits", "--model=mlp", "--epochs=3", "--threads=1"]
+    assert main([*options, f"--output-dir={tmp_path}"]) == 0
+    assert json.loads((tmp_path / "history.json").read_text())[-1]["val_accuracy"] > 0.8
+
+
+def test_the_learning_rate_follows_the_global_batch(tmp_path: Path) -> None:
+    """16 instead of 64 samples: a quarter of the learning rate, or half of it."""
+    for how, lr in (("none", 0.1), ("linear", 0.025), ("sqrt", 0.05)):
+        out = tmp_path / how
+        options = [f"--lr-scaling={how}", "--schedule=constant", "--epochs=1"]
+        assert main([*TINY, *options, f"--output-dir={out}"]) == 0
+        assert run_file(out)["schedule"] == f"Constant(lr={lr})"
+
+
+def test_a_rules_own_numbers_hold_where_the_user_gives_none(tmp_path: Path) -> None:
+    for rule, decay in (("sgd", 1e-4), ("adamw", 0.01)):
+        out = tmp_path / rule
+        assert main([*TINY, f"--optimizer={rule}", "--epochs=1", f"--output-dir={out}"]) == 0
+        assert run_file(out)["weight_decay"] == decay
+
+
+# -- the folder of a run
 
 
 def test_the_default_folder_of_a_run_is_a_new_one_each_time(
@@ -106,9 +154,29 @@ def test_the_default_folder_of_a_run_is_a_new_one_each_time(
     for _ in range(2):
         assert main([*TINY, "--epochs=1"]) == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
-        "cnn-synthetic-1",
-        "cnn-synthetic-2",
+        "mlp-synthetic-1",
+        "mlp-synthetic-2",
     ]
+
+
+def test_two_runs_that_start_together_get_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "resnet44-synthetic-1").mkdir(parents=True)
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # it comes between look and leap
+    with run_directory(TrainConfig(), create_communicator("serial")) as path:
+        assert path == Path("runs") / "resnet44-synthetic-2"
+
+
+def test_a_folder_that_was_there_stays_when_a_run_fails(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    assert main([*TINY, f"--output-dir={out}", "--model=none"]) != 0
+    assert out.exists()
+
+
+# -- the same bytes
 
 
 def test_two_threads_give_the_same_bytes_twice_and_as_one(tmp_path: Path) -> None:
@@ -116,14 +184,15 @@ def test_two_threads_give_the_same_bytes_twice_and_as_one(tmp_path: Path) -> Non
     for i, threads in enumerate([2, 2, 1]):
         path = tmp_path / f"{i}.safetensors"
         options = [f"--threads={threads}", f"--save={path}", f"--output-dir={tmp_path / str(i)}"]
-        assert main([*TINY, "--augment=crop:1,flip", *options]) == 0
+        options += ["--model=cnn", "--epochs=1", "--steps-per-epoch=3", "--augment=crop:1,flip"]
+        assert main([*TINY, *options]) == 0
         digests.add(digest(path))
     assert len(digests) == 1
 
 
 def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
-    common = [*TINY, "--augment=flip", "--checkpoint-steps=3", "--keep=20"]
+    common = [*TINY, "--model=cnn", "--augment=flip", "--checkpoint-steps=3", "--keep=20"]
     assert main([*common, f"--output-dir={whole}", f"--save={tmp_path / 'a.safetensors'}"]) == 0
     checkpoints = sorted(whole.glob("checkpoint-*"))
     part.mkdir()
@@ -135,24 +204,89 @@ def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert histories[0] == histories[1]
 
 
+# -- ranks and processes
+
+
 def test_two_ranks_train_and_report_once(tmp_path: Path, mpiexec: Callable[..., Finished]) -> None:
+    """Also where the last batch, of one sample, leaves a rank without work."""
     digests = set()
     for i in range(2):
         save = tmp_path / f"{i}.safetensors"
-        options = [f"--save={save}", f"--output-dir={tmp_path / str(i)}"]
-        done = mpiexec(2, ["-m", "pydtnn.train", *TINY, *options])
+        options = [f"--save={save}", f"--output-dir={tmp_path / str(i)}", "--global-batch-size=17"]
+        done = mpiexec(2, [*TRAIN, *TINY, "--model=cnn", *options])
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        assert done.stdout.count("images/s") >= 1
         assert done.stdout.count("time in communication") == 1
-        assert "ranks" in done.stdout
+        assert "2, with 1 thread each" in done.stdout
         digests.add(digest(save))
-        assert json.loads((tmp_path / str(i) / "run.json").read_text())["ranks"] == 2
+        assert run_file(tmp_path / str(i))["ranks"] == 2
     assert len(digests) == 1
 
 
-def test_the_module_runs_from_elsewhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pydtnn.train", *TINY, "--epochs=1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def test_the_help_page_is_printed_once(mpiexec: Callable[..., Finished]) -> None:
+    done = mpiexec(2, [*TRAIN, "--help"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("usage:") == 1
+
+
+@pytest.mark.threads(3)
+def test_ranks_with_different_options_are_refused(comm: Communicator) -> None:
+    lr = 0.2 if comm.rank == 2 else 0.1
+    with pytest.raises(AgreedError, match=r"same lr, but it is 0.1 on rank 0 and 0.2 on rank 2"):
+        _require_equal(comm, {"model": "mlp", "lr": lr})
+
+
+def start(arguments: list[str], folder: Path, **options: object) -> subprocess.Popen[str]:
+    """Start a process that sees signals as in a terminal, however the tests were started."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from pydtnn.train import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **options,
+    )
+
+
+LONG = [*TINY, "--epochs=100000", "--checkpoint-epochs=0"]
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [(signal.SIGINT, "interrupted (Ctrl-C)"), (signal.SIGTERM, "terminated (SIGTERM)")],
+)
+def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path) -> None:
+    with start(LONG, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("epoch 1/100000  loss ")
+        process.send_signal(number)
+        told = process.communicate(timeout=20)[1]
+    assert process.returncode == 128 + number
+    assert only_line(told) == line
+
+
+def test_a_reader_that_leaves_ends_the_run_in_silence(tmp_path: Path) -> None:
+    with start(LONG, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.wait(20)
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_the_module_runs_from_elsewhere_whatever_the_encoding(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *TRAIN, *TINY, "--epochs=1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "cnn-synthetic-1" / "run.json").exists()
+    assert (tmp_path / "runs" / "mlp-synthetic-1" / "run.json").exists()

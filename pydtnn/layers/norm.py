@@ -83,7 +83,7 @@ class BatchNorm(Layer):
         scale = self.gamma.value * moments.inv_std
         shift = self.beta.value - moments.mean * scale
         y = self.output_like(x)
-        self.backend.norm.normalize(x, scale.astype(x.dtype), shift.astype(x.dtype), out=y)
+        self.backend.norm.normalize(x, scale, shift, out=y)  # float64 maps do not cancel
         return y, (x, moments)
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
@@ -105,7 +105,6 @@ class BatchNorm(Layer):
         b = -a * inv_std * dgamma / count
         c = -a * dbeta / count - b * mean
         dx = self.gradient_like(dy)
-        a, b, c = (v.astype(x.dtype) for v in (a, b, c))
         self.backend.norm.backward_normalize(x, dy, a, b, c, out=dx)
         return dx
 

@@ -166,13 +166,10 @@ def test_the_number_of_threads_does_not_change_a_byte(
 ) -> None:
     batch, geometry = AWKWARD[case]
     arrays = cast(operands(rng, batch, geometry), np.float32)
-    one, two, three = (
-        create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2, 3)
-    )
+    one, two = (create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2))
     for direction in DIRECTIONS:
         expected = run(one, direction, arrays, geometry).tobytes()
         assert run(two, direction, arrays, geometry).tobytes() == expected
-        assert run(three, direction, arrays, geometry).tobytes() == expected
 
 
 @pytest.mark.parametrize(

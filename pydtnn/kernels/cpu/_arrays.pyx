@@ -7,17 +7,20 @@ import numpy as np
 cnp.import_array()
 
 
-cdef inline bint is_native(object array, int kind):
-    return cnp.PyArray_TYPE(<cnp.ndarray?>array) == kind and cnp.PyArray_ISNOTSWAPPED(<cnp.ndarray>array)
+cdef inline bint is_native(object array, int kind) except -1:
+    cdef cnp.ndarray a = <cnp.ndarray?>array
+    return cnp.PyArray_TYPE(a) == kind and cnp.PyArray_ISNOTSWAPPED(a)
 
 
 def native(out, *inputs) -> bool:
-    """Whether the kernels take these arrays: one real type, and an output whose elements lie in order.
+    """Whether the kernels take these arrays: all float32 or all float64, the output contiguous.
 
     Inputs may be None.
     """
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
-    if (kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE) or not cnp.PyArray_ISCARRAY(<cnp.ndarray>out):
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE:
+        return False
+    if not cnp.PyArray_ISCARRAY(<cnp.ndarray>out):
         return False
     for array in inputs:
         if array is not None and not is_native(array, kind):

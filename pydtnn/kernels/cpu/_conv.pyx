@@ -18,31 +18,36 @@ cdef extern from "conv.h":
         ptrdiff_t dilation[2]
         ptrdiff_t groups
     struct conv_kernels:
-        int (*forward)(const conv_shape *shape, const void *x, const void *w, const void *b, void *y, int threads) nogil
-        int (*backward_data)(const conv_shape *shape, const void *dy, const void *w, void *dx, int threads) nogil
-        int (*backward_filter)(const conv_shape *shape, const void *x, const void *dy, void *dw, int accumulate,
-                               int threads) nogil
+        int (*forward)(const conv_shape *shape, const void *x, const void *w, const void *b,
+                       void *y, int threads) nogil
+        int (*backward_data)(const conv_shape *shape, const void *dy, const void *w, void *dx,
+                             int threads) nogil
+        int (*backward_filter)(const conv_shape *shape, const void *x, const void *dy, void *dw,
+                               int accumulate, int threads) nogil
     const conv_kernels *conv_select(int isa, int itemsize)
 
 
 cdef class Shape:
-    """A `ConvGeometry` of one or two axes as the C kernels see it; one axis is an image of one row."""
+    """A `ConvGeometry` of one or two axes as the C kernels see it; one axis is an image of a row."""
 
     cdef conv_shape c
 
     def __cinit__(self, geometry):
-        self.c.channels, self.c.filters, self.c.groups = geometry.channels, geometry.filters, geometry.groups
+        self.c.channels, self.c.filters = geometry.channels, geometry.filters
+        self.c.groups = geometry.groups
         axes = len(geometry.size)
         if axes not in (1, 2):
             raise ValueError(f"the compiled convolutions have one or two axes, not {axes}.")
-        self.c.size[0] = self.c.output[0] = self.c.kernel[0] = self.c.stride[0] = self.c.dilation[0] = 1
+        self.c.size[0] = self.c.output[0] = self.c.kernel[0] = 1
+        self.c.stride[0] = self.c.dilation[0] = 1
         cdef int d, i
-        output = geometry.output
+        positions = geometry.output
         for i in range(axes):
             d = 2 - axes + i
-            self.c.size[d], self.c.output[d] = geometry.size[i], output[i]
+            self.c.size[d], self.c.output[d] = geometry.size[i], positions[i]
             self.c.kernel[d], self.c.stride[d] = geometry.kernel[i], geometry.stride[i]
-            self.c.dilation[d], self.c.padding[d] = geometry.dilation[i], geometry.padding[i][0]
+            self.c.dilation[d] = geometry.dilation[i]
+            self.c.padding[d] = geometry.padding[i][0]
 
 
 cdef inline Py_ssize_t inputs(const conv_shape *c) noexcept:
@@ -68,7 +73,7 @@ cdef class ConvKernels:
             raise ValueError(f"instruction set number {isa} was not built.")
 
     def forward(self, x, w, b, Shape shape, out, int threads):
-        """out (N, OH, OW, O) = convolution of x (N, H, W, C) with w (O, kh, kw, C / groups), plus b (O,) or None."""
+        """out (N, OH, OW, O) = x (N, H, W, C) * w (O, kh, kw, C / groups), plus b (O,) or None."""
         cdef conv_shape c = shape.c
         c.batch = x.shape[0]
         cdef int size = itemsize(out), status

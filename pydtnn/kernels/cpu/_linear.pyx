@@ -11,13 +11,14 @@ cdef extern from "linear.h":
         ptrdiff_t inputs
         ptrdiff_t outputs
     struct linear_kernels:
-        int (*forward)(const linear_shape *shape, const void *x, const void *w, const void *b, void *y,
-                       int threads) nogil
-        int (*backward_data)(const linear_shape *shape, const void *dy, const void *w, void *dx, int threads) nogil
-        int (*backward_filter)(const linear_shape *shape, const void *x, const void *dy, void *dw, int accumulate,
-                               int threads) nogil
-        int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out, int accumulate,
+        int (*forward)(const linear_shape *shape, const void *x, const void *w, const void *b,
+                       void *y, int threads) nogil
+        int (*backward_data)(const linear_shape *shape, const void *dy, const void *w, void *dx,
                              int threads) nogil
+        int (*backward_filter)(const linear_shape *shape, const void *x, const void *dy, void *dw,
+                               int accumulate, int threads) nogil
+        int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
+                             int accumulate, int threads) nogil
     const linear_kernels *linear_select(int isa, int itemsize)
 
 

@@ -14,12 +14,12 @@ cdef inline int itemsize(object array) except -1:
 
 
 cdef inline void *data(object array, int itemsize, Py_ssize_t size) except? NULL:
-    """Pointer to the elements of a contiguous, aligned array with `size` elements of `itemsize` bytes."""
+    """Pointer to a contiguous, aligned array with `size` elements of `itemsize` bytes."""
     cdef cnp.ndarray a = <cnp.ndarray?>array
     if not cnp.PyArray_ISCARRAY_RO(a) or cnp.PyArray_ITEMSIZE(a) != itemsize:
         raise ValueError(f"a kernel needs a C-contiguous array of {itemsize}-byte elements.")
     if cnp.PyArray_SIZE(a) != size:
-        raise ValueError(f"a kernel needs an array of {size} elements, not one of shape {array.shape}.")
+        raise ValueError(f"a kernel needs {size} elements, not an array of shape {array.shape}.")
     return cnp.PyArray_DATA(a)
 
 

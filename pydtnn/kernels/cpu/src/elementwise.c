@@ -130,10 +130,11 @@ static void add(const void *a, const void *b, ptrdiff_t n, void *out, int thread
 /* -- softmax: three passes over a row that is in L1 */
 
 static void softmax_row(const real *x, ptrdiff_t n, real *out) {
-    const vec scale = vset(1 / row_exp(x, n, row_max(x, n), out));
+    vec last;
+    const vec scale = vset(1 / row_exp(x, n, row_max(x, n), out, &last));
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     for (ptrdiff_t j = 0; j < whole; j += LANES) vstore(out + j, vload(out + j) * scale);
-    vstore_part(out + whole, vload_part(out + whole, tail) * scale, tail);
+    vstore_part(out + whole, last * scale, tail);
 }
 
 static void softmax_backward_row(const real *dy, const real *y, ptrdiff_t n, real *out) {

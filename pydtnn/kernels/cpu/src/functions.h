@@ -81,8 +81,9 @@ INLINE vec vtanh(vec x) {
 INLINE vec vlog(vec x) {
     static const real factor[] = {2. / 3,  2. / 5,  2. / 7,  2. / 9,  2. / 11,
                                   2. / 13, 2. / 15, 2. / 17, 2. / 19, 2. / 21};
-    ivec subnormal = x < SMALLEST_NORMAL;
-    vec normal = vselect(subnormal, x * vset((real)((ireal)1 << MANTISSA)), x);
+    vec size = vabs(x); /* so that no integer overflows; x < 0 is dealt with at the end */
+    ivec subnormal = size < SMALLEST_NORMAL;
+    vec normal = vselect(subnormal, size * vset((real)((ireal)1 << MANTISSA)), size);
     ivec n = ((ivec)normal - (ivec)vset((real)0.70710678118654752)) >> MANTISSA;
     vec f = (vec)((ivec)normal - (n << MANTISSA)) - 1;
     n -= subnormal & MANTISSA;

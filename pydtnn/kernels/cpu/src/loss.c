@@ -17,18 +17,23 @@ static double cross_entropy_row(const real *x, int64_t target, ptrdiff_t n, doub
                                 double scale, real *out) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     const real shift = row_max(x, n);
-    const real sum = row_exp(x, n, shift, out);
+    vec last;
+    const real sum = row_exp(x, n, shift, out, &last);
     const double log_sum = log((double)sum);
     double loss = (1 - smoothing) * (log_sum - ((double)x[target] - (double)shift));
-    const vec factor = vset((real)(scale / sum)), offset = vset((real)(smoothing / n * scale));
-    for (ptrdiff_t j = 0; j < whole; j += LANES) vstore(out + j, vload(out + j) * factor - offset);
-    vstore_part(out + whole, vload_part(out + whole, tail) * factor - offset, tail);
-    out[target] -= (real)((1 - smoothing) * scale);
+    const vec factor = vset((real)(scale / sum)), all = vset((real)(smoothing / n * scale));
+    const vec own = vset((real)((1 - smoothing) * scale));
+    for (ptrdiff_t j = 0; j < whole; j += LANES) {
+        const vec q = all + vselect(vlanes(j) == (ireal)target, own, vzero());
+        vstore(out + j, vload(out + j) * factor - q);
+    }
+    const vec q = all + vselect(vlanes(whole) == (ireal)target, own, vzero());
+    vstore_part(out + whole, last * factor - q, tail);
     if (smoothing > 0) {
         struct doubles total = {0};
         for (ptrdiff_t j = 0; j < whole; j += LANES) add_doubles(&total, vload(x + j) - shift);
         add_doubles(&total, vload_or(x + whole, tail, vset(shift)) - shift);
-        loss += smoothing * (log_sum - sum_doubles(total) / n);
+        loss += smoothing * (log_sum - sum_doubles(total) / (double)n);
     }
     return loss;
 }

@@ -126,7 +126,7 @@ INLINE void max_window(const real *x, const struct plane *s, struct window h, st
         const real *p = x + (i * s->width + w.first) * s->channels + c;
         for (ireal t = tap; t < tap + (ireal)(w.stop - w.first); t++, p += s->channels) {
             const vec v = load(p, lanes);
-            const ivec take = (v > best) | ((v != v) & (best == best)); /* the first NaN wins */
+            const ivec take = ~(v <= best) & (best == best); /* of NaN, too, the first wins */
             best = vselect(take, v, best);
             which = (take & t) | (~take & which);
         }

@@ -5,17 +5,23 @@
  * what it leaves in the high half is what the next round uses and then forgets. A vector of
  * W = VECTOR_BYTES / 8 counters gives 4 W words in ten rounds of two multiplications, two shifts and
  * two three-way xors: about two instructions a word, half the speed of memory. Words go through a
- * buffer in L1, so that the selection is one plain loop for both real types.
+ * buffer in L1, from where they are compared, LANES at a time.
  */
 #include <string.h>
 
+#include "lanes.h"
 #include "parts.h"
 #include "random.h"
-#include "simd.h"
 
 enum { WIDTH = VECTOR_BYTES / 8, ROUNDS = 10, WORDS = 1024 };
 
 typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t lane_words __attribute__((vector_size(LANES * sizeof(uint32_t))));
+#if REAL_FLOAT
+typedef uint32_t unsigned_vec __attribute__((vector_size(VECTOR_BYTES)));
+#else
+typedef uint64_t unsigned_vec __attribute__((vector_size(VECTOR_BYTES)));
+#endif
 
 #if VECTOR_BYTES == 64
 #define X86(operation) _mm512_##operation
@@ -68,14 +74,24 @@ INLINE void philox(struct draw draw, uint64_t sample, uint64_t first, uint32_t *
     memcpy(out, block, sizeof block);
 }
 
+/* Which of LANES words are at least the threshold. */
+INLINE ivec at_least(const uint32_t *word, uint32_t threshold) {
+    lane_words w;
+    memcpy(&w, word, sizeof w);
+    return (ivec)(__builtin_convertvector(w, unsigned_vec) >= (unsigned_vec){0} + threshold);
+}
+
 static void dropout_part(const real *x, ptrdiff_t n, struct draw draw, uint64_t sample,
                          uint64_t block, real factor, real *out) {
     uint32_t word[WORDS];
     for (ptrdiff_t i = 0; i < n; i += 4 * WIDTH) {
         philox(draw, sample, block + (uint64_t)i / 4, word + i);
     }
-#pragma omp simd /* out may be x */
-    for (ptrdiff_t i = 0; i < n; i++) out[i] = word[i] >= draw.threshold ? x[i] * factor : 0;
+    for (ptrdiff_t i = 0; i < n; i += LANES) {
+        const ptrdiff_t lanes = min_of(LANES, n - i);
+        const vec kept = load(x + i, lanes) * factor;
+        store(out + i, vselect(at_least(word + i, draw.threshold), kept, vzero()), lanes);
+    }
 }
 
 static void dropout(const void *x_, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples,

@@ -11,23 +11,20 @@ static inline real row_max(const real *x, ptrdiff_t n) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     vec top = vload_or(x + whole, tail, vset((real)-__builtin_inf()));
     for (ptrdiff_t j = 0; j < whole; j += LANES) top = vmax(top, vload(x + j));
-    real largest = top[0];
-    for (int i = 1; i < LANES; i++) largest = top[i] > largest ? top[i] : largest;
-    return largest;
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) top[i] = top[i + half] > top[i] ? top[i + half] : top[i];
+    }
+    return top[0];
 }
 
-/* out = exp(x - shift); returns its sum. */
-static inline real row_exp(const real *x, ptrdiff_t n, real shift, real *out) {
+/* out = exp(x - shift) but for the tail, the part of a vector at the end, which comes back in
+   *last, with zeros behind it. Returns the sum. */
+static inline real row_exp(const real *x, ptrdiff_t n, real shift, real *out, vec *last) {
     const ptrdiff_t tail = n % LANES, whole = n - tail;
-    vec sum = vzero();
+    vec sum = *last = vexp(vload_or(x + whole, tail, vset((real)-__builtin_inf())) - shift);
     for (ptrdiff_t j = 0; j < whole; j += LANES) {
-        vec e = vexp(vload(x + j) - shift);
+        const vec e = vexp(vload(x + j) - shift);
         vstore(out + j, e);
-        sum += e;
-    }
-    if (tail) {
-        vec e = vexp(vload_or(x + whole, tail, vset((real)-__builtin_inf())) - shift);
-        vstore_part(out + whole, e, tail);
         sum += e;
     }
     return vsum(sum);

@@ -5,12 +5,15 @@
  * extensions do the rest, so gcc and clang, x86 and ARM compile the same lines; only loads and
  * stores of part of a vector use intrinsics, in simd_x86.h.
  *
- *   real, vec, ivec      a scalar, a vector of LANES of them, a vector of as many integers (what
- * comparisons yield) NAME(x)              x with the suffix of this variant, for every symbol that
- * leaves the file vload, vstore        unaligned; vload_part(p, n), vstore_part(p, v, n) touch only
- * the first n lanes, 0 <= n <= LANES vset(x), vzero()     broadcast, zero vselect(m, a, b)     a
- * where the mask is set, else b; m is a comparison of vectors, such as a > b vmax, vmin, vsum
- * element by element; sum over the lanes, always in the same (pairwise) order
+ *   real, vec, ivec       a scalar, a vector of LANES of them, one of as many integers (masks)
+ *   NAME(x)               x with the suffix of this variant, for every symbol that leaves its file
+ *   vload(p), vstore      unaligned
+ *   vload_part(p, n)      the first n lanes, 0 <= n <= LANES, the others 0; no other memory is read
+ *   vstore_part(p, v, n)  the first n lanes; no other memory is written
+ *   vset(x), vzero()      broadcast, zero
+ *   vselect(m, a, b)      a where the mask is set, else b; a mask is a comparison such as a > b
+ *   vmax, vmin            lane by lane
+ *   vsum(v)               sum over the lanes, always in the same (pairwise) order
  */
 #ifndef PYDTNN_SIMD_H
 #define PYDTNN_SIMD_H

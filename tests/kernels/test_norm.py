@@ -1,0 +1,275 @@
+"""Normalisation: the reference against calculus, the cpu against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from tests.kernels.checks import (
+    DTYPES,
+    REFERENCE,
+    eps,
+    numeric_gradient,
+    same_for_all_threads,
+)
+
+# rows and channels: none, one, primes, less and more than a vector, more than a panel, many parts
+SIZES = [
+    (0, 3), (1, 1), (7, 1), (257, 3), (131, 5), (64, 16), (1000, 17), (300, 64), (97, 100),
+    (5, 1100), (4099, 16), (40000, 2),
+]  # fmt: skip
+# samples, positions, channels, groups
+GROUPS = [
+    (0, 4, 6, 3), (3, 1, 1, 1), (5, 1, 17, 1), (130, 1, 100, 1), (2, 1, 1500, 1), (3, 49, 16, 4),
+    (2, 7, 5, 5), (2, 130, 12, 2), (37, 5, 64, 1), (3, 1, 8, 2), (2, 3, 1200, 3),
+]  # fmt: skip
+
+
+def moments(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance from the count, the sums and the sums of squares."""
+    mean, square = sums[1:].reshape(2, -1) / sums[0]
+    return mean, square - mean**2
+
+
+def batch_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """Batch norm as the textbook has it."""
+    return gamma * (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) + beta
+
+
+def group_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, groups: int) -> np.ndarray:
+    """Group norm as the textbook has it."""
+    y = np.empty_like(x)
+    for n in range(len(x)):
+        for c in np.split(np.arange(x.shape[2]), groups):
+            part = x[n][:, c]
+            y[n][:, c] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
+    return y * gamma + beta
+
+
+def test_reference_statistics_give_the_mean_and_variance_of_each_channel() -> None:
+    x = np.random.default_rng(0).normal(3, 2, (2, 5, 7, 3))
+    sums = np.empty(7)
+    REFERENCE.norm.statistics(x, out=sums)
+    mean, variance = moments(sums)
+    assert sums[0] == 70
+    np.testing.assert_allclose(mean, x.mean(axis=(0, 1, 2)), rtol=1e-13)
+    np.testing.assert_allclose(variance, x.var(axis=(0, 1, 2)), rtol=1e-12)
+
+
+def test_reference_phases_add_up_to_batch_norm_and_its_gradient() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 11, 3))
+    gamma, beta = rng.normal(size=(2, 3))
+    sums, dsums = np.empty(7), np.empty((2, 3))
+    norm = REFERENCE.norm
+    norm.statistics(x, out=sums)
+    mean, variance = moments(sums)
+    inv_std = 1 / np.sqrt(variance + 1e-5)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    norm.normalize(x, gamma * inv_std, beta - mean * gamma * inv_std, out=y)
+    np.testing.assert_allclose(y, batch_norm(x, gamma, beta), atol=1e-12)
+    norm.backward_statistics(x, dy, mean, inv_std, out=dsums)
+    a = gamma * inv_std
+    b = -a * inv_std * dsums[1] / len(x)
+    norm.backward_normalize(x, dy, a, b, -a * dsums[0] / len(x) - b * mean, out=dx)
+    # central differences with a step of 1e-6 are good to about 1e-9
+    for value, numeric in [
+        (dx, numeric_gradient(lambda v: batch_norm(v, gamma, beta), x, dy)),
+        (dsums[1], numeric_gradient(lambda v: batch_norm(x, v, beta), gamma, dy)),
+        (dsums[0], numeric_gradient(lambda v: batch_norm(x, gamma, v), beta, dy)),
+    ]:
+        np.testing.assert_allclose(value, numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize(("positions", "groups"), [(1, 1), (1, 3), (5, 1), (4, 3)])
+def test_reference_group_norm_has_the_gradient_of_the_textbook(positions: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 2, positions, 6))
+    gamma, beta = rng.normal(size=(2, 6))
+    y, dx = np.empty_like(x), np.empty_like(x)
+    mean, inv_std = np.empty((2, 2, groups))
+    dgamma, dbeta = np.empty((2, 6))
+    norm = REFERENCE.norm
+    norm.group_forward(x, gamma, beta, groups, 1e-5, out=y, mean=mean, inv_std=inv_std)
+    norm.group_backward(x, dy, gamma, groups, mean, inv_std, out=dx, dgamma=dgamma, dbeta=dbeta)
+    np.testing.assert_allclose(y, group_norm(x, gamma, beta, groups), atol=1e-12)
+    for value, numeric in [
+        (dx, numeric_gradient(lambda v: group_norm(v, gamma, beta, groups), x, dy)),
+        (dgamma, numeric_gradient(lambda v: group_norm(x, v, beta, groups), gamma, dy)),
+        (dbeta, numeric_gradient(lambda v: group_norm(x, gamma, v, groups), beta, dy)),
+    ]:
+        np.testing.assert_allclose(value, numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "channels"), SIZES)
+def test_statistics_and_their_backward_equal_the_reference(
+    cpu_backend: Backend, dtype: str, rows: int, channels: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, rows, channels)).astype(dtype)
+    mean, inv_std = rng.normal(size=(2, channels))
+    # terms of about 1, added in blocks here and one after the other in the reference
+    tolerance = 4 * eps(dtype) * rows + 4 * eps("float64") * rows**1.5
+    for accumulate in (False, True):
+        sums = np.ones((2, 1 + 2 * channels))
+        dsums = np.ones((2, 2, channels))
+        for i, norm in enumerate((cpu_backend.norm, REFERENCE.norm)):
+            norm.statistics(x, out=sums[i], accumulate=accumulate)
+            norm.backward_statistics(x, dy, mean, inv_std, out=dsums[i], accumulate=accumulate)
+        np.testing.assert_allclose(*sums, rtol=eps(dtype), atol=tolerance)
+        np.testing.assert_allclose(*dsums, rtol=eps(dtype), atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 33, 64, 100])
+def test_variance_survives_a_mean_of_a_thousand_deviations(
+    cpu_backend: Backend, channels: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = (1000 + rng.normal(size=(5000, channels))).astype("float32")
+    x[::128] += 5  # the rows that blocks are summed relative to lie far out
+    sums = np.empty(1 + 2 * channels)
+    cpu_backend.norm.statistics(x, out=sums)
+    mean, variance = moments(sums)
+    exact = x.astype("float64")
+    np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(variance, exact.var(axis=0), rtol=1e-5)
+
+
+def test_one_far_outlier_does_not_spoil_the_variance(cpu_backend: Backend) -> None:
+    x = np.random.default_rng(0).normal(size=(20000, 16)).astype("float32")
+    x[0] = 1e4
+    sums = np.empty(33)
+    cpu_backend.norm.statistics(x, out=sums)
+    np.testing.assert_allclose(moments(sums)[1], x.astype("float64").var(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "channels"), SIZES)
+def test_maps_equal_the_reference_also_in_place(
+    cpu_backend: Backend, dtype: str, rows: int, channels: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, rows, channels)).astype(dtype)
+    a, b, c = rng.normal(size=(3, channels))
+    b[0] = 0  # a map that ignores x has no centre
+    expected, y = np.empty((2, rows, channels), dtype)
+    # a few roundings of terms of the order of 10
+    tolerance = dict(rtol=4 * eps(dtype), atol=40 * eps(dtype))
+    REFERENCE.norm.normalize(x, b, c, out=expected)
+    cpu_backend.norm.normalize(x, b, c, out=y)
+    np.testing.assert_allclose(y, expected, **tolerance)
+    in_place = x.copy()
+    cpu_backend.norm.normalize(in_place, b, c, out=in_place)
+    np.testing.assert_array_equal(in_place, y)
+    REFERENCE.norm.backward_normalize(x, dy, a, b, c, out=expected)
+    cpu_backend.norm.backward_normalize(x, dy, a, b, c, out=y)
+    np.testing.assert_allclose(y, expected, **tolerance)
+    in_place = dy.copy()
+    cpu_backend.norm.backward_normalize(x, in_place, a, b, c, out=in_place)
+    np.testing.assert_array_equal(in_place, y)
+
+
+def test_maps_of_floats_do_not_cancel_with_coefficients_in_double(cpu_backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 200, 5)).astype("float32")
+    x += 1000
+    scale = rng.normal(1, 0.1, 5)
+    shift = -1000 * scale
+    a, y = np.ones(5), np.empty_like(x)
+    exact = x.astype("float64") * scale + shift
+    cpu_backend.norm.normalize(x, scale, shift, out=y)
+    np.testing.assert_allclose(y, exact, atol=1e-6)  # a plain x scale + shift is off by 6e-5
+    cpu_backend.norm.backward_normalize(x, dy, a, scale, shift, out=y)
+    np.testing.assert_allclose(y, dy + exact, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("samples", "positions", "channels", "groups"), GROUPS)
+def test_group_norm_equals_the_reference(
+    cpu_backend: Backend, dtype: str, samples: int, positions: int, channels: int, groups: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(1, 1, (2, samples, positions, channels)).astype(dtype)
+    gamma, beta = rng.normal(size=(2, channels)).astype(dtype)
+    results = []
+    for backend in (cpu_backend, REFERENCE):
+        y, dx = np.empty((2, *x.shape), dtype)
+        mean, inv_std = np.empty((2, samples, groups))
+        gradients = np.ones((4, channels), dtype)
+        backend.norm.group_forward(x, gamma, beta, groups, 1e-5, out=y, mean=mean, inv_std=inv_std)
+        for i, accumulate in ((0, False), (2, True)):
+            backend.norm.group_backward(
+                x, dy, gamma, groups, mean, inv_std,
+                out=dx, dgamma=gradients[i], dbeta=gradients[i + 1], accumulate=accumulate,
+            )  # fmt: skip
+        results.append((y, mean, inv_std, dx, gradients))
+    # groups of two elements can have deviations of 0.05, which magnify rounding
+    scale = max(1.0, float(results[1][2].max(initial=0)))
+    for actual, expected in zip(*results, strict=True):
+        tolerance = 100 * eps(dtype) * scale * max(samples * positions, 1) ** 0.5
+        np.testing.assert_allclose(
+            actual, expected, rtol=1e-5 if scale > 10 else 1e-6, atol=tolerance
+        )
+
+
+def test_layer_norm_survives_a_mean_of_a_thousand_deviations(cpu_backend: Backend) -> None:
+    x = (1000 + np.random.default_rng(0).normal(size=(9, 1, 300))).astype("float32")
+    y = np.empty_like(x)
+    mean, inv_std = np.empty((2, 9, 1))
+    one, zero = np.ones(300, "float32"), np.zeros(300, "float32")
+    cpu_backend.norm.group_forward(x, one, zero, 1, 0.0, out=y, mean=mean, inv_std=inv_std)
+    exact = x.astype("float64")
+    exact = (exact - exact.mean(axis=2, keepdims=True)) / exact.std(axis=2, keepdims=True)
+    np.testing.assert_allclose(y, exact, atol=2e-6)
+
+
+def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 70001, 7)).astype("float32")
+    a, b, c = rng.normal(size=(3, 7))
+    gamma = rng.normal(size=35).astype("float32")
+
+    def run(backend: Backend) -> list[np.ndarray]:
+        norm, sums, dsums, y, dx = (
+            backend.norm,
+            np.empty(15),
+            np.empty((2, 7)),
+            *np.empty_like([x, x]),
+        )
+        norm.statistics(x, out=sums)
+        norm.backward_statistics(x, dy, a, b, out=dsums)
+        norm.normalize(x, a, b, out=y)
+        norm.backward_normalize(x, dy, a, b, c, out=dx)
+        results = [sums, dsums, y, dx]
+        for view, groups in (((73, 131, 7 * 7), 7), ((14000, 1, 35), 1)):
+            size = view[0] * view[1] * view[2]
+            xs, ds = x.ravel()[:size].reshape(view), dy.ravel()[:size].reshape(view)
+            g = np.resize(gamma, view[2])
+            out, grad = np.empty_like(xs), np.empty_like(xs)
+            mean, inv_std = np.empty((2, view[0], groups))
+            dgamma, dbeta = np.empty((2, view[2]), "float32")
+            norm.group_forward(xs, g, g, groups, 1e-5, out=out, mean=mean, inv_std=inv_std)
+            norm.group_backward(
+                xs, ds, g, groups, mean, inv_std, out=grad, dgamma=dgamma, dbeta=dbeta
+            )
+            results += [out, mean, inv_std, grad, dgamma, dbeta]
+        return results
+
+    same_for_all_threads(cpu_backend, run)
+
+
+def test_arrays_of_other_kinds_give_the_same_values(cpu_backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 5, 4))
+    sums, expected = np.empty((2, 9))
+    REFERENCE.norm.statistics(x, out=expected)
+    cpu_backend.norm.statistics(np.asfortranarray(x), out=sums)
+    np.testing.assert_allclose(sums, expected, rtol=1e-13)
+    half = np.empty((6, 5, 4), "float16")
+    cpu_backend.norm.normalize(x.astype("float16"), np.ones(4), np.ones(4), out=half)
+    np.testing.assert_allclose(half, x + 1, atol=4e-3)  # float16 has 11 bits
+    spread = np.zeros((6, 5, 8))
+    cpu_backend.norm.normalize(x, np.ones(4), np.ones(4), out=spread[..., ::2])
+    np.testing.assert_allclose(spread[..., ::2], x + 1, rtol=1e-15)

@@ -1,0 +1,108 @@
+"""Reading the command line and YAML files, and the help page (what is refused: test_errors.py)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pydtnn.command_line import parse
+from pydtnn.config import TrainConfig
+from pydtnn.models import MODELS
+from pydtnn.options import options
+from pydtnn.train import main
+
+PROMISED = """
+    model dataset data-dir epochs steps-per-epoch batch-size global-batch-size optimizer lr momentum
+    weight-decay schedule loss metrics augment validation-split dtype backend threads seed
+    output-dir save load resume evaluate-only lr-scaling download
+"""
+
+
+@pytest.fixture
+def page(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """The help page on a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(getattr(request, "param", 80)))
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    printed, told = capsys.readouterr()
+    assert told == ""
+    return printed
+
+
+def test_no_arguments_give_the_defaults() -> None:
+    assert parse([]) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["--lr=1e-3"], {"lr": 1e-3}),
+        (["--lr", "0.1", "--weight-decay", "5e-4"], {"lr": 0.1, "weight_decay": 5e-4}),
+        (["--model-options", '{"shortcut": "A"}'], {"model_options": {"shortcut": "A"}}),
+        (["--model-options.shortcut=A"], {"model_options": {"shortcut": "A"}}),
+        (["--download", "--no-overlap"], {"download": True, "overlap": False}),
+        (["--dataset=123", "--model=3.py:net"], {"dataset": "123", "model": "3.py:net"}),
+        (["--augment="], {"augment": ""}),
+        (["--epochs=3", "--epochs=4"], {"epochs": 4}),
+    ],
+)
+def test_arguments_become_values(arguments: list[str], values: dict[str, object]) -> None:
+    assert parse(arguments) == TrainConfig(**values)
+
+
+def test_a_configuration_that_is_printed_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--lr=1e-4", "--model=mlp", '--model-options={"hidden": [3]}', "--no-overlap"]
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--print-config"])
+    assert end.value.code == 0
+    config = tmp_path / "run.yaml"
+    config.write_text(capsys.readouterr().out)
+    assert parse([f"--config={config}"]) == parse(arguments)
+
+
+def test_the_command_line_wins_over_a_file_and_a_later_file_over_an_earlier(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("lr: 5e-4\nepochs: 7\nbatch-size: 3\n")
+    second.write_text("epochs: 8\nmodel_options: {shortcut: A}\n")
+    config = parse([f"--config={first}", f"--config={second}", "--batch-size=4"])
+    assert (config.lr, config.epochs, config.batch_size) == (5e-4, 8, 4)
+    assert config.model_options == {"shortcut": "A"}
+
+
+def test_options_are_not_abbreviated() -> None:
+    with pytest.raises(ValueError, match="unknown option '--epoch'"):
+        parse(["--epoch=3"])
+
+
+def test_the_help_page_has_groups_names_and_examples(page: str) -> None:
+    for group in {own.group for own in options(TrainConfig).values()}:
+        assert f"\n{group}:\n" in page
+    for name in MODELS:
+        assert re.search(rf"\b{name}\b", page)
+    assert "mpirun -np 2 python -m pydtnn.train" in page
+    assert "jsonargparse" not in page
+
+
+def test_the_help_page_has_every_option_and_those_that_were_promised(page: str) -> None:
+    flags = set(re.findall(r"^  --(?:\[no-\])?([a-z-]+)", page, re.MULTILINE))
+    names = {name.replace("_", "-") for name in options(TrainConfig)}
+    assert flags == names | {"config", "print-config"}
+    assert set(PROMISED.split()) <= names
+
+
+@pytest.mark.parametrize(("page", "widest"), [(60, 80), (80, 80), (300, 100)], indirect=["page"])
+def test_the_help_page_is_as_wide_as_the_terminal_but_not_wider_than_is_read_well(
+    page: str, widest: int
+) -> None:
+    assert max(map(len, page.splitlines())) <= widest

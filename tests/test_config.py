@@ -1,0 +1,83 @@
+"""A configuration refuses what cannot be, whoever made it."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, asdict
+from typing import Any
+
+import pytest
+
+from pydtnn.config import TrainConfig
+from pydtnn.options import options
+
+
+def test_the_defaults_are_what_the_readme_promises() -> None:
+    config = TrainConfig()
+    assert (config.model, config.dataset, config.output_dir) == ("resnet44", "synthetic", None)
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        TrainConfig().lr = 0.1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("epochs", 0, "--epochs must be at least 1, not 0"),
+        ("epochs", 1.5, "--epochs must be a whole number, not 1.5"),
+        ("epochs", True, "--epochs must be a whole number, not True"),
+        ("epochs", None, "--epochs must be a whole number, not None"),
+        ("lr", -0.1, "--lr must be above 0, not -0.1"),
+        ("lr", float("nan"), "--lr must be above 0, not nan"),
+        ("lr", "0.1", "--lr must be a number, not '0.1'"),
+        ("label_smoothing", 1, "--label-smoothing must be at least 0 and below 1, not 1"),
+        ("model", 44, "--model must be text, not 44"),
+        ("save", "", "--save must not be empty"),
+        ("download", 1, "--download must be true or false, not 1"),
+        ("model_options", "A", '--model-options must be names and values, such as {"name": 1}'),
+        ("dtype", "float16", "unknown value of --dtype 'float16'; did you mean 'float64'"),
+        ("warmup_epochs", 3, "--warmup-epochs 3 must be below --epochs 3"),
+        ("resume", True, "--resume needs --output-dir"),
+        ("evaluate_only", True, "--evaluate-only needs weights"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        TrainConfig(**{name: value})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"lr": None, "momentum": 0, "weight_decay": 0},
+        {"metrics": "", "augment": ""},
+        {"resume": True, "output_dir": "run"},
+        {"evaluate_only": True, "load": "w.safetensors"},
+        {"warmup_epochs": 2.5},
+    ],
+)
+def test_what_can_be_is_taken(values: dict[str, Any]) -> None:
+    config = asdict(TrainConfig(**values))
+    assert {name: config[name] for name in values} == values
+
+
+def test_the_course_of_training_knows_no_paths_ranks_or_threads() -> None:
+    config = TrainConfig(data_dir="data", output_dir="run", threads=3, lr=0.5)
+    course = config.course()
+    assert course["lr"] == 0.5
+    assert not {"data_dir", "output_dir", "save", "load", "threads", "scheme"} & set(course)
+
+
+def test_every_option_says_what_it_is() -> None:
+    for name, own in options(TrainConfig).items():
+        assert own.help, name
+        assert own.help.strip().rstrip(".") == own.help, name
+        own.check(own.default)
+
+
+def test_two_configurations_share_no_options() -> None:
+    first = TrainConfig()
+    first.model_options["shortcut"] = "A"
+    assert TrainConfig().model_options == {}

@@ -1,0 +1,327 @@
+"""What goes wrong is told in one sentence, with a non-zero exit on every rank and no traceback."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydtnn.train import main
+from tests.bad_data import DATA
+from tests.launch import Finished, Program, why_not
+from tests.small_run import TINY, TRAIN, Fail, fail, is_gone, only_line
+
+__all__ = ["fail"]  # a fixture
+
+OWN = Path(__file__).with_name("failing.py")
+
+ARGUMENTS = {
+    # names, with the nearest ones
+    "model": (["--model=resnet4"], "unknown model 'resnet4'; did you mean 'resnet44'"),
+    "model option": (
+        ["--model=resnet20", '--model-options={"shortcutt": "A"}'],
+        "unknown option of resnet20 'shortcutt'; did you mean 'shortcut'?",
+    ),
+    "model option's value": (
+        ["--model=resnet20", '--model-options={"shortcut": "B"}'],
+        "unknown shortcut of resnet20 'B'",
+    ),
+    "data set": (["--dataset=cifer10"], "unknown data set 'cifer10'; did you mean 'cifar10'"),
+    "data set option": (['--dataset-options={"sampels": 9}'], "'sampels'; did you mean 'samples'"),
+    "optimizer": (["--optimizer=adamm"], "unknown optimizer 'adamm'; did you mean 'adam'"),
+    "optimizer option": (['--optimizer-options={"nesterow": true}'], "did you mean 'nesterov'?"),
+    "schedule": (["--schedule=cosin"], "unknown schedule 'cosin'; did you mean 'cosine'?"),
+    "schedule option": (['--schedule-options={"rice": 0.3}'], "'rice'; did you mean 'rise'?"),
+    "loss": (["--loss=cross_entropi"], "'cross_entropi'; did you mean 'cross_entropy'"),
+    "metric": (["--metrics=accuracy,acuracy"], "unknown metric 'acuracy'; did you mean 'accuracy'"),
+    "augmentation": (["--augment=crop:4,flop"], "unknown augmentation 'flop'; did you mean 'flip'"),
+    "scheme": (["--scheme=allreduse"], "unknown scheme 'allreduse'; did you mean 'allreduce'?"),
+    "monitor": (["--monitor=val_acuracy"], "'val_acuracy'; did you mean 'val_accuracy'"),
+    "choice": (["--dtype=float16"], "unknown value of --dtype 'float16'; did you mean 'float64'"),
+    "option": (["--epoch=3"], "unknown option '--epoch'; did you mean '--epochs'"),
+    "option like none": (["-x"], "unknown option '-x'; see --help"),
+    # numbers and words
+    "negative learning rate": (["--lr=-1"], "--lr must be above 0, not -1.0"),
+    "learning rate 0": (["--lr=0"], "--lr must be above 0"),
+    "infinite learning rate": (["--lr=.inf"], "--lr must be above 0, not inf"),
+    "no number": (["--lr=fast"], "--lr must be a number, not 'fast'"),
+    "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, not '1.5'"),
+    "too small": (["--epochs=0"], "--epochs must be at least 1, not 0"),
+    "no dictionary": (["--model-options=A"], "--model-options must be names and values"),
+    "no value": (["--epochs"], "--epochs needs a value"),
+    "a value too many": (["--resume=yes"], "--resume takes no value, so not 'yes'"),
+    "a stray word": (["resnet44"], "unexpected argument 'resnet44'; options begin with --"),
+    "augmentation's number": (["--augment=crop:x"], "augmentation 'crop:x': expected a name and"),
+    "momentum of adam": (["--optimizer=adam", "--momentum=0.5"], "--momentum: adam has none"),
+    "smoothing of mse": (["--loss=mse", "--label-smoothing=0.1"], "--label-smoothing: mse has no"),
+    "an option in the wrong place": (
+        ['--optimizer-options={"lr": 0.1}'],
+        "--optimizer-options: lr is not set here but by --lr",
+    ),
+    "an option of a wrong type": (
+        ["--model=mlp", '--model-options={"hidden": 5}'],
+        '--model-options {"hidden": 5}: ',
+    ),
+    "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, not 5"),
+    # what does not go together
+    "warm-up": (["--warmup-epochs=2"], "--warmup-epochs 2 must be below --epochs 2"),
+    "resume what": (["--resume"], "--resume needs --output-dir"),
+    "evaluate what": (["--evaluate-only"], "--evaluate-only needs weights: give --load"),
+    "a batch larger than the data": (
+        ["--global-batch-size=200"],
+        "a global batch of 200 samples is larger than the 120 samples of synthetic; use a batch of "
+        "at most 120",
+    ),
+    "more steps than data": (["--steps-per-epoch=9"], "steps_per_epoch must be in 1..8"),
+    "images too small": (
+        ['--dataset-options={"shape": [8, 8, 1]}', "--model=alexnet"],
+        "alexnet: ",
+    ),
+    # models and schemes of one's own
+    "no such file": (["--model=nowhere.py:net"], "there is no file nowhere.py; give path/to/file"),
+    "no such name": (
+        ["--model=failing.py:grups"],
+        "name in failing.py 'grups'; did you mean 'groups'?",
+    ),
+    "no function": (["--model=failing.py:number"], "must be a function of (classes, input_shape)"),
+    "one argument": (["--model=failing.py:one_argument"], "must be a function of (classes, input"),
+    "no model": (["--model=failing.py:nothing"], "must return a layer or a block, not None"),
+    "no parameters": (["--model=failing.py:no_parameters"], "the model has no parameters to train"),
+    "no Python": (["--model=wrong.py:net"], "wrong.py cannot be imported: line 2: "),
+    "a fault of one's own": (["--model=failing.py:fault"], "KeyError: 'thing' ("),
+    "no scheme": (["--scheme=failing.py:number"], "must be a subclass of GradientExchange, not 3"),
+    "channels and groups": (
+        ["--model=failing.py:groups"],
+        "1 channels and 8 filters must both be divisible by groups=3",
+    ),
+    "kernel and input": (
+        ["--model=failing.py:kernel"],
+        "Conv2d: kernel 15 (extent 15) is larger than its padded input 14; use a smaller kernel",
+    ),
+    "padding and kernel": (
+        ["--model=failing.py:padding"],
+        "Conv2d: padding 4 must be smaller than kernel 3; use padding=1 to keep the size",
+    ),
+    "shapes in Add": (
+        ["--model=failing.py:shapes"],
+        "Add: inputs must be two or more of equal shape, got (10, 10, 8) and (12, 12, 1); give the",
+    ),
+    "outputs and classes": (["--model=failing.py:narrow"], "as many outputs as there are classes"),
+    "outputs and loss": (
+        ["--model=failing.py:image"],
+        "predictions must have shape (samples, classes)",
+    ),
+    # files and folders
+    "data folder": (
+        ["--dataset=mnist", "--dataset-options={}", "--data-dir=nowhere"],
+        "mnist: the data folder nowhere does not exist; give the folder that holds them with "
+        "--data-dir or $PYDTNN_DATA, or get them with --download",
+    ),
+    "data files": (
+        ["--dataset=cifar10", "--dataset-options={}", "--data-dir=."],
+        "or get them with --download",
+    ),
+    "weights": (["--load=nowhere.safetensors"], "there is no file nowhere.safetensors"),
+    "no weights": (["--load=failing.py"], "load_weights: failing.py: "),
+    "output folder is a file": (
+        ["--output-dir=failing.py"],
+        "--output-dir: failing.py is a file; choose",
+    ),
+    "output folder in a file": (
+        ["--output-dir=failing.py/run"],
+        "cannot write failing.py/run: not a dir",
+    ),
+    "output folder nowhere": (["--output-dir=/proc/run"], "cannot write /proc/run: "),
+    "weights nowhere": (["--save=/proc/w.safetensors"], "--save: cannot write /proc: "),
+    "weights in place of a folder": (["--save=."], "--save: . is a folder; give the name of a"),
+    "configuration file": (["--config=nowhere.yaml"], "--config: file does not exist: "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_bad_argument_is_one_sentence(
+    arguments: list[str], words: str, fail: Fail, tmp_path: Path
+) -> None:
+    shutil.copy(OWN, tmp_path)
+    (tmp_path / "wrong.py").write_text("x = 1\nif x\n")
+    failure = fail(*TINY, *arguments)
+    assert words in failure.sentence
+    assert failure.printed == ""
+    assert {path.name for path in tmp_path.iterdir()} <= {OWN.name, "wrong.py", "__pycache__"}
+
+
+YAML = {
+    "unknown key": ("epochz: 3", "unknown key in the configuration file 'epochz'; did you mean"),
+    "no YAML": ("lr: [1, 2", "--config: the file is not valid YAML: "),
+    "no names": ("- lr", "--config: the file must hold lines like 'epochs: 3'"),
+    "empty": ("", "--config: the file must hold lines like 'epochs: 3'"),
+    "no number": ("epochs: many", "--epochs must be a whole number, not 'many'"),
+    "no word": ("model: [resnet44]", "model must be text, not ['resnet44']; quote it"),
+    "neither true nor false": ("resume: 3", "expected true or false for one of "),
+    "out of limits": ("lr: -1", "--lr must be above 0, not -1.0"),
+    "null": ("augment: null", "--augment must be text, not None"),
+    "code": ("lr: !!python/object/apply:os.getpid []", "the file is not valid YAML: could not det"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), YAML.values(), ids=YAML)
+def test_a_bad_configuration_file_is_one_sentence(
+    text: str, words: str, fail: Fail, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    assert words in fail("--config=run.yaml").sentence
+
+
+@pytest.mark.parametrize(("dataset", "files", "bad", "words"), DATA.values(), ids=DATA)
+def test_a_bad_data_file_is_one_sentence(
+    dataset: str,
+    files: dict[str, bytes],
+    bad: tuple[str, bytes | None],
+    words: str,
+    fail: Fail,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / bad[0].removesuffix(".gz")).unlink()
+    if bad[1] is not None:
+        (folder / bad[0]).write_bytes(bad[1])
+    failure = fail("--model=mlp", f"--dataset={dataset}", f"--data-dir={folder}", "--batch-size=8")
+    assert words in failure.sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_variable_of_the_environment_can_be_bad_too(
+    fail: Fail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert "OMP_NUM_THREADS: expected a positive number, got 'many'" in fail(*TINY).sentence
+
+
+def test_weights_that_do_not_fit_are_listed(fail: Fail, tmp_path: Path) -> None:
+    assert main([*TINY, "--epochs=1", f"--save={tmp_path / 'w.safetensors'}"]) == 0
+    failure = fail(*TINY, '--model-options={"hidden": [31]}', "--load=w.safetensors")
+    for words in ("fc3.w is unknown", "fc1.w has shape (512, 144) instead of (31, 144)"):
+        assert words in failure.sentence
+
+
+@pytest.mark.parametrize("lr", ["1e30", "1e38"])
+def test_a_loss_that_is_not_finite_names_the_step_and_the_first_layer(lr: str, fail: Fail) -> None:
+    failure = fail(*TINY, f"--lr={lr}")
+    assert "the loss is not finite at epoch 1, step 2: first in the output of " in failure.sentence
+    assert "use a lower learning rate" in failure.sentence
+
+
+def test_a_loss_that_is_not_finite_after_the_last_step_is_told_too(fail: Fail) -> None:
+    failure = fail(*TINY, "--lr=1e30", "--epochs=1", "--steps-per-epoch=1")
+    assert "the loss is not finite in the evaluation: first in the output of " in failure.sentence
+
+
+def test_a_folder_with_checkpoints_is_not_written_over(fail: Fail) -> None:
+    assert main([*TINY, "--epochs=1", "--output-dir=run"]) == 0
+    failure = fail(*TINY, "--output-dir=run")
+    assert "run holds the checkpoints of an earlier run; add --resume" in failure.sentence
+
+
+def test_a_damaged_checkpoint_is_left_and_the_one_before_it_taken(
+    fail: Fail, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = [*TINY, "--output-dir=run", "--resume"]
+    assert main(run) == 0
+    first, second = sorted(Path("run").glob("checkpoint-*"))
+    (second / "arrays.safetensors").write_bytes(b"damaged")
+    assert main(run) == 0
+    assert "does not match its checksum; checkpoint-00000008 is taken instead" in caplog.text
+    for path in (first, second):
+        (path / "arrays.safetensors").write_bytes(b"damaged")
+    assert "no checkpoint in run is whole" in fail(*run).sentence
+
+
+# -- on several ranks
+
+
+def assert_one_line(done: Finished, words: str) -> None:
+    assert done.returncode != 0
+    ours = done.stderr.partition("\n-----")[0]  # Open MPI's launcher adds paragraphs of its own
+    assert words in only_line(ours)
+
+
+MpiExec = Callable[..., Finished]
+
+AGREED = {
+    "option": (["--model=resnet4"], "unknown model 'resnet4'"),
+    "more ranks than samples": (["--global-batch-size=1"], "2 ranks are more than the 1 samples"),
+    "output folder": (["--output-dir=/proc/run"], "rank 0: --output-dir: cannot write /proc/run"),
+    "not finite": (["--lr=1e30"], "(Linear) on rank 0; use a lower learning rate"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), AGREED.values(), ids=AGREED)
+def test_all_ranks_end_together(
+    arguments: list[str], words: str, mpiexec: MpiExec, tmp_path: Path
+) -> None:
+    done = mpiexec(2, [*TRAIN, *TINY, f"--output-dir={tmp_path / 'run'}", *arguments])
+    assert_one_line(done, words)
+
+
+@pytest.mark.parametrize("what", ["forward", "backward", "loader", "exit", "scheme"])
+def test_a_rank_that_fails_ends_all(what: str, mpiexec: MpiExec, tmp_path: Path) -> None:
+    arguments = [f"--output-dir={tmp_path / 'run'}", f"--model={OWN}:bad"]
+    arguments.append(f'--model-options={{"what": "{what}"}}')
+    if what == "scheme":
+        arguments.append(f"--scheme={OWN}:Scheme")
+    done = mpiexec(2, [*TRAIN, *TINY, *arguments], timeout=30)
+    words = "rank 1: RuntimeError: sys.exit(3) was called" if what == "exit" else "'thing' ("
+    assert_one_line(done, words)
+    assert done.stderr.startswith("rank 1: ")
+
+
+def test_a_rank_that_is_killed_ends_all(mpiexec: MpiExec, tmp_path: Path) -> None:
+    arguments = [f"--model={OWN}:bad", '--model-options={"what": "kill"}']
+    done = mpiexec(2, [*TRAIN, *TINY, *arguments], timeout=30, directory=tmp_path)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None:
+    if why_not():
+        pytest.skip(why_not())
+    long = ["--epochs=100000", "--checkpoint-epochs=0", "--output-dir=run"]
+    with Program(2, [*TRAIN, *TINY, *long], directory=tmp_path) as program:
+        wait_for(lambda: (tmp_path / "run" / "best.safetensors").exists(), 30)
+        ranks = program.descendants()
+        program.signal(number)
+        assert program.wait(10)
+        done = program.finished()
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    wait_for(lambda: all(map(is_gone, ranks)), 10)
+
+
+def test_a_disk_that_is_full_keeps_the_checkpoint_before(mpiexec: MpiExec, tmp_path: Path) -> None:
+    run = [*TINY, f"--model={OWN}:limited", "--optimizer=adam", "--resume"]
+    run.append(f"--output-dir={tmp_path / 'run'}")
+    assert main([*run, "--epochs=1"]) == 0
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
+    # Room for the weights alone, but not for them and two moments.
+    room = 2 * (tmp_path / "run" / "best.safetensors").stat().st_size
+    done = mpiexec(2, [*TRAIN, *run, f'--model-options={{"room": {room}}}'])
+    assert_one_line(done, "checkpoint: cannot write ")
+    assert "file too large; free some space or choose another folder" in done.stderr
+    assert list((tmp_path / "run").glob("*checkpoint*")) == [checkpoint]
+    assert main(run) == 0
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds
+        time.sleep(0.05)

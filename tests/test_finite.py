@@ -1,0 +1,63 @@
+"""A loss that is no number ends training before the parameters are touched, and says where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm.exchange import AllReduce
+from pydtnn.data import ArrayDataset
+from pydtnn.finite import NotFiniteError
+from pydtnn.layers import Linear, Log, ReLU, Sequential
+from pydtnn.losses import Loss
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.trainer import Trainer
+
+
+class Infinite(Loss):
+    """No number, whatever the predictions."""
+
+    def compute(self, backend, y, target, scale, out):
+        out[...] = 0
+        return np.inf * len(y)
+
+
+def trainer(comm: Communicator, *, loss: Loss | str = "cross_entropy", log: bool = False):
+    middle = Log(name="log") if log else ReLU(name="relu")
+    net = Sequential(Linear(4, name="first"), middle, Linear(3, name="last"))
+    return Trainer(Model(net, (2,), backend="numpy"), SGD(0.1), loss=loss, exchange=AllReduce(comm))
+
+
+def data(bad: float = 0.0) -> ArrayDataset:
+    """Eight samples of which the last has `bad` in its first feature."""
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    x[-1, 0] += bad
+    return ArrayDataset(x, np.arange(8) % 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "where"),
+    [
+        ({}, np.nan, "first in the input;"),
+        ({"log": True}, 0.0, r"first in the output of log \(Log\);"),
+        ({"loss": Infinite()}, 0.0, "first in the loss itself;"),
+    ],
+)
+def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
+    run = trainer(create_communicator("serial"), **options)
+    before = {name: value.copy() for name, value in run.model.state().items()}
+    with pytest.raises(NotFiniteError, match=r"not finite at epoch 1, step 1: " + where):
+        run.fit(data(bad), global_batch_size=8)
+    for name, value in run.model.state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.threads(2, 3)
+def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
+    """Without shuffling: the evaluation's last sample is the last rank's."""
+    with pytest.raises(
+        NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1};"
+    ):
+        trainer(comm).evaluate(data(np.inf), batch_size=8)

@@ -15,6 +15,7 @@ from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
+from pydtnn.errors import AgreedError
 from pydtnn.finite import not_finite
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import StepContext
@@ -162,7 +163,7 @@ class Trainer:
         if self._loaded:
             for name, was in self._plan.items():
                 if plan[name] != was:
-                    raise ValueError(
+                    raise AgreedError(
                         f"Trainer: the training to continue had {name.replace('_', ' ')} {was}, "
                         f"not {plan[name]}; continue with the same"
                     )

@@ -1,14 +1,8 @@
-"""Runs of the command line that last a fraction of a second, and programs for the ranks of one."""
+"""Runs of the command line that last a fraction of a second, and what they leave behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
-
-from pydtnn.train import main
 
 TINY = [
     "--model=mlp",
@@ -20,35 +14,6 @@ TINY = [
 """Eight steps an epoch, the last of half a batch."""
 
 TRAIN = ["-m", "pydtnn.train"]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a command has failed: its exit status, what it printed, and the sentence."""
-
-    status: int
-    printed: str
-    sentence: str
-
-
-Fail = Callable[..., Failure]
-
-
-@pytest.fixture
-def fail(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Fail:
-    """`fail("--lr=-1")` runs a command that must fail in one line, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Failure:
-        capsys.readouterr()
-        status = main(arguments)
-        printed, told = capsys.readouterr()
-        assert status != 0
-        return Failure(status, printed, only_line(told))
-
-    return run
 
 
 def only_line(told: str) -> str:

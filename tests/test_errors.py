@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,39 @@ import pytest
 from pydtnn.train import main
 from tests.bad_data import DATA
 from tests.launch import Finished, Program, why_not
-from tests.small_run import TINY, TRAIN, Fail, fail, is_gone, only_line
-
-__all__ = ["fail"]  # a fixture
+from tests.small_run import TINY, TRAIN, is_gone, only_line
 
 OWN = Path(__file__).with_name("failing.py")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a command has failed: its exit status, what it printed, and the sentence."""
+
+    status: int
+    printed: str
+    sentence: str
+
+
+Fail = Callable[..., Failure]
+
+
+@pytest.fixture
+def fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Fail:
+    """`fail("--lr=-1")` runs a command that must fail in one line, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Failure:
+        capsys.readouterr()
+        status = main(arguments)
+        printed, told = capsys.readouterr()
+        assert status != 0
+        return Failure(status, printed, only_line(told))
+
+    return run
+
 
 ARGUMENTS = {
     # names, with the nearest ones

@@ -138,9 +138,11 @@ def test_arrays_that_are_not_contiguous_give_the_same_result(
 
 def test_other_types_run_on_the_reference(cpu_backend: Backend, rng: np.random.Generator) -> None:
     x, w = rng.integers(0, 9, (3, 4)), rng.integers(0, 9, (5, 4))
-    out = np.empty((3, 5), np.int64)
-    cpu_backend.linear.forward(x, w, None, out=out)
-    np.testing.assert_array_equal(out, x @ w.T)
+    swapped = np.dtype(np.float32).newbyteorder()  # what a file of the other byte order holds
+    for mine, theirs, result in ((np.int64, np.int64, np.int64), (np.float32, swapped, np.float32)):
+        out = np.empty((3, 5), result)
+        cpu_backend.linear.forward(x.astype(mine), w.astype(theirs), None, out=out)
+        np.testing.assert_array_equal(out, x @ w.T)
 
 
 def test_arrays_of_the_wrong_size_are_refused(cpu_backend: Backend) -> None:

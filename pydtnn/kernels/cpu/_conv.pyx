@@ -28,7 +28,7 @@ cdef extern from "conv.h":
 
 
 cdef class Shape:
-    """A `ConvGeometry` of one or two axes as the C kernels see it; one axis is an image of a row."""
+    """A `ConvGeometry` of one or two axes as the C kernels see it; one axis is a single row."""
 
     cdef conv_shape c
 

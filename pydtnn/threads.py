@@ -12,18 +12,34 @@ if TYPE_CHECKING:
 
     from pydtnn.comm.communicator import Communicator
 
+_LOCAL_SIZES = (
+    "MPI_LOCALNRANKS",  # MPICH (hydra), Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
+    "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
+)
+"""Variables in which a launcher says how many ranks it started on this host."""
+
 
 def default_threads() -> int:
-    """Return OMP_NUM_THREADS where it is set, else the number of cores this process may run on.
+    """Return OMP_NUM_THREADS where it is set, else this process's share of the cores.
 
-    For one process by itself; ranks that share a host ask `threads_per_rank`.
+    Without asking other ranks: the cores it may run on, divided by the ranks that the MPI launcher
+    says it started on this host, unless it has pinned this one to some of them. `threads_per_rank`
+    is exact, also for unequal shares.
 
     Raises
     ------
     ValueError
         Where OMP_NUM_THREADS is not a positive number.
     """
-    return _wanted() or len(_cores())
+    cores = _cores()
+    pinned = len(cores) < (os.cpu_count() or 1)
+    return _wanted() or max(1, len(cores) // (1 if pinned else _launched_here()))
+
+
+def _launched_here() -> int:
+    """Ranks on this host by the word of the MPI launcher; 1 where there is none."""
+    return next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), 1)
 
 
 def threads_per_rank(comm: Communicator) -> int:

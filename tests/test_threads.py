@@ -1,5 +1,7 @@
 """How many threads a rank gets."""
 
+import os
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
@@ -76,3 +78,13 @@ def test_blas_is_limited_as_long_as_one_wants():
         assert {p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"} == {1}
     after = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     assert before == after
+
+
+def test_ranks_of_a_host_share_its_cores_by_the_launchers_word(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "_cores", lambda: list(range(os.cpu_count())))
+    monkeypatch.setenv("MPI_LOCALNRANKS", str(2 * os.cpu_count()))
+    assert threads.default_threads() == 1
+    monkeypatch.setattr(threads, "_cores", lambda: list(range(3)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert threads.default_threads() == 3  # pinned to cores of its own

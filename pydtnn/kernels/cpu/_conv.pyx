@@ -1,7 +1,7 @@
 """Thin wrapper of src/conv.c: picks the variant and passes raw pointers, without the GIL."""
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
 
 cnp.import_array()
 
@@ -62,6 +62,10 @@ cdef inline Py_ssize_t weights(const conv_shape *c) noexcept:
     return c.filters * c.kernel[0] * c.kernel[1] * (c.channels // c.groups)
 
 
+cdef inline double operations(const conv_shape *c) noexcept:
+    return <double>c.batch * c.output[0] * c.output[1] * weights(c)
+
+
 cdef class ConvKernels:
     """The kernels of one instruction set; methods take C-contiguous arrays of one real type."""
 
@@ -82,6 +86,7 @@ cdef class ConvKernels:
         cdef const void *b_ = optional(b, size, c.filters)
         cdef void *out_ = output(out, size, outputs(&c))
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        threads = team(operations(&c), threads)
         with nogil:
             status = kernels.forward(&c, x_, w_, b_, out_, threads)
         if status != 0:
@@ -96,6 +101,7 @@ cdef class ConvKernels:
         cdef const void *w_ = data(w, size, weights(&c))
         cdef void *out_ = output(out, size, inputs(&c))
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        threads = team(operations(&c), threads)
         with nogil:
             status = kernels.backward_data(&c, dy_, w_, out_, threads)
         if status != 0:
@@ -110,6 +116,7 @@ cdef class ConvKernels:
         cdef const void *dy_ = data(dy, size, outputs(&c))
         cdef void *out_ = output(out, size, weights(&c))
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        threads = team(operations(&c), threads)
         with nogil:
             status = kernels.backward_filter(&c, x_, dy_, out_, accumulate, threads)
         if status != 0:

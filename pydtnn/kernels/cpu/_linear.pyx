@@ -1,7 +1,7 @@
 """Thin wrapper of src/linear.c: picks the variant and passes raw pointers, without the GIL."""
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
 
 cnp.import_array()
 
@@ -20,6 +20,10 @@ cdef extern from "linear.h":
         int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
                              int accumulate, int threads) nogil
     const linear_kernels *linear_select(int isa, int itemsize)
+
+
+cdef inline double operations(const linear_shape *s) noexcept:
+    return <double>s.batch * s.inputs * s.outputs
 
 
 cdef class LinearKernels:
@@ -42,6 +46,7 @@ cdef class LinearKernels:
         cdef const void *b_ = optional(b, size, s.outputs)
         cdef void *out_ = output(out, size, s.batch * s.outputs)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
+        threads = team(operations(&s), threads)
         with nogil:
             status = kernels.forward(&s, x_, w_, b_, out_, threads)
         if status != 0:
@@ -56,6 +61,7 @@ cdef class LinearKernels:
         cdef const void *w_ = data(w, size, s.outputs * s.inputs)
         cdef void *out_ = output(out, size, s.batch * s.inputs)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
+        threads = team(operations(&s), threads)
         with nogil:
             status = kernels.backward_data(&s, dy_, w_, out_, threads)
         if status != 0:
@@ -70,6 +76,7 @@ cdef class LinearKernels:
         cdef const void *dy_ = data(dy, size, s.batch * s.outputs)
         cdef void *out_ = output(out, size, s.outputs * s.inputs)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
+        threads = team(operations(&s), threads)
         with nogil:
             status = kernels.backward_filter(&s, x_, dy_, out_, accumulate, threads)
         if status != 0:
@@ -82,6 +89,7 @@ cdef class LinearKernels:
         cdef const void *dy_ = data(dy, size, rows * columns)
         cdef void *out_ = output(out, size, columns)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
+        threads = team(8 * rows * columns, threads)  # bound by memory, not by arithmetic
         with nogil:
             status = kernels.backward_bias(dy_, rows, columns, out_, accumulate, threads)
         if status != 0:

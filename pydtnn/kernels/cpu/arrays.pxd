@@ -33,3 +33,12 @@ cdef inline void *output(object array, int itemsize, Py_ssize_t size) except? NU
 cdef inline void *optional(object array, int itemsize, Py_ssize_t size) except? NULL:
     """As `data`; NULL for None."""
     return NULL if array is None else data(array, itemsize, size)
+
+
+cdef enum:
+    SERIAL = 1 << 19  # multiply-adds, about 10 us on one core: less is not worth waking threads for
+
+
+cdef inline int team(double operations, int threads) noexcept:
+    """How many threads so many multiply-adds deserve: all of them, or one."""
+    return 1 if operations < SERIAL else threads

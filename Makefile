@@ -3,7 +3,7 @@
 PYTHON ?= python3
 MPI ?= mpich
 TORCH ?= torch==2.13.0
-DEMO_FLAGS ?= --epochs 5
+DEMO_FLAGS ?= --epochs 6
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 

@@ -56,7 +56,7 @@ class TrainConfig:
         MODEL, "", "how to vary training images: crop:4,flip,cutout:8", metavar="LIST"
     )
 
-    epochs: int = option(TRAINING, 3, "times to go through the training set", at_least=1)
+    epochs: int = option(TRAINING, 4, "times to go through the training set", at_least=1)
     steps_per_epoch: int | None = option(
         TRAINING, None, "shorten epochs to so many steps", at_least=1
     )
@@ -93,7 +93,7 @@ class TrainConfig:
 
     optimizer: str = option(OPTIMIZER, "sgd", "update rule")
     lr: float | None = option(
-        OPTIMIZER, None, "highest learning rate; by default the rule's own, 0.1 of sgd", above=0
+        OPTIMIZER, None, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
     )
     momentum: float | None = option(
         OPTIMIZER, None, "of sgd and lars, by default 0.9", at_least=0, below=1

@@ -37,7 +37,7 @@ def test_a_configuration_does_not_change() -> None:
         ("download", 1, "--download must be true or false, not 1"),
         ("model_options", "A", '--model-options must be names and values, such as {"name": 1}'),
         ("dtype", "float16", "unknown value of --dtype 'float16'; did you mean 'float64'"),
-        ("warmup_epochs", 3, "--warmup-epochs 3 must be below --epochs 3"),
+        ("warmup_epochs", 4, "--warmup-epochs 4 must be below --epochs 4"),
         ("resume", True, "--resume needs --output-dir"),
         ("evaluate_only", True, "--evaluate-only needs weights"),
     ],

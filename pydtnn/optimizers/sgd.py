@@ -30,7 +30,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        lr: float | Schedule = 0.1,
+        lr: float | Schedule = 0.05,
         *,
         momentum: float = 0.0,
         nesterov: bool = False,

@@ -132,7 +132,7 @@ def test_the_learning_rate_follows_the_global_batch(tmp_path: Path) -> None:
     """16 instead of 64 samples: a quarter of the learning rate, or half of it."""
     for how, lr in (("none", 0.1), ("linear", 0.025), ("sqrt", 0.05)):
         out = tmp_path / how
-        options = [f"--lr-scaling={how}", "--schedule=constant", "--epochs=1"]
+        options = [f"--lr-scaling={how}", "--lr=0.1", "--schedule=constant", "--epochs=1"]
         assert main([*TINY, *options, f"--output-dir={out}"]) == 0
         assert run_file(out)["schedule"] == f"Constant(lr={lr})"
 

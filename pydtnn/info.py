@@ -160,7 +160,7 @@ def _blas() -> list[str]:
 
     return [
         f"{blas['internal_api']} {blas['version']} ({blas.get('architecture') or 'any CPU'}, "
-        f"{blas['num_threads']} threads)"
+        f"{blas['num_threads']} thread{'s' * (blas['num_threads'] > 1)})"
         for blas in threadpool_info()
         if blas["user_api"] == "blas"
     ]

@@ -245,7 +245,12 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
         raise ValueError(
             f"--scheme: {config.scheme} must be a subclass of GradientExchange, not {scheme!r}"
         )
-    return scheme(comm)
+    options: dict[str, Any] = {}
+    if "overlap" in inspect.signature(scheme).parameters:
+        options["overlap"] = config.overlap
+    elif not config.overlap:
+        raise ValueError(f"--no-overlap: {config.scheme} takes no `overlap`; leave it out")
+    return scheme(comm, **options)
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:

@@ -207,6 +207,12 @@ class Model:
     def _deliver(self, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
         for source, dx in zip(node.inputs, dxs, strict=True):
             if source.index in self.graph.trained:
+                if dx is None or dx.shape[1:] != source.shape:
+                    given = "None" if dx is None else f"shape {dx.shape}"
+                    raise ValueError(
+                        f"{node.name}: backward of {type(node.layer).__name__} must return a "
+                        f"gradient of shape {source.shape} besides the batch, not {given}"
+                    )
                 sums.add(source, self._regular(dx), new=node.layer.new_gradient)
 
     def _regular(self, array: Array) -> Array:

@@ -78,6 +78,10 @@ class RunningStatistics:
             start, first = stop, last
         self._indices = indices
 
+    def begin_step(self) -> None:
+        """Forget the sums of a step that was not completed, and of forwards outside of any."""
+        self.sums[:] = 0
+
     def update(self) -> None:
         """Fold this step's sums into the running values and clear them; what saw nothing stays."""
         if not len(self.running):

@@ -41,8 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has gone, as in `... --help | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
+
+
+def _discard_output() -> None:
+    """Let what is still to be written to the standard output vanish."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -58,8 +63,11 @@ def _main(arguments: Sequence[str] | None) -> int:
                     raise
                 # Of a user's own code: this rank would leave, and the others wait for it.
                 raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        if comm is None or comm.size == 1:
+            raise
+        _discard_output()  # this rank cannot leave in silence: the others would wait for it
+        raise OSError("whoever read the standard output has gone") from error
     except (Exception, KeyboardInterrupt) as error:
         if comm is not None and comm.size > 1:
             raise

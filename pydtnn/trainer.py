@@ -110,7 +110,8 @@ class Trainer:
     ) -> list[Logs]:
         """Train until `epochs` epochs are complete, from wherever this trainer stands.
 
-        Collective: all ranks call it.
+        Collective: all ranks call it. In the end all ranks hold the same parameters and running
+        statistics.
 
         Parameters
         ----------
@@ -135,7 +136,7 @@ class Trainer:
         list of dict
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
-        total = global_batch_size or batch_size * self.comm.size
+        total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
         loader = self._loader(
             train,
             total,
@@ -145,13 +146,17 @@ class Trainer:
             threads=max(loader_threads, 1),
             prefetch=2 * loader_threads,
         )
-        self._check_plan({"seed": seed, "global_batch_size": total, "samples": len(train)})
-        self.exchange.start(self.model.buckets)
+        plan = {"seed": seed, "global_batch_size": total, "samples": len(train)}
+        self._check_plan(plan)
+        if not self._loaded:
+            self.exchange.start(self.model.buckets)
+        self._plan, self._loaded, self.stop = plan, False, False
         try:
             self._notify("on_fit_start", epochs, len(loader))
             with loader:
                 while self.epoch < epochs and not self.stop:
                     self._run_epoch(loader, seed, validation, total)
+            self.synchronise()
             self._notify("on_fit_end")
         finally:
             for callback in self.callbacks:
@@ -167,7 +172,6 @@ class Trainer:
                         f"Trainer: the training to continue had {name.replace('_', ' ')} {was}, "
                         f"not {plan[name]}; continue with the same"
                     )
-        self._plan, self._loaded = plan, False
 
     def _run_epoch(
         self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
@@ -208,8 +212,8 @@ class Trainer:
         """
         model, exchange = self.model, self.exchange
         totals = self._new_totals()
+        model.statistics.begin_step()
         scale = exchange.loss_scale(len(batch.x), batch.total)
-        exchange.samples += len(batch.x)
         *first, last = self._micro_batches(batch)
         for i, part in enumerate(first):
             dy, residuals = self._forward(part, scale, totals, epoch, seed)
@@ -229,6 +233,7 @@ class Trainer:
             context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
             raise not_finite(self, batch, context, f"at epoch {epoch + 1}, step {batch.index + 1}")
         model.statistics.update()
+        exchange.samples += len(batch.x)
         exchange.update(self.optimizer)
         return totals
 
@@ -301,6 +306,8 @@ class Trainer:
         """
         self.exchange.average_parameters()
         statistics = self.model.statistics
+        if not statistics.statistics:
+            return
         weight = np.array([statistics.samples])
         self.comm.allreduce(weight)
         if weight[0] > 0:
@@ -314,12 +321,24 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             "history": self.history,
+            "metrics": list(self.totals.names),
             "totals": self.totals.values.copy(),
             "plan": self._plan,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Take what `state` returned; the exchange has been started and loaded before.
+
+        Raises
+        ------
+        ValueError
+            If it has other metrics, whose sums cannot be continued; nothing is changed then.
+        """
+        if tuple(state["metrics"]) != self.totals.names:
+            raise ValueError(
+                f"Trainer: the training to continue has sums of {', '.join(state['metrics'])}, not "
+                f"{', '.join(self.totals.names)}; continue with the same metrics"
+            )
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
         self.history = [dict(logs) for logs in state["history"]]
         self.totals = self._new_totals()

@@ -12,6 +12,7 @@ from pydtnn.layers import Conv2d, Dropout, Flatten, GroupNorm, Linear, MaxPool2d
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.trainer import Trainer
+from tests.small_training import small_data, small_trainer
 
 SHAPE = (8, 8, 3)
 
@@ -106,6 +107,28 @@ def test_ranks_hold_the_same_bytes(comm: Communicator) -> None:
     mine = {name: value.tobytes() for name, value in weights.items()}
     for other in comm.gather_object((mine, history)):
         assert other == (mine, history)
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_ranks_hold_the_same_statistics_after_training_without_validation(
+    comm: Communicator,
+) -> None:
+    trainer = small_trainer(comm)
+    trainer.fit(small_data()[0], global_batch_size=8)
+    mine = {name: value.tobytes() for name, value in trainer.model.state().items()}
+    assert all(other == mine for other in comm.gather_object(mine))
+
+
+@pytest.mark.threads(3)
+def test_running_statistics_are_averaged_weighted_by_samples(comm: Communicator) -> None:
+    trainer = small_trainer(comm)
+    statistics = trainer.model.statistics
+    statistics.running[:] = comm.rank
+    statistics.samples = 1.0 + comm.rank
+    for _ in range(2):  # the second time finds nothing to do
+        trainer.synchronise()
+        np.testing.assert_allclose(statistics.running, (0 * 1 + 1 * 2 + 2 * 3) / 6, rtol=1e-15)
 
 
 @pytest.mark.threads(3)

@@ -123,6 +123,10 @@ ARGUMENTS = {
     "no Python": (["--model=wrong.py:net"], "wrong.py cannot be imported: line 2: "),
     "a fault of one's own": (["--model=failing.py:fault"], "KeyError: 'thing' ("),
     "no scheme": (["--scheme=failing.py:number"], "must be a subclass of GradientExchange, not 3"),
+    "option of another scheme": (
+        ["--scheme=failing.py:Plain", "--no-overlap"],
+        "--no-overlap: failing.py:Plain takes no `overlap`; leave it out",
+    ),
     "channels and groups": (
         ["--model=failing.py:groups"],
         "1 channels and 8 filters must both be divisible by groups=3",

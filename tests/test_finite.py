@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm import Communicator, Serial, create_communicator
 from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import ArrayDataset
 from pydtnn.finite import NotFiniteError
-from pydtnn.layers import Linear, Log, ReLU, Sequential
+from pydtnn.layers import BatchNorm, Linear, Log, ReLU, Sequential
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
@@ -61,3 +61,16 @@ def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
         NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1};"
     ):
         trainer(comm).evaluate(data(np.inf), batch_size=8)
+
+
+def test_training_that_goes_on_afterwards_has_sane_running_statistics():
+    """A user may catch the error and leave the batch out."""
+    net = Sequential(Linear(4), BatchNorm(name="norm"), Linear(3))
+    run = Trainer(Model(net, (2,), backend="numpy"), SGD(0.1), exchange=AllReduce(Serial()))
+    with pytest.raises(NotFiniteError):
+        run.fit(data(np.nan), global_batch_size=8)
+    assert run.exchange.samples == 0
+    assert not run.exchange.requests
+    run.fit(data(), global_batch_size=8)
+    assert run.exchange.samples == 8
+    assert all(np.isfinite(value).all() for value in run.model.state().values())

@@ -281,3 +281,25 @@ def test_an_input_shape_that_is_none_is_told(
 def test_a_dtype_that_does_not_exist_is_told() -> None:
     with pytest.raises(ValueError, match="dtype must be one of float32, float64, not float16"):
         build(dtype="float16")
+
+
+class Forgetful(ReLU):
+    """A layer of a user's own whose backward does not return what it should."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "given"), [(None, "None"), (np.zeros((1, 3)), r"shape \(1, 3\)")]
+)
+def test_a_backward_without_the_gradient_of_its_input_is_named(result: Any, given: str) -> None:
+    layers = Sequential(Linear(4), Forgetful(result), Linear(3))
+    model = Model(layers, (2,), backend="numpy")
+    y, residuals = model.forward(np.ones((1, 2), np.float32), StepContext(training=True))
+    with pytest.raises(ValueError, match=rf"Forgetful must return .* \(4,\) .* not {given}"):
+        model.backward(y, residuals)

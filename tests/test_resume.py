@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pydtnn.callbacks import (
@@ -19,8 +20,10 @@ from pydtnn.callbacks import (
 )
 from pydtnn.checkpoint import load_checkpoint
 from pydtnn.comm import Communicator, Serial
+from pydtnn.comm.exchange import AllReduce
 from pydtnn.errors import AgreedError
 from pydtnn.optimizers import SGD, Adam, Optimizer
+from pydtnn.parameters import Bucket
 from pydtnn.schedules import Cosine
 from pydtnn.trainer import Trainer
 from tests.small_training import STEPS, Recorder, fingerprint, small_fit, small_model, small_trainer
@@ -52,8 +55,8 @@ def build(
 ) -> Trainer:
     return small_trainer(
         comm,
-        ReduceOnPlateau("val_loss", 0.5, 1, min_delta=0.05),
-        EarlyStopping("val_loss", 9),
+        ReduceOnPlateau("val_loss", 0.5, 1, min_delta=9),  # so much that both count every epoch
+        EarlyStopping("val_loss", 9, min_delta=9),
         HistoryWriter(directory),
         BestWeights(directory / "best.safetensors"),
         Checkpointer(directory, **checkpoints),
@@ -166,3 +169,59 @@ def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
     load_checkpoint(tmp_path / "parts", longer)
     small_fit(longer, EPOCHS)
     assert fingerprint(longer) == fingerprint(whole)
+
+
+class Residual(AllReduce):
+    """Holds back a tenth of each gradient and adds it to the next, like a lossy compressor."""
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        self.kept = [np.zeros_like(bucket.grads) for bucket in buckets]
+
+    def bucket_ready(self, bucket: Bucket) -> None:
+        bucket.grads[...] += self.kept[bucket.index]
+        self.kept[bucket.index][...] = 0.1 * bucket.grads
+        bucket.grads[...] *= 0.9
+        super().bucket_ready(bucket)
+
+    def state(self) -> dict[str, Any]:
+        return {f"kept{i}": array.copy() for i, array in enumerate(self.kept)}
+
+    def load(self, state: Any) -> None:
+        for i, array in enumerate(self.kept):
+            array[...] = state[f"kept{i}"]
+
+
+@pytest.mark.threads(1, 2)
+def test_a_scheme_continues_with_what_it_held_on_each_rank(
+    comm: Communicator, shared_path: Path
+) -> None:
+    def run(name: str, *further: Callback) -> Trainer:
+        saving = Checkpointer(shared_path / name, every_steps=1)
+        return small_trainer(comm, saving, *further, exchange=Residual(comm))
+
+    whole = run("whole")
+    small_fit(whole)
+    with pytest.raises(Interrupted):
+        small_fit(run("parts", interrupt(2)))
+    resumed = run("parts")
+    load_checkpoint(shared_path / "parts", resumed)
+    small_fit(resumed)
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
+    small_fit(build(Serial(), tmp_path), 1)
+    other = build(Serial(), tmp_path)
+    other.metrics.clear()
+    other.totals = other._new_totals()
+    with pytest.raises(AgreedError, match="has sums of loss, accuracy, not loss; continue with"):
+        load_checkpoint(tmp_path, other)
+
+
+def test_training_that_was_stopped_can_be_taken_up_again() -> None:
+    def stop(trainer: Trainer) -> None:
+        trainer.stop = trainer.epoch == 1
+
+    trainer = small_trainer(Serial(), Recorder(on_epoch=stop))
+    assert [len(small_fit(trainer, EPOCHS)) for _ in range(2)] == [1, EPOCHS]

@@ -223,7 +223,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (
         WrongGradientShape(),
         IMAGE,
-        r"gradient of input 0 has shape \(3, 1, 2\) instead of \(3, 3, 2",
+        r"must return a gradient of shape \(3, 2\) besides the batch, not shape \(3, 1, 2\)",
     ),
     (
         KeepsOnSelf(),

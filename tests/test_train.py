@@ -80,7 +80,9 @@ def test_saved_weights_are_evaluated_to_what_training_ended_with(
     assert digest(copy) == digest(weights)
 
 
-def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(tmp_path: Path) -> None:
+def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "from pydtnn.comm.exchange import AllReduce\n"
@@ -88,11 +90,19 @@ def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(tmp_path: Path) -
         "def net(classes, input_shape, hidden=8):\n"
         "    return Sequential(Flatten(), Linear(hidden), Linear(classes))\n"
         "class Mine(AllReduce):\n"
-        "    pass\n"
+        "    def __init__(self, comm, overlap=True):\n"
+        "        super().__init__(comm, overlap=overlap)\n"
+        "        print('overlap', overlap)\n"
     )
-    options = [f"--model={own}:net", '--model-options={"hidden": 5}', f"--scheme={own}:Mine"]
+    options = [
+        f"--model={own}:net",
+        '--model-options={"hidden": 5}',
+        f"--scheme={own}:Mine",
+        "--no-overlap",
+    ]
     assert main([*TINY, *options, f"--output-dir={tmp_path / 'run'}"]) == 0
     assert run_file(tmp_path / "run")["parameters"] == (144 + 1) * 5 + (5 + 1) * 4
+    assert "overlap False" in capsys.readouterr().out
 
 
 CHOICES = [
@@ -277,6 +287,23 @@ def test_a_reader_that_leaves_ends_the_run_in_silence(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
         process.wait(20)
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_reader_that_leaves_ends_all_ranks(
+    mpiexec: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Each rank writes into a pipe of its own, whose reader leaves after the first line."""
+    code = (
+        "import os, subprocess, sys; from pydtnn.train import main; "
+        "head = subprocess.Popen(['head', '-n', '1'], stdin=subprocess.PIPE, stdout=2); "
+        "os.dup2(head.stdin.fileno(), 1); head.stdin.close(); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = mpiexec(2, ["-c", code, *LONG], directory=tmp_path)
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first.startswith("epoch 1/100000  loss ")
+    assert last == "rank 0: whoever read the standard output has gone"
 
 
 def test_the_module_runs_from_elsewhere_whatever_the_encoding(tmp_path: Path) -> None:

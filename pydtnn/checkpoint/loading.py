@@ -49,6 +49,7 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
     path = comm.gather_object(path)[0]
     if path is None:
         return None
+    trainer.exchange.start(trainer.model.buckets)  # what it sets up, its state then fills
     error = None
     try:
         _restore(unpack(_share(comm, files)), trainer)

@@ -56,7 +56,7 @@ class GradientExchange:
         return 1 / total
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        """Begin training from rank 0's parameters."""
+        """Begin training from rank 0's parameters; where training is resumed, `load` follows."""
         self.buckets = buckets
         for bucket in buckets:
             self.comm.broadcast(bucket.values)
@@ -92,7 +92,7 @@ class GradientExchange:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Take what `state` returned, after `start`."""
 
 
 class AllReduce(GradientExchange):

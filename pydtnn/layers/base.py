@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,16 +32,12 @@ class StepContext:
         With a layer's name and `samples`, the key of its random numbers.
     samples : Array, shape (N,), int64
         The id of each row of the batch.
-    scalars : Array
-        Step, learning rate, loss scale and 1 / global batch on the device, for kernels that are
-        captured once and replayed.
     """
 
     training: bool
     seed: int = 0
     epoch: int = 0
     samples: Array = None
-    scalars: Array = field(default_factory=lambda: np.zeros(4))
 
 
 class Cost(NamedTuple):

@@ -108,7 +108,10 @@ class Case:
     ) -> Pass:
         """Run backward on this very dy."""
         model = model or self.model
-        dx = model.backward(dy, residuals, accumulate=accumulate)
+        try:
+            dx = model.backward(dy, residuals, accumulate=accumulate)
+        except ValueError as error:  # the model refuses a gradient of a wrong shape
+            raise self.fail(str(error)) from error
         grads = {name: p.grad.copy() for name, p in model.parameters.items()}
         return Pass(y, dx if isinstance(dx, tuple) else (dx,), grads)
 

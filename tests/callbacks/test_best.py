@@ -15,6 +15,7 @@ from pydtnn.errors import AgreedError
 from pydtnn.weights import load_weights
 from tests.small_training import (
     Recorder,
+    small_data,
     small_fit,
     small_model,
     small_trainer,
@@ -34,6 +35,20 @@ def test_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
     load_weights(model, path)
     for name, value in model.state().items():
         np.testing.assert_array_equal(value, weights[best][name])
+
+
+@pytest.mark.threads(2)
+def test_best_weights_of_a_value_in_training_are_those_of_all_ranks(
+    comm: Communicator, shared_path: Path
+) -> None:
+    path = shared_path / "best.safetensors"
+    trainer = small_trainer(comm, BestWeights(path, "loss"))
+    trainer.fit(small_data()[0], global_batch_size=8)
+    model = small_model(seed=5)
+    load_weights(model, path)
+    comm.barrier()
+    for name, value in trainer.model.state().items():
+        np.testing.assert_array_equal(value, model.state()[name])
 
 
 @pytest.mark.threads(2)

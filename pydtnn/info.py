@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,10 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     """Print a report for people."""
+    if arguments:
+        sys.exit("usage: python -m pydtnn.info  (no options: it reports what runs here)")
     try:
         found = collect(probe=True)
     except ValueError as error:
@@ -197,4 +200,4 @@ def _gpu() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -35,7 +35,7 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
-from pydtnn.own_code import import_object
+from pydtnn.own_code import import_object, is_own
 from pydtnn.registry import create
 from pydtnn.schedules import get_schedule
 from pydtnn.suggest import unknown
@@ -170,7 +170,7 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
     shapes = (data.classes, data.input_shape)
     flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
     with _options("--model-options", config.model_options, flags):
-        if ":" not in config.model:
+        if not is_own(config.model):
             return create_net(config.model, *shapes, **config.model_options)
         factory = import_object(config.model, "--model")
         try:
@@ -238,7 +238,7 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
 
 def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:
     """Make the parallel scheme that `--scheme` names, or a file's class."""
-    if ":" not in config.scheme:
+    if not is_own(config.scheme):
         return create_scheme(config.scheme, comm, overlap=config.overlap)
     scheme = import_object(config.scheme, "--scheme")
     if not (isinstance(scheme, type) and issubclass(scheme, GradientExchange)):

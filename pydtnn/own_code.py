@@ -11,6 +11,11 @@ from pydtnn.errors import describe
 from pydtnn.suggest import unknown
 
 
+def is_own(name: str) -> bool:
+    """Whether a model or scheme is asked for from a file, be it without its name."""
+    return ":" in name or name.endswith(".py")
+
+
 def import_object(where: str, who: str) -> Any:
     """Import ``path/to/file.py:name``.
 
@@ -25,7 +30,9 @@ def import_object(where: str, who: str) -> Any:
     ValueError
         If there is no such file, it cannot be imported, or it has no such name.
     """
-    path, _, name = where.rpartition(":")
+    path, colon, name = where.rpartition(":")
+    if not colon:
+        raise ValueError(f"{who}: {where} needs the name of what is in it; give {where}:name")
     if not Path(path).is_file():
         raise ValueError(f"{who}: there is no file {path}; give path/to/file.py:name")
     module_name = f"pydtnn_own_{Path(path).stem}"  # a file called json.py must not hide json

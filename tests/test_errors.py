@@ -111,6 +111,10 @@ ARGUMENTS = {
         "alexnet: ",
     ),
     # models and schemes of one's own
+    "no name in a file": (
+        ["--model=own.py"],
+        "own.py needs the name of what is in it; give own.py:n",
+    ),
     "no such file": (["--model=nowhere.py:net"], "there is no file nowhere.py; give path/to/file"),
     "no such name": (
         ["--model=failing.py:grups"],

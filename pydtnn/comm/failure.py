@@ -20,6 +20,9 @@ from pydtnn.errors import AgreedError, describe, traceback_if_wanted
 _PATIENCE = 2.0
 """Seconds that a rank leaves to the one that failed before it for printing and aborting."""
 
+_FORWARDING = 0.3
+"""Seconds that the launcher gets to pass the line on: an abort may overtake its pipes."""
+
 
 def end_all_ranks_on_error(comm: Communicator) -> None:
     """Let an error of one rank end all of them. Collective: all ranks call it.
@@ -71,6 +74,7 @@ class _Failure:
     def _end(self, reason: str, trace: str, code: int) -> None:
         if self._is_first():
             _print(f"{trace}{self._prefix()}{reason}\n")
+            time.sleep(_FORWARDING)
         else:
             time.sleep(_PATIENCE)
         self._comm.abort(code)

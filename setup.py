@@ -25,7 +25,8 @@ from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
 SRC = CPU / "src"
-SHARED = {"linear": ["gemm"], "conv": ["gemm"]}  # templates that a family needs besides its own
+SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
+PLAIN = {"memory": ["recycle"]}  # sources that know no real type: compiled once, as usual
 REALS = {"f32": "1", "f64": "0"}
 COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
@@ -151,9 +152,12 @@ def extensions() -> list[Extension]:
     return [
         Extension(
             f"pydtnn.kernels.cpu.{path.stem}",
-            [str(path)],
+            [str(path), *(str(SRC / f"{name}.c") for name in PLAIN.get(path.stem[1:], ()))],
             include_dirs=[str(SRC), numpy.get_include()],
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            define_macros=[
+                ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+                ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+            ],
         )
         for path in sorted(CPU.glob("_*.pyx"))
     ]

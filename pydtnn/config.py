@@ -146,11 +146,21 @@ class TrainConfig:
     backend: Literal["cpu", "numpy"] = option(
         DEVICE, "cpu", "compiled kernels, or the readable reference"
     )
+    fusion: bool = option(
+        DEVICE, True, "let convolutions do batch norm, additions and ReLU in passing"
+    )
     threads: int | None = option(
         DEVICE,
         None,
         "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
+    )
+    tuning: Literal["measure", "fixed", "direct"] | None = option(
+        DEVICE,
+        None,
+        "measure which algorithm of a convolution is fastest, take it by a rule, or only direct "
+        "ones; otherwise PYDTNN_TUNING, otherwise measure",
+        metavar="HOW",
     )
     loader_threads: int = option(
         DEVICE, 1, "that prepare batches ahead; with 0 each is made when it is needed", at_least=0

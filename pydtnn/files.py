@@ -11,6 +11,12 @@ from pathlib import Path
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def user_cache() -> Path:
+    """Return pydtnn's folder in the user's cache; RuntimeError where the user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "pydtnn"
+
+
 def write_file(who: str, path: str | Path, data: bytes) -> None:
     """Replace a file at once: readers see the old content or the new one, also after a crash.
 

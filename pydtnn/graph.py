@@ -142,6 +142,7 @@ class Graph:
         self._find_needed_gradients(input_gradient)
         self._find_releases()
         self._find_overwrites()
+        self._find_finishers()
 
     def _find_needed_gradients(self, input_gradient: bool) -> None:
         # A dx is needed where anything before it has parameters to train.
@@ -180,6 +181,13 @@ class Graph:
             ):
                 owners.add(node)
             node.layer.overwrites_dy = node.layer.may_overwrite_dy and node in owners
+
+    def _find_finishers(self) -> None:
+        # Backward runs in reverse, so the first reader of an output is the last to contribute.
+        for node in self.nodes[len(self.inputs) :]:
+            layer, source = node.layer, node.inputs[0]
+            first = source.consumers[0] is node
+            layer.finishes = layer.can_finish and layer.needs_dx and first
 
     @staticmethod
     def _hands_over(consumer: Node, owners: set[Node]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn import __version__
+from pydtnn.machine import cpu_name
 from pydtnn.threads import default_threads
 
 PACKAGES = (
@@ -38,8 +39,10 @@ VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OPENBLAS_CORETYPE",
     "MKL_NUM_THREADS",
+    "PYDTNN_CACHE",
     "PYDTNN_DATA",
     "PYDTNN_ISA",
+    "PYDTNN_TUNING",
 )
 """Environment variables that change what runs, or how fast."""
 
@@ -62,7 +65,8 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        Where an environment variable (OMP_NUM_THREADS, PYDTNN_ISA) has an impossible value.
+        Where an environment variable (OMP_NUM_THREADS, PYDTNN_ISA, PYDTNN_TUNING) has an impossible
+        value.
     """
     return {
         "pydtnn": __version__,
@@ -71,6 +75,7 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(),
+        "tuning": _tuning(),
         "blas": _blas(),
         "mpi": _mpi() if probe or "mpi4py.MPI" in sys.modules else None,
         "gpu": _gpu() if probe or "cupy" in sys.modules else None,
@@ -99,6 +104,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU", f"{cpu['name']}, {cpu['usable']} of {cpu['cores']} cores usable"),
         ("instruction sets", f"{', '.join(cpu['instruction_sets'])}; {cpu['isa']} is used"),
         ("threads", f"{cpu['threads']} in one process"),
+        ("tuning", found["tuning"]),
         ("BLAS", "; ".join(found["blas"]) or "unknown to threadpoolctl"),
         ("MPI", found["mpi"]),
         ("GPU", found["gpu"]),
@@ -135,7 +141,7 @@ def _cpu() -> dict[str, Any]:
     """Name and cores of the CPU, and what the compiled kernels use of it."""
     cores = os.cpu_count() or 1
     cpu: dict[str, Any] = {
-        "name": _cpu_name(),
+        "name": cpu_name(),
         "cores": cores,
         "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
         "threads": default_threads(),
@@ -147,13 +153,15 @@ def _cpu() -> dict[str, Any]:
     return cpu | {"instruction_sets": list(available()), "isa": select_isa()}
 
 
-def _cpu_name() -> str:
+def _tuning() -> str:
+    """How algorithms are chosen, and what was measured on this machine so far."""
+    from pydtnn.kernels.choices import create_choices
+
+    choices = create_choices(None, "")
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return f"{choices.mode}; {choices.file.count()} choices in {choices.file.path}"
+    except (ImportError, RuntimeError) as error:  # kernels that were never built, or no home
+        return f"{choices.mode}; no choices are kept ({error})"
 
 
 def _blas() -> list[str]:

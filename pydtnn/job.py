@@ -100,10 +100,11 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     model = Model(
         create_network(config, train),
         train.input_shape,
-        backend=create_backend(config.backend, threads=threads),
+        backend=create_backend(config.backend, threads=threads, tuning=config.tuning),
         dtype=config.dtype,
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
+        fuse=config.fusion,
     )
     check_model(model, train, loss, metrics)
     trainer = Trainer(

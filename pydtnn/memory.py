@@ -1,162 +1,172 @@
-"""How much memory a training step will take, from what the layers declare."""
+"""How much memory a training step will take: the step is rehearsed with kernels that do nothing.
+
+The rehearsal runs the loops of `Model` on a copy of its graph, so whatever the layers, the fusion
+pass and the loops do with arrays is done here too. Its arrays come from a pool of their own that
+counts them; nobody writes to them, so the system never gives them memory.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import copy
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pydtnn.kernels.dry import dry_backend, scratch
+from pydtnn.layers.base import StepContext
 
 if TYPE_CHECKING:
-    from pydtnn.graph import Node
+    from pydtnn.kernels import Backend
+    from pydtnn.kernels.reference.family import Array
     from pydtnn.model import Model
+
+
+PROCESS = 8 << 20
+"""Bytes that code and small objects need once a process trains, whatever it trains."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one training step on one rank, without the slots of its optimizer.
+    """Bytes of one training step on one rank.
 
     Attributes
     ----------
-    parameters, gradients : int
-        The flat arrays, padding included.
+    parameters, gradients, slots : int
+        The flat arrays, padding included; slots are those of the optimizer.
     kept : tuple of int
         For each node of the graph, what its backward keeps alive that no earlier node's does. The
         sum is what forward leaves behind; the batch is part of it if a layer keeps it.
     peak : int
-        The most that is alive at one time: parameters, gradients, the batch and all arrays of the
-        loops.
+        The most that is alive at one time: the flat arrays, the batch and all arrays of the loops.
+    pool : int
+        The most that the backend's `MemoryPool` has in use at one time, `memory.peak`; the batch is
+        not from there. 0 for a backend without one.
+    scratch : int
+        About what kernels allocate for themselves at one time.
+    resident : int
+        About how much more memory the process has at the peak than before the model was built, with
+        the batch.
     """
 
     parameters: int
     gradients: int
+    slots: int
     kept: tuple[int, ...]
     peak: int
+    pool: int
+    scratch: int
+    resident: int
 
 
-def forecast_memory(model: Model, batch: int) -> Memory:
-    """Go through a step as `Model` does, with sizes in the place of arrays.
+def forecast_memory(model: Model, batch: int, *, slots: int = 0) -> Memory:
+    """Rehearse a step.
 
     Parameters
     ----------
     model : Model
     batch : int
-        Samples per rank.
+        Samples per rank, and per micro-batch where gradients are accumulated.
+    slots : int
+        Slots of the optimizer: 1 for SGD with momentum, 2 for Adam.
 
     Returns
     -------
     Memory
-        Exact for layers that declare what they do; one that says nothing is taken to need new
-        memory for every result. Scratch memory of kernels counts as far as layers declare it.
+        Exact for what layers allocate from their backend or with NumPy; what kernels allocate for
+        themselves is estimated.
     """
+    everything = _Rehearsal(model, batch, slots, threshold=1)
+    kept = everything.kept()
+    x = everything.new_batch()
+    everything.step(x)
+    peak = held = everything.memory.peak
+    pool = 0
+    if model.backend.memory:
+        large = _Rehearsal(model, batch, slots, threshold=model.backend.memory.threshold)
+        large.step(tuple(np.empty(part.shape, part.dtype) for part in x))
+        pool = large.memory.peak
+        held = large.memory.peak_held + sum(part.nbytes for part in x)
     parameters = sum(buffer.values.nbytes for buffer in model.buffers)
-    gradients = sum(buffer.grads.nbytes for buffer in model.buffers)
-    step = _Step(model, batch)
-    step.run()
-    peak = parameters + gradients + step.arrays.peak
-    return Memory(parameters, gradients, tuple(step.kept), peak)
+    extra = scratch(model.backend, everything.backend, model.dtype.itemsize)
+    return Memory(
+        parameters=parameters,
+        gradients=parameters,
+        slots=slots * parameters,
+        kept=kept,
+        peak=peak,
+        pool=pool,
+        scratch=extra,
+        resident=held + extra + PROCESS,
+    )
 
 
-class _Arrays:
-    """Arrays by number: each has a size and a count of its holders."""
+class _Rehearsal:
+    """A model's copy on a dry backend, with the flat arrays of an optimizer."""
 
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.holders: Counter[int] = Counter()
-        self.alive = self.peak = 0
+    def __init__(self, model: Model, batch: int, slots: int, *, threshold: int) -> None:
+        self.backend = dry_backend(model.backend, threshold)
+        self.memory: Any = self.backend.memory
+        self.model = _dry_copy(model, self.backend)
+        self.slots = [
+            self.backend.zeros((buffer.size,), buffer.dtype)
+            for buffer in model.buffers
+            for _ in range(slots)
+        ]
+        self.context = StepContext(training=True, samples=np.arange(batch))
 
-    def new(self, size: int) -> int:
-        """Allocate an array for one holder; return its number."""
-        self.sizes.append(size)
-        return self.hold(len(self.sizes) - 1)
+    def new_batch(self) -> tuple[Array, ...]:
+        shapes = self.model.input_shapes
+        samples = len(self.context.samples)
+        return tuple(self.backend.empty((samples, *s), self.model.dtype) for s in shapes)
 
-    def hold(self, array: int) -> int:
-        """Add a holder."""
-        if not self.holders[array]:
-            self.alive += self.sizes[array]
-            self.note()
-        self.holders[array] += 1
-        return array
+    def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
+        with np.errstate(all="ignore"):
+            return self.model.forward(x, self.context)
 
-    def drop(self, arrays: Iterable[int]) -> None:
-        """Take one holder from each; without holders an array is freed."""
-        for array in arrays:
-            self.holders[array] -= 1
-            if not self.holders[array]:
-                self.alive -= self.sizes[array]
+    def kept(self) -> tuple[int, ...]:
+        """Count what each node keeps: what is freed when it drops it, later nodes first."""
+        y, residuals = self.forward(self.new_batch())
+        del y
+        kept = [0] * len(residuals)
+        for index in reversed(range(len(residuals))):
+            before = self.memory.in_use
+            residuals[index] = None
+            kept[index] = before - self.memory.in_use
+        return tuple(kept)
 
-    def note(self, scratch: int = 0) -> None:
-        """Remember the memory in use if it is the most so far."""
-        self.peak = max(self.peak, self.alive + scratch)
+    def step(self, x: tuple[Array, ...]) -> None:
+        """Go through a step; the pool remembers its peak."""
+        self.memory.reset_peak()
+        y, residuals = self.forward(x)
+        outputs = y if isinstance(y, tuple) else (y,)
+        dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
+        del y, outputs
+        with np.errstate(all="ignore"):
+            self.model.backward(dy, residuals)
 
 
-class _Step:
-    """The loops of `Model.forward` and `Model.backward`; the caller holds the batch and dy."""
-
-    def __init__(self, model: Model, batch: int) -> None:
-        self.graph = model.graph
-        self.batch = batch
-        self.itemsize = model.dtype.itemsize
-        self.arrays = _Arrays()
-        self.residuals: list[list[int]] = [[] for _ in self.graph.nodes]
-        self.kept = [0] * len(self.graph.nodes)
-        self.counted: set[int] = set()
-        self.sums: dict[Node, tuple[int, bool]] = {}
-
-    def run(self) -> None:
-        arrays, graph = self.arrays, self.graph
-        first = len(graph.inputs)
-        values = [arrays.hold(self.new(node)) for node in graph.inputs]
-        for node in graph.nodes[first:]:
-            values.append(self.forward(node, [values[i.index] for i in node.inputs]))
-            arrays.drop(values[index] for index in node.releases)
-        for node in graph.outputs:
-            self.add(node, arrays.hold(self.new(node)), new=False)
-        arrays.drop(values[node.index] for node in graph.outputs)
-        for node in reversed(graph.nodes[first:]):
-            self.backward(node)
-
-    def new(self, node: Node) -> int:
-        return self.arrays.new(self.batch * prod(node.shape) * self.itemsize)
-
-    def forward(self, node: Node, xs: list[int]) -> int:
-        arrays, layer = self.arrays, node.layer
-        passes = layer.overwrites_input or "output" in layer.views
-        y = arrays.hold(xs[0]) if passes else self.new(node)
-        saved = [arrays.new(layer.saved_bytes(self.batch))]
-        saved += [arrays.hold(x) for x in xs if "input" in layer.saves]
-        if "output" in layer.saves:
-            saved.append(arrays.hold(y))
-        arrays.note(layer.scratch(self.batch))
-        if node.index in self.graph.trained:
-            self.residuals[node.index] = saved
-            self.kept[node.index] = sum(arrays.sizes[a] for a in {*saved} - self.counted)
-            self.counted.update(saved)
-        else:
-            arrays.drop(saved)
-        return y
-
-    def backward(self, node: Node) -> None:
-        arrays, layer = self.arrays, node.layer
-        if node not in self.sums:
-            return
-        dy, _ = self.sums.pop(node)
-        passes = layer.overwrites_dy or "gradient" in layer.views
-        sources = node.inputs if layer.needs_dx else ()
-        dxs = [arrays.hold(dy) if passes else self.new(source) for source in sources]
-        arrays.note(layer.scratch(self.batch))
-        for source, dx in zip(sources, dxs, strict=True):
-            if source.index in self.graph.trained:
-                self.add(source, dx, new=layer.new_gradient)
-            else:
-                arrays.drop([dx])
-        arrays.drop([dy, *self.residuals[node.index]])
-
-    def add(self, node: Node, dx: int, *, new: bool) -> None:
-        if node in self.sums:
-            so_far, own = self.sums[node]
-            total = self.arrays.hold(so_far if own else dx) if own or new else self.new(node)
-            self.arrays.drop([so_far, dx])
-            dx, new = total, True
-        self.sums[node] = dx, new
+def _dry_copy(model: Model, backend: Backend) -> Model:
+    """Copy a model onto a dry backend: with parameters that have no values."""
+    known: dict[int, Any] = {id(model.backend): backend}
+    for buffer in model.buffers:
+        for flat, member, view in (
+            (buffer.values, "values", "value"),
+            (buffer.grads, "grads", "grad"),
+        ):
+            array = backend.zeros((buffer.size,), buffer.dtype)
+            known[id(flat)] = array
+            for bucket in buffer.buckets:
+                part = array[bucket.start : bucket.stop]
+                known[id(getattr(bucket, member))] = part
+                for entry in bucket.parameters:
+                    p = model.parameters[entry.name]
+                    known[id(getattr(p, view))] = part[entry.slice].reshape(p.shape)
+    # Nodes refer to each other along the whole graph, deeper than Python recurses: all of them
+    # first, then what they hold.
+    for node in model.graph.nodes:
+        known[id(node)] = copy.copy(node)
+    for node in model.graph.nodes:
+        new = known[id(node)]
+        vars(new).update({name: copy.deepcopy(v, known) for name, v in vars(node).items()})
+    return copy.deepcopy(model, known)

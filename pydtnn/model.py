@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pydtnn.fusion import fuse as fuse_graph
 from pydtnn.graph import Graph, Node
-from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels import Backend, Deferred, create_backend, recycled
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net, nodes
@@ -37,6 +39,9 @@ class Model:
         Size of the messages in which gradients are exchanged.
     input_gradient : bool
         Whether `backward` computes the gradient of the model's inputs too.
+    fuse : bool
+        Whether convolutions do the work of batch norms, additions and ReLUs around them
+        (`pydtnn.fusion`); results are equal within rounding.
 
     Attributes
     ----------
@@ -59,6 +64,7 @@ class Model:
         seed: int = 0,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         input_gradient: bool = False,
+        fuse: bool = True,
     ) -> None:
         if str(dtype) not in DTYPES:
             raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, not {dtype}")
@@ -67,11 +73,15 @@ class Model:
         self.seed = seed
         self.input_shapes = _shapes(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
-        outputs = self.graph.add(net, *self.graph.inputs)
-        self.graph.finish(nodes(outputs), input_gradient=input_gradient)
+        outputs = nodes(self.graph.add(net, *self.graph.inputs))
+        if fuse:
+            outputs = fuse_graph(self.graph, outputs)
+        self.graph.finish(outputs, input_gradient=input_gradient)
         self._place_parameters(bucket_bytes)
+        self.backend.trim()  # what initial values needed on the way
         self.statistics = RunningStatistics([s for layer in self.layers for s in layer.statistics])
 
+    @recycled
     def _place_parameters(self, bucket_bytes: int) -> None:
         ready = [(p, n.index) for n in reversed(self.graph.nodes) for p in n.layer.parameters]
         buffers: list[ParameterBuffer] = []
@@ -104,6 +114,7 @@ class Model:
         """Shape of the (first) output of one sample."""
         return self.graph.outputs[0].shape
 
+    @recycled
     def forward(
         self,
         x: Array | tuple[Array, ...],
@@ -131,10 +142,13 @@ class Model:
         """
         inputs = x if isinstance(x, tuple) else (x,)
         graph = self.graph
-        values: list[Array] = [*inputs, *[None] * (len(graph.nodes) - len(inputs))]
+        context = replace(context, differentiable=keep)
+        values: list[Array | Deferred] = [*inputs, *[None] * (len(graph.nodes) - len(inputs))]
         residuals: list[Saved] = [None] * len(graph.nodes)
         for node in graph.nodes[len(inputs) :]:
             xs = [values[i.index] for i in node.inputs]
+            if not node.layer.takes_deferred:
+                xs = [node.layer.array(x) for x in xs]
             y, saved = node.layer.forward(*xs, context=context)
             values[node.index] = self._regular(y)
             if keep and node.index in graph.trained:
@@ -143,10 +157,11 @@ class Model:
             for index in node.releases:
                 values[index] = None
             if after_node:
-                after_node(node, values[node.index])
-        outputs = tuple(values[node.index] for node in self.graph.outputs)
+                after_node(node, node.layer.array(values[node.index]))
+        outputs = tuple(node.layer.array(values[node.index]) for node in graph.outputs)
         return (outputs if len(outputs) > 1 else outputs[0]), residuals
 
+    @recycled
     def backward(
         self,
         dy: Array | tuple[Array, ...],
@@ -189,7 +204,7 @@ class Model:
         for node in self.graph.nodes[: len(self.input_shapes) - 1 : -1]:
             g = sums.take(node)
             if node.index in self.graph.trained:
-                dxs = node.layer.backward(g, residuals[node.index])
+                dxs = self._backward(node, g, residuals[node.index], sums)
                 if node.layer.needs_dx:
                     self._deliver(node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
                 del dxs
@@ -204,6 +219,12 @@ class Model:
         dx = tuple(sums.take(node) for node in self.graph.inputs)
         return dx if len(dx) > 1 else dx[0]
 
+    @staticmethod
+    def _backward(node: Node, dy: Array | Deferred, saved: Saved, sums: _Gradients) -> Any:
+        if node.layer.finishes and sums.own(node.inputs[0]):
+            return node.layer.finish_backward(dy, saved, sums.take(node.inputs[0]))
+        return node.layer.backward(dy, saved)
+
     def _deliver(self, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
         for source, dx in zip(node.inputs, dxs, strict=True):
             if source.index in self.graph.trained:
@@ -213,9 +234,16 @@ class Model:
                         f"{node.name}: backward of {type(node.layer).__name__} must return a "
                         f"gradient of shape {source.shape} besides the batch, not {given}"
                     )
-                sums.add(source, self._regular(dx), new=node.layer.new_gradient)
+                passes = isinstance(dx, Deferred) and (
+                    dx.array is not None  # the whole gradient, from `finish_backward`
+                    or (source.layer.takes_deferred and len(source.consumers) == 1)
+                )
+                dx = dx if passes else self._regular(node.layer.array(dx))
+                sums.add(source, dx, new=node.layer.new_gradient)
 
-    def _regular(self, array: Array) -> Array:
+    def _regular(self, array: Array | Deferred) -> Array | Deferred:
+        if isinstance(array, Deferred):
+            return array
         # Kernels count on C order and the model's dtype; a layer of a user's own may well return a
         # transposed view.
         return self.backend.asarray(array, self.dtype)
@@ -280,11 +308,11 @@ class Model:
             array[...] = state[name]
         self.statistics.samples = 0.0
 
-    def summary(self, batch: int = 1) -> str:
+    def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.summary.summarize`."""
         from pydtnn.summary import summarize
 
-        return summarize(self, batch)
+        return summarize(self, batch, slots=slots)
 
 
 class _Gradients:
@@ -292,7 +320,7 @@ class _Gradients:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.arrays: dict[int, tuple[Array, bool]] = {}
+        self.arrays: dict[int, tuple[Any, bool]] = {}
 
     def add(self, node: Node, dx: Array, *, new: bool) -> None:
         """Add `dx`; if it is `new`, its memory is ours."""
@@ -303,7 +331,11 @@ class _Gradients:
             dx, new = out, True
         self.arrays[node.index] = dx, new
 
-    def take(self, node: Node) -> Array:
+    def own(self, node: Node) -> bool:
+        """Whether what was delivered so far, if anything, may be written over."""
+        return self.arrays.get(node.index, (None, True))[1]
+
+    def take(self, node: Node) -> Array | Deferred:
         """Hand out the sum and forget it; None if nobody delivered."""
         return self.arrays.pop(node.index, (None, False))[0]
 

@@ -37,6 +37,7 @@ def write_run_file(job: Job) -> None:
         "threads": backend.threads,
         "backend": backend.name,
         "instruction_set": backend.isa,
+        "tuning": backend.choices.mode,
         "parameters": sum(p.size for p in trainer.model.parameters.values()),
         "samples": {"train": len(job.train), "validation": len(job.validation)},
         "global_batch_size": job.global_batch_size,

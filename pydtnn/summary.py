@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydtnn.layers.base import Cost, Layer
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.fused import NormAddReLU
 from pydtnn.limits import whole
 from pydtnn.memory import forecast_memory
 
@@ -16,7 +19,7 @@ LEFT = 3
 """So many columns are aligned to the left; the others hold numbers."""
 
 
-def summarize(model: Model, batch: int = 1) -> str:
+def summarize(model: Model, batch: int = 1, *, slots: int = 0) -> str:
     """Describe a model in plain text.
 
     Parameters
@@ -24,28 +27,32 @@ def summarize(model: Model, batch: int = 1) -> str:
     model : Model
     batch : int
         Samples per rank and step, for the memory.
+    slots : int
+        Slots of the optimizer, for the memory: 1 for SGD with momentum, 2 for Adam.
 
     Returns
     -------
     str
         A line per layer: its dotted name, class, output shape of one sample, parameters,
         floating-point operations of forward for one sample, and the memory that its backward keeps
-        at this batch size, each array counted once. Below, the totals.
+        at this batch size, each array counted once. Layers that are fused share a line. Below, the
+        totals.
     """
     whole("summary", "batch", batch, at_least=1)
-    memory = forecast_memory(model, batch)
+    whole("summary", "slots", slots, at_least=0)
+    memory = forecast_memory(model, batch, slots=slots)
     nodes = model.graph.nodes[len(model.input_shapes) :]
-    costs = [node.layer.cost(1) for node in nodes]
+    costs = [cost(node.layer) for node in nodes]
     rows = [
         (
             node.name,
-            type(node.layer).__name__,
+            " + ".join(kinds(node.layer)),
             " x ".join(map(str, node.shape)),
             f"{sum(p.size for p in node.layer.parameters):,}",
-            quantity(cost.flops_forward, 1000),
+            quantity(work.flops_forward, 1000),
             quantity(memory.kept[node.index], 1024, "B"),
         )
-        for node, cost in zip(nodes, costs, strict=True)
+        for node, work in zip(nodes, costs, strict=True)
     ]
     forward, backward = (sum(values) for values in list(zip(*costs, strict=True))[:2])
     count = sum(p.size for p in model.parameters.values())
@@ -63,13 +70,34 @@ def summarize(model: Model, batch: int = 1) -> str:
         (
             "of which",
             f"{quantity(memory.parameters, 1024, 'B')} parameters, "
-            f"{quantity(memory.gradients, 1024, 'B')} gradients",
+            f"{quantity(memory.gradients, 1024, 'B')} gradients, "
+            f"{quantity(memory.slots, 1024, 'B')} the optimizer's slots",
         ),
-        ("on top", "the optimizer's slots, the kernels' scratch memory"),
+        (
+            "process",
+            f"{quantity(memory.resident, 1024, 'B')} more than before, "
+            f"about {quantity(memory.scratch, 1024, 'B')} of it scratch memory of kernels",
+        ),
     ]
+    if model.backend.memory:
+        totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
     table = align([HEADINGS, *rows], LEFT)
     rule = "-" * max(map(len, table))
     return "\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)])
+
+
+def kinds(layer: Layer) -> list[str]:
+    """Name the layers that the user wrote down of which this one is made."""
+    if isinstance(layer, NormAddReLU):
+        return [type(part).__name__ for part in layer.parts]
+    relu = ["ReLU"] if isinstance(layer, Conv2d) and layer.relu else []
+    return [type(layer).__name__, *relu]
+
+
+def cost(layer: Layer) -> Cost:
+    """Work of one sample; of a fused layer that of its parts."""
+    parts = layer.parts if isinstance(layer, NormAddReLU) else [layer]
+    return Cost(*map(sum, zip(*(part.cost(1) for part in parts), strict=True)))
 
 
 def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:

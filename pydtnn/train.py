@@ -114,7 +114,8 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     with run_directory(config, comm) as directory, limit_blas_threads(1):
         job = _together(comm, create_job, config, comm, config.threads or threads, directory)
-        _require_equal(comm, {"instruction set": job.trainer.model.backend.isa})
+        backend = job.trainer.model.backend
+        _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.choices.mode})
         _carry_out(job)
 
 

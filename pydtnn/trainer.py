@@ -24,6 +24,7 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.totals import Totals
+from pydtnn.tuning import settle_choices
 
 Logs = dict[str, float]
 
@@ -151,6 +152,8 @@ class Trainer:
         if not self._loaded:
             self.exchange.start(self.model.buckets)
         self._plan, self._loaded, self.stop = plan, False, False
+        largest = -(-min(total, len(train)) // (self.comm.size * self.accumulation))
+        settle_choices(self.model, self.comm, largest, training=True)
         try:
             self._notify("on_fit_start", epochs, len(loader))
             with loader:
@@ -285,6 +288,9 @@ class Trainer:
     @np.errstate(all="ignore")
     def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
         self.synchronise()
+        if not self.model.backend.choices.frozen:
+            largest = -(-min(batch_size, len(dataset)) // self.comm.size)
+            settle_choices(self.model, self.comm, largest, training=False)
         totals, broken = self._new_totals(), None
         model, context = self.model, StepContext(training=False)
         with self._loader(dataset, max(batch_size, self.comm.size), shuffle=False) as loader:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests import launch
 from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import join_world
+
+os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was faster today
 
 
 @pytest.hookimpl(trylast=True)  # when the reporter is there, which all ranks but one take away
@@ -38,6 +41,14 @@ def _instruction_sets() -> list[str]:
     except ImportError:
         return ["not built"]
     return list(available())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYDTNN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Area: the modules and packages in it, of which the longest name decides.
 AREAS = {
-    "tools": ["errors", "files", "limits", "registry", "suggest", "threads"],
+    "tools": ["errors", "files", "limits", "machine", "registry", "suggest", "threads"],
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],
     "comm": ["comm"],
@@ -30,7 +30,10 @@ AREAS = {
     "graph": ["graph", "fusion"],
     "model": ["model", "memory", "summary"],
     "rules": ["losses", "metrics", "optimizers", "schedules", "targets", "totals"],
-    "training": ["trainer", "callbacks", "checkpoint", "finite", "rank0", "tracing", "weights"],
+    "training": [
+        *("trainer", "callbacks", "checkpoint", "finite", "rank0", "tracing", "tuning"),
+        "weights",
+    ],
     "models": ["models"],
     "testing": ["testing"],
     "programs": [
@@ -45,7 +48,7 @@ BELOW_TRAINING = {*BELOW_LAYERS, "layers", "graph", "model", "rules", "comm", "e
 # Area: what it may import besides itself.
 ALLOWED = {
     "tools": set(),
-    "kernels": {"tools", "random"},
+    "kernels": {"tools", "random", "version"},
     "random": {"kernels"},
     "comm": {"tools"},
     "exchange": {*BELOW_LAYERS, "comm", "rules"},

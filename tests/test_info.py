@@ -32,7 +32,17 @@ def test_the_report_names_every_part():
         [sys.executable, "-m", "pydtnn.info"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for name in ("pydtnn", "Python", "numpy", "CPU", "instruction sets", "BLAS", "MPI", "GPU"):
+    for name in (
+        "pydtnn",
+        "Python",
+        "numpy",
+        "CPU",
+        "instruction sets",
+        "tuning",
+        "BLAS",
+        "MPI",
+        "GPU",
+    ):
         assert f"\n{name}" in f"\n{done.stdout}"
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from pydtnn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers import (
+    Add,
+    BatchNorm,
+    Branches,
+    Conv2d,
+    Flatten,
+    Identity,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.models import resnet20
 
 
-def small() -> Model:
+def small(*, fuse: bool = False) -> Model:
     net = Sequential(Conv2d(8, 3, name="conv"), ReLU(), MaxPool2d(2), Flatten(), Linear(10))
-    return Model(net, (10, 10, 3), backend="numpy")
+    return Model(net, (10, 10, 3), backend="numpy", fuse=fuse)
 
 
 def test_there_is_a_line_for_each_layer_with_its_numbers() -> None:
@@ -37,17 +48,46 @@ KINDS = ("Conv2d", "ReLU", "MaxPool2d", "Flatten", "Linear")
 
 
 def test_the_totals_are_those_of_the_model() -> None:
-    text = Model(resnet20(10, (32, 32, 3)), (32, 32, 3), backend="numpy").summary(64)
+    net, shape = resnet20(10, (32, 32, 3)), (32, 32, 3)
+    text = Model(net, shape, backend="numpy", fuse=False).summary(64, slots=2)
     assert "272,474 in 65 arrays" in text
     # 41 M multiplications and additions are the 40.8 M of He et al.'s network plus projections
     assert "82.1 Mflop forward, 163 Mflop backward" in text
     assert "batch of 64  95.8 MiB kept for backward" in text
-    assert "the optimizer's slots" in text
+    # 272,474 numbers of 4 B, some of 65 arrays padded to lines of 64 B
+    assert "1.04 MiB parameters, 1.04 MiB gradients, 2.08 MiB the optimizer's slots" in text
+
+
+def test_layers_that_are_fused_share_a_line_and_the_work_is_the_same() -> None:
+    def net() -> Sequential:
+        norm = Sequential(Conv2d(4, 3, padding=1), BatchNorm())
+        return Sequential(
+            Conv2d(4, 3), ReLU(), Branches(norm, Identity(), merge=Add()), ReLU(), Conv2d(2, 1)
+        )
+
+    fused, plain = (
+        Model(net(), (8, 8, 3), backend="numpy", fuse=fuse).summary() for fuse in (True, False)
+    )
+    assert "Conv2d" in fused
+    assert "BatchNorm + Add + ReLU" in fused
+    assert len(fused.splitlines()) < len(plain.splitlines())
+    assert [line for line in fused.splitlines() if "one sample" in line] == [
+        line for line in plain.splitlines() if "one sample" in line
+    ]
+
+
+def test_a_backend_with_a_memory_pool_gets_its_peak_to_the_byte() -> None:
+    net = Sequential(Conv2d(8, 3, padding=1), ReLU(), Flatten(), Linear(4))
+    model = Model(net, (32, 32, 3), backend="cpu", fuse=False)
+    # ReLU's output, which is the convolution's too, and its gradient
+    peak = 2 * (16 * 8 * 32 * 32) * 4 + 2 * model.buffers[0].values.nbytes
+    assert f"memory pool  {peak:,} B at the peak of a step" in model.summary(16)
+    assert "memory pool" not in small().summary()
 
 
 def test_memory_grows_with_the_batch_and_the_rest_does_not() -> None:
     one, two = (small().summary(batch).splitlines() for batch in (1, 2))
-    assert one[-4:-2] != two[-4:-2]
+    assert one[-3] != two[-3]
     assert [line for line in one if "parameters" in line] == [
         line for line in two if "parameters" in line
     ]

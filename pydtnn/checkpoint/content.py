@@ -25,7 +25,7 @@ Parts = dict[str, list[State]]
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold: model, optimizer, exchange, callbacks and trainer."""
+    """What a checkpoint can hold: choices, model, optimizer, exchange, callbacks and trainer."""
 
     def state(self) -> State:
         """Return NumPy arrays by name, and values by name that JSON can tell."""
@@ -37,6 +37,7 @@ class Stateful(Protocol):
 def parts_of(trainer: Trainer) -> dict[str, Stateful]:
     """Name everything that has state; the trainer, which says how far the rest has come, last."""
     parts: dict[str, Stateful] = {
+        "choices": trainer.model.backend.choices,
         "model": trainer.model,
         "optimizer": trainer.optimizer,
         "exchange": trainer.exchange,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydtnn.files import user_cache
+
 VARIABLE = "PYDTNN_DATA"
 """Environment variable that names the data folder."""
 
@@ -30,10 +32,7 @@ class Layout:
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return `data_dir`, or what $PYDTNN_DATA says, or pydtnn's folder in the user's cache."""
     chosen = data_dir or os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "pydtnn"
+    return Path(chosen).expanduser() if chosen else user_cache()
 
 
 def locate(

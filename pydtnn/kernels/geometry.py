@@ -55,6 +55,26 @@ class ConvGeometry:
     filters: int
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]  # of eight fields, in every kernel call
+
+    def __str__(self) -> str:
+        """Say all of it in few words: "3x3 16->32 on 8x8 stride 2x2 padding 1"."""
+        words = [_by(self.kernel), f"{self.channels}->{self.filters}", f"on {_by(self.size)}"]
+        if max(self.stride) > 1:
+            words.append(f"stride {_by(self.stride)}")
+        sides = {side for pair in self.padding for side in pair}
+        if sides != {0}:
+            words.append(f"padding {sides.pop() if len(sides) == 1 else self.padding}")
+        if max(self.dilation) > 1:
+            words.append(f"dilation {_by(self.dilation)}")
+        if self.groups > 1:
+            words.append(f"groups {self.groups}")
+        return " ".join(words)
+
     @property
     def output(self) -> tuple[int, ...]:
         """Spatial size of the output."""
@@ -85,3 +105,7 @@ class PoolGeometry:
     def output(self) -> tuple[int, ...]:
         """Spatial size of the output."""
         return output_size(self.size, self.kernel, self.stride, self.padding, (1,) * len(self.size))
+
+
+def _by(numbers: tuple[int, ...]) -> str:
+    return "x".join(map(str, numbers))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.initializers import Initializer, get_initializer
-from pydtnn.kernels import Backend
+from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.parameters import Parameter
 from pydtnn.statistics import Statistic
@@ -32,12 +32,20 @@ class StepContext:
         With a layer's name and `samples`, the key of its random numbers.
     samples : Array, shape (N,), int64
         The id of each row of the batch.
+    differentiable : bool
+        Whether backward may follow; `Model.forward` sets it.
     """
 
     training: bool
     seed: int = 0
     epoch: int = 0
     samples: Array = None
+    differentiable: bool = True
+
+    @property
+    def inference(self) -> bool:
+        """Whether only the outputs matter: constants may be folded into weights."""
+        return not self.training and not self.differentiable
 
 
 class Cost(NamedTuple):
@@ -71,12 +79,16 @@ class Layer(ABC):
     views : tuple of str
         Which results are always what was given, or a view of all of it: the "output" of the input,
         the "gradient" of dy (for each input, if there are several).
+    takes_deferred : bool
+        Whether inputs of forward and dy of backward may be `Deferred`; other layers get arrays.
     backend : Backend
         The device's kernels; set before `build`.
     dtype : numpy.dtype
         What the layer computes in.
     needs_dx : bool
         Whether anybody reads this layer's dx; if not, backward may return None.
+    can_finish, finishes : bool
+        Whether the layer has `finish_backward`, and, set by the graph, whether it is to be called.
     overwrites_input, overwrites_dy : bool
         Set by the graph: forward shall use its input's memory, backward its dy's memory, for the
         result.
@@ -86,12 +98,14 @@ class Layer(ABC):
         Whether the layer belongs to a model; it can belong to one only.
     """
 
-    saves: ClassVar[tuple[str, ...]] = ("input", "output")
-    may_overwrite_input: ClassVar[bool] = False
-    may_overwrite_dy: ClassVar[bool] = False
-    new_output: ClassVar[bool] = False
-    new_gradient: ClassVar[bool] = False
-    views: ClassVar[tuple[str, ...]] = ()
+    saves: tuple[str, ...] = ("input", "output")
+    may_overwrite_input: bool = False
+    may_overwrite_dy: bool = False
+    new_output: bool = False
+    new_gradient: bool = False
+    views: tuple[str, ...] = ()
+    takes_deferred: bool = False
+    can_finish: bool = False
 
     backend: Backend
     dtype: np.dtype
@@ -99,6 +113,7 @@ class Layer(ABC):
     needs_dx = True
     overwrites_input = False
     overwrites_dy = False
+    finishes = False
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
@@ -119,6 +134,26 @@ class Layer(ABC):
     @abstractmethod
     def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
         """Compute each input's gradient (a tuple if several), and write those of parameters."""
+
+    def finish_backward(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Any:
+        """Compute the whole gradient of the only input, to which nobody contributes after this.
+
+        Only called where `can_finish` says that there is such a method.
+
+        Parameters
+        ----------
+        dy, saved
+            As for `backward`.
+        so_far : Array or None
+            The sum of what others contributed; its memory may be used for the result.
+
+        Returns
+        -------
+        Array or Deferred
+            For a deferred input it may be deferred too: with its values in `array`, cut off by the
+            input's ReLU, and the sums of `Fused.gate`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no finish_backward")
 
     def scratch(self, batch: int) -> int:
         """Bytes that forward or backward allocates and frees again, at most."""
@@ -199,6 +234,18 @@ class Layer(ABC):
     def empty(self, batch: int, shape: Shape) -> Array:
         """Memory for an array ``(batch, *shape)``."""
         return self.backend.empty((batch, *shape), self.dtype)
+
+    def array(self, x: Array | Deferred) -> Array:
+        """Return `x` itself, or the values of a deferred array, computed now if nobody has."""
+        if not isinstance(x, Deferred):
+            return x
+        if x.array is not None:
+            return x.array
+        y = self.backend.empty(x.shape, x.dtype)
+        self.backend.fused.evaluate(x, out=y)
+        if x.keep:
+            x.array = y
+        return y
 
     # -- what the graph uses
 

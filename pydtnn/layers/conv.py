@@ -5,10 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar
 
+import numpy as np
+
 from pydtnn.initializers import Initializer
-from pydtnn.kernels import ConvGeometry
+from pydtnn.kernels import ConvGeometry, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.window import Padding, resolve_padding
 from pydtnn.limits import whole
 
@@ -38,8 +41,20 @@ class Conv2d(Layer):
     """
 
     axes: ClassVar[int] = 2
-    saves = ("input",)
-    new_output = new_gradient = True
+    saves: tuple[str, ...] = ("input",)
+    new_output = new_gradient = takes_deferred = can_finish = True
+
+    relu = False
+    """Whether the output is cut off below 0, in place of a ReLU that follows."""
+
+    norm: BatchNorm | None = None
+    """Set by the fusion pass: the batch norm that follows. Its sums are taken in passing, and in
+    inference it is folded into the filters."""
+
+    def __init_subclass__(cls) -> None:
+        """Give arrays to a subclass that computes in its own way."""
+        if {"forward", "backward"} & vars(cls).keys():
+            cls.takes_deferred = cls.can_finish = False
 
     def __init__(
         self,
@@ -103,25 +118,86 @@ class Conv2d(Layer):
             self.b = self.parameter("b", (self.filters,), self.bias_initializer, decay=False)
         return (*self.geometry.output, self.filters)
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array | Deferred, Saved]:
         """Correlate with the filters and add the bias."""
         (x,) = xs
+        deferred = isinstance(x, Deferred) and x.array is None
+        store = self.empty(len(x), self.input_shapes[0]) if deferred and x.keep else None
         y = self.empty(len(x), self.output_shape)
-        b = self.b.value if self.bias else None
-        self.backend.conv.forward(x, self.w.value, b, self.geometry, out=y)
-        return y, x
+        sums = np.empty(1 + 2 * self.filters) if self.norm and context.training else None
+        w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
+        self.backend.conv.forward(
+            x, w, b, self.geometry, out=y, relu=self.relu, store=store, sums=sums
+        )
+        if store is not None:
+            x.array = store
+        return (y if sums is None else Deferred.of(y, sums)), ((x, y) if self.relu else (x,))
 
-    def backward(self, dy: Array, saved: Saved) -> Array | None:
+    def absorb_relu(self) -> None:
+        """Take over a ReLU that follows; called by the fusion pass."""
+        self.relu = self.may_overwrite_dy = True
+        self.saves = ("input", "output")
+
+    def _bias(self) -> Array | None:
+        return self.b.value if self.bias else None
+
+    def _folded(self) -> tuple[Array, Array]:
+        # gamma (x * w + b - mean) / std + beta is a convolution with other filters and bias
+        assert self.norm is not None
+        running, dtype = self.norm.running, self.dtype
+        scale = self.norm.gamma.value / np.sqrt(running.variance + self.norm.epsilon)
+        bias = self.b.value if self.bias else 0.0
+        w = self.w.value * scale.reshape(-1, *(1,) * (self.axes + 1))
+        return w.astype(dtype), (self.norm.beta.value + (bias - running.mean) * scale).astype(dtype)
+
+    def backward(self, dy: Array | Deferred, saved: Saved) -> Array | None:
         """Compute dw (x correlated with dy), ``db = sum dy``, dx (dy scattered by the filters)."""
-        x, w, conv = saved, self.w, self.backend.conv
-        conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
-        if self.bias:
-            self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
+        return self._backward(dy, saved, None, gate=None)
+
+    def finish_backward(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None
+    ) -> Array | Deferred | None:
+        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
+        x = saved[0]
+        return self._backward(dy, saved, so_far, gate=x if isinstance(x, Deferred) else None)
+
+    def _backward(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None
+    ) -> Array | Deferred | None:
+        x, w, conv = saved[0], self.w, self.backend.conv
+        dy = self._backward_bias(dy, *saved[1:])
         if not self.needs_dx:
+            conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None
-        dx = self.empty(len(x), self.input_shapes[0])
-        conv.backward_data(dy, w.value, self.geometry, out=dx)
-        return dx
+        dx = self.empty(len(x), self.input_shapes[0]) if so_far is None else so_far
+        sums = np.empty((1 + len(gate.terms), self.geometry.channels)) if gate is not None else None
+        conv.backward(
+            x,
+            dy,
+            w.value,
+            self.geometry,
+            dx=dx,
+            dw=w.grad,
+            accumulate=w.accumulate,
+            add=so_far,
+            gate=gate,
+            sums=sums,
+        )
+        return dx if sums is None else Deferred.of(dx, sums)
+
+    def _backward_bias(self, dy: Array | Deferred, y: Array | None = None) -> Array | Deferred:
+        """Differentiate the bias, and the ReLU if `y` is its output; return what is left of dy."""
+        sums = dy.sums if isinstance(dy, Deferred) else None
+        if y is not None:
+            dy, dz = self.array(dy), self.gradient_like(dy)
+            sums = np.empty((2, self.filters))
+            self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
+            dy = dz
+        if self.bias and sums is not None:
+            self.b.store_grad(sums[0])
+        elif self.bias:
+            self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
+        return dy
 
     def cost(self, batch: int) -> Cost:
         """One convolution forward, one for dw and one for dx."""

@@ -61,25 +61,36 @@ class BatchNorm(Layer):
         self.running = self.statistic(channels, self.momentum)
         return shape
 
-    def moments(self, x: Array) -> Moments:
-        """Compute this batch's statistics and add them to the step's."""
-        sums = np.zeros(1 + 2 * x.shape[-1])
-        self.backend.norm.statistics(x, out=sums)
-        self.running.sums += sums
+    def sums(
+        self, x: Array, context: StepContext, taken: np.ndarray | None = None
+    ) -> tuple[np.ndarray, float]:
+        """Return sums to normalise with, as of `Norm.statistics`, and over how many rows.
+
+        In training they are the batch's own, `taken` if somebody has them already, and are added to
+        the step's; otherwise one row stands for the running values, which backward takes for
+        constants: no batch moves the mean of infinitely many rows.
+        """
+        if not context.training:
+            mean, variance = self.running.mean, self.running.variance
+            return np.concatenate([[1.0], mean, variance + mean * mean]), np.inf
+        if taken is None:
+            taken = np.zeros(1 + 2 * x.shape[-1])
+            self.backend.norm.statistics(x, out=taken)
+        self.running.sums += taken
+        return taken, max(float(taken[0]), 1.0)
+
+    def moments(self, x: Array, context: StepContext) -> Moments:
+        """Return the mean and deviation to normalise with."""
+        sums, rows = self.sums(x, context)
         count, (total, squares) = max(float(sums[0]), 1.0), sums[1:].reshape(2, -1)
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0)
-        return Moments(count, mean, 1 / np.sqrt(variance + self.epsilon))
+        return Moments(rows, mean, 1 / np.sqrt(variance + self.epsilon))
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Normalise with the batch's statistics in training, with the running ones otherwise."""
         (x,) = xs
-        if context.training:
-            moments = self.moments(x)
-        else:
-            # backward takes these for constants: no batch moves the mean of infinitely many rows
-            inv_std = 1 / np.sqrt(self.running.variance + self.epsilon)
-            moments = Moments(np.inf, self.running.mean.copy(), inv_std)
+        moments = self.moments(x, context)
         scale = self.gamma.value * moments.inv_std
         shift = self.beta.value - moments.mean * scale
         y = self.output_like(x)

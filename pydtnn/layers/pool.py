@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar
 
+import numpy as np
+
 from pydtnn.kernels import PoolGeometry
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
@@ -62,7 +64,7 @@ class MaxPool2d(_Pool2d):
         """Take the maxima, and note which tap of each window it was."""
         (x,) = xs
         y = self.empty(len(x), self.output_shape)
-        index = self.backend.empty(y.shape, "int32")
+        index = self.backend.empty(y.shape, self._index_dtype())
         self.backend.pool.max_forward(x, self.geometry, out=y, index=index)
         return y, index
 
@@ -73,8 +75,11 @@ class MaxPool2d(_Pool2d):
         return dx
 
     def saved_bytes(self, batch: int) -> int:
-        """The indices, four bytes each."""
-        return 4 * batch * prod(self.output_shape)
+        """The indices."""
+        return self._index_dtype().itemsize * batch * prod(self.output_shape)
+
+    def _index_dtype(self) -> np.dtype:
+        return np.dtype("uint8" if prod(self.kernel) <= 256 else "int32")
 
 
 class AvgPool2d(_Pool2d):

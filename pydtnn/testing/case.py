@@ -79,7 +79,14 @@ class Case:
     def build(self, dtype: str) -> Model:
         """Make a model of a copy of the layer."""
         layer = copy.deepcopy(self.template)
-        return Model(layer, self.shapes, backend=self.backend, dtype=dtype, input_gradient=True)
+        return Model(
+            layer,
+            self.shapes,
+            backend=self.backend,
+            dtype=dtype,
+            input_gradient=True,
+            fuse=False,
+        )
 
     def draw(self, batch: int) -> tuple[tuple[Array, ...], Array]:
         """Draw inputs and a dy."""

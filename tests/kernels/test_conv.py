@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, create_backend
-from pydtnn.kernels.cpu.conv import Conv
+from pydtnn.kernels.cpu.conv import Conv, candidates
 from pydtnn.kernels.reference import Conv as Reference
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
 
@@ -75,6 +75,10 @@ AWKWARD = {
 }
 
 
+ALGORITHMS = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape)]
+"""Every case with every algorithm that suits it."""
+
+
 def operands(rng: np.random.Generator, batch: int, geometry: ConvGeometry) -> dict[str, np.ndarray]:
     """Float64 arrays x, w, b, dy for a geometry."""
     return {
@@ -86,18 +90,22 @@ def operands(rng: np.random.Generator, batch: int, geometry: ConvGeometry) -> di
 
 
 def run(
-    conv: Reference, direction: str, arrays: dict[str, np.ndarray], geometry: ConvGeometry
+    conv: Reference,
+    direction: str,
+    arrays: dict[str, np.ndarray],
+    geometry: ConvGeometry,
+    **options: Any,
 ) -> np.ndarray:
     """One direction of a family on guarded copies, into an output full of NaN."""
     x, w, b, dy = (guarded(arrays[name]) for name in ("x", "w", "b", "dy"))
     like = {"forward": dy, "backward_data": x, "backward_filter": w}[direction]
     out = guarded(np.full_like(like, np.nan))
     if direction == "forward":
-        conv.forward(x, w, b, geometry, out=out)
+        conv.forward(x, w, b, geometry, out=out, **options)
     elif direction == "backward_data":
-        conv.backward_data(dy, w, geometry, out=out)
+        conv.backward_data(dy, w, geometry, out=out, **options)
     else:
-        conv.backward_filter(x, dy, geometry, out=out)
+        conv.backward_filter(x, dy, geometry, out=out, **options)
     assert_guards_hold(out)
     return out
 
@@ -108,15 +116,15 @@ def cast(arrays: dict[str, np.ndarray], dtype: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("case", AWKWARD)
+@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_all_directions_agree_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, dtype: Any
+    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str, dtype: Any
 ) -> None:
     batch, geometry = AWKWARD[case]
     arrays = cast(operands(rng, batch, geometry), dtype)
     for direction in DIRECTIONS:
         expected = run(REFERENCE, direction, cast(arrays, np.float64), geometry)
-        value = run(cpu_backend.conv, direction, arrays, geometry)
+        value = run(cpu_backend.conv, direction, arrays, geometry, algorithm=algorithm)
         assert value.dtype == dtype
         assert_close(value, expected, TOLERANCE[dtype])
 
@@ -144,32 +152,32 @@ def test_random_geometries_agree_with_the_reference(
             assert_close(run(cpu_backend.conv, direction, arrays, shape), expected, 1e-12)
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_data_is_the_adjoint_of_forward(
-    cpu_backend: Backend, rng: np.random.Generator, case: str
+    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
     batch, geometry = AWKWARD[case]
     arrays = operands(rng, batch, geometry)
     arrays["b"][...] = 0
-    y = run(cpu_backend.conv, "forward", arrays, geometry)
-    dx = run(cpu_backend.conv, "backward_data", arrays, geometry)
-    dw = run(cpu_backend.conv, "backward_filter", arrays, geometry)
+    y = run(cpu_backend.conv, "forward", arrays, geometry, algorithm=algorithm)
+    dx = run(cpu_backend.conv, "backward_data", arrays, geometry, algorithm=algorithm)
+    dw = run(cpu_backend.conv, "backward_filter", arrays, geometry, algorithm=algorithm)
     product = np.vdot(arrays["dy"], y)
     size = np.linalg.norm(arrays["dy"]) * np.linalg.norm(y)
     assert abs(np.vdot(dx, arrays["x"]) - product) <= 1e-12 * size
     assert abs(np.vdot(dw, arrays["w"]) - product) <= 1e-12 * size
 
 
-@pytest.mark.parametrize("case", AWKWARD)
+@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_the_number_of_threads_does_not_change_a_byte(
-    cpu_backend: Backend, rng: np.random.Generator, case: str
+    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
     batch, geometry = AWKWARD[case]
     arrays = cast(operands(rng, batch, geometry), np.float32)
     one, two = (create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2))
     for direction in DIRECTIONS:
-        expected = run(one, direction, arrays, geometry).tobytes()
-        assert run(two, direction, arrays, geometry).tobytes() == expected
+        expected = run(one, direction, arrays, geometry, algorithm=algorithm).tobytes()
+        assert run(two, direction, arrays, geometry, algorithm=algorithm).tobytes() == expected
 
 
 @pytest.mark.parametrize(

@@ -273,3 +273,57 @@ def test_arrays_of_other_kinds_give_the_same_values(cpu_backend: Backend) -> Non
     spread = np.zeros((6, 5, 8))
     cpu_backend.norm.normalize(x, np.ones(4), np.ones(4), out=spread[..., ::2])
     np.testing.assert_allclose(spread[..., ::2], x + 1, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [1, 3, 16, 37])
+def test_cpu_coefficients_are_those_of_the_reference(
+    cpu_backend: Backend, channels: int, dtype: str
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(1000, 1, (50, channels))  # a mean far from 0 is what the pivot is for
+    sums = np.empty(1 + 2 * channels)
+    REFERENCE.norm.statistics(x, out=sums)
+    gamma, beta = rng.normal(size=(2, channels)).astype(dtype)
+    results = []
+    for backend in (REFERENCE, cpu_backend):
+        own, maps = np.empty((2, channels)), np.empty((2, 3, channels), dtype)
+        grads = np.ones((2, channels), dtype)
+        backend.norm.coefficients(sums, gamma, beta, 1e-5, moments=own, out=maps[0])
+        for accumulate in (False, True):
+            backend.norm.backward_coefficients(
+                sums[1:].reshape(2, -1),
+                50.0,
+                own,
+                maps[0, 0],
+                gamma,
+                dgamma=grads[0],
+                dbeta=grads[1],
+                out=maps[1],
+                accumulate=accumulate,
+            )
+        results.append((own, maps, grads))
+    for given, expected in zip(results[1], results[0], strict=True):
+        # the order of float64 operations differs, and the last rounding to the dtype
+        np.testing.assert_allclose(given, expected, rtol=1e-11 if dtype == "float64" else 1e-5)
+
+
+def test_coefficients_normalise_and_their_backward_is_that_of_batch_norm() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 11, 3))
+    gamma, beta = rng.normal(size=(2, 3))
+    sums, own, maps = np.empty(7), np.empty((2, 3)), np.empty((2, 3, 3))
+    grads, norm = np.empty((2, 3)), REFERENCE.norm
+    norm.statistics(x, out=sums)
+    norm.coefficients(sums, gamma, beta, 1e-5, moments=own, out=maps[0])
+    pivot, factor, shift = maps[0]
+    np.testing.assert_allclose((x - pivot) * factor + shift, batch_norm(x, gamma, beta), rtol=1e-12)
+    dsums = np.stack([dy.sum(axis=0), (dy * (x - pivot)).sum(axis=0)])
+    norm.backward_coefficients(
+        dsums, 11.0, own, pivot, gamma, dgamma=grads[0], dbeta=grads[1], out=maps[1]
+    )
+    a, b, c = maps[1]
+    expected = numeric_gradient(lambda x: batch_norm(x, gamma, beta), x, dy)
+    np.testing.assert_allclose(a * dy + b * (x - pivot) + c, expected, atol=1e-7)
+    expected = numeric_gradient(lambda gamma: batch_norm(x, gamma, beta), gamma, dy)
+    np.testing.assert_allclose(grads[0], expected, atol=1e-7)

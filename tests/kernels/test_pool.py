@@ -136,8 +136,9 @@ def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, backend_nam
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("index_type", ["uint8", "int32"])
 def test_maximum_equals_the_reference(
-    cpu_backend: Backend, name: str, channels: int, dtype: str
+    cpu_backend: Backend, name: str, channels: int, dtype: str, index_type: str
 ) -> None:
     g = replace(GEOMETRIES[name], channels=channels)
     rng = np.random.default_rng(0)
@@ -145,7 +146,7 @@ def test_maximum_equals_the_reference(
     dy = rng.normal(size=(3, *g.output, channels)).astype(dtype)
     results = []
     for backend in (cpu_backend, REFERENCE):
-        y, dx, index = np.empty_like(dy), np.empty_like(x), np.empty(dy.shape, "int32")
+        y, dx, index = np.empty_like(dy), np.empty_like(x), np.empty(dy.shape, index_type)
         backend.pool.max_forward(x, g, out=y, index=index)
         backend.pool.max_backward(dy, index, g, out=dx)
         results.append((y, index, dx))

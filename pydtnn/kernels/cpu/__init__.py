@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import reference
+from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.cpu._memory import MemoryPool
 from pydtnn.kernels.cpu.conv import Conv
 from pydtnn.kernels.cpu.elementwise import Elementwise
+from pydtnn.kernels.cpu.fused import Fused
 from pydtnn.kernels.cpu.isa import available, select_isa
 from pydtnn.kernels.cpu.linear import Linear
 from pydtnn.kernels.cpu.loss import Loss
@@ -20,6 +23,7 @@ from pydtnn.kernels.cpu.update import Update
 COMPILED = {
     "conv": Conv,
     "elementwise": Elementwise,
+    "fused": Fused,
     "linear": Linear,
     "loss": Loss,
     "norm": Norm,
@@ -28,12 +32,17 @@ COMPILED = {
     "update": Update,
 }
 
-__all__ = ["available", "create_families", "select_isa"]
+__all__ = ["MemoryPool", "available", "create_families", "select_isa"]
 
 
-def create_families(threads: int, isa: str) -> dict[str, Any]:
-    """Make every family of kernels for `threads` threads and instruction set `isa`, by name."""
-    return {
+def create_families(threads: int, isa: str, choices: Choices) -> dict[str, Any]:
+    """Make every family of kernels for `threads` threads and instruction set `isa`, by name.
+
+    Convolutions take their algorithms from `choices`.
+    """
+    families: dict[str, Any] = {
         name: COMPILED[name](np, isa, threads) if name in COMPILED else family(np)
         for name, family in reference.FAMILIES.items()
     }
+    families["conv"].choices = choices
+    return families

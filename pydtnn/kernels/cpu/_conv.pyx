@@ -2,6 +2,9 @@
 
 cimport numpy as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
+from pydtnn.kernels.cpu.deferred cimport (
+    SUMS_GATE, SUMS_MOMENTS, SUMS_NONE, fill_gate, fill_map, fill_source, sink, source,
+)
 
 cnp.import_array()
 
@@ -17,14 +20,22 @@ cdef extern from "conv.h":
         ptrdiff_t padding[2]
         ptrdiff_t dilation[2]
         ptrdiff_t groups
+    enum algorithm:
+        DIRECT, WINOGRAD4, WINOGRAD2
     struct conv_kernels:
-        int (*forward)(const conv_shape *shape, const void *x, const void *w, const void *b,
-                       void *y, int threads) nogil
-        int (*backward_data)(const conv_shape *shape, const void *dy, const void *w, void *dx,
-                             int threads) nogil
-        int (*backward_filter)(const conv_shape *shape, const void *x, const void *dy, void *dw,
-                               int accumulate, int threads) nogil
+        int (*forward)(const conv_shape *shape, int algorithm, const source *x, const void *w,
+                       const void *b, const sink *y, double *sums, int threads) nogil
+        int (*backward_data)(const conv_shape *shape, int algorithm, const source *dy,
+                             const void *w, const sink *dx, double *sums, int threads) nogil
+        int (*backward_filter)(const conv_shape *shape, int algorithm, const source *x,
+                               const source *dy, void *dw, int accumulate, int threads) nogil
+        int (*backward)(const conv_shape *shape, int data_algorithm, int filter_algorithm,
+                        const source *x, const source *dy, const void *w, const sink *dx,
+                        double *sums, void *dw, int accumulate, int threads) nogil
     const conv_kernels *conv_select(int isa, int itemsize)
+
+NUMBERS = {"direct": DIRECT, "winograd4": WINOGRAD4, "winograd2": WINOGRAD2}
+"""The algorithms by name."""
 
 
 cdef class Shape:
@@ -66,8 +77,37 @@ cdef inline double operations(const conv_shape *c) noexcept:
     return <double>c.batch * c.output[0] * c.output[1] * weights(c)
 
 
+cdef inline bint overlaps(const source *s, const void *out, Py_ssize_t size, Py_ssize_t bytes):
+    """Whether a source of `size` bytes reads what lies in the `bytes` bytes at `out`."""
+    cdef int k
+    cdef const char *x
+    for k in range(s.terms):
+        x = <const char *>s.term[k].x
+        if x < <const char *>out + bytes and <const char *>out < x + size:
+            return True
+    return False
+
+
+cdef double *fill_gated(sink *s, source *gate_, object out, object add, object gate, object sums,
+                        int size, Py_ssize_t elements, Py_ssize_t channels) except? NULL:
+    """The sink of a gradient; returns where its sums go, or NULL."""
+    s.y, s.add = output(out, size, elements), optional(add, size, elements)
+    s.gate, s.relu, s.sums = NULL, 0, SUMS_NONE
+    if gate is None:
+        return NULL
+    fill_gate(gate_, gate, size, elements, channels)
+    s.gate = gate_
+    if sums is None:
+        return NULL
+    s.sums = SUMS_GATE
+    return <double *>output(sums, sizeof(double), (1 + gate_.terms) * channels)
+
+
 cdef class ConvKernels:
-    """The kernels of one instruction set; methods take C-contiguous arrays of one real type."""
+    """The kernels of one instruction set.
+
+    Methods take arrays of one real type for which `ready` is true; x and dy may be deferred.
+    """
 
     cdef int isa
 
@@ -76,48 +116,106 @@ cdef class ConvKernels:
         if conv_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def forward(self, x, w, b, Shape shape, out, int threads):
-        """out (N, OH, OW, O) = x (N, H, W, C) * w (O, kh, kw, C / groups), plus b (O,) or None."""
+    def forward(self, x, w, b, Shape shape, int algorithm, out, bint relu, store, sums,
+                int threads):
+        """out (N, OH, OW, O) = x (N, H, W, C) * w (O, kh, kw, C / groups), plus b (O,) or None.
+
+        `store` receives the values of a deferred x and must not overlap its terms; `sums`
+        (1 + 2 O,) the count and moments of out. Both may be None.
+        """
         cdef conv_shape c = shape.c
-        c.batch = x.shape[0]
+        c.batch = out.shape[0]
         cdef int size = itemsize(out), status
-        cdef const void *x_ = data(x, size, inputs(&c))
+        cdef source x_
+        cdef sink y_
+        cdef double *sums_ = NULL
+        if store is None:
+            fill_source(&x_, x, size, inputs(&c), c.channels)
+        else:
+            fill_map(&x_, x, size, inputs(&c), c.channels)
+            x_.store = output(store, size, inputs(&c))
         cdef const void *w_ = data(w, size, weights(&c))
         cdef const void *b_ = optional(b, size, c.filters)
-        cdef void *out_ = output(out, size, outputs(&c))
+        y_.y = output(out, size, outputs(&c))
+        y_.add, y_.gate, y_.relu, y_.sums = NULL, NULL, relu, SUMS_NONE
+        if sums is not None:
+            sums_ = <double *>output(sums, sizeof(double), 1 + 2 * c.filters)
+            sums_[0] = c.batch * c.output[0] * c.output[1]
+            sums_ += 1
+            y_.sums = SUMS_MOMENTS
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         threads = team(operations(&c), threads)
         with nogil:
-            status = kernels.forward(&c, x_, w_, b_, out_, threads)
+            status = kernels.forward(&c, algorithm, &x_, w_, b_, &y_, sums_, threads)
         if status != 0:
             raise MemoryError("conv.forward: no memory for packed filters and blocks.")
 
-    def backward_data(self, dy, w, Shape shape, out, int threads):
-        """out (N, H, W, C) = gradient of the input, from dy (N, OH, OW, O)."""
+    def backward_data(self, dy, w, Shape shape, int algorithm, out, add, gate, sums, int threads):
+        """out (N, H, W, C) = gradient of the input, from dy (N, OH, OW, O), plus add or None.
+
+        Then as `Fused.gate`, for a deferred `gate` or None and `sums` (1 + terms, C) or None.
+        """
         cdef conv_shape c = shape.c
-        c.batch = dy.shape[0]
+        c.batch = out.shape[0]
         cdef int size = itemsize(out), status
-        cdef const void *dy_ = data(dy, size, outputs(&c))
+        cdef source dy_, gate_
+        cdef sink dx_
+        fill_source(&dy_, dy, size, outputs(&c), c.filters)
         cdef const void *w_ = data(w, size, weights(&c))
-        cdef void *out_ = output(out, size, inputs(&c))
+        cdef double *sums_ = fill_gated(&dx_, &gate_, out, add, gate, sums, size, inputs(&c),
+                                        c.channels)
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         threads = team(operations(&c), threads)
         with nogil:
-            status = kernels.backward_data(&c, dy_, w_, out_, threads)
+            status = kernels.backward_data(&c, algorithm, &dy_, w_, &dx_, sums_, threads)
         if status != 0:
             raise MemoryError("conv.backward_data: no memory for packed filters and blocks.")
 
-    def backward_filter(self, x, dy, Shape shape, out, bint accumulate, int threads):
+    def backward_filter(self, x, dy, Shape shape, int algorithm, out, bint accumulate, int threads):
         """out (O, kh, kw, C / groups) = [out +] gradient of the filters."""
         cdef conv_shape c = shape.c
-        c.batch = x.shape[0]
+        c.batch = len(x)
         cdef int size = itemsize(out), status
-        cdef const void *x_ = data(x, size, inputs(&c))
-        cdef const void *dy_ = data(dy, size, outputs(&c))
+        cdef source x_, dy_
+        fill_source(&x_, x, size, inputs(&c), c.channels)
+        fill_source(&dy_, dy, size, outputs(&c), c.filters)
         cdef void *out_ = output(out, size, weights(&c))
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         threads = team(operations(&c), threads)
         with nogil:
-            status = kernels.backward_filter(&c, x_, dy_, out_, accumulate, threads)
+            status = kernels.backward_filter(&c, algorithm, &x_, &dy_, out_, accumulate, threads)
         if status != 0:
             raise MemoryError("conv.backward_filter: no memory for blocks and partial sums.")
+
+    def backward(self, x, dy, w, Shape shape, int data_algorithm, int filter_algorithm, dx, dw,
+                 bint accumulate, add, gate, sums, int threads):
+        """Both gradients: dx as backward_data, dw as backward_filter."""
+        cdef conv_shape c = shape.c
+        c.batch = dx.shape[0]
+        cdef int size = itemsize(dx), status
+        cdef source x_, dy_, gate_
+        cdef sink dx_
+        fill_source(&x_, x, size, inputs(&c), c.channels)
+        fill_source(&dy_, dy, size, outputs(&c), c.filters)
+        cdef const void *w_ = data(w, size, weights(&c))
+        cdef void *dw_ = output(dw, size, weights(&c))
+        cdef double *sums_ = fill_gated(&dx_, &gate_, dx, add, gate, sums, size, inputs(&c),
+                                        c.channels)
+        cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        cdef Py_ssize_t n = inputs(&c) * size
+        cdef bint apart = overlaps(&x_, dx_.y, n, n) or overlaps(
+            &dy_, dx_.y, outputs(&c) * size, n
+        )
+        threads = team(operations(&c), threads)
+        with nogil:
+            if apart:
+                status = kernels.backward_filter(&c, filter_algorithm, &x_, &dy_, dw_, accumulate,
+                                                 threads)
+                if status == 0:
+                    status = kernels.backward_data(&c, data_algorithm, &dy_, w_, &dx_, sums_,
+                                                   threads)
+            else:
+                status = kernels.backward(&c, data_algorithm, filter_algorithm, &x_, &dy_, w_,
+                                          &dx_, sums_, dw_, accumulate, threads)
+        if status != 0:
+            raise MemoryError("conv.backward: no memory for blocks and partial sums.")

@@ -1,6 +1,7 @@
 """Thin wrapper of src/norm.c: picks the variant and passes raw pointers, without the GIL."""
 
 cimport numpy as cnp
+from libc.math cimport sqrt
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
 
 cnp.import_array()
@@ -50,6 +51,43 @@ cdef int check(int status) except -1:
     if status != 0:
         raise MemoryError("norm: no memory for sums and tables.")
     return 0
+
+
+ctypedef fused real:
+    float
+    double
+
+
+cdef void fill_coefficients(const double *sums, const real *gamma, const real *beta,
+                            double epsilon, ptrdiff_t n, double *moments, real *out) noexcept nogil:
+    cdef ptrdiff_t i
+    cdef double count = max(sums[0], 1.0), mean, variance, factor
+    for i in range(n):
+        mean = sums[1 + i] / count
+        variance = max(sums[1 + n + i] / count - mean * mean, 0.0)
+        moments[i] = mean
+        moments[n + i] = 1 / sqrt(variance + epsilon)
+        factor = gamma[i] * moments[n + i]
+        out[i] = <real>mean
+        out[n + i] = <real>factor
+        out[2 * n + i] = <real>(beta[i] - (mean - out[i]) * factor)
+
+
+cdef void fill_backward(const double *sums, double rows, const double *moments, const real *pivot,
+                        const real *gamma, ptrdiff_t n, bint accumulate, real *dgamma,
+                        real *dbeta, real *out) noexcept nogil:
+    cdef ptrdiff_t i
+    cdef double total, offset, gradient, a, b
+    for i in range(n):
+        total, offset = sums[i], moments[i] - pivot[i]
+        gradient = moments[n + i] * (sums[n + i] - offset * total)
+        dgamma[i] = <real>((dgamma[i] if accumulate else 0) + gradient)
+        dbeta[i] = <real>((dbeta[i] if accumulate else 0) + total)
+        a = gamma[i] * moments[n + i]
+        b = -a * moments[n + i] * gradient / rows
+        out[i] = <real>a
+        out[n + i] = <real>b
+        out[2 * n + i] = <real>(-a * total / rows - b * offset)
 
 
 cdef class NormKernels:
@@ -126,6 +164,41 @@ cdef class NormKernels:
         with nogil:
             status = kernels.backward_normalize(x_, dy_, rows, channels, a_, b_, c_, out_, threads)
         check(status)
+
+    def coefficients(self, sums, gamma, beta, double epsilon, moments, out):
+        """moments (2, C) and out (3, C) = pivot, factor, shift from sums (1 + 2 C,)."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = channels_of(out)
+        cdef const double *sums_ = <const double *>data(sums, sizeof(double), 1 + 2 * n)
+        cdef const void *gamma_ = data(gamma, size, n)
+        cdef const void *beta_ = data(beta, size, n)
+        cdef double *moments_ = <double *>output(moments, sizeof(double), 2 * n)
+        cdef void *out_ = output(out, size, 3 * n)
+        if size == 4:
+            fill_coefficients(sums_, <const float *>gamma_, <const float *>beta_, epsilon, n,
+                              moments_, <float *>out_)
+        else:
+            fill_coefficients(sums_, <const double *>gamma_, <const double *>beta_, epsilon, n,
+                              moments_, <double *>out_)
+
+    def backward_coefficients(self, sums, double rows, moments, pivot, gamma, dgamma, dbeta, out,
+                              bint accumulate):
+        """out (3, C) = a, b, c; dgamma and dbeta (C,) = [themselves +] their gradients."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = channels_of(out)
+        cdef const double *sums_ = <const double *>data(sums, sizeof(double), 2 * n)
+        cdef const double *moments_ = <const double *>data(moments, sizeof(double), 2 * n)
+        cdef const void *pivot_ = data(pivot, size, n)
+        cdef const void *gamma_ = data(gamma, size, n)
+        cdef void *dgamma_ = output(dgamma, size, n)
+        cdef void *dbeta_ = output(dbeta, size, n)
+        cdef void *out_ = output(out, size, 3 * n)
+        if size == 4:
+            fill_backward(sums_, rows, moments_, <const float *>pivot_, <const float *>gamma_, n,
+                          accumulate, <float *>dgamma_, <float *>dbeta_, <float *>out_)
+        else:
+            fill_backward(sums_, rows, moments_, <const double *>pivot_, <const double *>gamma_, n,
+                          accumulate, <double *>dgamma_, <double *>dbeta_, <double *>out_)
 
     def group_forward(self, x, gamma, beta, ptrdiff_t groups, double epsilon, out, mean, inv_std,
                       int threads):

@@ -1,7 +1,5 @@
 """Thin wrapper of src/pool.c: picks the variant and passes raw pointers, without the GIL."""
 
-from libc.stdint cimport int32_t
-
 cimport numpy as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
 
@@ -15,10 +13,10 @@ cdef extern from "pool.h":
         pool_axis rows, columns
         int count_padding
     struct pool_kernels:
-        int (*max_forward)(const void *x, const pool_shape *shape, void *out, int32_t *index,
-                           int threads) nogil
-        int (*max_backward)(const void *dy, const int32_t *index, const pool_shape *shape,
-                            void *out, int threads) nogil
+        int (*max_forward)(const void *x, const pool_shape *shape, void *out, void *index,
+                           int index_bytes, int threads) nogil
+        int (*max_backward)(const void *dy, const void *index, int index_bytes,
+                            const pool_shape *shape, void *out, int threads) nogil
         int (*average_forward)(const void *x, const pool_shape *shape, void *out,
                                int threads) nogil
         int (*average_backward)(const void *dy, const pool_shape *shape, void *out,
@@ -58,7 +56,7 @@ cdef int check(int status) except -1:
 cdef class PoolKernels:
     """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
 
-    Images are (N, H, W, C); `index` is int32.
+    Images are (N, H, W, C); `index` is uint8 or int32.
     """
 
     cdef int isa
@@ -74,11 +72,12 @@ cdef class PoolKernels:
         cdef pool_shape shape = shape_of(x, out, geometry, False)
         cdef const void *x_ = data(x, size, cnp.PyArray_SIZE(x))
         cdef void *out_ = output(out, size, outputs(&shape))
-        cdef int32_t *index_ = <int32_t *>output(index, sizeof(int32_t), outputs(&shape))
+        cdef int bytes = cnp.PyArray_ITEMSIZE(index)
+        cdef void *index_ = output(index, bytes, outputs(&shape))
         cdef const pool_kernels *kernels = pool_select(self.isa, size)
         cdef int status
         with nogil:
-            status = kernels.max_forward(x_, &shape, out_, index_, threads)
+            status = kernels.max_forward(x_, &shape, out_, index_, bytes, threads)
         check(status)
 
     def max_backward(self, dy, index, geometry, out, int threads):
@@ -86,12 +85,13 @@ cdef class PoolKernels:
         cdef int size = itemsize(dy)
         cdef pool_shape shape = shape_of(out, dy, geometry, False)
         cdef const void *dy_ = data(dy, size, outputs(&shape))
-        cdef const int32_t *index_ = <const int32_t *>data(index, sizeof(int32_t), outputs(&shape))
+        cdef int bytes = cnp.PyArray_ITEMSIZE(index)
+        cdef const void *index_ = data(index, bytes, outputs(&shape))
         cdef void *out_ = output(out, size, cnp.PyArray_SIZE(out))
         cdef const pool_kernels *kernels = pool_select(self.isa, size)
         cdef int status
         with nogil:
-            status = kernels.max_backward(dy_, index_, &shape, out_, threads)
+            status = kernels.max_backward(dy_, index_, bytes, &shape, out_, threads)
         check(status)
 
     def average_forward(self, x, geometry, out, bint count_padding, int threads):

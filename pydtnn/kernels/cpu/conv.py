@@ -2,49 +2,270 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
-from pydtnn.kernels.cpu._conv import ConvKernels, Shape
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+import numpy as np
+
+from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
+from pydtnn.kernels.cpu._fused import ready
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous
+from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
 
-shape_of = lru_cache(maxsize=1024)(Shape)
+
+@lru_cache(maxsize=1024)
+def shape_of(geometry: ConvGeometry) -> Shape | None:
+    """A geometry as the kernels see it; None where the reference computes it, with three axes."""
+    return Shape(geometry) if len(geometry.size) <= 2 else None
+
+
+@lru_cache(maxsize=1024)
+def candidates(geometry: ConvGeometry) -> tuple[str, ...]:
+    """The algorithms that suit a geometry, by name; the first suits all."""
+    winograd = (
+        geometry.kernel == (3, 3)
+        and geometry.stride == geometry.dilation == (1, 1)
+        and geometry.groups == 1
+    )
+    return ("direct", "winograd4", "winograd2") if winograd else ("direct",)
 
 
 class Conv(Compiled, reference.Conv):
-    """Convolutions on the CPU; shapes as in the reference. Three axes run on the reference."""
+    """Convolutions on the CPU; shapes as in the reference.
+
+    Inputs that are not contiguous are copied. Three axes, outputs that are not contiguous and
+    mixed types run on the reference. `algorithm` is one of `candidates`; by default `choices`
+    decides.
+
+    Attributes
+    ----------
+    choices : Choices
+        Which of the algorithms that suit a geometry is taken where the caller does not say.
+    """
 
     table = ConvKernels
 
+    def __init__(self, xp: Any, isa: str, threads: int) -> None:
+        super().__init__(xp, isa, threads)
+        self.choices = Choices("direct")
+        self.fused = Fused(xp, isa, threads)
+
     def forward(
-        self, x: Array, w: Array, b: Array | None, geometry: ConvGeometry, *, out: Array
+        self,
+        x: Array | Deferred,
+        w: Array,
+        b: Array | None,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        relu: bool = False,
+        store: Array | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
     ) -> None:
         """Compute ``out[n, p, o] = b[o] + sum over t and c of x[n, p s + t d, c] w[o, t, c]``."""
-        if not _takes(geometry, out, x, w, b):
-            return super().forward(x, w, b, geometry, out=out)
-        b = None if b is None else contiguous(b)
-        self.kernels.forward(contiguous(x), contiguous(w), b, shape_of(geometry), out, self.threads)
+        shape = shape_of(geometry)
+        if shape is None or not ready(out, x, w, b, store):
+            x, w, b = _packed(x), _packed(w), _packed(b)
+            if shape is None or not ready(out, x, w, b, store):
+                return super().forward(
+                    x, w, b, geometry, out=out, relu=relu, store=store, sums=sums
+                )
+        if store is not None:
+            x, store = self._storing(x, store)
+        number = self._find("forward", geometry, out, algorithm)
+        if number is None:
+            number = self._choose(
+                "forward",
+                geometry,
+                out,
+                out,
+                lambda n, y: self.kernels.forward(
+                    x, w, b, shape, n, y, relu, None, None, self.threads
+                ),
+            )
+        self.kernels.forward(x, w, b, shape, number, out, relu, store, sums, self.threads)
 
-    def backward_data(self, dy: Array, w: Array, geometry: ConvGeometry, *, out: Array) -> None:
-        """Compute the gradient of the input into `out`."""
-        if not _takes(geometry, out, dy, w):
-            return super().backward_data(dy, w, geometry, out=out)
-        self.kernels.backward_data(
-            contiguous(dy), contiguous(w), shape_of(geometry), out, self.threads
-        )
+    def backward_data(
+        self,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute the gradient of the input into `out`, with what `Fused.gate` makes of it."""
+        shape = shape_of(geometry)
+        if shape is None or not ready(out, dy, w, add, gate):
+            dy, w, add, gate = _packed(dy), _packed(w), _packed(add), _packed(gate)
+            if shape is None or not ready(out, dy, w, add, gate):
+                return super().backward_data(
+                    dy, w, geometry, out=out, add=add, gate=gate, sums=sums
+                )
+        number = self._data_algorithm(dy, w, geometry, shape, out, add, algorithm)
+        self.kernels.backward_data(dy, w, shape, number, out, add, gate, sums, self.threads)
 
     def backward_filter(
-        self, x: Array, dy: Array, geometry: ConvGeometry, *, out: Array, accumulate: bool = False
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        accumulate: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """Compute the gradient of the filters into `out`."""
-        if not _takes(geometry, out, x, dy):
-            return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
-        self.kernels.backward_filter(
-            contiguous(x), contiguous(dy), shape_of(geometry), out, accumulate, self.threads
+        shape = shape_of(geometry)
+        if shape is None or not ready(out, x, dy):
+            x, dy = _packed(x), _packed(dy)
+            if shape is None or not ready(out, x, dy):
+                return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
+        number = self._filter_algorithm(x, dy, geometry, shape, out, accumulate, algorithm)
+        self.kernels.backward_filter(x, dy, shape, number, out, accumulate, self.threads)
+
+    def backward(
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        dx: Array,
+        dw: Array,
+        accumulate: bool = False,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute both gradients; where the filters are small, from one pass over `x` and `dy`."""
+        shape = shape_of(geometry)
+        if shape is None or not ready(dx, x, dy, w, dw, add, gate):
+            self.backward_filter(
+                x, dy, geometry, out=dw, accumulate=accumulate, algorithm=algorithm
+            )
+            return self.backward_data(
+                dy, w, geometry, out=dx, add=add, gate=gate, sums=sums, algorithm=algorithm
+            )
+        data = self._data_algorithm(dy, w, geometry, shape, dx, add, algorithm)
+        filters = self._filter_algorithm(x, dy, geometry, shape, dw, accumulate, algorithm)
+        self.kernels.backward(
+            x, dy, w, shape, data, filters, dx, dw, accumulate, add, gate, sums, self.threads
         )
 
+    # -- which algorithm ------------------------------------------------------------------------
 
-def _takes(geometry: ConvGeometry, out: Array, *inputs: Array | None) -> bool:
-    return len(geometry.size) <= 2 and native(out, *inputs)
+    def _data_algorithm(
+        self,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        shape: Shape,
+        out: Array,
+        add: Array | None,
+        algorithm: str | None,
+    ) -> int:
+        number = self._find("backward_data", geometry, out, algorithm)
+        if number is None:
+            scratch = out if add is None else np.empty_like(out)
+            number = self._choose(
+                "backward_data",
+                geometry,
+                out,
+                scratch,
+                lambda n, dx: self.kernels.backward_data(
+                    dy, w, shape, n, dx, None, None, None, self.threads
+                ),
+            )
+        return number
+
+    def _filter_algorithm(
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        geometry: ConvGeometry,
+        shape: Shape,
+        out: Array,
+        accumulate: bool,
+        algorithm: str | None,
+    ) -> int:
+        number = self._find("backward_filter", geometry, x, algorithm)
+        if number is None:
+            number = self._choose(
+                "backward_filter",
+                geometry,
+                x,
+                np.empty_like(out) if accumulate else out,
+                lambda n, dw: self.kernels.backward_filter(
+                    x, dy, shape, n, dw, False, self.threads
+                ),
+            )
+        return number
+
+    def _find(
+        self, operation: str, geometry: ConvGeometry, batch: Any, algorithm: str | None
+    ) -> int | None:
+        """Number of the algorithm that the caller asks for or `choices` knows; else None."""
+        if algorithm is None:
+            algorithm = self.choices.resolved.get((operation, geometry, len(batch), batch.dtype))
+            return None if algorithm is None else NUMBERS[algorithm]
+        if algorithm not in candidates(geometry):
+            suit = ", ".join(candidates(geometry))
+            raise ValueError(f"conv: {algorithm} does not suit {geometry}; choose one of {suit}.")
+        return NUMBERS[algorithm]
+
+    def _choose(
+        self,
+        operation: str,
+        geometry: ConvGeometry,
+        batch: Any,
+        scratch: Array,
+        run: Callable[[int, Array], None],
+    ) -> int:
+        """Pick an algorithm; what is computed on the way goes to `scratch`.
+
+        That is the output itself unless something in it is still needed.
+        """
+        name = self.choices.pick(
+            operation,
+            geometry,
+            len(batch),
+            scratch.dtype,
+            candidates(geometry),
+            lambda name: run(NUMBERS[name], scratch),
+        )
+        return NUMBERS[name]
+
+    def _storing(self, x: Array | Deferred, store: Array) -> tuple[Any, Array | None]:
+        """The input and the store to hand to a kernel.
+
+        Neighbouring blocks both read the rows between them, so that a store over a term would be
+        read as the term.
+        """
+        if not isinstance(x, Deferred):
+            return x, None
+        if any(np.may_share_memory(store, term.x) for term in x.terms):
+            self.fused.evaluate(x, out=store)
+            return store, None
+        return x, store
+
+
+def _packed(value: Any) -> Any:
+    """A copy in which all elements lie in order, where they do not; None stays None."""
+    if not isinstance(value, Deferred):
+        return None if value is None else contiguous(value)
+    terms = (type(term)(*map(_packed, term)) for term in value.terms)
+    packed = Deferred(*terms, shift=_packed(value.shift), relu=value.relu)
+    packed.array = _packed(value.array)
+    return packed

@@ -58,6 +58,45 @@ class Norm(Compiled, reference.Norm):
             return super().backward_normalize(x, dy, a, b, c, out=out)
         self.kernels.backward_normalize(contiguous(x), contiguous(dy), a, b, c, out, self.threads)
 
+    def coefficients(
+        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+    ) -> None:
+        """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
+        if not (native(out, gamma, beta) and _doubles(sums) and _doubles(moments)):
+            return super().coefficients(sums, gamma, beta, epsilon, moments=moments, out=out)
+        self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out)
+
+    def backward_coefficients(
+        self,
+        sums: Array,
+        rows: float,
+        moments: Array,
+        pivot: Array,
+        gamma: Array,
+        *,
+        dgamma: Array,
+        dbeta: Array,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute a, b, c of ``dx = a dz + b (x - pivot) + c``, and the parameters' gradients."""
+        taken = native(out, pivot, gamma, dgamma, dbeta)
+        if not (taken and _doubles(sums) and _doubles(moments)):
+            return super().backward_coefficients(
+                sums,
+                rows,
+                moments,
+                pivot,
+                gamma,
+                dgamma=dgamma,
+                dbeta=dbeta,
+                out=out,
+                accumulate=accumulate,
+            )
+        self.kernels.backward_coefficients(
+            sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate
+        )
+
     def group_forward(
         self,
         x: Array,

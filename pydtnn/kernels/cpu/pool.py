@@ -10,7 +10,8 @@ from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
 
-INT32 = np.dtype(np.int32)
+INDICES = (np.dtype(np.uint8), np.dtype(np.int32))
+"""Types of `index`; uint8 holds the taps of windows of up to 256."""
 
 
 class Pool(Compiled, reference.Pool):
@@ -19,14 +20,14 @@ class Pool(Compiled, reference.Pool):
     table = PoolKernels
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
-        """Take the maximum of each window; `index` (int32) receives which tap it was."""
-        if not _native(out, x) or index.dtype != INT32 or not index.flags.carray:
+        """Take the maximum of each window; `index` receives which tap it was."""
+        if not _native(out, x) or index.dtype not in INDICES or not index.flags.carray:
             return super().max_forward(x, geometry, out=out, index=index)
         self.kernels.max_forward(contiguous(x), geometry, out, index, self.threads)
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
         """Send each gradient to the input that was the maximum; overlapping windows add."""
-        if not _native(out, dy) or index.dtype != INT32:
+        if not _native(out, dy) or index.dtype not in INDICES:
             return super().max_backward(dy, index, geometry, out=out)
         self.kernels.max_backward(contiguous(dy), contiguous(index), geometry, out, self.threads)
 

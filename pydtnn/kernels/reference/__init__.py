@@ -8,6 +8,7 @@ it to these lines.
 
 from pydtnn.kernels.reference.conv import Conv
 from pydtnn.kernels.reference.elementwise import Elementwise
+from pydtnn.kernels.reference.fused import Fused
 from pydtnn.kernels.reference.linear import Linear
 from pydtnn.kernels.reference.loss import Loss
 from pydtnn.kernels.reference.norm import Norm
@@ -20,6 +21,7 @@ FAMILIES = {
     "conv": Conv,
     "pool": Pool,
     "norm": Norm,
+    "fused": Fused,
     "elementwise": Elementwise,
     "loss": Loss,
     "update": Update,
@@ -27,4 +29,15 @@ FAMILIES = {
 }
 """The families by the name they have on a `Backend`."""
 
-__all__ = ["FAMILIES", "Conv", "Elementwise", "Linear", "Loss", "Norm", "Pool", "Random", "Update"]
+__all__ = [
+    "FAMILIES",
+    "Conv",
+    "Elementwise",
+    "Fused",
+    "Linear",
+    "Loss",
+    "Norm",
+    "Pool",
+    "Random",
+    "Update",
+]

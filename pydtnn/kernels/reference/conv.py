@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.fused import Fused
+from pydtnn.kernels.reference.norm import Norm
 
 Index = tuple[int, ...]
 
@@ -38,27 +41,81 @@ class Conv(Family):
     """
 
     def forward(
-        self, x: Array, w: Array, b: Array | None, geometry: ConvGeometry, *, out: Array
+        self,
+        x: Array | Deferred,
+        w: Array,
+        b: Array | None,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        relu: bool = False,
+        store: Array | None = None,
+        sums: Array | None = None,
     ) -> None:
-        """Compute ``out[n, p, o] = b[o] + sum over t, c of x[n, p s + t d, c] w[o, t, c]``."""
+        """Compute ``out[n, p, o] = b[o] + sum over t, c of x[n, p s + t d, c] w[o, t, c]``.
+
+        Parameters
+        ----------
+        x : Array or Deferred
+            A deferred input is computed while it is read.
+        w, b : Array
+        geometry : ConvGeometry
+        out : Array
+        relu : bool
+            Whether `out` is cut off below 0.
+        store : Array, optional
+            Shaped like `x`; receives the values of a deferred `x`. May be the array of a term.
+        sums : Array, shape (1 + 2 O,), float64, optional
+            Receives what `Norm.statistics` computes of `out`.
+        """
+        x = self._values(x, store)
         padded = self._pad(x, geometry)
         out[...] = 0 if b is None else b
         for offset, window in taps(geometry):
             for channels, filters in self._groups(geometry):
                 out[..., filters] += padded[:, *window, channels] @ w[filters, *offset].T
+        if relu:
+            self.xp.maximum(out, 0, out=out)
+        if sums is not None:
+            Norm(self.xp).statistics(out, out=sums)
 
-    def backward_data(self, dy: Array, w: Array, geometry: ConvGeometry, *, out: Array) -> None:
-        """Compute the gradient of the input into `out`: what forward gathers, this scatters."""
+    def backward_data(
+        self,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+    ) -> None:
+        """Compute the gradient of the input into `out`: what forward gathers, this scatters.
+
+        With `add` (which may be `out`), `gate` and `sums`, what `Fused.gate` makes of it.
+        """
+        dy = self._values(dy)
         padded = self._padded_zeros(out, geometry)
         for offset, window in taps(geometry):
             for channels, filters in self._groups(geometry):
                 padded[:, *window, channels] += dy[..., filters] @ w[filters, *offset]
-        out[...] = padded[:, *self._inside(geometry)]
+        dx = padded[:, *self._inside(geometry)]
+        if gate is not None:
+            Fused(self.xp).gate(dx, gate, out=out, sums=sums, add=add)
+        else:
+            out[...] = dx if add is None else dx + add
 
     def backward_filter(
-        self, x: Array, dy: Array, geometry: ConvGeometry, *, out: Array, accumulate: bool = False
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        accumulate: bool = False,
     ) -> None:
         """Compute the gradient of the filters: per tap, ``dy' x`` over all images and positions."""
+        x, dy = self._values(x), self._values(dy)
         padded = self._pad(x, geometry)
         if not accumulate:
             out[...] = 0
@@ -67,6 +124,33 @@ class Conv(Family):
             for channels, filters in self._groups(geometry):
                 dw = self.xp.tensordot(dy[..., filters], padded[:, *window, channels], (axes, axes))
                 out[filters, *offset] += dw
+
+    def backward(
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        dx: Array,
+        dw: Array,
+        accumulate: bool = False,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+    ) -> None:
+        """Compute both gradients, as `backward_data` and `backward_filter` do, reading dy once.
+
+        `gate` is None or `x` itself.
+        """
+        self.backward_filter(x, dy, geometry, out=dw, accumulate=accumulate)
+        self.backward_data(dy, w, geometry, out=dx, add=add, gate=gate, sums=sums)
+
+    def _values(self, x: Array | Deferred, store: Array | None = None) -> Array:
+        if store is None or not isinstance(x, Deferred):
+            return Fused(self.xp).values(x)
+        Fused(self.xp).evaluate(x, out=store)
+        return store
 
     @staticmethod
     def _groups(geometry: ConvGeometry) -> Iterator[tuple[slice, slice]]:

@@ -59,6 +59,51 @@ class Norm(Family):
         """
         out[...] = a * dy + b * x + c
 
+    # -- batch norm as a map: the coefficients of `Deferred` arrays
+
+    def coefficients(
+        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+    ) -> None:
+        """Compute from the sums of `statistics` what normalises: ``factor (x - pivot) + shift``.
+
+        `moments` (2, C) float64 receives the mean and 1 / deviation, `out` (3, C) the pivot, which
+        is the mean rounded to the type of `out`, the factor and the shift.
+        """
+        count, (total, squares) = self.xp.maximum(sums[0], 1), sums[1:].reshape(2, -1)
+        mean = total / count
+        variance = self.xp.maximum(squares / count - mean * mean, 0)
+        moments[0], moments[1] = mean, 1 / self.xp.sqrt(variance + epsilon)
+        out[0] = mean
+        out[1] = factor = gamma * moments[1]
+        out[2] = beta - (mean - out[0]) * factor
+
+    def backward_coefficients(
+        self,
+        sums: Array,
+        rows: float,
+        moments: Array,
+        pivot: Array,
+        gamma: Array,
+        *,
+        dgamma: Array,
+        dbeta: Array,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute the map ``dx = a dz + b (x - pivot) + c``, and the gradients of the parameters.
+
+        `sums` (2, C) float64 are ``sum dz`` and ``sum dz (x - pivot)`` over the `rows` that the
+        moments come from, infinitely many if these are constants; `out` (3, C) receives a, b, c.
+        """
+        (mean, inv_std), (total, product) = moments, sums
+        offset = mean - pivot
+        gradient = inv_std * (product - offset * total)  # sum dz xhat
+        self.store(gradient, dgamma, accumulate)
+        self.store(total, dbeta, accumulate)
+        a = gamma * inv_std
+        b = -a * inv_std * gradient / rows
+        out[0], out[1], out[2] = a, b, -a * total / rows - b * offset
+
     # -- layer and group norm: one mean and variance per row and group of channels
 
     def group_forward(

@@ -25,7 +25,7 @@ class Pool(Family):
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
         """Take the maximum of each window.
 
-        `index` (int32, the shape of `out`) receives which tap it was.
+        `index` (uint8 or int32, the shape of `out`) receives which tap it was.
 
         Taps count in row-major order within the window; of equal values the first wins; padding
         never wins. A NaN in a window is its maximum.

@@ -3,7 +3,7 @@
 #ifndef PYDTNN_CONV_H
 #define PYDTNN_CONV_H
 
-#include "dispatch.h"
+#include "fused.h"
 
 /* x (batch, size, channels), w (filters, kernel, channels / groups), y (batch, output, filters);
  * pairs are (vertical, horizontal). padding is what lies before the image; what lies after it
@@ -13,13 +13,23 @@ struct conv_shape {
         dilation[2], groups;
 };
 
+/* The numbers in the names are the sides of an output tile. */
+enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2 };
+
+/* Inputs may be deferred; what is read several times must not be stored over what it is read from.
+ * The result of a gather is what its sink makes of it, whose `add` may be its `y`; `sums` are the
+ * sink's (rows of channels, overwritten), or NULL. */
 struct conv_kernels {
-    int (*forward)(const struct conv_shape *shape, const void *x, const void *w, const void *b,
-                   void *y, int threads);
-    int (*backward_data)(const struct conv_shape *shape, const void *dy, const void *w, void *dx,
-                         int threads);
-    int (*backward_filter)(const struct conv_shape *shape, const void *x, const void *dy, void *dw,
-                           int accumulate, int threads);
+    int (*forward)(const struct conv_shape *shape, int algorithm, const struct source *x,
+                   const void *w, const void *b, const struct sink *y, double *sums, int threads);
+    int (*backward_data)(const struct conv_shape *shape, int algorithm, const struct source *dy,
+                         const void *w, const struct sink *dx, double *sums, int threads);
+    int (*backward_filter)(const struct conv_shape *shape, int algorithm, const struct source *x,
+                           const struct source *dy, void *dw, int accumulate, int threads);
+    /* both, reading memory once where they can; dx must not overlap x and dy */
+    int (*backward)(const struct conv_shape *shape, int data_algorithm, int filter_algorithm,
+                    const struct source *x, const struct source *dy, const void *w,
+                    const struct sink *dx, double *sums, void *dw, int accumulate, int threads);
 };
 
 DECLARE_FAMILY(conv)

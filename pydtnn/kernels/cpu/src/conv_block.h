@@ -4,7 +4,7 @@
 #define PYDTNN_CONV_BLOCK_H
 
 #include "conv.h"
-#include "simd.h"
+#include "fused_rows.h"
 
 /* One axis of a pass: tap t of output u reads input first + u step + offset[t] and is number
  * index[t] of the kernel; output u lies at out_first + u out_step. Offsets ascend from 0. */
@@ -19,42 +19,48 @@ struct plan {
     ptrdiff_t passes[2]; /* one axis per phase of the stride in backward of data, otherwise one */
     struct axis *axis[2];
     /* A block is `images` whole images, or `rows` outputs rows of one image. */
-    ptrdiff_t images, rows, slabs, blocks, pixels; /* pixels: at most, per block and pass */
-    int copy; /* whether blocks are read from a copy with zeros around it */
+    ptrdiff_t images, rows, slabs, blocks;
+    ptrdiff_t pixels, outputs; /* of a block, at most: per pass, and in all passes */
+    int copy;                  /* whether blocks are read from a copy with zeros around it */
     ptrdiff_t first_column, row_stride, image_stride, scratch; /* of what is read, in elements */
 };
 
 struct block {
     ptrdiff_t image, images, row, end,
-        first_row; /* outputs rows [row, end); first_row: the first input row read */
+        first_row;            /* outputs rows [row, end); first_row: the first input row read */
+    ptrdiff_t first, outputs; /* the pixels of the result that it computes, in all passes */
     const real *base;
+};
+
+/* Outputs [begin, end) of an axis, which meet taps [tap, tap + taps) of the pass. */
+struct span {
+    ptrdiff_t begin, end, tap, taps;
 };
 
 enum gather { GATHER_INPUT, GATHER_GRADIENT };
 
+/* How the kernels read an image: where it lies, so that they keep to the taps inside it; with zeros
+ * around it, in a copy if taps leave it; or always in a copy, because it is deferred or they read
+ * whole vectors of channels, also behind the last. */
+enum reading { IN_PLACE, PADDED, COPIED };
+
 /* Plan a direction; blocks have about `pixels` outputs and copies of at most `bytes`, if a single
- * row allows. `overread`: the kernels read whole vectors of channels, also behind the last. Returns
- * -1 if memory is short; free with plan_free. */
+ * row allows. Returns -1 if memory is short; free with plan_free. */
 int NAME(plan_make)(struct plan *plan, const struct conv_shape *shape, enum gather gather,
-                    ptrdiff_t pixels, ptrdiff_t bytes, int overread);
+                    ptrdiff_t pixels, ptrdiff_t bytes, enum reading reading);
 void NAME(plan_free)(struct plan *plan);
 
-/* Make block number `number` readable, from `x` itself or from a padded copy in `scratch`
- * (plan->scratch elements). */
-struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const real *x,
+/* Make block number `number` readable, from the array `x` itself or from a padded copy in `scratch`
+ * (plan->scratch elements). All blocks together write every element of the source's store once. */
+struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const struct source *x,
                              real *scratch);
 
-/* Offsets of the outputs of a block in a pass: of what tap 0 reads, from block->base, and of the
- * result, from the block's first image. Returns their number. */
+/* Offsets of the outputs of a block that lie in a span of rows and in one of columns of a pass: of
+ * what tap 0 reads, from block->base, and of the result, from the block's first pixel. Returns
+ * their number. */
 ptrdiff_t NAME(plan_pixels)(const struct plan *plan, const struct block *block,
                             const struct axis *vertical, const struct axis *horizontal,
-                            ptrdiff_t *in, ptrdiff_t *out);
-
-/* Offsets of the taps of a pass, row by row; if `merge`, those of one row of the kernel that lie
- * side by side become one segment. Returns how many there are and in *length how many elements, of
- * `channels` each tap has, a segment covers. */
-ptrdiff_t NAME(plan_segments)(const struct plan *plan, const struct axis *vertical,
-                              const struct axis *horizontal, int merge, ptrdiff_t channels,
-                              ptrdiff_t *segment, ptrdiff_t *length);
+                            const struct span *rows, const struct span *columns, ptrdiff_t *in,
+                            ptrdiff_t *out);
 
 #endif

@@ -2,12 +2,14 @@
  *
  *   for each part of the batch and 64 filters (in parallel)    their dw: L2
  *     for each block of the part                               copy with zeros around it: L2
+ *                                                              deferred dy: a scratch, L2
  *       for each row of the kernel, 3 vectors of (tap, channel)
  *         for each tile of 8 filters                           gemm_outer: a segment per row
  *
- * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a plain
- * load of x at every pixel and nothing is packed: 11 loads for 24 multiply-adds. Expected: 0.8 to
- * 0.9 of the peak where taps x channels fill vectors.
+ * Rows of outputs that a row of the kernel sees outside the image are left out of its sums.
+ * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a
+ * plain load of x at every pixel and nothing is packed: 11 loads for 24 multiply-adds. Expected:
+ * 0.8 to 0.9 of the peak where taps x channels fill vectors.
  *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
  * order at the end. Their number depends on the shape alone, so do the bytes; and the rounding
@@ -17,6 +19,7 @@
 #include <stdlib.h>
 
 #include "conv_parts.h"
+#include "conv_views.h"
 #include "gemm.h"
 
 enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, UNIT_FILTERS = 64, REDUCE = 4096 };
@@ -27,9 +30,13 @@ struct filtering {
     ptrdiff_t depth,
         size; /* elements of dw: per filter, and of one part, in whole vectors if depthwise */
     ptrdiff_t parts, units, units_per_group;
-    ptrdiff_t segments, length, *segment;
+    struct views views; /* of dense ones: a single one, with all segments */
     int depthwise;
+    const struct source *x, *dy;
     real *sums; /* [part][size] */
+    real *dw;
+    int accumulate;
+    ptrdiff_t reals; /* of the scratch of a thread */
 };
 
 static int prepare(struct filtering *f, const struct conv_shape *s) {
@@ -39,14 +46,15 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
     f->filters = s->filters / s->groups;
     f->depth = s->kernel[0] * s->kernel[1] * f->channels;
     f->size = f->depthwise ? f->depth * vectors_of(s->channels) * LANES : f->depth * s->filters;
-    f->segment = NULL;
-    f->sums = NULL;
-    int overread = (f->depthwise ? s->channels : f->channels) % LANES != 0;
-    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, overread)) return -1;
-    f->segment = malloc((size_t)(s->kernel[0] * s->kernel[1]) * sizeof *f->segment);
-    if (!f->segment) return -1;
-    f->segments = NAME(plan_segments)(&f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0],
-                                      s->groups == 1, f->channels, f->segment, &f->length);
+    enum reading reading = !is_plain(f->x)            ? COPIED
+                           : f->depthwise             ? IN_PLACE
+                           : f->channels % LANES == 0 ? PADDED
+                                                      : COPIED;
+    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, reading)) return -1;
+    if (NAME(views_make)(&f->views, &f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0],
+                         f->depthwise ? 1 : f->channels, f->depthwise ? CLIP_BOTH : CLIP_NONE,
+                         s->groups == 1))
+        return -1;
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
     f->units = f->depthwise ? 1 : f->groups * f->units_per_group;
     f->parts = smaller(ceil_div(PIECES, f->units), f->plan.blocks);
@@ -55,23 +63,26 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
 }
 
 static void free_filtering(struct filtering *f) {
-    free(f->segment);
+    NAME(views_free)(&f->views);
     free(f->sums);
     NAME(plan_free)(&f->plan);
+    free(f);
 }
 
-/* Where the rows of outputs of a block start, in what is read and in dy from the block's first
- * image. */
-static ptrdiff_t output_rows(const struct plan *plan, const struct block *block, ptrdiff_t *in,
-                             ptrdiff_t *out) {
+/* Where the rows of outputs of a block start that row `tap` of the kernel sees inside the image, in
+ * what is read and in dy from the block's first pixel. */
+static ptrdiff_t output_rows(const struct plan *plan, const struct block *block, ptrdiff_t tap,
+                             ptrdiff_t *in, ptrdiff_t *out) {
     const struct axis *vertical = &plan->axis[0][0], *horizontal = &plan->axis[1][0];
     ptrdiff_t n = 0, end = smaller(block->end, vertical->outputs);
     for (ptrdiff_t i = 0; i < block->images; i++) {
-        for (ptrdiff_t u = block->row; u < end; u++, n++) {
+        for (ptrdiff_t u = block->row; u < end; u++) {
+            ptrdiff_t row = vertical->first + u * vertical->step + vertical->offset[tap];
+            if (row < 0 || row >= plan->in[0]) continue;
             in[n] = i * plan->image_stride +
                     (vertical->first + u * vertical->step - block->first_row) * plan->row_stride +
                     (horizontal->first - plan->first_column) * plan->in_channels;
-            out[n] = (i * plan->out[0] + u) * plan->out[1] * plan->out_channels;
+            out[n++] = (i * plan->out[0] + u - block->row) * plan->out[1] * plan->out_channels;
         }
     }
     return n;
@@ -79,25 +90,27 @@ static ptrdiff_t output_rows(const struct plan *plan, const struct block *block,
 
 /* Add a block's share of a unit, some filters of a group, to dw. */
 static void add_dense(const struct filtering *f, const struct block *block, const real *dy,
-                      ptrdiff_t rows, const ptrdiff_t *in, const ptrdiff_t *out, ptrdiff_t unit,
-                      int accumulate, real *dw) {
+                      ptrdiff_t *in, ptrdiff_t *out, ptrdiff_t unit, int accumulate, real *dw) {
+    const struct view *view = &f->views.view[0];
+    ptrdiff_t per_row = view->segments / f->plan.axis[0][0].taps, rows = 0;
     ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
     ptrdiff_t filter = group * f->filters + first,
               count = smaller(f->filters - first, UNIT_FILTERS);
-    for (ptrdiff_t r = 0; r < f->segments; r++) {
-        for (ptrdiff_t column = 0; column < f->length; column += OUTER_COLUMNS) {
+    for (ptrdiff_t r = 0; r < view->segments; r++) {
+        if (r % per_row == 0) rows = output_rows(&f->plan, block, r / per_row, in, out);
+        for (ptrdiff_t column = 0; column < view->length; column += OUTER_COLUMNS) {
             struct gemm_outer task = {.a = dy + filter,
                                       .a_offset = out,
                                       .lda = f->plan.out_channels,
-                                      .b = block->base + f->segment[r] + group * f->channels +
+                                      .b = block->base + view->segment[r] + group * f->channels +
                                            column,
                                       .b_offset = in,
                                       .ldb = f->plan.axis[1][0].step * f->plan.in_channels,
                                       .segments = rows,
                                       .length = f->plan.out[1],
-                                      .c = dw + filter * f->depth + r * f->length + column,
+                                      .c = dw + filter * f->depth + r * view->length + column,
                                       .ldc = f->depth,
-                                      .columns = smaller(f->length - column, OUTER_COLUMNS),
+                                      .columns = smaller(view->length - column, OUTER_COLUMNS),
                                       .accumulate = accumulate};
             NAME(gemm_outer)(count, &task);
         }
@@ -105,90 +118,111 @@ static void add_dense(const struct filtering *f, const struct block *block, cons
 }
 
 static void add_depthwise(const struct filtering *f, const struct block *block, const real *dy,
-                          const ptrdiff_t *in, const ptrdiff_t *out, ptrdiff_t pixels, real *dw) {
-    struct depthwise task = {.x = block->base,
-                             .in = in,
-                             .out = out,
-                             .tap = f->segment,
-                             .taps = f->segments,
-                             .ldw = vectors_of(f->plan.in_channels) * LANES,
-                             .channels = f->plan.in_channels};
-    NAME(depthwise_filter)(pixels, &task, dy, dw);
-}
-
-/* Sum one part of the batch for one unit, whose dw stays in L2. */
-static void run_item(const struct filtering *f, ptrdiff_t item, const real *x, const real *dy,
-                     real *scratch, ptrdiff_t *table) {
+                          ptrdiff_t *in, ptrdiff_t *out, real *dw) {
     const struct plan *plan = &f->plan;
-    ptrdiff_t part = item / f->units, unit = item % f->units, *in = table,
-              *out = table + plan->pixels;
-    ptrdiff_t begin = plan->blocks * part / f->parts, end = plan->blocks * (part + 1) / f->parts;
-    real *dw = f->sums + part * f->size;
-    if (f->depthwise) memset(dw, 0, (size_t)f->size * sizeof(real));
-    for (ptrdiff_t number = begin; number < end; number++) {
-        struct block block = NAME(plan_load)(plan, number, x, scratch);
-        const real *g = dy + block.image * plan->out[0] * plan->out[1] * plan->out_channels;
-        if (f->depthwise) {
-            ptrdiff_t pixels =
-                NAME(plan_pixels)(plan, &block, &plan->axis[0][0], &plan->axis[1][0], in, out);
-            add_depthwise(f, &block, g, in, out, pixels, dw);
-        } else {
-            ptrdiff_t rows = output_rows(plan, &block, in, out);
-            add_dense(f, &block, g, rows, in, out, unit, number > begin, dw);
-        }
+    for (ptrdiff_t v = 0; v < f->views.count; v++) {
+        const struct view *view = &f->views.view[v];
+        ptrdiff_t pixels = NAME(plan_pixels)(plan, block, &plan->axis[0][0], &plan->axis[1][0],
+                                             &view->rows, &view->columns, in, out);
+        struct depthwise task = {.x = block->base,
+                                 .in = in,
+                                 .out = out,
+                                 .tap = view->segment,
+                                 .w_tap = view->weight,
+                                 .taps = view->segments,
+                                 .ldw = vectors_of(plan->in_channels) * LANES,
+                                 .channels = plan->in_channels};
+        NAME(depthwise_filter)(pixels, &task, dy, dw);
     }
 }
 
-/* dw[begin, end) = [dw +] sum of the parts, in order. */
-static void reduce_dense(const struct filtering *f, ptrdiff_t begin, ptrdiff_t end, real *dw,
-                         int accumulate) {
-    for (ptrdiff_t i = begin; i < end; i += LANES) {
+/* dy from the block's first pixel on: the array itself, or the unit's columns in `scratch`. */
+static const real *load_dy(const struct filtering *f, const struct block *block, ptrdiff_t unit,
+                           real *scratch) {
+    ptrdiff_t channels = f->plan.out_channels;
+    if (is_plain(f->dy)) return (const real *)f->dy->term[0].x + block->first * channels;
+    struct window window = {block->first, block->outputs, channels, 0, channels};
+    if (!f->depthwise) {
+        ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
+        window.column = unit / f->units_per_group * f->filters + first;
+        window.columns = smaller(f->filters - first, UNIT_FILTERS);
+    }
+    NAME(source_window)(f->dy, &window, scratch + window.column, channels);
+    return scratch;
+}
+
+/* Add a block to its part's sum for one unit, whose dw stays in L2. */
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t unit,
+                 void *scratch) {
+    const struct filtering *f = walk->state;
+    const struct plan *plan = &f->plan;
+    real *input = scratch, *dw = f->sums + part * f->size;
+    ptrdiff_t *in = (ptrdiff_t *)(input + f->reals), *out = in + plan->pixels;
+    int first = number == first_block(walk, part);
+    struct block block = NAME(plan_load)(plan, number, f->x, input);
+    const real *g = load_dy(f, &block, unit, input + plan->scratch);
+    if (f->depthwise) {
+        if (first) memset(dw, 0, (size_t)f->size * sizeof(real));
+        add_depthwise(f, &block, g, in, out, dw);
+    } else {
+        add_dense(f, &block, g, in, out, unit, !first, dw);
+    }
+}
+
+/* Elements [number REDUCE, ...) of dw = [dw +] sum of the parts, in order. */
+static void reduce_dense(const struct walk *walk, ptrdiff_t number) {
+    const struct filtering *f = walk->state;
+    ptrdiff_t end = smaller((number + 1) * REDUCE, f->size);
+    for (ptrdiff_t i = number * REDUCE; i < end; i += LANES) {
         ptrdiff_t count = smaller(end - i, LANES);
         vec sum = vzero();
         for (ptrdiff_t p = 0; p < f->parts; p++)
             sum += vload_part(f->sums + p * f->size + i, count);
-        vstore_part(dw + i, accumulate ? vload_part(dw + i, count) + sum : sum, count);
+        vstore_part(f->dw + i, f->accumulate ? vload_part(f->dw + i, count) + sum : sum, count);
     }
 }
 
 /* The same for a depthwise dw (channel, tap), of which parts are (tap, channel). */
-static void reduce_depthwise(const struct filtering *f, real *dw, int accumulate) {
-    for (ptrdiff_t i = 0; i < f->plan.in_channels * f->depth; i++) {
-        ptrdiff_t at = i % f->depth * (f->size / f->depth) + i / f->depth;
+static void reduce_depthwise(const struct walk *walk, ptrdiff_t channel) {
+    const struct filtering *f = walk->state;
+    real *dw = f->dw + channel * f->depth;
+    for (ptrdiff_t tap = 0; tap < f->depth; tap++) {
         real sum = 0;
-        for (ptrdiff_t p = 0; p < f->parts; p++) sum += f->sums[p * f->size + at];
-        dw[i] = accumulate ? dw[i] + sum : sum;
+        for (ptrdiff_t p = 0; p < f->parts; p++)
+            sum += f->sums[p * f->size + tap * (f->size / f->depth) + channel];
+        dw[tap] = f->accumulate ? dw[tap] + sum : sum;
     }
 }
 
-int NAME(conv_filter)(const struct conv_shape *s, const real *x, const real *dy, real *dw,
-                      int accumulate, int threads) {
-    struct filtering f;
-    int status = prepare(&f, s);
-    if (status == 0) {
-        ptrdiff_t items = f.parts * f.units, elements = f.depthwise ? 0 : f.depth * s->filters;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            real *scratch = NAME(scratch_new)(f.plan.scratch);
-            ptrdiff_t *table = malloc((size_t)(1 + 2 * f.plan.pixels) * sizeof *table);
-            int ready = scratch && table;
-            if (!ready) {
-#pragma omp atomic write
-                status = -1;
-            }
-#pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < items; i++) {
-                if (ready) run_item(&f, i, x, dy, scratch, table);
-            }
-#pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < elements; i += REDUCE) {
-                reduce_dense(&f, i, smaller(i + REDUCE, elements), dw, accumulate);
-            }
-            free(scratch);
-            free(table);
-        }
+static void start(const struct walk *walk, void *scratch) { (void)walk, (void)scratch; }
+
+static void close(const struct walk *walk, int status) {
+    (void)status;
+    free_filtering(walk->state);
+}
+
+int NAME(filter_walk)(struct walk *walk, const struct conv_shape *s, const struct source *x,
+                      const struct source *dy, real *dw, int accumulate) {
+    struct filtering *f = malloc(sizeof *f);
+    if (!f) return -1;
+    *f = (struct filtering){.x = x, .dy = dy, .dw = dw, .accumulate = accumulate};
+    if (prepare(f, s)) {
+        free_filtering(f);
+        return -1;
     }
-    if (status == 0 && f.depthwise) reduce_depthwise(&f, dw, accumulate);
-    free_filtering(&f);
-    return status;
+    ptrdiff_t mapped = is_plain(dy) ? 0 : f->plan.outputs * s->filters;
+    f->reals = ceil_div(f->plan.scratch + mapped, LANES) * LANES;
+    *walk = (struct walk){
+        .blocks = f->plan.blocks,
+        .parts = f->parts,
+        .pieces = f->units,
+        .ends = f->depthwise ? s->channels : ceil_div(f->size, REDUCE),
+        .scratch = f->reals * (ptrdiff_t)sizeof(real) +
+                   2 * f->plan.pixels * (ptrdiff_t)sizeof(ptrdiff_t),
+        .state = f,
+        .start = start,
+        .step = step,
+        .end = f->depthwise ? reduce_depthwise : reduce_dense,
+        .close = close};
+    return 0;
 }

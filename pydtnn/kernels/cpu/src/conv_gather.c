@@ -1,21 +1,29 @@
 /* Forward and backward of data: gathers, as products of output pixels with packed filters.
  *
- *   for each block of images or rows (in parallel)    copy with zeros around it, <= 256 KB: L2
+ *   for each block of images or rows (in parallel)    its input stays in L2
  *     for each phase, group and panel of outputs      packed filters, [tap][channel][columns]
- *       for each tile of 14 pixels                    gemm_rows: taps are segments of a row
+ *       for each view, and in it each tile of pixels  gemm_rows: taps are segments of a row
+ *     the sink's work on the block's outputs          in L1 or L2, where they are
+ *
+ * A view (conv_views.c) is the pixels that meet the same taps inside the image: no product with the
+ * padding is computed, and a plain input is read where it lies. A deferred one is computed into a
+ * copy with zeros around it.
  *
  * Filters are packed once per call (they change between calls): columns in whole vectors, the taps
  * of a phase in the order in which its segments read them, which flips them in backward of data.
  * Where there are fewer blocks than PIECES, a block is shared out by panels, each share with its
- * own copy.
+ * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
+ * order. If the sink adds what lies where its results go, outputs are computed in a scratch first.
  *
  * One vector of outputs takes conv_slide.c where a row of the kernel has 2 or 3 taps side by side,
- * and depthwise convolutions take the same walk with conv_depthwise.c: `compute` chooses. Expected:
- * 0.85 to 0.95 of the peak for 32 outputs and up, 0.75 for 16; 1x1 is bound by memory.
+ * and depthwise convolutions take the same walk with conv_depthwise.c: `compute_view` chooses.
+ * Expected, of the peak and counting the products that are left out as done: 1.1 for 64 outputs on
+ * maps of 8x8, 0.95 to 1 from 32 outputs up, 0.87 for 16; 1x1 is bound by memory.
  */
 #include <stdlib.h>
 
 #include "conv_parts.h"
+#include "conv_views.h"
 #include "gemm.h"
 
 enum { PIXELS = 512, BYTES = 256 * 1024, PIECES = 16 };
@@ -34,24 +42,31 @@ static struct filters view_filters(const struct conv_shape *s, enum gather gathe
     return (struct filters){filters, channels, filters * depth, channels, depth, 1};
 }
 
-/* One pass with its place in the packed filters and its segments. */
+/* One pass with its views and its place in the packed filters. */
 struct phase {
     const struct axis *vertical, *horizontal;
-    ptrdiff_t segments, length, depth;
-    int slides; /* whether conv_slide.c can compute it */
-    ptrdiff_t *segment;
-    real *packed; /* [group][panel][depth][columns] */
+    struct views views;
+    ptrdiff_t first_view, depth; /* views of the phases before; rows of a panel */
+    int slides;                  /* whether conv_slide.c computes it */
+    int before, after;           /* whether it reads one column left and right of what is read */
+    real *packed;                /* [group][panel][depth][columns] */
 };
 
 struct gathering {
     struct plan plan;
     struct filters filters;
-    ptrdiff_t groups, phases, panels, padded,
+    ptrdiff_t groups, phases, views, panels, padded,
         pieces; /* padded: outputs of a group in whole vectors */
     int depthwise;
     struct phase *phase;
-    real *packed, *start;
-    ptrdiff_t *segments;
+    real *packed, *start, *zero;
+    const struct conv_shape *shape;
+    const struct source *x;
+    const real *w;
+    const struct sink *sink;
+    int aside;            /* whether outputs are computed in a scratch */
+    double *sums, *total; /* sums: [block][what the sink sums][channel] */
+    ptrdiff_t reals;      /* of the scratch of a thread */
 };
 
 static const real *bias_of(const struct gathering *g, ptrdiff_t group, ptrdiff_t panel) {
@@ -59,15 +74,36 @@ static const real *bias_of(const struct gathering *g, ptrdiff_t group, ptrdiff_t
 }
 
 static void free_gathering(struct gathering *g) {
+    for (ptrdiff_t p = 0; g->phase && p < g->phases; p++) NAME(views_free)(&g->phase[p].views);
     free(g->phase);
-    free(g->segments);
     free(g->packed);
     free(g->start);
+    free(g->zero);
+    free(g->sums);
     NAME(plan_free)(&g->plan);
+    free(g);
+}
+
+/* Whether one vector of outputs is computed by conv_slide.c: 2 or 3 taps side by side, of which at
+ * most one leaves the image on each side. */
+static int slides(const struct gathering *g, struct phase *phase) {
+    const struct axis *across = phase->horizontal;
+    if (g->depthwise || g->filters.out > LANES || across->step != 1 || across->outputs == 0 ||
+        across->taps < 2 || across->taps > 3 ||
+        across->offset[across->taps - 1] != across->taps - 1)
+        return 0;
+    ptrdiff_t before = -across->first,
+              after = across->first + across->outputs + across->taps - 1 - g->plan.in[1];
+    phase->before = !g->plan.copy && before > 0;
+    phase->after = !g->plan.copy && after > 0;
+    return g->plan.copy || (before <= 1 && after <= 1);
 }
 
 /* Lay out the phases and allocate what all threads share. */
-static int prepare(struct gathering *g, const struct conv_shape *s, enum gather gather, int bias) {
+static int prepare(struct gathering *g, enum gather gather, int bias) {
+    const struct conv_shape *s = g->shape;
+    const struct sink *sink = g->sink;
+    g->aside = sink->add && sink->add == sink->y;
     g->depthwise = is_depthwise(s);
     g->filters = view_filters(s, gather);
     g->groups = g->depthwise ? 1 : s->groups;
@@ -75,54 +111,53 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
         g->filters = (struct filters){1, s->channels, 0, 1, 1, s->kernel[0] * s->kernel[1]};
     g->padded = vectors_of(g->filters.out) * LANES;
     g->panels = ceil_div(g->filters.out, ROWS_COLUMNS);
-    g->phase = NULL;
-    g->segments = NULL;
-    g->packed = g->start = NULL;
-    if (NAME(plan_make)(&g->plan, s, gather, PIXELS, BYTES,
-                        g->depthwise && g->padded != s->channels))
-        return -1;
+    enum reading reading = is_plain(g->x) ? IN_PLACE : COPIED;
+    if (NAME(plan_make)(&g->plan, s, gather, PIXELS, BYTES, reading)) return -1;
     g->phases = g->plan.passes[0] * g->plan.passes[1];
     g->pieces = smaller(g->groups * g->panels, ceil_div(PIECES, larger(g->plan.blocks, 1)));
     ptrdiff_t taps = s->kernel[0] * s->kernel[1];
-    g->phase = malloc((size_t)g->phases * sizeof *g->phase);
-    g->segments = malloc((size_t)taps * sizeof *g->segments);
+    g->phase = calloc((size_t)g->phases, sizeof *g->phase);
+    g->zero = calloc((size_t)g->filters.in, sizeof *g->zero);
     g->packed = NAME(scratch_new)(taps * g->filters.in * g->groups * g->padded);
     if (bias) g->start = NAME(scratch_new)(g->groups * g->padded);
-    if (!g->phase || !g->segments || !g->packed || (bias && !g->start)) return -1;
-    ptrdiff_t *segment = g->segments;
+    g->sums = calloc((size_t)(g->plan.blocks * sums_of(sink) * g->plan.out_channels + 1),
+                     sizeof *g->sums);
+    if (!g->phase || !g->packed || !g->sums || !g->zero || (bias && !g->start)) return -1;
     real *packed = g->packed;
+    g->views = 0;
     for (ptrdiff_t p = 0; p < g->phases; p++) {
         struct phase *phase = &g->phase[p];
         phase->vertical = &g->plan.axis[0][p / g->plan.passes[1]];
         phase->horizontal = &g->plan.axis[1][p % g->plan.passes[1]];
-        phase->segment = segment;
-        phase->segments =
-            NAME(plan_segments)(&g->plan, phase->vertical, phase->horizontal, s->groups == 1,
-                                g->filters.in, segment, &phase->length);
-        phase->slides = s->groups == 1 && phase->horizontal->step == 1 &&
-                        phase->segments == phase->vertical->taps &&
-                        (phase->horizontal->taps == 2 || phase->horizontal->taps == 3);
+        phase->slides = slides(g, phase);
+        if (NAME(views_make)(&phase->views, &g->plan, phase->vertical, phase->horizontal,
+                             g->filters.in, phase->slides ? CLIP_ROWS : CLIP_BOTH,
+                             phase->slides || s->groups == 1))
+            return -1;
+        phase->first_view = g->views;
+        g->views += phase->views.count;
         phase->depth = phase->vertical->taps * phase->horizontal->taps * g->filters.in;
         phase->packed = packed;
-        segment += phase->segments;
         packed += phase->depth * g->groups * g->padded;
     }
     return 0;
 }
 
 /* Pack panel number `number`, counted over phases, groups and panels. */
-static void pack(const struct gathering *g, const struct conv_shape *s, const real *w,
-                 ptrdiff_t number) {
+static void pack(const struct walk *walk, ptrdiff_t number, void *scratch) {
+    (void)scratch;
+    const struct gathering *g = walk->state;
     const struct phase *phase = &g->phase[number / (g->groups * g->panels)];
     ptrdiff_t group = number / g->panels % g->groups, panel = number % g->panels;
     const struct filters *f = &g->filters;
     ptrdiff_t columns = smaller(f->out - panel * ROWS_COLUMNS, ROWS_COLUMNS),
               width = vectors_of(columns) * LANES;
     real *dst = phase->packed + phase->depth * (group * g->padded + panel * ROWS_COLUMNS);
-    const real *src = w + group * f->group + panel * ROWS_COLUMNS * f->outer;
+    const real *src = g->w + group * f->group + panel * ROWS_COLUMNS * f->outer;
     for (ptrdiff_t r = 0; r < phase->vertical->taps; r++) {
         for (ptrdiff_t t = 0; t < phase->horizontal->taps; t++) {
-            ptrdiff_t tap = phase->vertical->index[r] * s->kernel[1] + phase->horizontal->index[t];
+            ptrdiff_t tap =
+                phase->vertical->index[r] * g->shape->kernel[1] + phase->horizontal->index[t];
             NAME(gemm_pack)(f->in, columns, src + tap * f->tap_stride, f->inner, f->outer, dst);
             dst += f->in * width;
         }
@@ -138,55 +173,63 @@ static void pack_bias(const struct gathering *g, const real *b) {
     }
 }
 
-/* Compute panels [begin, end), counted over groups, of one phase of a block. */
-static void compute(const struct gathering *g, const struct phase *phase, const struct block *block,
-                    ptrdiff_t begin, ptrdiff_t end, ptrdiff_t pixels, const ptrdiff_t *in,
-                    const ptrdiff_t *out, real *y) {
-    for (ptrdiff_t number = begin; number < end; number++) {
-        ptrdiff_t group = number / g->panels, panel = number % g->panels,
-                  column = panel * ROWS_COLUMNS;
-        ptrdiff_t columns = smaller(g->filters.out - column, ROWS_COLUMNS);
-        const real *packed = phase->packed + phase->depth * (group * g->padded + column);
-        if (g->depthwise) {
-            struct depthwise task = {.x = block->base + column,
-                                     .w = packed,
-                                     .in = in,
-                                     .out = out,
-                                     .tap = phase->segment,
-                                     .taps = phase->segments,
-                                     .ldw = vectors_of(columns) * LANES,
-                                     .start = bias_of(g, 0, panel),
-                                     .y = y + column,
-                                     .channels = columns};
-            NAME(depthwise_gather)(pixels, &task);
-        } else if (phase->slides && columns <= LANES) {
-            const struct axis *across = phase->horizontal;
-            struct slide task = {.row = phase->segment,
-                                 .rows = phase->segments,
-                                 .channels = g->filters.in,
-                                 .pixel = g->plan.in_channels,
+/* Compute one panel of outputs for the pixels of a view. */
+static void compute_view(const struct gathering *g, const struct phase *phase,
+                         const struct view *view, ptrdiff_t number, ptrdiff_t pixels,
+                         const ptrdiff_t *in, const ptrdiff_t *out, const real *x, real *y) {
+    ptrdiff_t group = number / g->panels, panel = number % g->panels, column = panel * ROWS_COLUMNS;
+    ptrdiff_t columns = smaller(g->filters.out - column, ROWS_COLUMNS);
+    const real *packed = phase->packed + phase->depth * (group * g->padded + column);
+    const struct axis *across = phase->horizontal;
+    if (g->depthwise) {
+        struct depthwise task = {.x = x + column,
                                  .w = packed,
-                                 .start = bias_of(g, group, panel),
+                                 .in = in,
+                                 .out = out,
+                                 .run = view->columns.end - view->columns.begin,
+                                 .pixel = across->step * g->plan.in_channels,
                                  .y_pixel = across->out_step * g->plan.out_channels,
-                                 .outputs = across->outputs,
-                                 .columns = columns};
-            for (ptrdiff_t i = 0; i < pixels; i += across->outputs) {
-                NAME(slide_gather)(&task, across->taps, block->base + in[i], y + out[i] + column);
-            }
-        } else {
-            struct gemm_rows task = {.a = block->base + group * g->filters.in,
-                                     .a_offset = in,
-                                     .segment = phase->segment,
-                                     .segments = phase->segments,
-                                     .length = phase->length,
-                                     .b = packed,
-                                     .ldb = vectors_of(columns) * LANES,
-                                     .c = y + group * g->filters.out + column,
-                                     .c_offset = out,
-                                     .columns = columns,
-                                     .start = bias_of(g, group, panel)};
-            NAME(gemm_rows)(pixels, &task);
+                                 .tap = view->segment,
+                                 .w_tap = view->weight,
+                                 .taps = view->segments,
+                                 .row_taps = across->step == 1 ? view->row_taps : 1,
+                                 .ldw = vectors_of(columns) * LANES,
+                                 .start = bias_of(g, 0, panel),
+                                 .y = y + column,
+                                 .channels = columns};
+        NAME(depthwise_gather)(pixels, &task);
+    } else if (phase->slides) {
+        struct slide task = {.row = view->segment,
+                             .w_row = view->weight,
+                             .rows = view->segments,
+                             .channels = g->filters.in,
+                             .pixel = g->plan.in_channels,
+                             .w = packed,
+                             .start = bias_of(g, group, panel),
+                             .before = phase->before,
+                             .after = phase->after,
+                             .zero = g->zero,
+                             .y_pixel = across->out_step * g->plan.out_channels,
+                             .outputs = across->outputs,
+                             .columns = columns};
+        for (ptrdiff_t i = 0; i < pixels; i += across->outputs) {
+            NAME(slide_gather)(&task, across->taps, x + group * g->filters.in + in[i],
+                               y + out[i] + group * g->filters.out);
         }
+    } else {
+        struct gemm_rows task = {.a = x + group * g->filters.in,
+                                 .a_offset = in,
+                                 .segment = view->segment,
+                                 .b_row = view->weight,
+                                 .segments = view->segments,
+                                 .length = view->length,
+                                 .b = packed,
+                                 .ldb = vectors_of(columns) * LANES,
+                                 .c = y + group * g->filters.out + column,
+                                 .c_offset = out,
+                                 .columns = columns,
+                                 .start = bias_of(g, group, panel)};
+        NAME(gemm_rows)(pixels, &task);
     }
 }
 
@@ -201,56 +244,116 @@ static void update_offsets(const struct gathering *g, const struct block *block,
     o->images = block->images;
     o->row = block->row;
     for (ptrdiff_t p = 0; p < g->phases; p++) {
+        const struct phase *phase = &g->phase[p];
         ptrdiff_t at = p * g->plan.pixels;
-        o->pixels[p] = NAME(plan_pixels)(&g->plan, block, g->phase[p].vertical,
-                                         g->phase[p].horizontal, o->in + at, o->out + at);
-    }
-}
-
-static void run_item(const struct gathering *g, ptrdiff_t item, const real *x, real *y,
-                     real *scratch, struct offsets *offsets) {
-    ptrdiff_t panels = g->groups * g->panels, piece = item % g->pieces;
-    struct block block = NAME(plan_load)(&g->plan, item / g->pieces, x, scratch);
-    update_offsets(g, &block, offsets);
-    y += block.image * g->plan.out[0] * g->plan.out[1] * g->plan.out_channels;
-    for (ptrdiff_t p = 0; p < g->phases; p++) {
-        ptrdiff_t at = p * g->plan.pixels;
-        compute(g, &g->phase[p], &block, panels * piece / g->pieces,
-                panels * (piece + 1) / g->pieces, offsets->pixels[p], offsets->in + at,
-                offsets->out + at, y);
-    }
-}
-
-int NAME(conv_gather)(const struct conv_shape *s, enum gather gather, const real *x, const real *w,
-                      const real *b, real *y, int threads) {
-    struct gathering g;
-    int status = prepare(&g, s, gather, b != NULL);
-    if (status == 0 && b) pack_bias(&g, b);
-    if (status == 0) {
-        ptrdiff_t packs = g.phases * g.groups * g.panels, items = g.plan.blocks * g.pieces;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            struct offsets offsets = {.images = -1};
-            real *scratch = NAME(scratch_new)(g.plan.scratch);
-            ptrdiff_t *table = malloc((size_t)(g.phases * (1 + 2 * g.plan.pixels)) * sizeof *table);
-            int ready = scratch && table;
-            if (!ready) {
-#pragma omp atomic write
-                status = -1;
-            }
-            offsets.pixels = table;
-            offsets.in = table + g.phases;
-            offsets.out = offsets.in + g.phases * g.plan.pixels;
-#pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < packs; i++) pack(&g, s, w, i);
-#pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < items; i++) {
-                if (ready) run_item(&g, i, x, y, scratch, &offsets);
-            }
-            free(scratch);
-            free(table);
+        for (ptrdiff_t v = 0; v < phase->views.count; v++) {
+            const struct view *view = &phase->views.view[v];
+            ptrdiff_t n = NAME(plan_pixels)(&g->plan, block, phase->vertical, phase->horizontal,
+                                            &view->rows, &view->columns, o->in + at, o->out + at);
+            o->pixels[phase->first_view + v] = n;
+            at += n;
         }
     }
-    free_gathering(&g);
-    return status;
+}
+
+/* What a thread works with. */
+struct workspace {
+    real *input, *output;
+    struct offsets offsets;
+};
+
+static struct workspace *workspace_of(const struct gathering *g, void *scratch) {
+    return (struct workspace *)((real *)scratch + g->reals);
+}
+
+static void start(const struct walk *walk, void *scratch) {
+    const struct gathering *g = walk->state;
+    struct workspace *work = workspace_of(g, scratch);
+    ptrdiff_t *table = (ptrdiff_t *)(work + 1);
+    work->input = scratch;
+    work->output = work->input + g->plan.scratch;
+    work->offsets = (struct offsets){.images = -1, .pixels = table, .in = table + g->views};
+    work->offsets.out = work->offsets.in + g->phases * g->plan.pixels;
+}
+
+/* The channels of panels [0, panel), counted over groups. */
+static ptrdiff_t channels_before(const struct gathering *g, ptrdiff_t panel) {
+    return panel / g->panels * g->filters.out + panel % g->panels * ROWS_COLUMNS;
+}
+
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
+                 void *scratch) {
+    (void)part;
+    const struct gathering *g = walk->state;
+    const struct plan *plan = &g->plan;
+    struct workspace *work = workspace_of(g, scratch);
+    ptrdiff_t channels = plan->out_channels, panels = g->groups * g->panels;
+    ptrdiff_t begin = panels * piece / g->pieces, end = panels * (piece + 1) / g->pieces;
+    struct source unstored = *g->x;
+    unstored.store = NULL;
+    struct block block = NAME(plan_load)(plan, number, piece ? &unstored : g->x, work->input);
+    real *y = g->aside ? work->output : (real *)g->sink->y + block.first * channels;
+    struct offsets *o = &work->offsets;
+    update_offsets(g, &block, o);
+    for (ptrdiff_t p = 0; p < g->phases; p++) {
+        const struct phase *phase = &g->phase[p];
+        const ptrdiff_t *pixels = o->pixels + phase->first_view;
+        for (ptrdiff_t n = begin; n < end; n++) {
+            ptrdiff_t at = p * plan->pixels;
+            for (ptrdiff_t v = 0; v < phase->views.count; v++) {
+                compute_view(g, phase, &phase->views.view[v], n, pixels[v], o->in + at, o->out + at,
+                             block.base, y);
+                at += pixels[v];
+            }
+        }
+    }
+    if (is_idle(g->sink)) return;
+    ptrdiff_t column = channels_before(g, begin);
+    struct window done = {block.first, block.outputs, channels, column,
+                          channels_before(g, end) - column};
+    NAME(sink_window)(g->sink, &done, y + column, channels,
+                      g->sums + number * sums_of(g->sink) * channels);
+}
+
+/* The blocks' sums, added in order. */
+static void add_sums(const struct gathering *g) {
+    ptrdiff_t length = sums_of(g->sink) * g->plan.out_channels;
+    for (ptrdiff_t j = 0; j < length; j++) g->total[j] = 0;
+    for (ptrdiff_t block = 0; block < g->plan.blocks; block++) {
+        for (ptrdiff_t j = 0; j < length; j++) g->total[j] += g->sums[block * length + j];
+    }
+}
+
+static void close(const struct walk *walk, int status) {
+    struct gathering *g = walk->state;
+    if (status == 0) add_sums(g);
+    free_gathering(g);
+}
+
+int NAME(gather_walk)(struct walk *walk, const struct conv_shape *s, enum gather gather,
+                      const struct source *x, const real *w, const real *b, const struct sink *y,
+                      double *sums) {
+    struct gathering *g = malloc(sizeof *g);
+    if (!g) return -1;
+    *g = (struct gathering){.shape = s, .x = x, .w = w, .sink = y, .total = sums};
+    if (prepare(g, gather, b != NULL)) {
+        free_gathering(g);
+        return -1;
+    }
+    if (b) pack_bias(g, b);
+    ptrdiff_t outputs = g->aside ? g->plan.outputs * g->plan.out_channels : 0;
+    ptrdiff_t table = (g->views + 2 * g->phases * g->plan.pixels) * (ptrdiff_t)sizeof(ptrdiff_t);
+    g->reals = ceil_div(g->plan.scratch + outputs, LANES) * LANES;
+    *walk = (struct walk){
+        .blocks = g->plan.blocks,
+        .parts = g->plan.blocks,
+        .pieces = g->pieces,
+        .packs = g->phases * g->groups * g->panels,
+        .scratch = g->reals * (ptrdiff_t)sizeof(real) + (ptrdiff_t)sizeof(struct workspace) + table,
+        .state = g,
+        .start = start,
+        .pack = pack,
+        .step = step,
+        .close = close};
+    return 0;
 }

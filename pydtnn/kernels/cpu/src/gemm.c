@@ -58,7 +58,7 @@ INLINE void store_row(const int vectors, const vec *sum, real *c, ptrdiff_t colu
 INLINE void rows_tile(const int rows, const int vectors, const struct gemm_rows *t,
                       ptrdiff_t first) {
     vec sum[MOST_ROWS][MOST_VECTORS];
-    const real *row[MOST_ROWS], *b = t->b;
+    const real *row[MOST_ROWS];
     const ptrdiff_t ldb = t->ldb;
     UNROLL
     for (int j = 0; j < vectors; j++) {
@@ -70,6 +70,7 @@ INLINE void rows_tile(const int rows, const int vectors, const struct gemm_rows 
     for (int i = 0; i < rows; i++) row[i] = t->a + t->a_offset[first + i];
     for (ptrdiff_t s = 0; s < t->segments; s++) {
         ptrdiff_t k = t->segment[s], end = k + t->length;
+        const real *b = t->b + t->b_row[s] * ldb;
         for (; k + UNROLL_K <= end; k += UNROLL_K) {
             UNROLL
             for (int u = 0; u < UNROLL_K; u++) MULTIPLY_ADD(b + u * ldb, row[i][k + u]);

@@ -12,8 +12,8 @@ enum { ROWS_VECTORS = 2, OUTER_VECTORS = 2 };
 #endif
 enum { ROWS_COLUMNS = ROWS_VECTORS * LANES, OUTER_COLUMNS = OUTER_VECTORS * LANES };
 
-/* C[i, j] = start[j] + sum over segments s and k < length of A_i[segment[s] + k] B[s length + k,
- * j]; + C[i, j] if accumulate.
+/* C[i, j] = start[j] + sum over segments s and k < length of A_i[segment[s] + k]
+ * B[b_row[s] + k, j]; + C[i, j] if accumulate.
  *
  * Row i of A starts at a + a_offset[i], row i of C at c + c_offset[i]; rows of B are ldb apart. B
  * and start are read in whole vectors, C only in its columns. An output pixel of a convolution is a
@@ -22,7 +22,7 @@ enum { ROWS_COLUMNS = ROWS_VECTORS * LANES, OUTER_COLUMNS = OUTER_VECTORS * LANE
 struct gemm_rows {
     const real *a;
     const ptrdiff_t *a_offset;
-    const ptrdiff_t *segment;
+    const ptrdiff_t *segment, *b_row;
     ptrdiff_t segments, length;
     const real *b;
     ptrdiff_t ldb;

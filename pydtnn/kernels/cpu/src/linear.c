@@ -70,6 +70,7 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
             struct gemm_rows task = {.a = p->a + k,
                                      .a_offset = a_offset,
                                      .segment = &none,
+                                     .b_row = &none,
                                      .segments = 1,
                                      .length = depth,
                                      .b = b,

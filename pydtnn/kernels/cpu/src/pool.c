@@ -88,23 +88,40 @@ static int plane_create(struct plane *plane, const struct pool_shape *s) {
 
 static void plane_free(struct plane *plane) { free(plane->rows); }
 
-#if REAL_FLOAT /* taps are as wide as reals, whose loads and stores do not look at the bits */
-INLINE ivec load_taps(const int32_t *p, ptrdiff_t lanes) {
-    return (ivec)load((const real *)p, lanes);
-}
-INLINE void store_taps(int32_t *p, ivec v, ptrdiff_t lanes) { store((real *)p, (vec)v, lanes); }
-#else
+/* Which tap each maximum was: a byte each, or an int32 where windows have more taps than 256. */
+struct taps {
+    char *memory;
+    int bytes;
+};
+
+/* gcc widens by one step at a time: bytes to int32 at once become scalars */
+typedef uint8_t bytevec __attribute__((vector_size(LANES)));
+typedef uint16_t halfvec __attribute__((vector_size(LANES * sizeof(uint16_t))));
 typedef int32_t tapvec __attribute__((vector_size(LANES * sizeof(int32_t))));
-INLINE ivec load_taps(const int32_t *p, ptrdiff_t lanes) {
+
+INLINE ivec load_taps(struct taps index, ptrdiff_t at, ptrdiff_t lanes) {
+    const char *p = index.memory + at * index.bytes;
+    if (index.bytes == 1) {
+        bytevec bytes = {0};
+        memcpy(&bytes, p, (size_t)lanes);
+        const halfvec halves = __builtin_convertvector(bytes, halfvec);
+        return __builtin_convertvector(__builtin_convertvector(halves, tapvec), ivec);
+    }
     tapvec taps = {0};
-    memcpy(&taps, p, (size_t)lanes * sizeof *p);
+    memcpy(&taps, p, (size_t)lanes * sizeof(int32_t));
     return __builtin_convertvector(taps, ivec);
 }
-INLINE void store_taps(int32_t *p, ivec v, ptrdiff_t lanes) {
-    tapvec taps = __builtin_convertvector(v, tapvec);
-    memcpy(p, &taps, (size_t)lanes * sizeof *p);
+
+INLINE void store_taps(struct taps index, ptrdiff_t at, ivec v, ptrdiff_t lanes) {
+    char *p = index.memory + at * index.bytes;
+    if (index.bytes == 1) {
+        const bytevec taps = __builtin_convertvector(v, bytevec);
+        memcpy(p, &taps, (size_t)lanes);
+    } else {
+        const tapvec taps = __builtin_convertvector(v, tapvec);
+        memcpy(p, &taps, (size_t)lanes * sizeof(int32_t));
+    }
 }
-#endif
 
 /* f(..., offset, lanes) for each vector of the channels: whole ones with a constant, without
    masks */
@@ -118,7 +135,8 @@ INLINE void store_taps(int32_t *p, ivec v, ptrdiff_t lanes) {
 /* -- maximum */
 
 INLINE void max_window(const real *x, const struct plane *s, struct window h, struct window w,
-                       real *out, int32_t *index, ptrdiff_t c, ptrdiff_t lanes) {
+                       real *out, struct taps index, ptrdiff_t at, ptrdiff_t c,
+                       ptrdiff_t lanes) {
     vec best = vset((real)-__builtin_inf());
     ireal tap = (ireal)((h.first - h.origin) * s->kernel_width + w.first - w.origin);
     ivec which = (ivec){0} + (h.first < h.stop && w.first < w.stop ? tap : 0);
@@ -131,32 +149,32 @@ INLINE void max_window(const real *x, const struct plane *s, struct window h, st
             which = (take & t) | (~take & which);
         }
     }
-    store(out + c, best, lanes);
-    store_taps(index + c, which, lanes);
+    store(out + at + c, best, lanes);
+    store_taps(index, at + c, which, lanes);
 }
 
 static void max_forward_row(const real *x, struct plane s, ptrdiff_t row, real *out,
-                            int32_t *index) {
+                            struct taps index) {
     const struct window h = s.rows[row % s.out_height];
     const real *image = x + row / s.out_height * s.height * s.width * s.channels;
     for (ptrdiff_t j = 0; j < s.out_width; j++) {
         const ptrdiff_t at = (row * s.out_width + j) * s.channels;
-        FOR_CHANNELS(s.channels, max_window, image, &s, h, s.columns[j], out + at, index + at);
+        FOR_CHANNELS(s.channels, max_window, image, &s, h, s.columns[j], out, index, at);
     }
 }
 
 /* Add dy, where `index` is one of n taps from `tap` on, to the pixels at out, out + stride, ... */
-INLINE void max_scatter(const real *dy, const int32_t *index, ireal tap, ptrdiff_t n,
+INLINE void max_scatter(const real *dy, struct taps index, ptrdiff_t at, ireal tap, ptrdiff_t n,
                         ptrdiff_t stride, real *out, ptrdiff_t c, ptrdiff_t lanes) {
-    const vec d = load(dy + c, lanes);
-    const ivec taps = load_taps(index + c, lanes);
+    const vec d = load(dy + at + c, lanes);
+    const ivec taps = load_taps(index, at + c, lanes);
     real *p = out + c;
     for (ptrdiff_t k = 0; k < n; k++, p += stride) {
         store(p, load(p, lanes) + vselect(taps == tap + (ireal)k, d, vzero()), lanes);
     }
 }
 
-static void max_backward_row(const real *dy, const int32_t *index, struct plane s, ptrdiff_t row,
+static void max_backward_row(const real *dy, struct taps index, struct plane s, ptrdiff_t row,
                              real *out) {
     const ptrdiff_t i = row % s.height, image = row / s.height * s.out_height;
     real *line = out + row * s.width * s.channels;
@@ -166,7 +184,7 @@ static void max_backward_row(const real *dy, const int32_t *index, struct plane 
         for (ptrdiff_t oj = 0; oj < s.out_width; oj++) {
             const struct window w = s.columns[oj];
             const ptrdiff_t at = ((image + oi) * s.out_width + oj) * s.channels;
-            FOR_CHANNELS(s.channels, max_scatter, dy + at, index + at,
+            FOR_CHANNELS(s.channels, max_scatter, dy, index, at,
                          (ireal)(tap + w.first - w.origin), w.stop - w.first, s.channels,
                          line + w.first * s.channels);
         }
@@ -225,10 +243,11 @@ static ptrdiff_t elements(const struct pool_shape *s) {
     return s->batch * s->rows.size * s->columns.size * s->channels;
 }
 
-static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, int32_t *index,
-                       int threads) {
+static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, void *index_,
+                       int index_bytes, int threads) {
     const real *x = x_;
     real *out = out_;
+    const struct taps index = {index_, index_bytes};
     struct plane s;
     if (plane_create(&s, shape)) return -1;
     FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads,
@@ -237,10 +256,11 @@ static int max_forward(const void *x_, const struct pool_shape *shape, void *out
     return 0;
 }
 
-static int max_backward(const void *dy_, const int32_t *index, const struct pool_shape *shape,
-                        void *out_, int threads) {
+static int max_backward(const void *dy_, const void *index_, int index_bytes,
+                        const struct pool_shape *shape, void *out_, int threads) {
     const real *dy = dy_;
     real *out = out_;
+    const struct taps index = {(char *)index_, index_bytes};
     struct plane s;
     if (plane_create(&s, shape)) return -1;
     FOR_PARTS(row, shape->batch * s.height, elements(shape), threads,

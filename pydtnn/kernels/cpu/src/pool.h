@@ -20,10 +20,11 @@ struct pool_shape {
 };
 
 struct pool_kernels {
-    int (*max_forward)(const void *x, const struct pool_shape *shape, void *out, int32_t *index,
-                       int threads);
-    int (*max_backward)(const void *dy, const int32_t *index, const struct pool_shape *shape,
-                        void *out, int threads);
+    /* index: uint8 or int32, as its bytes say */
+    int (*max_forward)(const void *x, const struct pool_shape *shape, void *out, void *index,
+                       int index_bytes, int threads);
+    int (*max_backward)(const void *dy, const void *index, int index_bytes,
+                        const struct pool_shape *shape, void *out, int threads);
     int (*average_forward)(const void *x, const struct pool_shape *shape, void *out, int threads);
     int (*average_backward)(const void *dy, const struct pool_shape *shape, void *out, int threads);
 };

@@ -52,7 +52,7 @@ INLINE vec vset(real x) {
 
 INLINE vec vselect(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
-#if defined(__AVX2__)
+#if VECTOR_BYTES >= 32
 #include "simd_x86.h"
 #else
 INLINE vec vload_part(const real *p, ptrdiff_t n) {

@@ -1,0 +1,252 @@
+"""Which of several algorithms a kernel takes: measured, or read from a rule.
+
+A key is an operation, a geometry, a batch and a dtype; instruction set and threads are the
+backend's. What a convolution does in passing (a deferred input, sums, an activation) is no part of
+it: that costs every algorithm about the same. Another batch of the same geometry takes the choice
+of the nearest one, so the last batch of an epoch and an evaluation are not measured again.
+
+The idea is that of PyDTNN's BestOf, which times alternatives the first times they are called.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydtnn.kernels.choices_file import Choice, ChoicesFile, Table
+from pydtnn.kernels.geometry import ConvGeometry
+from pydtnn.kernels.timing import shortest_times, switches
+from pydtnn.suggest import unknown
+
+MODES = ("measure", "fixed", "direct")
+
+VARIABLE = "PYDTNN_TUNING"
+
+ADVANTAGE = 0.97
+"""Share of the first candidate's time that another may take at most, to be chosen instead of it: so
+that noise does not decide between equals."""
+
+ALIKE = 2
+"""Largest ratio of two batches of which the second need not be measured."""
+
+Key = tuple[str, ConvGeometry, int, Any]
+
+
+class Choices:
+    """The choices of one backend.
+
+    Parameters
+    ----------
+    mode : str
+        "measure": candidates are timed, once for this machine; `rule` decides where it is too busy.
+        "fixed": always `rule`. "direct": always the first candidate.
+    setting : str
+        Instruction set and threads of the backend, in words.
+    file : ChoicesFile, optional
+        Where measured choices are kept; by default the user's.
+    clock, disturbances : callable
+        For `shortest_times`.
+
+    Attributes
+    ----------
+    resolved : dict
+        What `pick` has returned, by (operation, geometry, batch, dtype): to be looked up first, in
+        every call of a kernel.
+    frozen : bool
+        Whether nothing is measured any more.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        setting: str = "",
+        *,
+        file: ChoicesFile | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        disturbances: Callable[[], int] = switches,
+    ) -> None:
+        self.mode = mode
+        self.setting = setting
+        self.file = file or ChoicesFile()
+        self.clock, self.disturbances = clock, disturbances
+        self.resolved: dict[Key, str] = {}
+        self.frozen = False
+        self._reasons: dict[str, str] = {}
+        self._table: Table = {}
+        self._agreed: dict[str, Table] = {}
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def pick(
+        self,
+        operation: str,
+        geometry: ConvGeometry,
+        batch: int,
+        dtype: Any,
+        candidates: tuple[str, ...],
+        run: Callable[[str], object],
+    ) -> str:
+        """Choose one of several algorithms.
+
+        Parameters
+        ----------
+        operation : str
+            "forward", "backward_data" or "backward_filter".
+        geometry : ConvGeometry
+        batch : int
+        dtype : dtype
+        candidates : tuple of str
+            The first is the one to beat.
+        run : callable
+            Carries out the operation with the candidate it is given, on the caller's arrays. The
+            output is worthless afterwards: the caller computes it again with the winner.
+
+        Returns
+        -------
+        str
+            One of `candidates`.
+        """
+        key = (operation, geometry, batch, dtype)
+        name = self.resolved.get(key)
+        if name is None:
+            what = f"{operation} {geometry} {dtype}"
+            choice, reason = self._choose(key, what, candidates, run)
+            name = self.resolved[key] = choice if choice in candidates else candidates[0]
+            self._reasons[f"conv.{what}, batch {batch}"] = f"{name}, {reason}"
+        return name
+
+    def _choose(
+        self, key: Key, what: str, candidates: tuple[str, ...], run: Callable[[str], object]
+    ) -> tuple[str, str]:
+        """Return a choice and the reason for it."""
+        _, geometry, batch, _ = key
+        if len(candidates) == 1 or batch == 0:
+            return candidates[0], "without an alternative"
+        if self.mode == "direct":
+            return candidates[0], "as direct algorithms are asked for"
+        near = nearest(self._table.get(what, ()), batch)
+        if near and (self.frozen or max(near, batch) <= ALIKE * min(near, batch)):
+            choice = self._table[what][near]
+            return choice.name, _told(choice) if near == batch else f"as for batch {near}"
+        if self.frozen or self.mode == "fixed":
+            return rule(geometry, candidates), "by rule"
+        found = self.file.find(self.setting, what, batch, candidates)
+        if found is None:
+            times = shortest_times(candidates, run, self.clock, self.disturbances)
+            choice = Choice(fastest(times, rule(geometry, candidates)), times)
+            found = self.file.add(self.setting, what, batch, choice)
+        self._table.setdefault(what, {})[batch] = found
+        return found.name, _told(found)
+
+    def report(self) -> dict[str, str]:
+        """Say for each key what was chosen, and why.
+
+        Returns
+        -------
+        dict
+            ``{"conv.forward 3x3 16->16 on 32x32 float32, batch 64": "winograd4, by rule"}``
+        """
+        return dict(self._reasons)
+
+    # -- agreeing on them -------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str | None:
+        """What measured choices hold for: ranks of one kind share a table. None: no measuring."""
+        return f"{self.file.machine}, {self.setting}" if self.mode == "measure" else None
+
+    def open(self) -> Table:
+        """Measure what is new from now on; return the table that this adds to."""
+        self.frozen = False
+        self.resolved.clear()
+        return self._table
+
+    def freeze(self, tables: Mapping[str, Table]) -> None:
+        """Measure no more, and choose by the table of this kind.
+
+        Parameters
+        ----------
+        tables : mapping
+            By `kind`; all of them become part of `state`.
+        """
+        self._agreed = self._agreed | dict(tables)
+        self._table = self._agreed.get(self.kind or "", {})
+        self.frozen = True
+        self.resolved.clear()
+
+    def state(self) -> dict[str, Any]:
+        """The tables that were agreed on, without times: what it takes to continue alike."""
+        names = {
+            kind: {
+                what: {str(batch): choice.name for batch, choice in batches.items()}
+                for what, batches in table.items()
+            }
+            for kind, table in self._agreed.items()
+        }
+        return {"measured": names} if names else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned; on another kind of machine it will be measured again."""
+        self._agreed = {
+            kind: {
+                what: {int(batch): Choice(name, {}) for batch, name in batches.items()}
+                for what, batches in table.items()
+            }
+            for kind, table in state["measured"].items()
+        }
+        self._table = self._agreed.get(self.kind or "", {})
+        self.resolved.clear()
+
+
+def create_choices(mode: str | None, setting: str) -> Choices:
+    """Make the choices of a backend; `mode` is by default what `PYDTNN_TUNING` says, or "measure".
+
+    Raises
+    ------
+    ValueError
+        If there is no such mode.
+    """
+    name = mode or os.environ.get(VARIABLE) or MODES[0]
+    if name not in MODES:
+        raise ValueError(unknown("tuning" if mode else f"value of {VARIABLE}", name, MODES))
+    return Choices(name, setting)
+
+
+def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
+    """Choose without measuring: what was fastest nearly everywhere, for all operations.
+
+    Winograd's transforms want some channels to pay for them, and its tiles a map to fit on.
+    """
+    if min(geometry.channels, geometry.filters) < 16 or min(geometry.output) < 2:
+        return candidates[0]
+    tiles = "winograd4" if min(geometry.output) >= 4 else "winograd2"
+    return tiles if tiles in candidates else candidates[0]
+
+
+def fastest(times: Mapping[str, float], otherwise: str) -> str:
+    """Return the candidate with the shortest time, or the first one if that is about as fast.
+
+    `otherwise` is returned where a time is missing.
+    """
+    if max(times.values()) == math.inf:
+        return otherwise
+    first, best = next(iter(times)), min(times, key=times.__getitem__)
+    return best if times[best] <= ADVANTAGE * times[first] else first
+
+
+def nearest(batches: Iterable[int], batch: int) -> int | None:
+    """Return the batch with the smallest ratio to this one; of two, the smaller."""
+    return min(batches, key=lambda b: (max(b, batch) / min(b, batch), b), default=None)
+
+
+def _told(choice: Choice) -> str:
+    """Say why: "measured: winograd4 0.58 ms, direct 1.04 ms"."""
+    if not choice.seconds:
+        return "as agreed on before"
+    if max(choice.seconds.values()) == math.inf:
+        return "by rule, as the machine was too busy for measuring"
+    times = sorted(choice.seconds.items(), key=lambda item: item[1])
+    return "measured: " + ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times)

@@ -1,0 +1,173 @@
+"""What was measured on this machine, in a file of the user's cache, so that it is measured once.
+
+There is one file per model of CPU, version of pydtnn and build of its kernels: what another of
+them has measured is neither believed nor overwritten. Whoever measures first is right: a process
+that comes later with other figures takes those that are there. So runs that tune at the same time
+end with the same choices, and a command that is repeated makes the same ones again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydtnn.files import user_cache, write_file
+from pydtnn.machine import cpu_model
+
+VARIABLE = "PYDTNN_CACHE"
+"""Environment variable that names the folder."""
+
+_UNUSABLE = (
+    "measured choices cannot be kept, so another run may choose other algorithms; "
+    f"set {VARIABLE} to a folder of yours ({{}})"
+)
+
+_log = logging.getLogger("pydtnn.kernels")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that was chosen, and the s that each one took where that is known."""
+
+    name: str
+    seconds: dict[str, float]
+
+
+Table = dict[str, dict[int, Choice]]
+"""Choices by operation (with its geometry and dtype, in words), then by batch."""
+
+
+class ChoicesFile:
+    """The choices of this machine, by setting (instruction set and threads).
+
+    A file that cannot be read or written is no error: choices are then measured again in the next
+    run, of which the logger "pydtnn.kernels" warns once.
+
+    Parameters
+    ----------
+    machine : str, optional
+        What the figures hold for; by default CPU, version and kernels of this process.
+    """
+
+    def __init__(self, machine: str | None = None) -> None:
+        self._machine = machine
+        self._settings: dict[str, Table] | None = None
+        self._warned = False
+
+    @property
+    def machine(self) -> str:
+        """What the figures hold for."""
+        return self._machine or this_machine()
+
+    @property
+    def path(self) -> Path:
+        """Where the file is.
+
+        Raises
+        ------
+        RuntimeError
+            If the user has no home, and neither PYDTNN_CACHE nor XDG_CACHE_HOME is set.
+        """
+        folder = os.environ.get(VARIABLE)
+        name = hashlib.sha256(self.machine.encode()).hexdigest()[:12]
+        return (Path(folder).expanduser() if folder else user_cache()) / f"choices-{name}.json"
+
+    def count(self) -> int:
+        """Count the choices that are kept, in all settings."""
+        tables = self._read().values()
+        return sum(len(batches) for table in tables for batches in table.values())
+
+    def find(
+        self, setting: str, operation: str, batch: int, candidates: Sequence[str]
+    ) -> Choice | None:
+        """Return what was chosen among just these candidates, if anything was."""
+        if self._settings is None:
+            self._settings = self._read()
+        choice = self._settings.get(setting, {}).get(operation, {}).get(batch)
+        return choice if choice and choice.seconds.keys() == {*candidates} else None
+
+    def add(self, setting: str, operation: str, batch: int, choice: Choice) -> Choice:
+        """Keep a choice, unless another process was faster; return the one that is valid now."""
+        try:
+            with _locked(self.path):
+                self._settings = self._read()
+                earlier = self.find(setting, operation, batch, list(choice.seconds))
+                if earlier:
+                    return earlier
+                self._settings.setdefault(setting, {}).setdefault(operation, {})[batch] = choice
+                content = {"machine": self.machine, "choices": self._settings}
+                data = json.dumps(content, indent=1, default=asdict)
+                write_file("choices of algorithms", self.path, data.encode())
+        except (OSError, RuntimeError) as error:
+            self._warn(_UNUSABLE.format(error))
+        return choice
+
+    def _read(self) -> dict[str, Table]:
+        """Read the file; what was found out so far if there is none that can be used."""
+        known = self._settings or {}
+        try:
+            content = json.loads(self.path.read_bytes())
+            if content["machine"] != self.machine:
+                raise ValueError("of another machine")
+            return {name: to_table(table) for name, table in content["choices"].items()}
+        except FileNotFoundError:
+            return known
+        except (OSError, RuntimeError) as error:
+            self._warn(_UNUSABLE.format(error))
+        except (ValueError, TypeError, KeyError, AttributeError):  # cut short, or edited
+            self._warn(f"{self.path} is damaged; algorithms are measured and it is written again")
+        return known
+
+    def _warn(self, problem: str) -> None:
+        if not self._warned:
+            _log.warning("%s", problem)
+        self._warned = True
+
+
+def to_table(content: dict[str, Any]) -> Table:
+    """Make a table of what JSON has made of one.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError, AttributeError
+        If it is none.
+    """
+    return {
+        str(operation): {
+            int(batch): Choice(
+                str(choice["name"]), {str(k): float(s) for k, s in choice["seconds"].items()}
+            )
+            for batch, choice in batches.items()
+        }
+        for operation, batches in content.items()
+    }
+
+
+@cache
+def this_machine() -> str:
+    """Name what figures hold for: the CPU, the version, and a digest of the compiled kernels."""
+    from pydtnn import __version__
+    from pydtnn.kernels.cpu import _conv
+
+    kernels = hashlib.sha256(Path(_conv.__file__).read_bytes()).hexdigest()[:12]
+    return f"{cpu_model()}, pydtnn {__version__}, kernels {kernels}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the file; where locks do not work, hope."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "a") as file:
+        with contextlib.suppress(OSError):  # some network file systems have none
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,195 @@
+"""Recycled memory as NumPy's data memory: wrapper of src/recycle.c."""
+
+from libc.stdlib cimport free, malloc
+from libc.string cimport strcpy
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_INCREF
+
+cnp.import_array()
+
+cdef extern from "recycle.h":
+    struct recycler:
+        pass
+    struct recycler_counts:
+        size_t in_use, peak, held, peak_held
+    recycler *recycler_new(size_t threshold, int huge_pages) nogil
+    void recycler_delete(recycler *r) nogil
+    void *recycler_take(recycler *r, size_t size) noexcept nogil
+    void *recycler_take_zeroed(recycler *r, size_t count, size_t size) noexcept nogil
+    void *recycler_resize(recycler *r, void *memory, size_t size) noexcept nogil
+    void recycler_give_back(recycler *r, void *memory) noexcept nogil
+    recycler_counts recycler_count(recycler *r) nogil
+    void recycler_reset_peak(recycler *r) nogil
+    void recycler_trim(recycler *r) nogil
+
+cdef extern from "numpy/arrayobject.h":
+    # both steal the reference to the type
+    object PyArray_Empty(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
+    object PyArray_Zeros(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
+
+cdef enum:
+    LARGE = 64 * 1024  # bytes: below, malloc is quick and its memory small
+
+cdef const char *CAPSULE = "mem_handler"  # the name that NumPy looks for
+
+
+cdef void *take(void *ctx, size_t size) noexcept nogil:
+    return recycler_take(<recycler *>ctx, size)
+
+
+cdef void *take_zeroed(void *ctx, size_t count, size_t size) noexcept nogil:
+    return recycler_take_zeroed(<recycler *>ctx, count, size)
+
+
+cdef void *resize(void *ctx, void *memory, size_t size) noexcept nogil:
+    return recycler_resize(<recycler *>ctx, memory, size)
+
+
+cdef void give_back(void *ctx, void *memory, size_t size) noexcept nogil:
+    # `size` is what NumPy makes of the array's shape; the recycler knows by the address
+    recycler_give_back(<recycler *>ctx, memory)
+
+
+cdef void forget(object capsule) noexcept:
+    """End the recycler: the pool has gone, and so has the last array with memory from it."""
+    cdef cnp.PyDataMem_Handler *handler = (
+        <cnp.PyDataMem_Handler *>PyCapsule_GetPointer(capsule, CAPSULE)
+    )
+    recycler_delete(<recycler *>handler.allocator.ctx)
+    free(handler)
+
+
+cdef object handler_new(size_t threshold, bint huge_pages):
+    """Make a recycler and NumPy's handler of it; the capsule owns both."""
+    cdef recycler *r = recycler_new(threshold, huge_pages)
+    cdef cnp.PyDataMem_Handler *handler = (
+        <cnp.PyDataMem_Handler *>malloc(sizeof(cnp.PyDataMem_Handler))
+    )
+    if r == NULL or handler == NULL:
+        if r != NULL:
+            recycler_delete(r)
+        free(handler)
+        raise MemoryError("MemoryPool: no memory to start with.")
+    strcpy(handler.name, "pydtnn_recycler")
+    handler.version = 1
+    handler.allocator.ctx = r
+    handler.allocator.malloc = take
+    handler.allocator.calloc = take_zeroed
+    handler.allocator.realloc = resize
+    handler.allocator.free = give_back
+    return PyCapsule_New(handler, CAPSULE, forget)
+
+
+cdef class MemoryPool:
+    """Memory of arrays that is used again instead of being returned to the system.
+
+    Arrays hold on to their pool (NumPy stores the handler with each, NEP 49), so one may outlive
+    the object, and views of it too.
+
+    Parameters
+    ----------
+    threshold : int
+        Bytes from which on an array comes from the pool; smaller ones come from malloc and do not
+        count below.
+    huge_pages : bool
+        Whether to ask the system for huge pages, which are quicker and come at once.
+
+    Attributes
+    ----------
+    threshold : int
+    in_use, peak : int
+        Bytes of the arrays alive, now and at most since the last `reset_peak`.
+    held, peak_held : int
+        Bytes of memory that has been used, now and at most: what is resident, the arrays alive and
+        what waits to be used again.
+    """
+
+    cdef object handler
+    cdef recycler *recycler
+    cdef readonly Py_ssize_t threshold
+
+    def __cinit__(self, *, Py_ssize_t threshold=LARGE, bint huge_pages=True):
+        self.threshold = threshold
+        self.handler = handler_new(threshold, huge_pages)
+        self.recycler = <recycler *>(
+            <cnp.PyDataMem_Handler *>PyCapsule_GetPointer(self.handler, CAPSULE)
+        ).allocator.ctx
+
+    def empty(self, tuple shape, dtype):
+        """Allocate an array with undefined contents."""
+        return self.allocate(shape, dtype, False)
+
+    def zeros(self, tuple shape, dtype):
+        """Allocate an array of zeros."""
+        return self.allocate(shape, dtype, True)
+
+    cdef object allocate(self, tuple shape, dtype, bint zeroed):
+        cdef cnp.npy_intp sizes[cnp.NPY_MAXDIMS]
+        cdef int axes = len(shape), i
+        cdef cnp.dtype descr = dtype if isinstance(dtype, cnp.dtype) else cnp.dtype(dtype)
+        cdef double size = descr.itemsize
+        cdef object before
+        if axes > cnp.NPY_MAXDIMS:
+            raise ValueError(f"MemoryPool: an array has at most {cnp.NPY_MAXDIMS} axes.")
+        for i in range(axes):
+            sizes[i] = shape[i]
+            size *= sizes[i]
+        if size < self.threshold:
+            return create(axes, sizes, descr, zeroed)
+        before = cnp.PyDataMem_SetHandler(self.handler)
+        try:
+            return create(axes, sizes, descr, zeroed)
+        finally:
+            cnp.PyDataMem_SetHandler(before)
+
+    def recycling(self):
+        """Return a context in which all large arrays that NumPy makes in this thread are ours."""
+        return Recycling(self.handler)
+
+    @property
+    def in_use(self):
+        return recycler_count(self.recycler).in_use
+
+    @property
+    def peak(self):
+        return recycler_count(self.recycler).peak
+
+    @property
+    def held(self):
+        return recycler_count(self.recycler).held
+
+    @property
+    def peak_held(self):
+        return recycler_count(self.recycler).peak_held
+
+    def reset_peak(self):
+        """Let the peaks start again from what is in use and held now."""
+        recycler_reset_peak(self.recycler)
+
+    def trim(self):
+        """Return the memory behind the last array alive to the system."""
+        recycler_trim(self.recycler)
+
+
+cdef object create(int axes, cnp.npy_intp *sizes, cnp.dtype descr, bint zeroed):
+    Py_INCREF(descr)
+    if zeroed:
+        return PyArray_Zeros(axes, sizes, descr, 0)
+    return PyArray_Empty(axes, sizes, descr, 0)
+
+
+cdef class Recycling:
+    """NumPy's allocations go to a pool between enter and exit, in one thread (context)."""
+
+    cdef object handler, before
+
+    def __cinit__(self, handler):
+        self.handler = handler
+
+    def __enter__(self):
+        self.before = cnp.PyDataMem_SetHandler(self.handler)
+
+    def __exit__(self, *error):
+        cnp.PyDataMem_SetHandler(self.before)

@@ -1,0 +1,42 @@
+"""Compiled kernels of deferred arrays."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.cpu._fused import FusedKernels, ready
+from pydtnn.kernels.cpu.compiled import Compiled
+from pydtnn.kernels.deferred import Deferred
+from pydtnn.kernels.reference import fused as reference
+from pydtnn.kernels.reference.family import Array
+
+
+class Fused(Compiled, reference.Fused):
+    """Deferred arrays on the CPU; those with arrays that are not contiguous run on the reference.
+
+    So do coefficients of another type than the arrays.
+    """
+
+    table = FusedKernels
+
+    def values(self, x: Array | Deferred) -> Array:
+        """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""
+        return super().values(x)  # whose evaluate is ours
+
+    def evaluate(self, value: Deferred, *, out: Array) -> None:
+        """Compute the values into `out`, which may be the array of a term."""
+        if not ready(out, value):
+            return super().evaluate(value, out=out)
+        self.kernels.evaluate(value, out, self.threads)
+
+    def gate(
+        self,
+        dy: Array,
+        value: Deferred,
+        *,
+        out: Array,
+        sums: Array | None = None,
+        add: Array | None = None,
+    ) -> None:
+        """Compute ``out = dy + add`` where `value` is positive or has no ReLU, and its sums."""
+        if not ready(out, dy, value, add):
+            return super().gate(dy, value, out=out, sums=sums, add=add)
+        self.kernels.gate(dy, value, out, sums, add, self.threads)

@@ -1,0 +1,39 @@
+"""How much memory convolutions allocate for themselves, about: the part that filters decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from pydtnn.kernels.cpu.conv import candidates
+from pydtnn.kernels.geometry import ConvGeometry
+
+# As in src/conv_filter.c and src/conv_winograd_filter.c: the gradient of the filters is summed in
+# so many parts at most, a part has so many filters, and Winograd's parts so many bytes.
+PIECES, UNIT_FILTERS, SUMS_BYTES = 16, 64, 5 << 20
+BLOCK_BYTES = 1 << 20
+"""Blocks and tiles of a thread, which fit into L2."""
+
+
+def conv_scratch(
+    geometries: Iterable[ConvGeometry], itemsize: int, threads: int, *, winograd: bool
+) -> int:
+    """Estimate the most that any convolution of a model allocates and frees again.
+
+    Parameters
+    ----------
+    geometries : iterable of ConvGeometry
+    itemsize : int
+        Bytes of an element.
+    threads : int
+    winograd : bool
+        Whether Winograd's algorithms are candidates, which are all tried where they suit.
+    """
+    largest = 0
+    for g in geometries:
+        filters = prod(g.weight_shape) * itemsize
+        units = g.groups * -(-g.filters // (g.groups * UNIT_FILTERS))
+        largest = max(largest, filters * -(-PIECES // units))
+        if winograd and "winograd4" in candidates(g):
+            largest = max(largest, min(filters * 36 // 9 * PIECES, SUMS_BYTES))
+    return largest + BLOCK_BYTES * threads

@@ -1,0 +1,255 @@
+/* Convolutions of 3x3 filters and stride 1 by Winograd's F(4x4, 3x3) and F(2x2, 3x3): forward, and
+ * backward of data, which is the same with filters flipped and turned.
+ *
+ *   transform the filters                                        U [36][C][O], L2
+ *   for each part of the batch (in parallel)
+ *     for each block: an image or so                             packed with zeros around it, L2
+ *       for each group of about 16 tiles
+ *         transform the tiles                                    V [36][tiles][C], L1 and L2
+ *         36 small products V U                                  M [36][tiles][O], L1 and L2
+ *         transform back, add the bias                           y, or a copy of the block
+ *       finish the block's rows if the sink has work
+ *
+ * 36 multiplications make 16 outputs that need 144: four times fewer (F(2x2, 3x3): 16 for 4 instead
+ * of 36, 2.25 times). The transforms cost 270 vector operations per tile and vector of channels, as
+ * many as half of the products for 16 channels and an eighth for 64. So of the bound of 4 about 2.7
+ * remain for 16 channels and 3.4 for 64, before memory.
+ *
+ * Filters that do not fit in L2 transformed are cut: an item is a part of the batch and a range of
+ * about 64 outputs, whose filters each thread transforms for itself; groups are larger, M is summed
+ * over ranges of about 64 inputs, and the tiles are transformed again for every range of outputs,
+ * which costs a seventh.
+ *
+ * Rows of y shorter than a few cache lines per tile are gathered in a copy of the block and written
+ * in order.
+ */
+#include <stdlib.h>
+
+#include "conv_winograd_stream.h"
+
+enum { PARTS = 32, PIECES = 8, BLOCK_BYTES = 65536, RUN_BYTES = 512 };
+#define SHARED_BYTES ((ptrdiff_t)3 << 20) /* transformed filters in L2, for all threads */
+
+struct gathering {
+    struct tiling tiling;
+    struct canvas canvas;
+    struct filter_view view;
+    struct tile_group in, out;       /* count: tiles of a full group */
+    ptrdiff_t matrices, filters;     /* filters: the stride between matrices of u */
+    ptrdiff_t parts, inputs, outputs, pieces; /* inputs, outputs: channels of a range; pieces: of
+                                                 outputs */
+    int shared, in_place;
+    real *u, *start;
+};
+
+struct scratch {
+    real *canvas, *u, *v, *m, *y;
+};
+
+static struct filter_view view_filters(const struct conv_shape *s, enum gather gather) {
+    const int forward = gather == GATHER_INPUT;
+    const ptrdiff_t depth = TAPS * s->channels;
+    struct filter_view view = {.in = forward ? s->channels : s->filters,
+                               .out = forward ? s->filters : s->channels,
+                               .inner = forward ? 1 : depth,
+                               .outer = forward ? depth : 1};
+    for (int t = 0; t < TAPS; t++) view.tap[t] = (forward ? t : TAPS - 1 - t) * s->channels;
+    return view;
+}
+
+/* Choose ranges of channels, groups and blocks. */
+static void cut(struct gathering *g, const struct conv_shape *s, int tile,
+                const ptrdiff_t output[2]) {
+    const ptrdiff_t in = vectors_of(g->view.in) * LANES, out = vectors_of(g->view.out) * LANES;
+    const ptrdiff_t bytes = g->matrices * in * out * (ptrdiff_t)sizeof(real);
+    const ptrdiff_t pixel = larger(g->view.in, g->view.out) * (ptrdiff_t)sizeof(real);
+    ptrdiff_t group = 2 * BLOCK_ROWS_2, tiles;
+    g->shared = bytes <= SHARED_BYTES;
+    if (g->shared) {
+        g->inputs = in;
+        g->outputs = out;
+        if (bytes > SHARED_BYTES / 3) group *= 2;
+        tiles = larger(group, BLOCK_BYTES / (tile * tile * pixel));
+    } else {
+        g->inputs = piece_of(in, ceil_div(in, BLOCK_CHANNELS));
+        g->outputs = piece_of(out, ceil_div(out, BLOCK_CHANNELS));
+        tiles = group *= 4;
+    }
+    g->tiling = NAME(tiling_make)(tile, s->batch, output, tiles);
+    tiles = larger(g->tiling.images * g->tiling.rows * g->tiling.tiles[1], 1);
+    g->in.count = g->out.count = g->shared ? smaller(group, tiles) : tiles;
+    g->pieces = ceil_div(g->view.out, g->outputs);
+    g->parts = smaller(g->shared ? PARTS : ceil_div(PIECES, g->pieces), g->tiling.blocks);
+}
+
+static int prepare(struct gathering *g, const struct conv_shape *s, enum gather gather, int tile,
+                   const real *b, const struct sink *sink) {
+    const int forward = gather == GATHER_INPUT;
+    const ptrdiff_t *in = forward ? s->size : s->output, *out = forward ? s->output : s->size;
+    const ptrdiff_t first[2] = {forward ? -s->padding[0] : s->padding[0] - 2,
+                                forward ? -s->padding[1] : s->padding[1] - 2};
+    g->view = view_filters(s, gather);
+    g->matrices = (tile + 2) * (tile + 2);
+    cut(g, s, tile, out);
+    g->canvas = NAME(canvas_make)(&g->tiling, in, g->view.in, g->inputs, first, 2);
+    g->in.width = g->inputs;
+    g->out.width = g->outputs;
+    g->in.stride = matrix_stride(g->in.count * g->inputs);
+    g->out.stride = matrix_stride(g->in.count * g->outputs);
+    g->filters = matrix_stride(g->view.in * g->outputs);
+    g->in_place = is_idle(sink) &&
+                  tile * smaller(g->view.out, g->outputs) * (ptrdiff_t)sizeof(real) >= RUN_BYTES;
+    const ptrdiff_t padded = g->pieces * g->outputs;
+    g->u = g->shared ? NAME(scratch_new)(g->matrices * g->filters) : NULL;
+    g->start = b ? NAME(scratch_new)(padded) : NULL;
+    if ((g->shared && !g->u) || (b && !g->start)) return -1;
+    for (ptrdiff_t j = 0; b && j < padded; j++) g->start[j] = j < g->view.out ? b[j] : 0;
+    return 0;
+}
+
+static int scratch_make(const struct gathering *g, struct scratch *scratch) {
+    const struct tiling *t = &g->tiling;
+    const ptrdiff_t y = t->images * t->rows * t->tile * t->output[1] * g->outputs;
+    scratch->canvas = NAME(canvas_new)(t, &g->canvas);
+    scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->filters);
+    scratch->v = NAME(scratch_new)(g->matrices * g->in.stride);
+    scratch->m = NAME(scratch_new)(g->matrices * g->out.stride);
+    scratch->y = g->in_place ? NULL : NAME(scratch_new)(y);
+    return scratch->canvas && (g->shared || scratch->u) && scratch->v && scratch->m &&
+           (g->in_place || scratch->y);
+}
+
+static void scratch_free(struct scratch *scratch) {
+    free(scratch->canvas);
+    free(scratch->u);
+    free(scratch->v);
+    free(scratch->m);
+    free(scratch->y);
+}
+
+/* What is read and written after the products of a block: the next block, and its outputs. */
+static struct streams streams_of(const struct gathering *g, ptrdiff_t number, ptrdiff_t tiles,
+                                 const struct source *x, const struct sink *sink,
+                                 struct range pixels) {
+    const ptrdiff_t first = pixels.first * g->view.out, elements = pixels.count * g->view.out;
+    struct streams s = {.steps = ceil_div(tiles, g->in.count) * g->matrices};
+    if (!g->shared) return s;
+    stream_source(&s, &g->canvas, &g->tiling, number + 1, x);
+    stream_add(&s, sink->y, first, elements);
+    stream_add(&s, sink->add, first, elements);
+    for (int k = 0; sink->gate && k < sink->gate->terms; k++) {
+        stream_add(&s, sink->gate->term[k].x, first, elements);
+    }
+    return s;
+}
+
+/* M of a group: the sum over all inputs. With ranges of inputs a group is a whole block. */
+static void run_group(const struct gathering *g, const struct tile_block *block,
+                      const struct tile_group *in, const struct tile_group *out,
+                      struct range outputs, const struct source *x, const real *u,
+                      const struct scratch *scratch, struct streams *streams) {
+    for (ptrdiff_t c = 0; c < g->view.in; c += g->inputs) {
+        const struct range inputs = {c, smaller(g->inputs, g->view.in - c)};
+        const struct product product = {.rows = in->count,
+                                        .columns = outputs.count,
+                                        .first = inputs.first,
+                                        .depth = inputs.count,
+                                        .in = g->view.in,
+                                        .lda = in->width,
+                                        .ldc = out->width,
+                                        .accumulate = c > 0};
+        if (in->begin == 0)
+            NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, x, scratch->canvas);
+        NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
+                             scratch->v);
+        for (ptrdiff_t p = 0; p < g->matrices; p++) {
+            NAME(winograd_multiply)(&product, scratch->v + p * in->stride, u + p * g->filters,
+                                    scratch->m + p * out->stride);
+            stream_step(streams);
+        }
+    }
+}
+
+static void run_block(const struct gathering *g, ptrdiff_t number, struct range outputs,
+                      const struct source *x, const real *u, const struct sink *sink, double *sums,
+                      const struct scratch *scratch) {
+    const struct tiling *t = &g->tiling;
+    const struct tile_block block = NAME(tiling_block)(t, number);
+    const ptrdiff_t top = block.row * t->tile;
+    const ptrdiff_t rows = smaller(block.rows * t->tile, t->output[0] - top);
+    const struct range pixels = {(block.image * t->output[0] + top) * t->output[1],
+                                 block.images * rows * t->output[1]};
+    struct streams streams = streams_of(g, number, block.tiles, x, sink, pixels);
+    struct tile_group in = g->in, out = g->out;
+    const real *start = g->start ? g->start + outputs.first : NULL;
+    real *y = (real *)sink->y + pixels.first * g->view.out + outputs.first;
+    for (ptrdiff_t begin = 0; begin < block.tiles; begin += g->in.count) {
+        in.begin = out.begin = begin;
+        in.count = out.count = smaller(g->in.count, block.tiles - begin);
+        run_group(g, &block, &in, &out, outputs, x, u, scratch, &streams);
+        NAME(winograd_output)(t, &block, &out, outputs.count, scratch->m, start,
+                              g->in_place ? y : scratch->y,
+                              g->in_place ? g->view.out : outputs.count);
+    }
+    if (!g->in_place) {
+        const struct window window = {pixels.first, pixels.count, g->view.out, outputs.first,
+                                      outputs.count};
+        NAME(sink_window)(sink, &window, scratch->y, outputs.count, sums);
+    }
+}
+
+/* One part of the batch for one range of outputs. */
+static void run_item(const struct gathering *g, ptrdiff_t item, const struct source *x,
+                     const real *w, const struct sink *sink, double *sums,
+                     const struct scratch *scratch) {
+    const ptrdiff_t part = item / g->pieces, blocks = g->tiling.blocks;
+    const struct range outputs = range_of(g->view.out, g->outputs, item % g->pieces);
+    if (!g->shared)
+        NAME(winograd_filters)(g->tiling.tile, &g->view, outputs, w, g->filters, scratch->u);
+    for (ptrdiff_t k = blocks * part / g->parts; k < blocks * (part + 1) / g->parts; k++) {
+        run_block(g, k, outputs, x, g->shared ? g->u : scratch->u, sink,
+                  sums + part * sums_of(sink) * g->view.out, scratch);
+    }
+}
+
+int NAME(winograd_gather)(const struct conv_shape *s, enum gather gather, int tile,
+                          const struct source *x, const real *w, const real *b,
+                          const struct sink *y, double *sums, int threads) {
+    struct gathering g;
+    int status = prepare(&g, s, gather, tile, b, y);
+    const ptrdiff_t kinds = sums_of(y) * g.view.out;
+    double *partial = calloc((size_t)(g.parts * kinds + 1), sizeof *partial);
+    if (!partial) status = -1;
+    if (status == 0) {
+        const int once = g.tiling.slabs <= 1 && g.pieces == 1;
+        const struct source source = NAME(canvas_settle)(x, &g.canvas, s->batch, once, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            struct scratch scratch;
+            const int ready = scratch_make(&g, &scratch);
+            if (!ready) {
+#pragma omp atomic write
+                status = -1;
+            }
+#pragma omp for schedule(dynamic)
+            for (ptrdiff_t i = 0; i < g.view.out; i += ROWS_COLUMNS) {
+                const struct range panel = {i, smaller(ROWS_COLUMNS, g.view.out - i)};
+                if (g.shared)
+                    NAME(winograd_filters)(tile, &g.view, panel, w, g.filters, g.u + i * g.view.in);
+            }
+#pragma omp for schedule(dynamic)
+            for (ptrdiff_t i = 0; i < g.parts * g.pieces; i++) {
+                if (ready) run_item(&g, i, &source, w, y, partial, &scratch);
+            }
+            scratch_free(&scratch);
+        }
+        for (ptrdiff_t j = 0; j < kinds; j++) {
+            sums[j] = 0;
+            for (ptrdiff_t i = 0; i < g.parts; i++) sums[j] += partial[i * kinds + j];
+        }
+    }
+    free(partial);
+    free(g.u);
+    free(g.start);
+    return status;
+}

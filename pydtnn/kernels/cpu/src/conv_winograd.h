@@ -1,0 +1,140 @@
+/* The parts of Winograd's convolution; see conv_winograd.c. */
+#ifndef PYDTNN_CONV_WINOGRAD_H
+#define PYDTNN_CONV_WINOGRAD_H
+
+#include "conv_block.h"
+#include "fused_rows.h"
+#include "gemm.h"
+
+/* Blocks of the small products: rows with two vectors, and with one. Groups are multiples. */
+#if VECTOR_BYTES == 64
+enum { BLOCK_ROWS_2 = 8, BLOCK_ROWS_1 = 16 };
+#else
+enum { BLOCK_ROWS_2 = 6, BLOCK_ROWS_1 = 12 };
+#endif
+
+enum { MOST_POINTS = 6, MOST_MATRICES = MOST_POINTS * MOST_POINTS, TAPS = 9 };
+
+/* Of what large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2. */
+enum { BLOCK_CHANNELS = 64 };
+
+/* Some neighbouring channels. */
+struct range {
+    ptrdiff_t first, count;
+};
+
+/* Number i of the pieces of `size` that n channels are cut into. */
+INLINE struct range range_of(ptrdiff_t n, ptrdiff_t size, ptrdiff_t i) {
+    return (struct range){i * size, smaller(size, n - i * size)};
+}
+
+/* Channels cut into `pieces` of equal size, in whole vectors. */
+INLINE ptrdiff_t piece_of(ptrdiff_t n, ptrdiff_t pieces) {
+    return vectors_of(ceil_div(n, pieces)) * LANES;
+}
+
+/* How the tiles of a batch are walked: blocks of `images` whole images or of `rows` tile rows of
+ * one. */
+struct tiling {
+    int tile;
+    ptrdiff_t batch, output[2], tiles[2], images, rows, slabs, blocks;
+};
+
+struct tile_block {
+    ptrdiff_t image, images, row, rows, tiles; /* tile rows [row, row + rows) */
+};
+
+/* Cut a batch into blocks of about `tiles` tiles. */
+struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t output[2],
+                                ptrdiff_t tiles);
+struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
+
+/* Images with zeros around them, in tiles: what a block of tiles reads. Row r and column c are row
+ * and column first + r and first + c of the image; of its channels some are there. */
+struct canvas {
+    ptrdiff_t size[2], channels, first[2], border;
+    ptrdiff_t pixel, row, image; /* strides in elements */
+};
+
+/* The canvas of at most `most` channels at a time of an array that tiles read from `first` on;
+ * `border` is 2, or 0 for tiles of the array itself. */
+struct canvas NAME(canvas_make)(const struct tiling *t, const ptrdiff_t size[2], ptrdiff_t channels,
+                                ptrdiff_t most, const ptrdiff_t first[2], ptrdiff_t border);
+
+/* A canvas for a block, full of zeros, and what may be read behind it; NULL if memory is short. */
+real *NAME(canvas_new)(const struct tiling *t, const struct canvas *canvas);
+
+/* Fill in the rows of a block. */
+void NAME(canvas_load)(const struct canvas *canvas, const struct tiling *t,
+                       const struct tile_block *block, struct range channels,
+                       const struct source *source, real *dst);
+
+/* The source itself, or an array if it is to be stored and is read more than once: then the values
+ * are computed here. */
+struct source NAME(canvas_settle)(const struct source *source, const struct canvas *canvas,
+                                  ptrdiff_t batch, int once, int threads);
+
+/* A stride between matrices of n elements: an odd number of cache lines, so that the same element
+ * of all of them does not fall into the same set of the cache. */
+INLINE ptrdiff_t matrix_stride(ptrdiff_t n) {
+    const ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
+    return (ceil_div(n, line) | 1) * line;
+}
+
+/* Tiles [begin, begin + count) of a block, to or from matrices that are `stride` apart, row t of
+ * which, `width` long, belongs to tile begin + t. */
+struct tile_group {
+    ptrdiff_t begin, count, stride, width;
+};
+
+/* v = B^T d B of the tiles of a canvas */
+void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block,
+                          const struct tile_group *group, const struct canvas *canvas,
+                          const real *d, ptrdiff_t channels, real *v);
+/* z = A g A^T of the tiles of a canvas without border */
+void NAME(winograd_gradient)(const struct tiling *t, const struct tile_block *block,
+                             const struct tile_group *group, const struct canvas *canvas,
+                             const real *g, ptrdiff_t channels, real *z);
+/* y = A^T m A + bias, the part of it that lies inside the image; pixels of y are `pixel` apart, its
+ * images as high as the block; bias in whole vectors, or NULL */
+void NAME(winograd_output)(const struct tiling *t, const struct tile_block *block,
+                           const struct tile_group *group, ptrdiff_t channels, const real *m,
+                           const real *bias, real *y, ptrdiff_t pixel);
+
+/* Filters as they are read: tap t, input i and output o lie at tap[t] + i inner + o outer. */
+struct filter_view {
+    ptrdiff_t in, out, tap[TAPS], inner, outer;
+};
+
+/* u = G w G^T of the filters of some outputs, packed [matrix][panel][in][columns], matrices
+ * `stride` apart, panels of ROWS_COLUMNS outputs. */
+void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range outputs,
+                            const real *w, ptrdiff_t stride, real *u);
+
+/* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, whose taps are `tap`
+ * apart; du: [part][matrix][channel] */
+struct filter_sum {
+    ptrdiff_t parts, part, stride, tap;
+    int accumulate;
+};
+void NAME(winograd_filter_sum)(int tile, const struct filter_sum *sum, ptrdiff_t channels,
+                               const real *du, real *dw);
+
+/* c[t, o] = [c +] sum over inputs k of a[t, k] u[first + k, o], u packed as above for `in` inputs */
+struct product {
+    ptrdiff_t rows, columns, first, depth, in;
+    ptrdiff_t lda, ldc;
+    int accumulate;
+};
+void NAME(winograd_multiply)(const struct product *product, const real *a, const real *u, real *c);
+/* c[o, i] = [c +] sum over tiles t < depth of a[t, o] b[t, i], rows of b as far apart as those of c
+ */
+void NAME(winograd_outer)(const struct product *product, const real *a, const real *b, real *c);
+
+int NAME(winograd_gather)(const struct conv_shape *shape, enum gather gather, int tile,
+                          const struct source *x, const real *w, const real *b,
+                          const struct sink *y, double *sums, int threads);
+int NAME(winograd_filter)(const struct conv_shape *shape, int tile, const struct source *x,
+                          const struct source *dy, real *dw, int accumulate, int threads);
+
+#endif

@@ -1,0 +1,184 @@
+/* Gradient of 3x3 filters by Winograd: dw = G^T (sum over tiles of (A g A^T) (B^T d B)) G, with the
+ * product element by element.
+ *
+ *   for each part of the batch, about 64 filters and 64 channels (in parallel)
+ *     for each block: an image or so                        x and dy packed with zeros around, L2
+ *       for each group of 16 to 32 tiles
+ *         transform the tiles of x and dy                   V [36][tiles][C], Z [36][tiles][O]: L2
+ *         36 small products, dU += Z^T V                    dU [36][O][C], L2
+ *   dw = G^T (sum of the parts) G
+ *
+ * dU is 36/9 of the weights, so large filters are cut, and what they are cut into keeps the threads
+ * busy: then there are no parts, each item transforms its own dU back, and dU is never stored.
+ * Tiles are transformed again for every range they meet, which costs an eighth each. Every group is
+ * summed from zero in registers, every part from zero in dU, and the parts are added in order: the
+ * bytes depend on the shape alone.
+ */
+#include <stdlib.h>
+
+#include "conv_winograd_stream.h"
+
+enum { PIECES = 8, BLOCK_BYTES = 65536, GROUP_CHANNELS = 2048 };
+#define SUMS_BYTES ((ptrdiff_t)5 << 19) /* of all parts */
+
+struct filtering {
+    struct tiling tiling;
+    struct canvas x, dy;
+    struct tile_group in, out; /* count: tiles of a full group */
+    ptrdiff_t channels, filters, inputs, outputs; /* inputs, outputs: of a range */
+    ptrdiff_t matrices, parts, across, pairs;     /* across: ranges of inputs; pairs: of ranges */
+    ptrdiff_t stride, size;                       /* of matrices, and elements, of du of a pair */
+    real *du;                                     /* [part][pair], if there is more than one part */
+};
+
+struct scratch {
+    real *x, *dy, *v, *z, *du;
+};
+
+static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
+    const ptrdiff_t first[2] = {-s->padding[0], -s->padding[1]}, origin[2] = {0, 0};
+    const ptrdiff_t bytes = sizeof(real);
+    f->channels = s->channels;
+    f->filters = s->filters;
+    f->matrices = (tile + 2) * (tile + 2);
+    f->inputs = piece_of(s->channels, ceil_div(s->channels, BLOCK_CHANNELS));
+    f->outputs = piece_of(s->filters, ceil_div(s->filters, BLOCK_CHANNELS));
+    f->across = ceil_div(s->channels, f->inputs);
+    f->pairs = f->across * ceil_div(s->filters, f->outputs);
+    f->stride = matrix_stride(f->inputs * f->outputs);
+    f->size = f->matrices * f->stride;
+    const ptrdiff_t group =
+        smaller(32, larger(16, GROUP_CHANNELS / (f->inputs + f->outputs) / 16 * 16));
+    f->tiling = NAME(tiling_make)(
+        tile, s->batch, s->output,
+        larger(group, BLOCK_BYTES / (tile * tile * bytes * larger(f->inputs, f->outputs))));
+    f->parts = smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs,
+                       f->tiling.blocks);
+    f->parts = larger(f->parts, 1);
+    f->x = NAME(canvas_make)(&f->tiling, s->size, s->channels, f->inputs, first, 2);
+    f->dy = NAME(canvas_make)(&f->tiling, s->output, s->filters, f->outputs, origin, 0);
+    f->in.count = smaller(group, larger(1, f->tiling.images * f->tiling.rows * f->tiling.tiles[1]));
+    f->in.width = f->inputs;
+    f->out.width = f->outputs;
+    f->in.stride = matrix_stride(f->in.count * f->inputs);
+    f->out.stride = matrix_stride(f->in.count * f->outputs);
+    f->du = f->parts > 1 ? NAME(scratch_new)(f->parts * f->pairs * f->size) : NULL;
+    return f->parts > 1 && !f->du ? -1 : 0;
+}
+
+static int scratch_make(const struct filtering *f, struct scratch *scratch) {
+    scratch->x = NAME(canvas_new)(&f->tiling, &f->x);
+    scratch->dy = NAME(canvas_new)(&f->tiling, &f->dy);
+    scratch->v = NAME(scratch_new)(f->matrices * f->in.stride);
+    scratch->z = NAME(scratch_new)(f->matrices * f->out.stride);
+    scratch->du = f->du ? NULL : NAME(scratch_new)(f->size);
+    return scratch->x && scratch->dy && scratch->v && scratch->z && (f->du || scratch->du);
+}
+
+static void scratch_free(struct scratch *scratch) {
+    free(scratch->x);
+    free(scratch->dy);
+    free(scratch->v);
+    free(scratch->z);
+    free(scratch->du);
+}
+
+/* dU of one part of the batch and one pair of ranges. */
+static void sum_part(const struct filtering *f, ptrdiff_t part, struct range inputs,
+                     struct range outputs, const struct source *x, const struct source *dy,
+                     const struct scratch *scratch, real *du) {
+    const struct tiling *t = &f->tiling;
+    const ptrdiff_t first = t->blocks * part / f->parts, last = t->blocks * (part + 1) / f->parts;
+    struct tile_group in = f->in, out = f->out;
+    if (first == last) memset(du, 0, (size_t)f->size * sizeof(real));
+    for (ptrdiff_t number = first; number < last; number++) {
+        const struct tile_block block = NAME(tiling_block)(t, number);
+        struct streams streams = {.steps = ceil_div(block.tiles, f->in.count) * f->matrices};
+        if (f->pairs == 1) {
+            stream_source(&streams, &f->x, t, number + 1, x);
+            stream_source(&streams, &f->dy, t, number + 1, dy);
+        }
+        NAME(canvas_load)(&f->x, t, &block, inputs, x, scratch->x);
+        NAME(canvas_load)(&f->dy, t, &block, outputs, dy, scratch->dy);
+        for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
+            in.begin = out.begin = begin;
+            in.count = out.count = smaller(f->in.count, block.tiles - begin);
+            const struct product product = {.rows = outputs.count,
+                                            .columns = inputs.count,
+                                            .depth = in.count,
+                                            .lda = out.width,
+                                            .ldc = in.width,
+                                            .accumulate = number > first || begin > 0};
+            NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
+            NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->dy, outputs.count,
+                                    scratch->z);
+            for (ptrdiff_t p = 0; p < f->matrices; p++) {
+                NAME(winograd_outer)(&product, scratch->z + p * out.stride,
+                                     scratch->v + p * in.stride, du + p * f->stride);
+                stream_step(&streams);
+            }
+        }
+    }
+}
+
+static struct range inputs_of(const struct filtering *f, ptrdiff_t pair) {
+    return range_of(f->channels, f->inputs, pair % f->across);
+}
+
+static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
+    return range_of(f->filters, f->outputs, pair / f->across);
+}
+
+/* Filter number o of a pair's range from the sums of all parts. */
+static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o, const real *du,
+                          int accumulate, real *dw) {
+    const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
+    const struct filter_sum sum = {.parts = f->parts,
+                                   .part = f->pairs * f->size,
+                                   .stride = f->stride,
+                                   .tap = f->channels,
+                                   .accumulate = accumulate};
+    if (o >= outputs.count) return;
+    NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count, du + o * f->inputs,
+                              dw + (outputs.first + o) * TAPS * f->channels + inputs.first);
+}
+
+int NAME(winograd_filter)(const struct conv_shape *s, int tile, const struct source *x,
+                          const struct source *dy, real *dw, int accumulate, int threads) {
+    struct filtering f;
+    int status = prepare(&f, s, tile);
+    if (status == 0) {
+        const int once = f.tiling.slabs <= 1 && f.pairs == 1;
+        const struct source input = NAME(canvas_settle)(x, &f.x, s->batch, once, threads);
+        const struct source gradient = NAME(canvas_settle)(dy, &f.dy, s->batch, once, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            struct scratch scratch;
+            const int ready = scratch_make(&f, &scratch);
+            if (!ready) {
+#pragma omp atomic write
+                status = -1;
+            }
+#pragma omp for schedule(dynamic)
+            for (ptrdiff_t i = 0; i < f.parts * f.pairs; i++) {
+                const ptrdiff_t pair = i % f.pairs;
+                real *du = f.du ? f.du + i * f.size : scratch.du;
+                if (!ready) continue;
+                sum_part(&f, i / f.pairs, inputs_of(&f, pair), outputs_of(&f, pair), &input,
+                         &gradient, &scratch, du);
+                for (ptrdiff_t o = 0; !f.du && o < f.outputs; o++) {
+                    finish_filter(&f, pair, o, du, accumulate, dw);
+                }
+            }
+#pragma omp for schedule(static)
+            for (ptrdiff_t i = 0; i < f.pairs * f.outputs; i++) {
+                const ptrdiff_t pair = i / f.outputs;
+                if (f.du)
+                    finish_filter(&f, pair, i % f.outputs, f.du + pair * f.size, accumulate, dw);
+            }
+            scratch_free(&scratch);
+        }
+    }
+    free(f.du);
+    return status;
+}

@@ -1,0 +1,100 @@
+/* Filters of Winograd's convolution into the space of the products, and their gradients back.
+ *
+ * Forward and backward of data pack the filters on every call (they change between calls): a panel
+ * of outputs is transposed tap by tap, as for the direct convolution, and transformed with outputs
+ * in the lanes. Gradients come with the input channels in the lanes, as dw has them.
+ */
+#include "conv_winograd.h"
+#include "conv_winograd_points.h"
+
+#define KEEP(pointer) __asm__("" : "+r"(pointer))
+
+enum { PACK_INPUTS = 32 };
+
+/* u of `n` filters that lie side by side, taps `n` apart. */
+INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdiff_t stride,
+                              real *u) {
+    const int points = tile + 2;
+    for (ptrdiff_t at = 0; at < n; at += LANES) {
+        vec x[TAPS], half[3 * MOST_POINTS], line[MOST_POINTS];
+        real *q = u + at;
+        UNROLL
+        for (int k = 0; k < TAPS; k++) x[k] = vload(w + k * n + at);
+        UNROLL
+        for (int k = 0; k < 3; k++) filter_points(tile, x + 3 * k, 1, half + k * points);
+        UNROLL
+        for (int j = 0; j < points; j++) {
+            real *p = q;
+            filter_points(tile, half + j, points, line);
+            UNROLL
+            for (int i = 0; i < points; i++) {
+                vstore(p, line[i]);
+                p += points * stride;
+                KEEP(p);
+            }
+            q += stride;
+            KEEP(q);
+        }
+    }
+}
+
+void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range outputs,
+                            const real *w, ptrdiff_t stride, real *u) {
+    real packed[TAPS * PACK_INPUTS * ROWS_COLUMNS];
+    for (ptrdiff_t j = 0; j < outputs.count; j += ROWS_COLUMNS) {
+        const ptrdiff_t columns = smaller(outputs.count - j, ROWS_COLUMNS);
+        const ptrdiff_t width = vectors_of(columns) * LANES;
+        const real *from = w + (outputs.first + j) * view->outer;
+        for (ptrdiff_t i = 0; i < view->in; i += PACK_INPUTS) {
+            const ptrdiff_t inputs = smaller(view->in - i, PACK_INPUTS), n = inputs * width;
+            for (int t = 0; t < TAPS; t++) {
+                NAME(gemm_pack)(inputs, columns, from + view->tap[t] + i * view->inner,
+                                view->inner, view->outer, packed + t * n);
+            }
+            if (tile == 4) {
+                transform_filters(4, n, packed, stride, u + i * width);
+            } else {
+                transform_filters(2, n, packed, stride, u + i * width);
+            }
+        }
+        u += view->in * width;
+    }
+}
+
+INLINE void sum_filter(const int tile, const struct filter_sum *s, ptrdiff_t channels,
+                       const real *du, real *dw) {
+    const int points = tile + 2;
+    for (ptrdiff_t c = 0; c < channels; c += LANES) {
+        const ptrdiff_t lanes = smaller(channels - c, LANES);
+        vec x[MOST_POINTS], half[3 * MOST_POINTS], line[3];
+        UNROLL
+        for (int i = 0; i < points; i++) {
+            UNROLL
+            for (int j = 0; j < points; j++) {
+                const real *p = du + (i * points + j) * s->stride + c;
+                x[j] = vload(p);
+                for (ptrdiff_t k = 1; k < s->parts; k++) x[j] += vload(p + k * s->part);
+            }
+            filter_sums(tile, x, 1, half + 3 * i);
+        }
+        UNROLL
+        for (int j = 0; j < 3; j++) {
+            filter_sums(tile, half + j, 3, line);
+            UNROLL
+            for (int i = 0; i < 3; i++) {
+                real *p = dw + (3 * i + j) * s->tap + c;
+                if (s->accumulate) line[i] += vload_part(p, lanes);
+                vstore_part(p, line[i], lanes);
+            }
+        }
+    }
+}
+
+void NAME(winograd_filter_sum)(int tile, const struct filter_sum *sum, ptrdiff_t channels,
+                               const real *du, real *dw) {
+    if (tile == 4) {
+        sum_filter(4, sum, channels, du, dw);
+    } else {
+        sum_filter(2, sum, channels, du, dw);
+    }
+}

@@ -1,0 +1,93 @@
+/* How Winograd's convolution walks over its images.
+ *
+ * A block is several small images or some tile rows of a large one. Its rows are packed into a
+ * canvas in L2 with zeros around them, so that tiles know no borders and deferred arrays are
+ * computed while they are copied. What lies left and right of the images is zero once and for all;
+ * rows above and below them are cleared per block. Tiles of a block are numbered image by image,
+ * row by row. Blocks depend on the shape alone, never on the number of threads.
+ */
+#include "conv_winograd.h"
+
+enum { SETTLE_ROWS = 1024 };
+
+struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t output[2],
+                                ptrdiff_t tiles) {
+    struct tiling t = {.tile = tile, .batch = batch, .images = 1};
+    for (int d = 0; d < 2; d++) {
+        t.output[d] = output[d];
+        t.tiles[d] = ceil_div(output[d], tile);
+    }
+    const ptrdiff_t rows = larger(tiles / larger(t.tiles[1], 1), 1);
+    t.rows = t.tiles[0];
+    if (rows >= t.rows) {
+        t.images = smaller(larger(rows / larger(t.rows, 1), 1), larger(batch, 1));
+    } else { /* slabs of about equal height */
+        t.rows = ceil_div(t.rows, ceil_div(t.rows, rows));
+    }
+    t.slabs = ceil_div(t.tiles[0], larger(t.rows, 1));
+    t.blocks = t.tiles[1] > 0 ? ceil_div(batch, t.images) * t.slabs : 0;
+    return t;
+}
+
+struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number) {
+    struct tile_block block;
+    block.image = number / t->slabs * t->images;
+    block.images = smaller(t->images, t->batch - block.image);
+    block.row = number % t->slabs * t->rows;
+    block.rows = smaller(t->rows, t->tiles[0] - block.row);
+    block.tiles = block.images * block.rows * t->tiles[1];
+    return block;
+}
+
+struct canvas NAME(canvas_make)(const struct tiling *t, const ptrdiff_t size[2], ptrdiff_t channels,
+                                ptrdiff_t most, const ptrdiff_t first[2], ptrdiff_t border) {
+    struct canvas c = {.channels = channels, .border = border, .pixel = smaller(channels, most)};
+    for (int d = 0; d < 2; d++) {
+        c.size[d] = size[d];
+        c.first[d] = first[d];
+    }
+    c.row = (t->tiles[1] * t->tile + border) * c.pixel;
+    c.image = (t->rows * t->tile + border) * c.row;
+    return c;
+}
+
+real *NAME(canvas_new)(const struct tiling *t, const struct canvas *c) {
+    const ptrdiff_t elements = t->images * c->image + LANES;
+    real *canvas = NAME(scratch_new)(elements);
+    if (canvas) memset(canvas, 0, (size_t)elements * sizeof(real));
+    return canvas;
+}
+
+void NAME(canvas_load)(const struct canvas *c, const struct tiling *t,
+                       const struct tile_block *block, struct range channels,
+                       const struct source *source, real *dst) {
+    const ptrdiff_t width = c->row / c->pixel, left = smaller(larger(-c->first[1], 0), width);
+    const ptrdiff_t skip = larger(c->first[1], 0);
+    const ptrdiff_t inside = larger(smaller(width - left, c->size[1] - skip), 0);
+    const ptrdiff_t rows = block->rows * t->tile + c->border;
+    const ptrdiff_t top = c->first[0] + block->row * t->tile;
+    struct window window = {0, inside, c->channels, channels.first, channels.count};
+    if (inside == 0) return;
+    for (ptrdiff_t i = 0; i < block->images; i++) {
+        real *row = dst + i * c->image + left * c->pixel;
+        for (ptrdiff_t r = top; r < top + rows; r++, row += c->row) {
+            if (r < 0 || r >= c->size[0]) {
+                memset(row, 0, (size_t)(inside * c->pixel) * sizeof(real));
+            } else {
+                window.first = ((block->image + i) * c->size[0] + r) * c->size[1] + skip;
+                NAME(source_window)(source, &window, row, c->pixel);
+            }
+        }
+    }
+}
+
+struct source NAME(canvas_settle)(const struct source *source, const struct canvas *c,
+                                  ptrdiff_t batch, int once, int threads) {
+    const ptrdiff_t rows = batch * c->size[0] * c->size[1];
+    if (!source->store || once) return *source;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (ptrdiff_t i = 0; i < rows; i += SETTLE_ROWS) {
+        NAME(source_rows)(source, i, smaller(SETTLE_ROWS, rows - i), c->channels, NULL);
+    }
+    return plain_source(source->store);
+}

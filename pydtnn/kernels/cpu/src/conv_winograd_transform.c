@@ -1,0 +1,218 @@
+/* The transforms of Winograd's tiles.
+ *
+ *   for each tile of a group
+ *     for each vector of channels    36 (or 16) vectors in registers
+ *
+ * Lanes are channels, so a transform is 12 (or 8) one-dimensional ones on vectors and no lane ever
+ * moves: 144 operations for 36 loads and stores in F(4x4, 3x3). Matrices are `stride` elements
+ * apart. gcc would address 36 of them by as many offsets, which do not fit in its registers: KEEP
+ * hides where a pointer came from, and six offsets serve every row of matrices. Channels are
+ * computed in whole vectors: what a canvas has behind the last is read and never used.
+ */
+#include "conv_winograd.h"
+#include "conv_winograd_points.h"
+
+#define KEEP(pointer) __asm__("" : "+r"(pointer))
+#define NOINLINE static __attribute__((noinline))
+
+/* Where a tile lies in its block. */
+struct place {
+    ptrdiff_t image, row, column;
+};
+
+INLINE struct place place_of(const struct tiling *t, const struct tile_block *block,
+                             ptrdiff_t number) {
+    const ptrdiff_t per_image = block->rows * t->tiles[1];
+    return (struct place){number / per_image, number % per_image / t->tiles[1],
+                          number % t->tiles[1]};
+}
+
+INLINE void advance(const struct tiling *t, const struct tile_block *block, struct place *p) {
+    if (++p->column < t->tiles[1]) return;
+    p->column = 0;
+    if (++p->row < block->rows) return;
+    p->row = 0;
+    p->image++;
+}
+
+/* Vector number i of some that are `step` bytes apart, of which `odd` is the first. x86 scales an
+ * index by 2, 4 and 8, so two pointers reach six vectors. */
+#define PICK(even, odd, i, step) ((i) % 2 ? (odd) + ((i) - 1) * (step) : (even) + (i) * (step))
+
+INLINE void load_line(const int n, const char *p, ptrdiff_t step, vec *x) {
+    const char *odd = p + step;
+    KEEP(odd);
+    UNROLL
+    for (int i = 0; i < n; i++) x[i] = vload((const real *)PICK(p, odd, i, step));
+}
+
+INLINE void store_line(const int n, const vec *x, char *p, ptrdiff_t step) {
+    char *odd = p + step;
+    KEEP(odd);
+    UNROLL
+    for (int i = 0; i < n; i++) vstore((real *)PICK(p, odd, i, step), x[i]);
+}
+
+/* Fetch what store_line will write. */
+INLINE void fetch_line(const int n, const char *p, ptrdiff_t step) {
+    const char *odd = p + step;
+    KEEP(odd);
+    UNROLL
+    for (int i = 0; i < n; i++) __builtin_prefetch(PICK(p, odd, i, step), 1);
+}
+
+/* Strides in bytes. */
+struct pitch {
+    ptrdiff_t row, pixel, matrix;
+};
+
+INLINE struct pitch pitch_of(ptrdiff_t row, ptrdiff_t pixel, ptrdiff_t matrix) {
+    const ptrdiff_t bytes = sizeof(real);
+    return (struct pitch){row * bytes, pixel * bytes, matrix * bytes};
+}
+
+/* From `tile` + 2 pixels square, or `tile` for a gradient, to all matrices. */
+INLINE void forth_tile(const int tile, const int gradient, struct pitch by, ptrdiff_t channels,
+                       const real *d, real *v) {
+    const int points = tile + 2, pixels = gradient ? tile : points;
+    const ptrdiff_t column = points * by.matrix;
+    for (ptrdiff_t c = 0; c < channels; c += LANES) {
+        vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
+        const char *p = (const char *)(d + c);
+        char *q = (char *)(v + c);
+        ptrdiff_t pixel = by.pixel, step = column;
+        KEEP(pixel);
+        KEEP(step);
+        UNROLL
+        for (int i = 0; i < pixels; i++) {
+            load_line(pixels, p, pixel, x);
+            if (gradient) {
+                gradient_points(tile, x, 1, half + i * points);
+            } else {
+                input_points(tile, x, 1, half + i * points);
+            }
+            p += by.row;
+            KEEP(p);
+        }
+        UNROLL
+        for (int j = 0; j < points; j++) {
+            if (gradient) {
+                gradient_points(tile, half + j, points, line);
+            } else {
+                input_points(tile, half + j, points, line);
+            }
+            store_line(points, line, q, step);
+            fetch_line(points, q + VECTOR_BYTES, step); /* matrices do not stay in L1 */
+            q += by.matrix;
+            KEEP(q);
+        }
+    }
+}
+
+/* y of one tile, of which `rows` x `columns` are inside the image; `whole`: all of it, and whole
+ * vectors. */
+INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_t channels,
+                      const real *m, const real *bias, ptrdiff_t rows, ptrdiff_t columns, real *y) {
+    const int points = tile + 2;
+    for (ptrdiff_t c = 0; c < channels; c += LANES) {
+        vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
+        const vec start = bias ? vload(bias + c) : vzero();
+        const ptrdiff_t lanes = smaller(channels - c, LANES);
+        const char *p = (const char *)(m + c);
+        char *q = (char *)(y + c);
+        ptrdiff_t matrix = by.matrix, row = by.row;
+        KEEP(matrix);
+        KEEP(row);
+        UNROLL
+        for (int i = 0; i < points; i++) {
+            load_line(points, p, matrix, x);
+            output_points(tile, x, 1, half + i * tile);
+            p += points * by.matrix;
+            KEEP(p);
+        }
+        UNROLL
+        for (int j = 0; j < tile; j++) {
+            output_points(tile, half + j, tile, line);
+            UNROLL
+            for (int i = 0; i < tile; i++) line[i] += start;
+            if (whole) {
+                store_line(tile, line, q, row);
+            } else if (j < columns) {
+                UNROLL
+                for (int i = 0; i < tile; i++) {
+                    if (i < rows) vstore_part((real *)(q + i * row), line[i], lanes);
+                }
+            }
+            q += by.pixel;
+            KEEP(q);
+        }
+    }
+}
+
+INLINE void forth_tiles(const int tile, const int gradient, const struct tiling *t,
+                        const struct tile_block *block, const struct tile_group *group,
+                        const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
+    const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
+    struct place at = place_of(t, block, group->begin);
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
+        const real *p = d + at.image * canvas->image +
+                        tile * (at.row * canvas->row + at.column * canvas->pixel);
+        forth_tile(tile, gradient, by, channels, p, v + i * group->width);
+    }
+}
+
+INLINE void back_tiles(const int tile, const int vectors, const struct tiling *t,
+                       const struct tile_block *block, const struct tile_group *group,
+                       ptrdiff_t channels, const real *m, const real *bias, real *y,
+                       ptrdiff_t pixel) {
+    const ptrdiff_t row = t->output[1] * pixel, top = block->row * tile;
+    const ptrdiff_t image = smaller(block->rows * tile, t->output[0] - top) * row;
+    const struct pitch by = pitch_of(row, pixel, group->stride);
+    struct place at = place_of(t, block, group->begin);
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
+        const ptrdiff_t rows = t->output[0] - top - at.row * tile;
+        const ptrdiff_t columns = t->output[1] - at.column * tile;
+        const real *p = m + i * group->width;
+        real *q = y + at.image * image + tile * (at.row * row + at.column * pixel);
+        if (vectors && rows >= tile && columns >= tile) {
+            back_tile(tile, 1, by, channels, p, bias, tile, tile, q);
+        } else {
+            back_tile(tile, 0, by, channels, p, bias, rows, columns, q);
+        }
+    }
+}
+
+/* One function per size of tile and transform. */
+#define ARGUMENTS                                                                            \
+    const struct tiling *t, const struct tile_block *block, const struct tile_group *group
+#define FORTH(kind, tile, gradient)                                                          \
+    NOINLINE void kind##_##tile(ARGUMENTS, const struct canvas *canvas, const real *d,       \
+                                ptrdiff_t channels, real *v) {                               \
+        forth_tiles(tile, gradient, t, block, group, canvas, d, channels, v);                \
+    }
+FORTH(input, 2, 0)
+FORTH(input, 4, 0)
+FORTH(gradient, 2, 1)
+FORTH(gradient, 4, 1)
+#define BACK(tile)                                                                           \
+    NOINLINE void output_##tile(ARGUMENTS, ptrdiff_t channels, const real *m,                \
+                                const real *bias, real *y, ptrdiff_t pixel) {                \
+        back_tiles(tile, channels % LANES == 0, t, block, group, channels, m, bias, y, pixel); \
+    }
+BACK(2)
+BACK(4)
+
+void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
+                          real *v) {
+    (t->tile == 4 ? input_4 : input_2)(t, block, group, canvas, d, channels, v);
+}
+
+void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real *g,
+                             ptrdiff_t channels, real *z) {
+    (t->tile == 4 ? gradient_4 : gradient_2)(t, block, group, canvas, g, channels, z);
+}
+
+void NAME(winograd_output)(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, real *y,
+                           ptrdiff_t pixel) {
+    (t->tile == 4 ? output_4 : output_2)(t, block, group, channels, m, bias, y, pixel);
+}

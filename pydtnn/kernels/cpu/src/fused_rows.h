@@ -1,0 +1,55 @@
+/* The rows of deferred arrays and of sinks, for kernels that read and write blocks; see
+ * fused_source.c and fused_sink.c. Included after simd.h. */
+#ifndef PYDTNN_FUSED_ROWS_H
+#define PYDTNN_FUSED_ROWS_H
+
+#include "fused.h"
+#include "simd.h"
+
+/* Rows [first, first + rows) and columns [column, column + columns) of arrays of `channels`. */
+struct window {
+    ptrdiff_t first, rows, channels, column, columns;
+};
+
+/* Whether a source is an array as it is, so that it may be read in place. */
+INLINE int is_plain(const struct source *s) {
+    return s->terms == 1 && !s->term[0].pivot && !s->term[0].factor && !s->shift && !s->relu &&
+           !s->store;
+}
+
+/* An array as it is. */
+INLINE struct source plain_source(const void *x) {
+    return (struct source){.term = {{.x = x}}, .terms = 1};
+}
+
+/* dst[r, c] = value of the source at row `first` + r, for `rows` rows of `channels`, which also go
+ * to source->store. dst is contiguous; it may be NULL if only the store matters. */
+void NAME(source_rows)(const struct source *source, ptrdiff_t first, ptrdiff_t rows,
+                       ptrdiff_t channels, real *dst);
+
+/* The same for a window; rows of dst are `stride` apart. */
+void NAME(source_window)(const struct source *source, const struct window *window, real *dst,
+                         ptrdiff_t stride);
+
+/* Do what the sink says to rows [first, first + rows) of sink->y, and add to `sums` (as many rows
+ * of `channels` doubles as enum sink_sums lists; NULL for SUMS_NONE). If sink->add is given, y + add
+ * is formed here, so add must not have been overwritten. */
+void NAME(sink_rows)(const struct sink *sink, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t channels,
+                     double *sums);
+
+/* The same for a window whose y lies in `from`, where rows are `stride` apart, and goes to sink->y
+ * when it is done. Then sink->add may be sink->y. */
+void NAME(sink_window)(const struct sink *sink, const struct window *window, const real *from,
+                       ptrdiff_t stride, double *sums);
+
+/* Whether a sink has nothing to do. */
+INLINE int is_idle(const struct sink *s) {
+    return !s->add && !s->gate && !s->relu && s->sums == SUMS_NONE;
+}
+
+/* Rows of `channels` doubles that a sink sums. */
+INLINE ptrdiff_t sums_of(const struct sink *s) {
+    return s->sums == SUMS_NONE ? 0 : s->sums == SUMS_MOMENTS ? 2 : 1 + s->gate->terms;
+}
+
+#endif

@@ -1,0 +1,29 @@
+/* Memory that is used again: an allocator of large blocks for the arrays of one backend. */
+#ifndef PYDTNN_RECYCLE_H
+#define PYDTNN_RECYCLE_H
+
+#include <stddef.h>
+
+struct recycler;
+
+struct recycler_counts {
+    size_t in_use, peak;    /* bytes that were asked for and not given back, large requests only */
+    size_t held, peak_held; /* bytes of address space that have been used: what is resident */
+};
+
+/* Requests of fewer bytes than `threshold` go to malloc. */
+struct recycler *recycler_new(size_t threshold, int huge_pages);
+void recycler_delete(struct recycler *r); /* only when every block has been given back */
+
+/* As malloc, calloc, realloc and free; any number of threads may call them. Large blocks are
+   aligned to 64 bytes. */
+void *recycler_take(struct recycler *r, size_t size);
+void *recycler_take_zeroed(struct recycler *r, size_t count, size_t size);
+void *recycler_resize(struct recycler *r, void *memory, size_t size);
+void recycler_give_back(struct recycler *r, void *memory);
+
+struct recycler_counts recycler_count(struct recycler *r);
+void recycler_reset_peak(struct recycler *r); /* peaks start again from what is in use now */
+void recycler_trim(struct recycler *r);       /* return the memory behind the last block in use */
+
+#endif

@@ -1,0 +1,67 @@
+"""Backends whose kernels do nothing: with them a step can be rehearsed for what it allocates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydtnn.kernels.backend import Backend
+from pydtnn.kernels.geometry import ConvGeometry
+from pydtnn.kernels.reference import FAMILIES
+
+
+class Idle:
+    """Stands in for a family of kernels: every kernel returns 0 and writes nothing.
+
+    Attributes
+    ----------
+    geometries : set of ConvGeometry
+        Of the convolutions that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.geometries: set[ConvGeometry] = set()
+
+    def __getattr__(self, kernel: str) -> Any:
+        return self._idle
+
+    def _idle(self, *arguments: Any, **options: Any) -> float:
+        self.geometries.update(a for a in arguments if isinstance(a, ConvGeometry))
+        return 0.0
+
+
+def dry_backend(backend: Backend, threshold: int) -> Backend:
+    """Make a backend like another one that has memory of its own and computes nothing.
+
+    Its arrays have addresses, but nobody writes to them, so they take no memory.
+
+    Parameters
+    ----------
+    backend : Backend
+    threshold : int
+        Bytes from which on arrays come from its pool, ``memory``, and are counted there.
+    """
+    from pydtnn.kernels.cpu import MemoryPool
+
+    idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
+    return replace(backend, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False))
+
+
+def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
+    """Estimate the bytes that kernels of a backend allocate for themselves at one time, at most.
+
+    Parameters
+    ----------
+    backend : Backend
+    dry : Backend
+        Its `dry_backend`, after the rehearsal.
+    itemsize : int
+        Bytes of an element.
+    """
+    if backend.name != "cpu":
+        return 0
+    from pydtnn.kernels.cpu.scratch import conv_scratch
+
+    idle: Any = dry.conv
+    winograd = backend.choices.mode != "direct"
+    return conv_scratch(idle.geometries, itemsize, backend.threads, winograd=winograd)

@@ -1,0 +1,58 @@
+"""Reference kernels of deferred arrays: what batch norm, residual sums and ReLU do, in one pass."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.deferred import Deferred
+from pydtnn.kernels.reference.family import Array, Family
+
+
+class Fused(Family):
+    """Elementwise maps ``v = shift + sum of factor (x - pivot)``, cut off below 0 or not."""
+
+    def evaluate(self, value: Deferred, *, out: Array) -> None:
+        """Compute the values into `out`, which may be the array of a term."""
+        result = 0 if value.shift is None else value.shift
+        for x, pivot, factor in value.terms:
+            centred = x if pivot is None else x - pivot
+            result = result + (centred if factor is None else centred * factor)
+        if value.relu:
+            result = self.xp.maximum(result, 0)
+        out[...] = result
+
+    def gate(
+        self,
+        dy: Array,
+        value: Deferred,
+        *,
+        out: Array,
+        sums: Array | None = None,
+        add: Array | None = None,
+    ) -> None:
+        """Compute the gradient that passes the ReLU of `value`, and its sums over the rows.
+
+        ``out = dy + add`` where the value is positive or has no ReLU, otherwise 0; `out` may be
+        `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
+        ``sum out (x - pivot)``: all that the backward of batch norm needs.
+        """
+        total = dy if add is None else dy + add
+        if value.relu:
+            total = total * (self.values(value) > 0)
+        out[...] = total
+        if sums is not None:
+            axes = tuple(range(out.ndim - 1))
+            dz = out.astype("float64")
+            sums[0] = dz.sum(axis=axes)
+            for i, (x, pivot, _) in enumerate(value.terms, start=1):
+                sums[i] = (dz * (x if pivot is None else x.astype("float64") - pivot)).sum(
+                    axis=axes
+                )
+
+    def values(self, x: Array | Deferred) -> Array:
+        """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""
+        if not isinstance(x, Deferred):
+            return x
+        if x.array is not None:
+            return x.array
+        out = self.xp.empty(x.shape, x.dtype)
+        self.evaluate(x, out=out)
+        return out

@@ -1,0 +1,154 @@
+"""What the fusion pass puts in the place of batch norms, additions and ReLUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pydtnn.kernels import Deferred, Term
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.norm import BatchNorm
+
+
+class Normalized(NamedTuple):
+    """How an input was normalised: over how many rows; mean and 1 / deviation, (2, C) float64."""
+
+    rows: float
+    moments: Array
+
+
+class NormAddReLU(Layer):
+    """``relu(bn(x1) + bn(x2))``, where each batch norm, the second input and the ReLU are optional.
+
+    The output is `Deferred`: the convolution that reads it computes it while packing its input, and
+    in backward cuts its gradient and takes the sums that batch norm needs. In the same way the
+    gradient of a normalised input is left to the convolution that made it. Other layers get arrays.
+
+    Parameters
+    ----------
+    parts : sequence of Layer
+        The layers of a model that this one replaces, for their names and costs; it takes over their
+        parameters and statistics.
+    norms : sequence of BatchNorm or None
+        One per input, one or two.
+    relu : bool
+
+    Attributes
+    ----------
+    folded : tuple of bool
+        Which inputs come from a convolution that takes over the norm in inference.
+    keeps : bool
+        Whether others read the output besides the first who does.
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = may_overwrite_dy = takes_deferred = True
+
+    def __init__(
+        self, parts: Sequence[Layer], norms: Sequence[BatchNorm | None], *, relu: bool
+    ) -> None:
+        super().__init__(name=parts[0].name)
+        self.parts = tuple(parts)
+        self.norms = tuple(norms)
+        self.relu = relu
+        self.folded = (False,) * len(self.norms)
+        self.keeps = False
+
+    def bind(self, backend: Any, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
+        """Take over what the replaced layers declared."""
+        super().bind(backend, dtype, name, shapes)
+        own = [norm for norm in self.norms if norm is not None]
+        self.parameters = [p for norm in own for p in norm.parameters]
+        self.statistics = [s for norm in own for s in norm.statistics]
+
+    def build(self, *shapes: Shape) -> Shape:
+        """All inputs have the shape of the output."""
+        return shapes[0]
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Deferred, Saved]:
+        """Collect the maps of the inputs; the values are left to whoever reads them."""
+        terms: list[Term] = []
+        moments: list[Normalized | None] = []
+        shift: Array | None = None
+        for x, norm, folded in zip(xs, self.norms, self.folded, strict=True):
+            array = self.array(x)
+            if norm is None or (folded and context.inference):
+                terms.append(Term(array))
+                moments.append(None)
+                continue
+            taken = x.sums if isinstance(x, Deferred) else None
+            sums, rows = norm.sums(array, context, taken)
+            own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.dtype)
+            self.backend.norm.coefficients(
+                sums, norm.gamma.value, norm.beta.value, norm.epsilon, moments=own, out=map_
+            )
+            terms.append(Term(array, map_[0], map_[1]))
+            moments.append(Normalized(rows, own))
+            shift = map_[2] if shift is None else shift + map_[2]
+        y = Deferred(*terms, shift=shift, relu=self.relu)
+        y.keep = self.keeps
+        return y, (y, moments)
+
+    def _per_channel(self, rows: int, dtype: Any) -> Array:
+        return self.backend.empty((rows, self.output_shape[-1]), dtype)
+
+    def backward(self, dy: Array | Deferred, saved: Saved) -> Any:
+        """Differentiate the ReLU, then each batch norm as `BatchNorm.backward` does.
+
+        A convolution may have cut `dy` already, and taken the sums over its rows.
+        """
+        value, moments = saved
+        dz, sums = self._gate(dy, value)
+        dxs = tuple(
+            dz
+            if norm is None or m is None
+            else self._backward_norm(norm, term, m, dz, sums[[0, i]])
+            for i, (norm, term, m) in enumerate(
+                zip(self.norms, value.terms, moments, strict=True), start=1
+            )
+        )
+        return dxs if len(dxs) > 1 else dxs[0]
+
+    def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, np.ndarray]:
+        if isinstance(dy, Deferred) and dy.array is not None:
+            return dy.array, dy.sums
+        dy = self.array(dy)
+        sums = np.zeros((1 + len(value.terms), dy.shape[-1]))
+        dz = self.gradient_like(dy)
+        self.backend.fused.gate(dy, value, out=dz, sums=sums)
+        return dz, sums
+
+    def _backward_norm(
+        self, norm: BatchNorm, term: Term, m: Normalized, dz: Array, sums: np.ndarray
+    ) -> Deferred:
+        map_ = self._per_channel(3, self.dtype)
+        self.backend.norm.backward_coefficients(
+            sums,
+            m.rows,
+            m.moments,
+            term.pivot,
+            norm.gamma.value,
+            dgamma=norm.gamma.grad,
+            dbeta=norm.beta.grad,
+            out=map_,
+            accumulate=norm.gamma.accumulate,
+        )
+        dx = Deferred(Term(dz, None, map_[0]), Term(term.x, term.pivot, map_[1]), shift=map_[2])
+        # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
+        dx.sums = (map_[0] if np.isinf(m.rows) else 0.0) * sums[:1]
+        return dx
+
+    def saved_bytes(self, batch: int) -> int:
+        """Two float64 and two coefficients of the dtype for each normalised channel, a shift."""
+        norms = sum(norm is not None for norm in self.norms)
+        channels = self.output_shape[-1]
+        return channels * (
+            norms * (16 + 2 * self.dtype.itemsize) + bool(norms) * self.dtype.itemsize
+        )

@@ -1,0 +1,227 @@
+"""Recycled memory: whose it is, what it holds, what is counted."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels.cpu import MemoryPool
+
+LINE = 64
+MIB = 1 << 20
+LARGE = MIB // 4  # elements of float32 that make a MiB
+
+
+@pytest.fixture
+def pool() -> MemoryPool:
+    return MemoryPool()
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float64, np.dtype("int32"), ">f4", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (100, 1000), (2, 3, 5, 7000)])
+def test_arrays_have_the_shape_and_type_asked_for(
+    pool: MemoryPool, shape: tuple[int, ...], dtype: object
+) -> None:
+    for array in (pool.empty(shape, dtype), pool.zeros(shape, dtype)):
+        assert array.shape == shape
+        assert array.dtype == np.dtype(dtype)
+        assert array.flags.owndata
+        assert array.flags.carray or array.dtype.byteorder == ">"
+    assert not pool.zeros(shape, dtype).any()
+
+
+def test_large_arrays_are_counted_while_they_or_their_views_are_alive(pool: MemoryPool) -> None:
+    a = pool.empty((1000, 100), "float32")
+    b = pool.empty((1000, 100), "float64")
+    assert pool.in_use == pool.peak == 1_200_000
+    view = a[10:20, ::3].T
+    del a
+    assert pool.in_use == 1_200_000
+    del view
+    assert pool.in_use == b.nbytes
+    assert pool.peak == 1_200_000
+    pool.reset_peak()
+    assert pool.peak == b.nbytes
+
+
+def test_small_arrays_are_not_counted(pool: MemoryPool) -> None:
+    small = pool.empty((pool.threshold - 1,), "uint8")
+    assert pool.in_use == pool.held == 0
+    large = pool.empty((pool.threshold,), "uint8")
+    assert pool.in_use == large.nbytes == small.nbytes + 1
+
+
+def test_memory_is_used_again(pool: MemoryPool) -> None:
+    first = pool.empty((LARGE,), "float32").ctypes.data
+    held = pool.held
+    for _ in range(5):
+        assert pool.empty((LARGE,), "float32").ctypes.data == first
+    assert pool.held == held
+
+
+def test_arrays_start_on_cache_lines_and_not_all_at_the_same_place_in_a_page(
+    pool: MemoryPool,
+) -> None:
+    addresses = [a.ctypes.data for a in [pool.empty((LARGE,), "float32") for _ in range(8)]]
+    assert not any(address % LINE for address in addresses)
+    assert len({address % 4096 for address in addresses}) == 8
+
+
+def test_neighbours_that_are_free_become_one(pool: MemoryPool) -> None:
+    arrays = [pool.empty((LARGE,), "float32") for _ in range(6)]
+    held = pool.held
+    for i in (3, 1, 2):  # the one in the middle comes last and joins both sides
+        arrays[i] = None
+    whole = pool.empty((3 * LARGE,), "float32")
+    assert pool.held == held
+    del whole, arrays
+    again = pool.empty((6 * LARGE,), "float32")
+    assert pool.held == held
+    assert again.nbytes == pool.in_use
+
+
+def test_zeros_are_zero_in_memory_that_was_written_before(pool: MemoryPool) -> None:
+    pool.empty((LARGE,), "float32").fill(7)
+    keep = pool.zeros((LARGE // 3,), "float32")
+    keep.fill(3)
+    rest = pool.zeros((2 * LARGE,), "float32")  # reaches into memory that is new
+    assert not rest.any()
+    assert (keep == 3).all()
+
+
+def test_a_step_that_repeats_holds_no_more_than_it_uses(pool: MemoryPool) -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(pool.threshold, MIB, size=40)
+    for _ in range(3):
+        stack = [pool.empty((n,), "uint8") for n in sizes]
+        while stack:
+            gradient = pool.empty((stack[-1].nbytes,), "uint8")
+            stack.pop()
+            del gradient
+    headers = LINE * 2 * (len(sizes) + 2)
+    assert pool.peak <= pool.peak_held <= pool.peak + headers + 4096
+
+
+def test_contents_survive_whatever_is_allocated_and_freed_around_them(pool: MemoryPool) -> None:
+    rng = np.random.default_rng(1)
+    alive: list[tuple[np.ndarray, int]] = []
+    for tag in range(2000):
+        n = int(rng.integers(1, 4 * pool.threshold))
+        make = pool.zeros if tag % 3 == 0 else pool.empty
+        array = make((n,), "uint8")
+        assert tag % 3 or not array.any()
+        array.fill(tag % 251)
+        alive.append((array, tag % 251))
+        if len(alive) > 30:
+            array, value = alive.pop(int(rng.integers(len(alive))))
+            assert (array == value).all()
+    assert pool.in_use == sum(a.nbytes for a, _ in alive if a.nbytes >= pool.threshold)
+
+
+def test_threads_may_share_a_pool(pool: MemoryPool) -> None:
+    def work(tag: int) -> bool:
+        rng = np.random.default_rng(tag)
+        for _ in range(200):
+            arrays = [pool.empty((int(rng.integers(1, MIB)),), "uint8") for _ in range(3)]
+            for array in arrays:
+                array.fill(tag)
+            if not all((array == tag).all() for array in arrays):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
+    assert pool.in_use == 0
+
+
+def test_an_array_may_outlive_its_pool() -> None:
+    pool = MemoryPool()
+    array = pool.zeros((LARGE,), "float32")
+    view = array.reshape(2, -1)[1]
+    del pool, array
+    gc.collect()
+    view += 1
+    assert view.sum() == view.size
+
+
+def test_an_array_that_is_resized_keeps_its_contents(pool: MemoryPool) -> None:
+    array = pool.empty((LARGE,), "float32")
+    array[:] = np.arange(LARGE)
+    array.resize((3 * LARGE,))
+    np.testing.assert_array_equal(array[:LARGE], np.arange(LARGE))
+    assert not array[LARGE:].any()
+    assert pool.in_use == array.nbytes
+    array.resize((10,))
+    np.testing.assert_array_equal(array, np.arange(10))
+    assert pool.in_use == 0
+    array.resize((LARGE,))  # what malloc gave stays with malloc
+    assert not array[10:].any()
+    assert pool.in_use == 0
+
+
+def test_numpy_allocates_from_the_pool_only_within_its_context(pool: MemoryPool) -> None:
+    x = np.ones(LARGE, "float32")
+    with pool.recycling():
+        y = x + x
+        with ThreadPoolExecutor(1) as thread:  # a thread has a context of its own
+            other = thread.submit(np.copy, x).result()
+        assert pool.in_use == y.nbytes
+    z = x + y
+    assert pool.in_use == y.nbytes
+    assert np.array_equal(z, 3 * other)
+
+
+def test_the_context_ends_with_an_exception_too(pool: MemoryPool) -> None:
+    with pytest.raises(ZeroDivisionError), pool.recycling():
+        _ = 1 / 0
+    np.ones(LARGE)
+    assert pool.peak == 0
+
+
+def test_trim_returns_what_lies_behind_the_last_array(pool: MemoryPool) -> None:
+    first, second, third = (pool.zeros((LARGE,), "float32") for _ in range(3))
+    third.fill(9)
+    held = pool.held
+    del first, third
+    pool.trim()
+    assert pool.held == pytest.approx(held * 2 / 3, rel=1e-3)  # headers are the difference
+    assert not pool.zeros((2 * LARGE,), "float32").any()  # in memory that third had
+    del second
+    pool.trim()
+    assert pool.held == pool.in_use == 0
+    assert pool.zeros((LARGE,), "float32").sum() == 0
+
+
+def test_what_cannot_be_had_is_an_error_and_does_no_harm(pool: MemoryPool) -> None:
+    for make in (pool.empty, pool.zeros):
+        with pytest.raises(MemoryError):
+            make((1 << 60,), "uint8")
+        with pytest.raises(ValueError, match="negative dimensions"):
+            make((-1, 5), "float32")
+    with pytest.raises(ValueError, match="at most 64 axes"):
+        pool.empty((1,) * 65, "float32")
+    assert pool.in_use == 0
+    assert pool.zeros((LARGE,), "float32").sum() == 0
+
+
+def test_each_cpu_backend_has_a_pool_and_the_reference_has_none() -> None:
+    first, second = create_backend("cpu"), create_backend("cpu")
+    array = first.zeros((LARGE,), np.float32)
+    assert first.memory.in_use == array.nbytes
+    assert second.memory.in_use == 0
+    reference = create_backend("numpy")
+    assert reference.memory is None
+    assert not reference.zeros((LARGE,), np.float32).any()
+
+
+@pytest.mark.parametrize("name", ["cpu", "numpy"])
+def test_a_backend_recycles_what_numpy_allocates_in_its_context(name: str) -> None:
+    backend: Backend = create_backend(name)
+    with backend.recycling():
+        x = np.ones(LARGE, "float32")
+    assert x.sum() == LARGE
+    assert backend.memory is None or backend.memory.in_use == x.nbytes

@@ -1,0 +1,91 @@
+"""Every benchmark runs, on little work and without PyTorch, and prints the rows it is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+WITHOUT_TORCH = (
+    "import runpy, sys\n"
+    "sys.modules['torch'] = None\n"  # cannot be imported, nor found
+    "sys.argv = sys.argv[1:]\n"
+    "sys.path.insert(0, {folder!r})\n"
+    "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+)
+
+
+def lines(script: str, *options: str) -> list[str]:
+    """What a benchmark prints."""
+    code = WITHOUT_TORCH.format(folder=str(FOLDER))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(FOLDER / script), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def row(table: list[str], *start: str) -> list[str]:
+    """The words after those with which a line starts."""
+    (found,) = (line.split() for line in table if line.split()[: len(start)] == [*start])
+    return found[len(start) :]
+
+
+def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path):
+    output = tmp_path / "table.txt"
+    options = ("--models", "mlp", "--turns", "1", "--variants", "full", "no-winograd", "no-fusion")
+    table = lines("step_time.py", *options, "--output", str(output))
+    for variant in ("full", "no-winograd", "no-fusion"):
+        rate, growth, arrays = map(float, row(table, "mlp", "64", "1", variant))
+        assert rate > 0
+        assert 0 < arrays < growth
+    assert output.read_text().splitlines() == table
+
+
+def test_kernels_prints_every_direction_warm_and_cold():
+    options = ("--families", "conv", "fused", "--only", "5x5", "--sizes", "warm", "--repeats", "1")
+    table = lines("kernels.py", *options)
+    for direction in ("forward", "data", "filter"):
+        for state in ("warm", "cold"):
+            peak, roof, direct, *_ = row(table, "5x5", direction, state)
+            assert 0 < float(roof) <= float(peak)
+            assert float(direct) > 0
+    assert any(line.startswith("fused gate") for line in table)
+
+
+def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
+    picture = tmp_path / "roofline.png"
+    table = lines(
+        "roofline.py", "--model", "mlp", "--steps", "1", "--nodes", "--picture", str(picture)
+    )
+    assert sum("forward" in line.split() for line in table) == 6
+    (step,) = row(table, "step")
+    (_, layers) = row(table, "all", "layers")
+    assert 0 < float(layers) < float(step)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_overhead_prints_a_share_of_the_step():
+    table = lines("overhead.py", "--models", "mlp", "--steps", "3", "--layers")
+    share = row(table, "mlp")[-1]
+    assert float(share.removesuffix("%")) > 0
+    assert row(table, "Linear.backward")[0] == "3"
+
+
+def test_ddp_trains_with_the_command_line():
+    if not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")):
+        pytest.skip("there is no mpirun here")
+    table = lines("ddp.py", "--models", "mlp", "--ranks", "1", "--epochs", "2", "--runs", "1")
+    rate, memory = map(float, row(table, "mlp", "1", "1", "64"))
+    assert rate > 0
+    assert memory > 0

@@ -26,7 +26,7 @@ from setuptools.modified import newer_group
 CPU = Path("pydtnn/kernels/cpu")
 SRC = CPU / "src"
 SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
-PLAIN = {"memory": ["recycle"]}  # sources that know no real type: compiled once, as usual
+PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
 REALS = {"f32": "1", "f64": "0"}
 COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
@@ -72,14 +72,17 @@ class BuildKernels(build_ext):
             if name == "generic" or (X86 and self._accepts(flags))
         ]
         self._compile_templates()
+        plain = self._compile_plain()
         for extension in self.extensions:
-            sources = templates(family_of(extension))
+            family = family_of(extension)
+            sources = templates(family)
             extension.extra_compile_args = [*COMMON, *self.openmp]
             extension.extra_link_args = [*link]
             extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in self.sets]
-            extension.depends = [*extension.depends, *sources, *headers()]
+            extension.depends = [*extension.depends, *sources, *plain, *headers()]
             extension.extra_objects = [
-                self._object(*variant) for variant in self._variants(sources)
+                *(self._object(*variant) for variant in self._variants(sources)),
+                *(plain if sources or family == "memory" else ()),
             ]
         super().build_extensions()
 
@@ -104,6 +107,19 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(self.parallel) as pool:
             list(pool.map(lambda variant: self._compile(*variant), stale))
 
+    def _compile_plain(self) -> list[str]:
+        """Compile what has no variants if it is out of date; return the object files."""
+        sources = [str(SRC / f"{name}.c") for name in PLAIN]
+        objects = self.compiler.object_filenames(sources, output_dir=self.build_temp)
+        stale = [
+            source
+            for source, target in zip(sources, objects, strict=True)
+            if self.force or newer_group([source, *headers()], target)
+        ]
+        flags = ["-Wall", "-Wextra", *COMMON]
+        self.compiler.compile(stale, output_dir=self.build_temp, extra_postargs=flags)
+        return objects
+
     def _compile(self, source: str, isa: str, real: str) -> None:
         width, flags = INSTRUCTION_SETS[isa]
         self.compiler.compile(
@@ -115,7 +131,10 @@ class BuildKernels(build_ext):
                 ("REAL_FLOAT", REALS[real]),
                 ("SUFFIX", f"{isa}_{real}"),
             ],
-            extra_postargs=["-Wall", "-Wextra", *COMMON, *self.openmp, *flags],
+            extra_postargs=[
+                *("-include", str(SRC / "scratch.h")),
+                *("-Wall", "-Wextra", *COMMON, *self.openmp, *flags),
+            ],
         )
 
     def _openmp_flags(self) -> tuple[list[str], list[str]]:
@@ -152,7 +171,7 @@ def extensions() -> list[Extension]:
     return [
         Extension(
             f"pydtnn.kernels.cpu.{path.stem}",
-            [str(path), *(str(SRC / f"{name}.c") for name in PLAIN.get(path.stem[1:], ()))],
+            [str(path)],
             include_dirs=[str(SRC), numpy.get_include()],
             define_macros=[
                 ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),

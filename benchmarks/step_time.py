@@ -1,198 +1,189 @@
 """Whole training steps, ours beside PyTorch's: two processes that take turns, step by step.
 
     python benchmarks/step_time.py                      # ResNet-44, batch 64, 1 thread
-    python benchmarks/step_time.py --models resnet44 mlp --threads 1 2 --steps 15
+    python benchmarks/step_time.py --models all --threads 1 2 --variants full no-winograd \
+        --runs 3 --output benchmarks/results/step_time.txt
+    python benchmarks/step_time.py --isa avx2           # both sides held to AVX2
 
-A step is forward, loss, backward and update (SGD with momentum) in float32. Columns: images/s of
-both (median), the median of the ratios of neighbouring steps with its quartiles, and the growth of
-resident memory over the imports. Without PyTorch installed, only our own column is printed.
+A step is forward, loss, backward and update (SGD with momentum) in float32. A run is a fresh pair
+of processes; a turn is one step, or as many as take a tenth of a second. Columns:
+
+images/s   of both sides, from the median turn of all runs
+ratio      of neighbouring turns: each run's median, and of these the median; in brackets the
+           quartiles of all turns
+MB         peak of resident memory over that after the imports, the largest of the runs, and what
+           part ours is of theirs; "and late" counts as theirs, too, what PyTorch imports only when
+           it makes an optimizer, which "torch MB" leaves out; "arrays" is the peak of our arrays
+           alone, counted by their pool, in a step after the first
+
+Without PyTorch, our columns stand alone. Threads that wait for work spin for a while after a step;
+a rest between two turns keeps them from disturbing the other side.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
-WARM_UP = 3
+from report import WITH_TORCH, Report
+from work import VARIANTS, WORK, Ours, Theirs, resident
 
-# model -> (input shape, classes, batch)
-WORK = {
-    "resnet44": ((32, 32, 3), 10, 64),
-    "resnet44-128": ((32, 32, 3), 10, 128),
-    "resnet20": ((32, 32, 3), 10, 64),
-    "vgg16_bn": ((32, 32, 3), 10, 64),
-    "cnn": ((28, 28, 1), 10, 64),
-    "mlp": ((28, 28, 1), 10, 64),
-    "resnet18": ((224, 224, 3), 1000, 8),
+WARM_UP = 3  # steps; the first one chooses algorithms
+TURN = 0.1  # s
+REST = 0.03  # s: GCC's OpenMP threads spin for 300,000 turns, up to 15 ms, before they sleep
+
+HELD = {
+    "ours": {"avx2": {"PYDTNN_ISA": "avx2"}},
+    "torch": {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}},
 }
-
-
-def resident(peak: bool = False) -> float:
-    """Resident memory of this process in MB, now or at its peak."""
-    key = "VmHWM" if peak else "VmRSS"
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
-
-
-def our_step(name: str, threads: int) -> tuple[Callable[[], None], float]:
-    """Build our side: one training step, and the memory before anything was built."""
-    import numpy as np
-
-    from pydtnn.comm import create_communicator
-    from pydtnn.comm.exchange import AllReduce
-    from pydtnn.data import Batch
-    from pydtnn.kernels import create_backend
-    from pydtnn.model import Model
-    from pydtnn.models import create_net
-    from pydtnn.optimizers import SGD
-    from pydtnn.trainer import Trainer
-
-    before = resident()
-    shape, classes, size = WORK[name]
-    net = create_net(name.partition("-")[0], classes, shape)
-    model = Model(net, shape, backend=create_backend("cpu", threads=threads))
-    trainer = Trainer(
-        model,
-        SGD(0.01, momentum=0.9, weight_decay=1e-4),
-        metrics=(),
-        exchange=AllReduce(create_communicator("serial")),
-    )
-    trainer.exchange.start(model.buckets)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(size, *shape)).astype("float32")
-    batch = Batch(x, rng.integers(classes, size=size), np.arange(size), 0, size)
-    return lambda: trainer.train_step(batch), before
-
-
-def torch_step(name: str, threads: int) -> tuple[Callable[[], None], float]:
-    """Build PyTorch's side of the same work."""
-    import numpy as np
-    import torch
-    from torch_twin import Twin, to_torch
-
-    from pydtnn.model import Model
-    from pydtnn.models import create_net
-
-    torch.set_num_threads(threads)
-    before = resident()
-    shape, classes, size = WORK[name]
-    twin = Twin(Model(create_net(name.partition("-")[0], classes, shape), shape))
-    rng = np.random.default_rng(0)
-    x = to_torch(rng.normal(size=(size, *shape)).astype("float32"))
-    target = torch.from_numpy(rng.integers(classes, size=size))
-    optimizer = torch.optim.SGD(twin.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(twin(x), target).backward()
-        optimizer.step()
-
-    return step, before
-
-
-def serve(side: str, name: str, threads: int) -> None:
-    """Answer each line of standard input with the seconds that one step took."""
-    step, before = {"ours": our_step, "torch": torch_step}[side](name, threads)
-    for _ in range(WARM_UP):
-        step()
-    print(resident(peak=True) - before, flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        step()
-        print(time.perf_counter() - start, flush=True)
+"""Variables that hold a side to an instruction set."""
 
 
 class Side:
-    """A process that makes steps on demand."""
+    """A process that makes steps when it is told to."""
 
-    def __init__(self, side: str, name: str, threads: int) -> None:
+    def __init__(self, side: str, name: str, threads: int, variant: str, isa: str | None) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
-        environment |= {"OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, __file__, "--serve", side, name, str(threads)]
+        environment |= {"OMP_NUM_THREADS": str(threads)} | HELD[side].get(isa or "", {})
+        command = [sys.executable, __file__, "--serve", side, name, str(threads), variant]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.memory = self.answer()
-        self.seconds: list[float] = []
+        self.times: list[float] = []
 
-    def answer(self) -> float:
-        assert self.process.stdout
-        return float(self.process.stdout.readline())
-
-    def step(self) -> None:
+    def ask(self, steps: int) -> dict[str, float]:
+        """Have steps made; 0 means that it was the last question."""
         assert self.process.stdin
-        self.process.stdin.write("\n")
+        assert self.process.stdout
+        self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
-        self.seconds.append(self.answer())
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit("step_time: a side has failed; its error is above")
+        return json.loads(answer)
+
+    def turn(self, steps: int) -> None:
+        """Make a turn and note the seconds per step."""
+        self.times.append(self.ask(steps)["seconds"])
+        time.sleep(REST)
 
     def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
+        """End the process; its memory is in `memory`."""
+        self.memory = self.ask(0)
         self.process.wait()
 
 
-def compare(name: str, threads: int, steps: int, sides: list[str]) -> str:
-    """Time one row of the table."""
-    workers = [Side(side, name, threads) for side in sides]
-    for _ in range(steps):
-        for worker in workers:
-            worker.step()
-    for worker in workers:
-        worker.close()
-    batch = WORK[name][2]
-    cells = [f"{name:13} {batch:5} {threads:7}"]
-    for worker in workers:
-        median = statistics.median(worker.seconds)
-        cells.append(
-            f"{batch / median:9.0f} {batch / min(worker.seconds):9.0f} {worker.memory:8.0f}"
-        )
-    if len(workers) == 2:
-        pairs = zip(workers[1].seconds, workers[0].seconds, strict=True)
-        ratios = [theirs / ours for theirs, ours in pairs]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        cells.append(f"{statistics.median(ratios):6.2f} ({low:.2f} to {high:.2f})")
-    return "  ".join(cells)
+def serve(side: str, name: str, threads: int, variant: str) -> None:
+    """Be a side: answer each number on standard input with the seconds per step of so many."""
+    work = Ours(name, threads, variant) if side == "ours" else Theirs(name, threads)
+    pool = work.model.backend.memory if isinstance(work, Ours) else None
+    for line in sys.stdin:
+        steps = int(line)
+        if not steps:
+            memory = {"growth": resident(peak=True) - work.before}
+            if isinstance(work, Theirs):
+                memory["late imports"] = work.late_imports
+            if pool:
+                memory["arrays"] = pool.peak / 2**20
+            print(json.dumps(memory), flush=True)
+            return
+        if pool:
+            pool.reset_peak()
+        start = time.perf_counter()
+        for _ in range(steps):
+            work.step()
+        print(json.dumps({"seconds": (time.perf_counter() - start) / steps}), flush=True)
+
+
+class Row:
+    """The runs of one row of the table."""
+
+    def __init__(self, name: str, threads: int, variant: str, isa: str | None) -> None:
+        self.task = name, threads, variant, isa
+        self.times: dict[str, list[float]] = {}
+        self.memory: dict[str, list[dict[str, float]]] = {}
+        self.ratios: list[list[float]] = []
+
+    def run(self, turns: int) -> None:
+        """Start both sides and let them take turns."""
+        sides = {side: Side(side, *self.task) for side in ["ours"] + ["torch"] * WITH_TORCH}
+        for side in sides.values():
+            seconds = [side.ask(1)["seconds"] for _ in range(WARM_UP)]
+        steps = max(1, round(TURN / seconds[-1]))
+        for _ in range(turns):
+            for side in sides.values():
+                side.turn(steps)
+        for name, side in sides.items():
+            side.close()
+            self.times.setdefault(name, []).extend(side.times)
+            self.memory.setdefault(name, []).append(side.memory)
+        if WITH_TORCH:
+            pairs = zip(sides["torch"].times, sides["ours"].times, strict=True)
+            self.ratios.append([theirs / ours for theirs, ours in pairs])
+
+    def text(self) -> str:
+        """The row."""
+        name, threads, variant, _ = self.task
+        batch = WORK[name].batch
+        cells = [f"{name:13}{batch:6}{threads:8}  {variant:12}"]
+        cells += [f"{batch / statistics.median(times):9.0f}" for times in self.times.values()]
+        if WITH_TORCH:
+            median = statistics.median(map(statistics.median, self.ratios))
+            low, _, high = statistics.quantiles(chain(*self.ratios), n=4)
+            cells.append(f"{median:8.2f} ({low:.2f} to {high:.2f})")
+        growth = [max(run["growth"] for run in runs) for runs in self.memory.values()]
+        cells += [f"{mb:8.0f}" for mb in growth]
+        if WITH_TORCH:
+            late = self.memory["torch"][0]["late imports"]
+            cells += [f"{growth[0] / growth[1]:10.2f}", f"{growth[0] / (growth[1] + late):9.2f}"]
+        cells.append(f"{self.memory['ours'][0]['arrays']:8.1f}")
+        return " ".join(cells)
+
+
+def head() -> str:
+    """The names of the columns."""
+    sides = ["ours"] + ["torch"] * WITH_TORCH
+    cells = [f"{'model':13}{'batch':>6}{'threads':>8}  {'variant':12}"]
+    cells += [f"{side + ' im/s':>9}" for side in sides]
+    cells += [f"{'ratio':>8} {'':14}"] * WITH_TORCH
+    cells += [f"{side + ' MB':>8}" for side in sides]
+    cells += [f"{'of theirs':>10}", f"{'and late':>9}"] * WITH_TORCH
+    return " ".join([*cells, f"{'arrays':>8}"])
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--models", nargs="+", choices=WORK, default=["resnet44"])
+    models = [*WORK, "all"]
+    parser.add_argument("--models", nargs="+", choices=models, default=["resnet44"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
-    parser.add_argument("--steps", type=int, default=11)
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["full"])
+    parser.add_argument("--isa", choices=["avx2"], help="hold both sides to it")
+    parser.add_argument("--turns", type=int, default=11, help="of each side in a run, at least 2")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="file that receives the table, too")
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        side, name, threads = args.serve
-        serve(side, name, int(threads))
+        side, name, threads, variant = args.serve
+        serve(side, name, int(threads), variant)
         return
-    sides = ["ours"] + ["torch"] * (importlib.util.find_spec("torch") is not None)
-    print(f"{machine()}; command: python {' '.join(sys.argv)}")
-    head = " ".join(f"{s + ' img/s':>9} {'best':>9} {'MB':>8} " for s in sides)
-    print(f"{'model':13} batch threads  {head}  ratio")
-    for name in args.models:
+    report = Report(args.output)
+    report.line(head())
+    for name in WORK if "all" in args.models else args.models:
         for threads in args.threads:
-            print(compare(name, threads, args.steps, sides), flush=True)
-
-
-def machine() -> str:
-    """Name the processor and the versions."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        line = next((x for x in info.read_text().splitlines() if x.startswith("model name")), "")
-        cpu = line.partition(":")[2].strip() or cpu
-    torch = importlib.util.find_spec("torch")
-    version = importlib.import_module("importlib.metadata").version("torch") if torch else "absent"
-    return f"{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, PyTorch {version}"
+            for variant in args.variants:
+                row = Row(name, threads, variant, args.isa)
+                for _ in range(args.runs):
+                    row.run(args.turns)
+                report.line(row.text())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The same network in PyTorch, built from a pydtnn model's graph, with the same weights.
+"""The same network in PyTorch, built from a graph of pydtnn layers.
 
-Parity tests hold the library to it, and benchmarks time it as the peer: idiomatic `torch.nn`
-modules, `channels_last`, in-place ReLU.
+Benchmarks time it as the peer: idiomatic `torch.nn` modules, `channels_last`, in-place ReLU. With a
+model's weights it is the twin that parity tests hold the library to.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from pydtnn import layers
-from pydtnn.layers import Layer
+from pydtnn.graph import Graph
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Layer, fused
+from pydtnn.layers.blocks import nodes
 from pydtnn.model import Model
+from pydtnn.models import create_net
 
 Convert = Callable[[Any], nn.Module]
 
@@ -32,43 +36,65 @@ class Apply(nn.Module):
         return self.function(*xs)
 
 
-class Twin(nn.Module):
-    """A `torch.nn.Module` that computes what a pydtnn model computes.
+class Peer(nn.Module):
+    """A `torch.nn.Module` that computes what a graph of pydtnn layers computes.
+
+    Parameters
+    ----------
+    graph : Graph
+        Fused layers become the layers that they stand for. Inputs stay NHWC arrays, seen by PyTorch
+        as NCHW in `channels_last` memory.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        inner = graph.nodes[len(graph.inputs) :]
+        self.steps = nn.ModuleList(convert(node.layer) for node in inner)
+        self.wiring = [(n.index, [i.index for i in n.inputs], n.releases) for n in inner]
+        self.output = graph.outputs[0].index
+        self.to(getattr(torch, graph.dtype.name))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the nodes in order; x is (N, C, H, W) or (N, features)."""
+        values: list[Any] = [None] * (len(self.wiring) + 1)
+        values[0] = x
+        for step, (index, inputs, releases) in zip(self.steps, self.wiring, strict=True):
+            values[index] = step(*(values[i] for i in inputs))
+            for released in releases:
+                values[released] = None
+        return values[self.output]
+
+
+class Twin(Peer):
+    """The peer of a model, with the same weights.
 
     Parameters
     ----------
     model : Model
-        Its weights are copied; inputs stay NHWC arrays, seen by PyTorch as NCHW in `channels_last`
-        memory.
+        Its weights are copied.
     """
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-        self.nodes = model.graph.nodes[len(model.graph.inputs) :]
-        self.steps = nn.ModuleList(convert(node.layer) for node in self.nodes)
-        self.to(getattr(torch, model.dtype.name))
-        self.to(memory_format=torch.channels_last)
-        for node, module in zip(self.nodes, self.steps, strict=True):
-            copy_weights(node.layer, module)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the nodes in order; x is (N, C, H, W) or (N, features)."""
-        values: list[Any] = [None] * (len(self.nodes) + 1)
-        values[0] = x
-        for node, step in zip(self.nodes, self.steps, strict=True):
-            values[node.index] = step(*(values[i.index] for i in node.inputs))
-            for index in node.releases:
-                values[index] = None
-        return values[self.model.graph.outputs[0].index]
+        super().__init__(model.graph)
+        self.layers = model.layers
+        for layer, module in zip(self.layers, self.steps, strict=True):
+            copy_weights(layer, module)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Gradients by the names and in the shapes of the pydtnn model."""
         result = {}
-        for node, module in zip(self.nodes, self.steps, strict=True):
-            for p, tensor in pairs(node.layer, module):
+        for layer, module in zip(self.layers, self.steps, strict=True):
+            for p, tensor in pairs(layer, module):
                 result[p.name] = to_ours(tensor.grad).reshape(p.shape)
         return result
+
+
+def plain_graph(name: str, classes: int, shape: tuple[int, ...]) -> Graph:
+    """Wire a named net in float32, without fusion and without memory for its parameters."""
+    graph = Graph((shape,), backend=create_backend("numpy"), dtype="float32")
+    graph.finish(nodes(graph.add(create_net(name, classes, shape), *graph.inputs)))
+    return graph
 
 
 def to_torch(x: np.ndarray) -> torch.Tensor:
@@ -118,13 +144,14 @@ def windowed(make: Callable[..., nn.Module], padding: tuple, value: float) -> nn
 
 def conv(layer: layers.Conv2d) -> nn.Module:
     g = layer.geometry
-    return windowed(
+    module = windowed(
         lambda padding: nn.Conv2d(
             g.channels, g.filters, g.kernel, g.stride, padding, g.dilation, g.groups, layer.bias
         ),
         g.padding,
         0.0,
     )
+    return nn.Sequential(module, nn.ReLU()) if layer.relu else module
 
 
 def batch_norm(layer: layers.BatchNorm) -> nn.Module:
@@ -151,6 +178,21 @@ def average_pool(layer: layers.AvgPool2d) -> nn.Module:
         g.padding,
         0.0,
     )
+
+
+class NormAddReLU(nn.Module):
+    """What our fused layer stands for, written out."""
+
+    def __init__(self, layer: fused.NormAddReLU) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(
+            batch_norm(norm) if norm else nn.Identity() for norm in layer.norms
+        )
+        self.relu = nn.ReLU() if layer.relu else nn.Identity()
+
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        values = [norm(x) for norm, x in zip(self.norms, xs, strict=True)]
+        return self.relu(sum(values[1:], values[0]))
 
 
 class Normalized(nn.Module):
@@ -180,6 +222,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.Conv2d: conv,
     layers.Linear: lambda layer: nn.Linear(layer.w.shape[1], layer.features, layer.bias),
     layers.BatchNorm: batch_norm,
+    fused.NormAddReLU: NormAddReLU,
     layers.GroupNorm: lambda layer: nn.GroupNorm(
         layer.groups, layer.output_shape[-1], layer.epsilon
     ),

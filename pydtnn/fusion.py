@@ -101,8 +101,9 @@ class _Pass:
             return Pattern((node,), node.inputs, (layer,), False)
         if type(layer) is ReLU:
             (source,) = node.inputs
-            inner = self.match(source) if self.hidden(source) else None
-            if inner is None or inner.relu:
+            joins = type(source.layer) in (BatchNorm, Add) and self.hidden(source)
+            inner = self.match(source) if joins else None
+            if inner is None:
                 return Pattern((node,), node.inputs, (None,), True)
             return Pattern((*inner.nodes, node), inner.inputs, inner.norms, True)
         if type(layer) is Add and len(node.inputs) == 2:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.norm import BatchNorm
 
 
@@ -152,3 +152,9 @@ class NormAddReLU(Layer):
         return channels * (
             norms * (16 + 2 * self.dtype.itemsize) + bool(norms) * self.dtype.itemsize
         )
+
+    def cost(self, batch: int) -> Cost:
+        """Operations of the layers it replaces; the bytes are those of the convolutions around."""
+        costs = [part.cost(batch) for part in self.parts]
+        flops = [sum(cost[i] for cost in costs) for i in range(2)]
+        return Cost(flops[0], flops[1], 0, 0)

@@ -9,8 +9,8 @@ from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.geometry import ConvGeometry
 
 # As in src/conv_filter.c and src/conv_winograd_filter.c: the gradient of the filters is summed in
-# so many parts at most, a part has so many filters, and Winograd's parts so many bytes.
-PIECES, UNIT_FILTERS, SUMS_BYTES = 16, 64, 5 << 20
+# so many parts at most, one of which has so many filters, and all of them so many bytes.
+PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 
@@ -33,7 +33,8 @@ def conv_scratch(
     for g in geometries:
         filters = prod(g.weight_shape) * itemsize
         units = g.groups * -(-g.filters // (g.groups * UNIT_FILTERS))
-        largest = max(largest, filters * -(-PIECES // units))
+        parts = min(-(-PIECES // units), max(DIRECT_BYTES // filters, 1))
+        largest = max(largest, filters * parts)
         if winograd and "winograd4" in candidates(g):
-            largest = max(largest, min(filters * 36 // 9 * PIECES, SUMS_BYTES))
+            largest = max(largest, min(filters * 36 // 9 * PIECES, WINOGRAD_BYTES))
     return largest + BLOCK_BYTES * threads

@@ -1,7 +1,8 @@
-/* Convolutions over NHWC images: the table of kernels. Forward and backward of data are gathers
- * (conv_gather.c), backward of filters is a sum over pixels (conv_filter.c), depthwise kernels are
- * in conv_depthwise.c; conv_block.c says how all of them walk. Winograd's algorithms walk on their
- * own (conv_winograd.c). */
+/* Convolutions over NHWC images: the table of kernels. Every direction and algorithm is a walk over
+ * blocks (conv_walk.c). Forward and backward of data are gathers (conv_gather.c), backward of
+ * filters is a sum over pixels (conv_filter.c), depthwise kernels are in conv_depthwise.c;
+ * conv_block.c says what their blocks are. Winograd's algorithms have blocks of their own
+ * (conv_winograd.c). */
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
@@ -9,29 +10,40 @@
  * strides and dilations of 1. */
 static int tile_of(int algorithm) { return algorithm == WINOGRAD4 ? 4 : 2; }
 
-static int run_gather(const struct conv_shape *s, int algorithm, enum gather gather, const struct source *x, const void *w,
-                   const void *b, const struct sink *y, double *sums, int threads) {
-    struct walk walk;
-    if (algorithm != DIRECT) return NAME(winograd_gather)(s, gather, tile_of(algorithm), x, w, b, y, sums, threads);
-    if (NAME(gather_walk)(&walk, s, gather, x, w, b, y, sums)) return -1;
-    return NAME(walk_run)(&walk, threads);
+static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,
+                       enum gather gather, const struct source *x, const void *w, const void *b,
+                       const struct sink *y, double *sums, int threads) {
+    if (algorithm == DIRECT) return NAME(gather_walk)(walk, s, gather, x, w, b, y, sums);
+    return NAME(winograd_gather_walk)(walk, s, gather, tile_of(algorithm), x, w, b, y, sums,
+                                      threads);
+}
+
+static int make_filter(struct walk *walk, const struct conv_shape *s, int algorithm,
+                       const struct source *x, const struct source *dy, void *dw, int accumulate,
+                       int threads) {
+    if (algorithm == DIRECT) return NAME(filter_walk)(walk, s, x, dy, dw, accumulate);
+    return NAME(winograd_filter_walk)(walk, s, tile_of(algorithm), x, dy, dw, accumulate, threads);
 }
 
 static int forward(const struct conv_shape *s, int algorithm, const struct source *x, const void *w,
                    const void *b, const struct sink *y, double *sums, int threads) {
-    return run_gather(s, algorithm, GATHER_INPUT, x, w, b, y, sums, threads);
+    struct walk walk;
+    if (make_gather(&walk, s, algorithm, GATHER_INPUT, x, w, b, y, sums, threads)) return -1;
+    return NAME(walk_run)(&walk, threads);
 }
 
 static int backward_data(const struct conv_shape *s, int algorithm, const struct source *dy,
                          const void *w, const struct sink *dx, double *sums, int threads) {
-    return run_gather(s, algorithm, GATHER_GRADIENT, dy, w, NULL, dx, sums, threads);
+    struct walk walk;
+    if (make_gather(&walk, s, algorithm, GATHER_GRADIENT, dy, w, NULL, dx, sums, threads))
+        return -1;
+    return NAME(walk_run)(&walk, threads);
 }
 
 static int backward_filter(const struct conv_shape *s, int algorithm, const struct source *x,
                            const struct source *dy, void *dw, int accumulate, int threads) {
     struct walk walk;
-    if (algorithm != DIRECT) return NAME(winograd_filter)(s, tile_of(algorithm), x, dy, dw, accumulate, threads);
-    if (NAME(filter_walk)(&walk, s, x, dy, dw, accumulate)) return -1;
+    if (make_filter(&walk, s, algorithm, x, dy, dw, accumulate, threads)) return -1;
     return NAME(walk_run)(&walk, threads);
 }
 
@@ -39,19 +51,18 @@ static int backward(const struct conv_shape *s, int data_algorithm, int filter_a
                     const struct source *x, const struct source *dy, const void *w,
                     const struct sink *dx, double *sums, void *dw, int accumulate, int threads) {
     struct walk data, filter;
-    if (data_algorithm == DIRECT && filter_algorithm == DIRECT) {
-        if (NAME(gather_walk)(&data, s, GATHER_GRADIENT, dy, w, NULL, dx, sums)) return -1;
-        if (NAME(filter_walk)(&filter, s, x, dy, dw, accumulate)) {
-            data.close(&data, -1);
-            return -1;
-        }
-        if (NAME(walks_fit)(&data, &filter)) return NAME(walk_run_both)(&data, &filter, threads);
-        int status = NAME(walk_run)(&filter, threads);
-        return NAME(walk_run)(&data, threads) || status ? -1 : 0;
+    if (make_gather(&data, s, data_algorithm, GATHER_GRADIENT, dy, w, NULL, dx, sums, threads))
+        return -1;
+    if (make_filter(&filter, s, filter_algorithm, x, dy, dw, accumulate, threads)) {
+        data.close(&data, -1);
+        return -1;
     }
-    if (backward_filter(s, filter_algorithm, x, dy, dw, accumulate, threads)) return -1;
-    return backward_data(s, data_algorithm, dy, w, dx, sums, threads);
+    if (NAME(walks_fit)(&data, &filter)) return NAME(walk_run_both)(&data, &filter, threads);
+    int status = NAME(walk_run)(&filter, threads);
+    return NAME(walk_run)(&data, threads) || status ? -1 : 0;
 }
 
-const struct conv_kernels NAME(conv_kernels) = {
-    .forward = forward, .backward_data = backward_data, .backward_filter = backward_filter, .backward = backward};
+const struct conv_kernels NAME(conv_kernels) = {.forward = forward,
+                                                .backward_data = backward_data,
+                                                .backward_filter = backward_filter,
+                                                .backward = backward};

@@ -11,6 +11,8 @@
  * plain load of x at every pixel and nothing is packed: 11 loads for 24 multiply-adds. Expected:
  * 0.8 to 0.9 of the peak where taps x channels fill vectors.
  *
+ * Where such rows fill vectors badly, as with 3 channels, lanes are filters: gemm_turned.c.
+ *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
  * order at the end. Their number depends on the shape alone, so do the bytes; and the rounding
  * error of float32 grows with the pixels of a block and the number of blocks, not with the pixels
@@ -23,6 +25,7 @@
 #include "gemm.h"
 
 enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, UNIT_FILTERS = 64, REDUCE = 4096 };
+#define SUMS_BYTES ((ptrdiff_t)8 << 20) /* of all parts, if there are several */
 
 struct filtering {
     struct plan plan;
@@ -36,7 +39,6 @@ struct filtering {
     real *sums; /* [part][size] */
     real *dw;
     int accumulate;
-    ptrdiff_t reals; /* of the scratch of a thread */
 };
 
 static int prepare(struct filtering *f, const struct conv_shape *s) {
@@ -57,7 +59,8 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
         return -1;
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
     f->units = f->depthwise ? 1 : f->groups * f->units_per_group;
-    f->parts = smaller(ceil_div(PIECES, f->units), f->plan.blocks);
+    const ptrdiff_t most = larger(SUMS_BYTES / (f->size * (ptrdiff_t)sizeof(real)), 1);
+    f->parts = smaller(smaller(ceil_div(PIECES, f->units), most), f->plan.blocks);
     f->sums = NAME(scratch_new)(f->parts * f->size);
     return f->sums ? 0 : -1;
 }
@@ -96,9 +99,13 @@ static void add_dense(const struct filtering *f, const struct block *block, cons
     ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
     ptrdiff_t filter = group * f->filters + first,
               count = smaller(f->filters - first, UNIT_FILTERS);
+    /* Vectors of (tap, channel) that are a fifth empty, where vectors of filters are full. */
+    ptrdiff_t lanes = vectors_of(view->length) * LANES;
+    int turned = f->filters % LANES == 0 && 5 * view->length <= 4 * lanes;
+    ptrdiff_t wide = turned ? view->length : OUTER_COLUMNS;
     for (ptrdiff_t r = 0; r < view->segments; r++) {
         if (r % per_row == 0) rows = output_rows(&f->plan, block, r / per_row, in, out);
-        for (ptrdiff_t column = 0; column < view->length; column += OUTER_COLUMNS) {
+        for (ptrdiff_t column = 0; column < view->length; column += wide) {
             struct gemm_outer task = {.a = dy + filter,
                                       .a_offset = out,
                                       .lda = f->plan.out_channels,
@@ -110,9 +117,9 @@ static void add_dense(const struct filtering *f, const struct block *block, cons
                                       .length = f->plan.out[1],
                                       .c = dw + filter * f->depth + r * view->length + column,
                                       .ldc = f->depth,
-                                      .columns = smaller(view->length - column, OUTER_COLUMNS),
+                                      .columns = smaller(view->length - column, wide),
                                       .accumulate = accumulate};
-            NAME(gemm_outer)(count, &task);
+            (turned ? NAME(gemm_outer_turned) : NAME(gemm_outer))(count, &task);
         }
     }
 }
@@ -151,13 +158,38 @@ static const real *load_dy(const struct filtering *f, const struct block *block,
     return scratch;
 }
 
-/* Add a block to its part's sum for one unit, whose dw stays in L2. */
-static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t unit,
-                 void *scratch) {
+/* What a thread works with: offsets of the pixels in what is read and in dy; blocks of x and dy. */
+struct workspace {
+    real *input;
+    ptrdiff_t in[];
+};
+
+static void shut(void *thread) {
+    struct workspace *work = thread;
+    free(work->input);
+    free(work);
+}
+
+static void *open(const struct walk *walk) {
     const struct filtering *f = walk->state;
     const struct plan *plan = &f->plan;
-    real *input = scratch, *dw = f->sums + part * f->size;
-    ptrdiff_t *in = (ptrdiff_t *)(input + f->reals), *out = in + plan->pixels;
+    ptrdiff_t mapped = is_plain(f->dy) ? 0 : plan->outputs * plan->out_channels;
+    struct workspace *work = malloc(sizeof *work + 2 * (size_t)plan->pixels * sizeof work->in[0]);
+    if (!work) return NULL;
+    work->input = NAME(scratch_new)(plan->scratch + mapped);
+    if (work->input) return work;
+    shut(work);
+    return NULL;
+}
+
+/* Add a block to its part's sum for one unit, whose dw stays in L2. */
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t unit,
+                 void *thread) {
+    const struct filtering *f = walk->state;
+    const struct plan *plan = &f->plan;
+    struct workspace *work = thread;
+    real *input = work->input, *dw = f->sums + part * f->size;
+    ptrdiff_t *in = work->in, *out = in + plan->pixels;
     int first = number == first_block(walk, part);
     struct block block = NAME(plan_load)(plan, number, f->x, input);
     const real *g = load_dy(f, &block, unit, input + plan->scratch);
@@ -194,8 +226,6 @@ static void reduce_depthwise(const struct walk *walk, ptrdiff_t channel) {
     }
 }
 
-static void start(const struct walk *walk, void *scratch) { (void)walk, (void)scratch; }
-
 static void close(const struct walk *walk, int status) {
     (void)status;
     free_filtering(walk->state);
@@ -210,19 +240,16 @@ int NAME(filter_walk)(struct walk *walk, const struct conv_shape *s, const struc
         free_filtering(f);
         return -1;
     }
-    ptrdiff_t mapped = is_plain(dy) ? 0 : f->plan.outputs * s->filters;
-    f->reals = ceil_div(f->plan.scratch + mapped, LANES) * LANES;
-    *walk = (struct walk){
-        .blocks = f->plan.blocks,
-        .parts = f->parts,
-        .pieces = f->units,
-        .ends = f->depthwise ? s->channels : ceil_div(f->size, REDUCE),
-        .scratch = f->reals * (ptrdiff_t)sizeof(real) +
-                   2 * f->plan.pixels * (ptrdiff_t)sizeof(ptrdiff_t),
-        .state = f,
-        .start = start,
-        .step = step,
-        .end = f->depthwise ? reduce_depthwise : reduce_dense,
-        .close = close};
+    *walk = (struct walk){.blocks = f->plan.blocks,
+                          .parts = f->parts,
+                          .pieces = f->units,
+                          .ends = f->depthwise ? s->channels : ceil_div(f->size, REDUCE),
+                          .resident = f->size * (ptrdiff_t)sizeof(real),
+                          .state = f,
+                          .open = open,
+                          .step = step,
+                          .shut = shut,
+                          .end = f->depthwise ? reduce_depthwise : reduce_dense,
+                          .close = close};
     return 0;
 }

@@ -66,7 +66,6 @@ struct gathering {
     const struct sink *sink;
     int aside;            /* whether outputs are computed in a scratch */
     double *sums, *total; /* sums: [block][what the sink sums][channel] */
-    ptrdiff_t reals;      /* of the scratch of a thread */
 };
 
 static const real *bias_of(const struct gathering *g, ptrdiff_t group, ptrdiff_t panel) {
@@ -144,8 +143,7 @@ static int prepare(struct gathering *g, enum gather gather, int bias) {
 }
 
 /* Pack panel number `number`, counted over phases, groups and panels. */
-static void pack(const struct walk *walk, ptrdiff_t number, void *scratch) {
-    (void)scratch;
+static void pack(const struct walk *walk, ptrdiff_t number) {
     const struct gathering *g = walk->state;
     const struct phase *phase = &g->phase[number / (g->groups * g->panels)];
     ptrdiff_t group = number / g->panels % g->groups, panel = number % g->panels;
@@ -262,18 +260,28 @@ struct workspace {
     struct offsets offsets;
 };
 
-static struct workspace *workspace_of(const struct gathering *g, void *scratch) {
-    return (struct workspace *)((real *)scratch + g->reals);
+static void shut(void *thread) {
+    struct workspace *work = thread;
+    free(work->input);
+    free(work);
 }
 
-static void start(const struct walk *walk, void *scratch) {
+static void *open(const struct walk *walk) {
     const struct gathering *g = walk->state;
-    struct workspace *work = workspace_of(g, scratch);
+    ptrdiff_t outputs = g->aside ? g->plan.outputs * g->plan.out_channels : 0;
+    ptrdiff_t offsets = g->views + 2 * g->phases * g->plan.pixels;
+    struct workspace *work = malloc(sizeof *work + (size_t)offsets * sizeof *work->offsets.in);
+    if (!work) return NULL;
     ptrdiff_t *table = (ptrdiff_t *)(work + 1);
-    work->input = scratch;
-    work->output = work->input + g->plan.scratch;
     work->offsets = (struct offsets){.images = -1, .pixels = table, .in = table + g->views};
     work->offsets.out = work->offsets.in + g->phases * g->plan.pixels;
+    work->input = NAME(scratch_new)(g->plan.scratch + outputs);
+    if (work->input) {
+        work->output = work->input + g->plan.scratch;
+        return work;
+    }
+    shut(work);
+    return NULL;
 }
 
 /* The channels of panels [0, panel), counted over groups. */
@@ -282,11 +290,11 @@ static ptrdiff_t channels_before(const struct gathering *g, ptrdiff_t panel) {
 }
 
 static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
-                 void *scratch) {
+                 void *thread) {
     (void)part;
     const struct gathering *g = walk->state;
     const struct plan *plan = &g->plan;
-    struct workspace *work = workspace_of(g, scratch);
+    struct workspace *work = thread;
     ptrdiff_t channels = plan->out_channels, panels = g->groups * g->panels;
     ptrdiff_t begin = panels * piece / g->pieces, end = panels * (piece + 1) / g->pieces;
     struct source unstored = *g->x;
@@ -341,19 +349,17 @@ int NAME(gather_walk)(struct walk *walk, const struct conv_shape *s, enum gather
         return -1;
     }
     if (b) pack_bias(g, b);
-    ptrdiff_t outputs = g->aside ? g->plan.outputs * g->plan.out_channels : 0;
-    ptrdiff_t table = (g->views + 2 * g->phases * g->plan.pixels) * (ptrdiff_t)sizeof(ptrdiff_t);
-    g->reals = ceil_div(g->plan.scratch + outputs, LANES) * LANES;
-    *walk = (struct walk){
-        .blocks = g->plan.blocks,
-        .parts = g->plan.blocks,
-        .pieces = g->pieces,
-        .packs = g->phases * g->groups * g->panels,
-        .scratch = g->reals * (ptrdiff_t)sizeof(real) + (ptrdiff_t)sizeof(struct workspace) + table,
-        .state = g,
-        .start = start,
-        .pack = pack,
-        .step = step,
-        .close = close};
+    *walk = (struct walk){.blocks = g->plan.blocks,
+                          .parts = g->plan.blocks,
+                          .pieces = g->pieces,
+                          .packs = g->phases * g->groups * g->panels,
+                          .resident = (ptrdiff_t)sizeof(real) * s->kernel[0] * s->kernel[1] *
+                                      g->filters.in * g->groups * g->padded,
+                          .state = g,
+                          .open = open,
+                          .pack = pack,
+                          .step = step,
+                          .shut = shut,
+                          .close = close};
     return 0;
 }

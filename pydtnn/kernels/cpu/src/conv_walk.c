@@ -8,40 +8,38 @@
  * The gradients of the data and of the filters both read dy, and what one reads for its gate the
  * other reads as its input. Run one after the other, each array comes from memory twice; side by
  * side, the second to reach a block finds it in L2. A block of either covers some 10 to 100 KB of
- * each array, so both fit. Their blocks need not be alike: whichever is behind takes the next step.
- * The steps of each are in the same order as when it runs alone, and so are its sums.
+ * each array, so both fit, unless filters and sums take the room. Their blocks need not be alike:
+ * whichever is behind takes the next step. The steps of each are in the same order as when it runs
+ * alone. Saves 9 to 14 % of both for 16 channels on maps of 32x32, 6 to 9 % for 32 on 16x16.
  */
-#include <stdlib.h>
-
 #include "conv_walk.h"
-#include "gemm.h"
 
-enum { MOST_WALKS = 2 };
+enum { MOST_WALKS = 2, RESIDENT_BYTES = 512 * 1024 };
 
 /* Blocks [at, end) of a part. */
-struct range {
+struct span {
     ptrdiff_t begin, at, end;
 };
 
-static struct range range_of(const struct walk *walk, ptrdiff_t part) {
+static struct span span_of(const struct walk *walk, ptrdiff_t part) {
     const ptrdiff_t begin = first_block(walk, part);
-    return (struct range){begin, begin, first_block(walk, part + 1)};
+    return (struct span){begin, begin, first_block(walk, part + 1)};
 }
 
-/* Whether the first of two ranges takes the next step: its share done after it is not the larger. */
-static int leads(const struct range *a, const struct range *b) {
+/* Whether the first of two takes the next step: its share done after it is not the larger. */
+static int leads(const struct span *a, const struct span *b) {
     if (a->at == a->end || b->at == b->end) return a->at < a->end;
     return (a->at + 1 - a->begin) * (b->end - b->begin) <=
            (b->at + 1 - b->begin) * (a->end - a->begin);
 }
 
 static void run_part(const struct walk *walk, int walks, ptrdiff_t part, ptrdiff_t piece,
-                     void *const *scratch) {
-    struct range range[MOST_WALKS] = {{0}};
-    for (int w = 0; w < walks; w++) range[w] = range_of(&walk[w], part);
-    while (range[0].at < range[0].end || range[1].at < range[1].end) {
-        const int w = leads(&range[0], &range[1]) ? 0 : 1;
-        walk[w].step(&walk[w], part, range[w].at++, piece, scratch[w]);
+                     void *const *thread) {
+    struct span span[MOST_WALKS] = {{0}};
+    for (int w = 0; w < walks; w++) span[w] = span_of(&walk[w], part);
+    while (span[0].at < span[0].end || span[1].at < span[1].end) {
+        const int w = leads(&span[0], &span[1]) ? 0 : 1;
+        walk[w].step(&walk[w], part, span[w].at++, piece, thread[w]);
     }
 }
 
@@ -51,35 +49,28 @@ static int run(const struct walk *walk, int walks, int threads) {
     const ptrdiff_t items = walk->parts * walk->pieces;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        void *scratch[MOST_WALKS] = {NULL};
+        void *thread[MOST_WALKS] = {NULL};
         int ready = 1;
-        for (int w = 0; w < walks; w++) {
-            scratch[w] = NAME(scratch_new)(ceil_div(walk[w].scratch, sizeof(real)));
-            if (scratch[w]) {
-                walk[w].start(&walk[w], scratch[w]);
-            } else {
-                ready = 0;
-            }
-        }
+        for (int w = 0; w < walks; w++) ready &= (thread[w] = walk[w].open(&walk[w])) != NULL;
         if (!ready) {
 #pragma omp atomic write
             status = -1;
         }
         for (int w = 0; w < walks; w++) {
 #pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < walk[w].packs; i++) {
-                if (ready) walk[w].pack(&walk[w], i, scratch[w]);
-            }
+            for (ptrdiff_t i = 0; i < walk[w].packs; i++) walk[w].pack(&walk[w], i);
         }
 #pragma omp for schedule(dynamic)
         for (ptrdiff_t i = 0; i < items; i++) {
-            if (ready) run_part(walk, walks, i / walk->pieces, i % walk->pieces, scratch);
+            if (ready) run_part(walk, walks, i / walk->pieces, i % walk->pieces, thread);
         }
         for (int w = 0; w < walks; w++) {
 #pragma omp for schedule(static)
             for (ptrdiff_t i = 0; i < walk[w].ends; i++) walk[w].end(&walk[w], i);
         }
-        for (int w = 0; w < walks; w++) free(scratch[w]);
+        for (int w = 0; w < walks; w++) {
+            if (thread[w]) walk[w].shut(thread[w]);
+        }
     }
     for (int w = 0; w < walks; w++) walk[w].close(&walk[w], status);
     return status;
@@ -88,7 +79,8 @@ static int run(const struct walk *walk, int walks, int threads) {
 int NAME(walk_run)(const struct walk *walk, int threads) { return run(walk, 1, threads); }
 
 int NAME(walks_fit)(const struct walk *a, const struct walk *b) {
-    return a->pieces == 1 && b->pieces == 1 && a->blocks >= b->parts;
+    return a->pieces == 1 && b->pieces == 1 && a->blocks >= b->parts &&
+           a->resident + b->resident <= RESIDENT_BYTES;
 }
 
 int NAME(walk_run_both)(const struct walk *a, const struct walk *b, int threads) {

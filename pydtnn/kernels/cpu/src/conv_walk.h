@@ -11,14 +11,15 @@
 struct walk {
     ptrdiff_t blocks, parts, pieces;
     ptrdiff_t packs, ends; /* independent calls of `pack` before the blocks, of `end` after them */
-    ptrdiff_t scratch;     /* bytes for a thread */
+    ptrdiff_t resident;    /* bytes that every block reads or adds to: filters or their gradient */
     void *state;
-    void (*start)(const struct walk *walk, void *scratch); /* prepare a thread's scratch */
-    void (*pack)(const struct walk *walk, ptrdiff_t number, void *scratch);
+    void *(*open)(const struct walk *walk); /* what a thread works with; NULL if memory is short */
+    void (*pack)(const struct walk *walk, ptrdiff_t number);
     void (*step)(const struct walk *walk, ptrdiff_t part, ptrdiff_t block, ptrdiff_t piece,
-                 void *scratch);
+                 void *thread);
+    void (*shut)(void *thread);
     void (*end)(const struct walk *walk, ptrdiff_t number);
-    void (*close)(const struct walk *walk, int status); /* status 0: write the sums; free the state */
+    void (*close)(const struct walk *walk, int status); /* status 0: add the sums; free the state */
 };
 
 INLINE ptrdiff_t first_block(const struct walk *walk, ptrdiff_t part) {
@@ -28,7 +29,8 @@ INLINE ptrdiff_t first_block(const struct walk *walk, ptrdiff_t part) {
 /* Run a walk and close it. Returns 0, or -1 if memory is short. */
 int NAME(walk_run)(const struct walk *walk, int threads);
 
-/* Whether two walks over the same batch can be run together, in the parts of the second. */
+/* Whether two walks over the same batch can be run together, in the parts of the second, and find
+ * room in L2. */
 int NAME(walks_fit)(const struct walk *a, const struct walk *b);
 int NAME(walk_run_both)(const struct walk *a, const struct walk *b, int threads);
 

@@ -13,12 +13,14 @@
  * 36 multiplications make 16 outputs that need 144: four times fewer (F(2x2, 3x3): 16 for 4 instead
  * of 36, 2.25 times). The transforms cost 270 vector operations per tile and vector of channels, as
  * many as half of the products for 16 channels and an eighth for 64. So of the bound of 4 about 2.7
- * remain for 16 channels and 3.4 for 64, before memory.
+ * remain for 16 channels and 3.4 for 64, before memory. Expected, in multiples of the peak as if
+ * all 144 multiplications were done: 1.7 for 16 channels and 2.8 for 64 from L2, 1.2 and 2.3 with
+ * images in L3, where reading and writing them takes a fifth of the time for 16 channels.
  *
  * Filters that do not fit in L2 transformed are cut: an item is a part of the batch and a range of
- * about 64 outputs, whose filters each thread transforms for itself; groups are larger, M is summed
- * over ranges of about 64 inputs, and the tiles are transformed again for every range of outputs,
- * which costs a seventh.
+ * about 64 outputs, whose filters each thread transforms for itself as it needs them; groups are
+ * larger, M is summed over ranges of about 64 inputs, and the tiles are transformed again for every
+ * range of outputs, which costs a seventh.
  *
  * Rows of y shorter than a few cache lines per tile are gathered in a copy of the block and written
  * in order.
@@ -34,12 +36,16 @@ struct gathering {
     struct tiling tiling;
     struct canvas canvas;
     struct filter_view view;
-    struct tile_group in, out;       /* count: tiles of a full group */
-    ptrdiff_t matrices, filters;     /* filters: the stride between matrices of u */
+    struct tile_group in, out;                /* count: tiles of a full group */
+    ptrdiff_t matrices, filters;              /* filters: the stride between matrices of u */
     ptrdiff_t parts, inputs, outputs, pieces; /* inputs, outputs: channels of a range; pieces: of
                                                  outputs */
     int shared, in_place;
     real *u, *start;
+    struct source x;
+    const real *w;
+    const struct sink *sink;
+    double *sums, *total; /* sums: [part][what the sink sums][channel] */
 };
 
 struct scratch {
@@ -107,34 +113,54 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
     return 0;
 }
 
-static int scratch_make(const struct gathering *g, struct scratch *scratch) {
-    const struct tiling *t = &g->tiling;
-    const ptrdiff_t y = t->images * t->rows * t->tile * t->output[1] * g->outputs;
-    scratch->canvas = NAME(canvas_new)(t, &g->canvas);
-    scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->filters);
-    scratch->v = NAME(scratch_new)(g->matrices * g->in.stride);
-    scratch->m = NAME(scratch_new)(g->matrices * g->out.stride);
-    scratch->y = g->in_place ? NULL : NAME(scratch_new)(y);
-    return scratch->canvas && (g->shared || scratch->u) && scratch->v && scratch->m &&
-           (g->in_place || scratch->y);
-}
-
-static void scratch_free(struct scratch *scratch) {
+static void shut(void *thread) {
+    struct scratch *scratch = thread;
     free(scratch->canvas);
     free(scratch->u);
     free(scratch->v);
     free(scratch->m);
     free(scratch->y);
+    free(scratch);
 }
 
+static void *open(const struct walk *walk) {
+    const struct gathering *g = walk->state;
+    const struct tiling *t = &g->tiling;
+    const ptrdiff_t y = t->images * t->rows * t->tile * t->output[1] * g->outputs;
+    struct scratch *scratch = malloc(sizeof *scratch);
+    if (!scratch) return NULL;
+    scratch->canvas = NAME(canvas_new)(t, &g->canvas);
+    scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->filters);
+    scratch->v = NAME(scratch_new)(g->matrices * g->in.stride);
+    scratch->m = NAME(scratch_new)(g->matrices * g->out.stride);
+    scratch->y = g->in_place ? NULL : NAME(scratch_new)(y);
+    if (scratch->canvas && (g->shared || scratch->u) && scratch->v && scratch->m &&
+        (g->in_place || scratch->y))
+        return scratch;
+    shut(scratch);
+    return NULL;
+}
+
+/* A part of the batch and a range of outputs, for one thread. */
+struct item {
+    const struct gathering *g;
+    const struct source *x;
+    const real *w;
+    const struct sink *sink;
+    double *sums; /* of the part */
+    const struct scratch *scratch;
+    struct range outputs;
+};
+
 /* What is read and written after the products of a block: the next block, and its outputs. */
-static struct streams streams_of(const struct gathering *g, ptrdiff_t number, ptrdiff_t tiles,
-                                 const struct source *x, const struct sink *sink,
+static struct streams streams_of(const struct item *t, ptrdiff_t number, ptrdiff_t tiles,
                                  struct range pixels) {
+    const struct gathering *g = t->g;
+    const struct sink *sink = t->sink;
     const ptrdiff_t first = pixels.first * g->view.out, elements = pixels.count * g->view.out;
     struct streams s = {.steps = ceil_div(tiles, g->in.count) * g->matrices};
     if (!g->shared) return s;
-    stream_source(&s, &g->canvas, &g->tiling, number + 1, x);
+    stream_source(&s, &g->canvas, &g->tiling, number + 1, t->x);
     stream_add(&s, sink->y, first, elements);
     stream_add(&s, sink->add, first, elements);
     for (int k = 0; sink->gate && k < sink->gate->terms; k++) {
@@ -143,23 +169,29 @@ static struct streams streams_of(const struct gathering *g, ptrdiff_t number, pt
     return s;
 }
 
-/* M of a group: the sum over all inputs. With ranges of inputs a group is a whole block. */
-static void run_group(const struct gathering *g, const struct tile_block *block,
+/* M of a group: the sum over all inputs. With ranges of inputs a group is a whole block, and the
+ * first block of an item finds a range's filters not yet transformed. */
+static void run_group(const struct item *t, const struct tile_block *block, int first,
                       const struct tile_group *in, const struct tile_group *out,
-                      struct range outputs, const struct source *x, const real *u,
-                      const struct scratch *scratch, struct streams *streams) {
+                      struct streams *streams) {
+    const struct gathering *g = t->g;
+    const struct scratch *scratch = t->scratch;
+    const real *u = g->shared ? g->u : scratch->u;
     for (ptrdiff_t c = 0; c < g->view.in; c += g->inputs) {
         const struct range inputs = {c, smaller(g->inputs, g->view.in - c)};
         const struct product product = {.rows = in->count,
-                                        .columns = outputs.count,
+                                        .columns = t->outputs.count,
                                         .first = inputs.first,
                                         .depth = inputs.count,
                                         .in = g->view.in,
                                         .lda = in->width,
                                         .ldc = out->width,
                                         .accumulate = c > 0};
+        if (first && !g->shared)
+            NAME(winograd_filters)(g->tiling.tile, &g->view, inputs, t->outputs, t->w, g->filters,
+                                   scratch->u);
         if (in->begin == 0)
-            NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, x, scratch->canvas);
+            NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, t->x, scratch->canvas);
         NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
                              scratch->v);
         for (ptrdiff_t p = 0; p < g->matrices; p++) {
@@ -170,86 +202,89 @@ static void run_group(const struct gathering *g, const struct tile_block *block,
     }
 }
 
-static void run_block(const struct gathering *g, ptrdiff_t number, struct range outputs,
-                      const struct source *x, const real *u, const struct sink *sink, double *sums,
-                      const struct scratch *scratch) {
-    const struct tiling *t = &g->tiling;
-    const struct tile_block block = NAME(tiling_block)(t, number);
-    const ptrdiff_t top = block.row * t->tile;
-    const ptrdiff_t rows = smaller(block.rows * t->tile, t->output[0] - top);
-    const struct range pixels = {(block.image * t->output[0] + top) * t->output[1],
-                                 block.images * rows * t->output[1]};
-    struct streams streams = streams_of(g, number, block.tiles, x, sink, pixels);
+static void run_block(const struct item *t, ptrdiff_t number, int first) {
+    const struct gathering *g = t->g;
+    const struct tiling *tiling = &g->tiling;
+    const struct tile_block block = NAME(tiling_block)(tiling, number);
+    const ptrdiff_t top = block.row * tiling->tile;
+    const ptrdiff_t rows = smaller(block.rows * tiling->tile, tiling->output[0] - top);
+    const struct range pixels = {(block.image * tiling->output[0] + top) * tiling->output[1],
+                                 block.images * rows * tiling->output[1]};
+    struct streams streams = streams_of(t, number, block.tiles, pixels);
     struct tile_group in = g->in, out = g->out;
-    const real *start = g->start ? g->start + outputs.first : NULL;
-    real *y = (real *)sink->y + pixels.first * g->view.out + outputs.first;
+    const real *start = g->start ? g->start + t->outputs.first : NULL;
+    real *y = (real *)t->sink->y + pixels.first * g->view.out + t->outputs.first;
+    real *to = g->in_place ? y : t->scratch->y;
+    const ptrdiff_t pixel = g->in_place ? g->view.out : t->outputs.count;
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += g->in.count) {
         in.begin = out.begin = begin;
         in.count = out.count = smaller(g->in.count, block.tiles - begin);
-        run_group(g, &block, &in, &out, outputs, x, u, scratch, &streams);
-        NAME(winograd_output)(t, &block, &out, outputs.count, scratch->m, start,
-                              g->in_place ? y : scratch->y,
-                              g->in_place ? g->view.out : outputs.count);
+        run_group(t, &block, first, &in, &out, &streams);
+        NAME(winograd_output)(tiling, &block, &out, t->outputs.count, t->scratch->m, start, to,
+                              pixel);
     }
     if (!g->in_place) {
-        const struct window window = {pixels.first, pixels.count, g->view.out, outputs.first,
-                                      outputs.count};
-        NAME(sink_window)(sink, &window, scratch->y, outputs.count, sums);
+        const struct window window = {pixels.first, pixels.count, g->view.out, t->outputs.first,
+                                      t->outputs.count};
+        NAME(sink_window)(t->sink, &window, to, pixel, t->sums);
     }
 }
 
-/* One part of the batch for one range of outputs. */
-static void run_item(const struct gathering *g, ptrdiff_t item, const struct source *x,
-                     const real *w, const struct sink *sink, double *sums,
-                     const struct scratch *scratch) {
-    const ptrdiff_t part = item / g->pieces, blocks = g->tiling.blocks;
-    const struct range outputs = range_of(g->view.out, g->outputs, item % g->pieces);
-    if (!g->shared)
-        NAME(winograd_filters)(g->tiling.tile, &g->view, outputs, w, g->filters, scratch->u);
-    for (ptrdiff_t k = blocks * part / g->parts; k < blocks * (part + 1) / g->parts; k++) {
-        run_block(g, k, outputs, x, g->shared ? g->u : scratch->u, sink,
-                  sums + part * sums_of(sink) * g->view.out, scratch);
-    }
+/* Transform the filters of a panel of outputs. */
+static void pack(const struct walk *walk, ptrdiff_t number) {
+    const struct gathering *g = walk->state;
+    const struct range inputs = {0, g->view.in};
+    const struct range panel = range_of(g->view.out, ROWS_COLUMNS, number);
+    NAME(winograd_filters)(g->tiling.tile, &g->view, inputs, panel, g->w, g->filters,
+                           g->u + panel.first * g->view.in);
 }
 
-int NAME(winograd_gather)(const struct conv_shape *s, enum gather gather, int tile,
-                          const struct source *x, const real *w, const real *b,
-                          const struct sink *y, double *sums, int threads) {
-    struct gathering g;
-    int status = prepare(&g, s, gather, tile, b, y);
-    const ptrdiff_t kinds = sums_of(y) * g.view.out;
-    double *partial = calloc((size_t)(g.parts * kinds + 1), sizeof *partial);
-    if (!partial) status = -1;
-    if (status == 0) {
-        const int once = g.tiling.slabs <= 1 && g.pieces == 1;
-        const struct source source = NAME(canvas_settle)(x, &g.canvas, s->batch, once, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            struct scratch scratch;
-            const int ready = scratch_make(&g, &scratch);
-            if (!ready) {
-#pragma omp atomic write
-                status = -1;
-            }
-#pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < g.view.out; i += ROWS_COLUMNS) {
-                const struct range panel = {i, smaller(ROWS_COLUMNS, g.view.out - i)};
-                if (g.shared)
-                    NAME(winograd_filters)(tile, &g.view, panel, w, g.filters, g.u + i * g.view.in);
-            }
-#pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < g.parts * g.pieces; i++) {
-                if (ready) run_item(&g, i, &source, w, y, partial, &scratch);
-            }
-            scratch_free(&scratch);
-        }
-        for (ptrdiff_t j = 0; j < kinds; j++) {
-            sums[j] = 0;
-            for (ptrdiff_t i = 0; i < g.parts; i++) sums[j] += partial[i * kinds + j];
-        }
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
+                 void *thread) {
+    const struct gathering *g = walk->state;
+    const struct item item = {.g = g,
+                              .x = &g->x,
+                              .w = g->w,
+                              .sink = g->sink,
+                              .sums = g->sums + part * sums_of(g->sink) * g->view.out,
+                              .scratch = thread,
+                              .outputs = range_of(g->view.out, g->outputs, piece)};
+    run_block(&item, number, number == first_block(walk, part));
+}
+
+static void close(const struct walk *walk, int status) {
+    struct gathering *g = walk->state;
+    const ptrdiff_t length = status == 0 ? sums_of(g->sink) * g->view.out : 0;
+    for (ptrdiff_t j = 0; j < length; j++) {
+        g->total[j] = 0;
+        for (ptrdiff_t i = 0; i < g->parts; i++) g->total[j] += g->sums[i * length + j];
     }
-    free(partial);
-    free(g.u);
-    free(g.start);
-    return status;
+    free(g->sums);
+    free(g->u);
+    free(g->start);
+    free(g);
+}
+
+int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *s, enum gather gather,
+                               int tile, const struct source *x, const real *w, const real *b,
+                               const struct sink *y, double *sums, int threads) {
+    struct gathering *g = malloc(sizeof *g);
+    if (!g) return -1;
+    *g = (struct gathering){.w = w, .sink = y, .total = sums};
+    *walk = (struct walk){
+        .state = g, .open = open, .pack = pack, .step = step, .shut = shut, .close = close};
+    const int status = prepare(g, s, gather, tile, b, y);
+    g->sums = calloc((size_t)(g->parts * sums_of(y) * g->view.out + 1), sizeof *g->sums);
+    if (status || !g->sums) {
+        close(walk, -1);
+        return -1;
+    }
+    const int once = g->tiling.slabs <= 1 && g->pieces == 1;
+    g->x = NAME(canvas_settle)(x, &g->canvas, s->batch, once, threads);
+    walk->blocks = g->tiling.blocks;
+    walk->parts = g->parts;
+    walk->pieces = g->pieces;
+    walk->resident = g->matrices * g->filters * (ptrdiff_t)sizeof(real);
+    walk->packs = g->shared ? ceil_div(g->view.out, ROWS_COLUMNS) : 0;
+    return 0;
 }

@@ -3,6 +3,7 @@
 #define PYDTNN_CONV_WINOGRAD_H
 
 #include "conv_block.h"
+#include "conv_walk.h"
 #include "fused_rows.h"
 #include "gemm.h"
 
@@ -13,9 +14,15 @@ enum { BLOCK_ROWS_2 = 8, BLOCK_ROWS_1 = 16 };
 enum { BLOCK_ROWS_2 = 6, BLOCK_ROWS_1 = 12 };
 #endif
 
+#define NOINLINE static __attribute__((noinline))
+
+/* Forget where a pointer or a stride came from, so that gcc does not replace a sum of few registers
+ * by one of many that it has to spill. */
+#define KEEP(value) __asm__("" : "+r"(value))
+
 enum { MOST_POINTS = 6, MOST_MATRICES = MOST_POINTS * MOST_POINTS, TAPS = 9 };
 
-/* Of what large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2. */
+/* What large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2. */
 enum { BLOCK_CHANNELS = 64 };
 
 /* Some neighbouring channels. */
@@ -106,10 +113,10 @@ struct filter_view {
     ptrdiff_t in, out, tap[TAPS], inner, outer;
 };
 
-/* u = G w G^T of the filters of some outputs, packed [matrix][panel][in][columns], matrices
- * `stride` apart, panels of ROWS_COLUMNS outputs. */
-void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range outputs,
-                            const real *w, ptrdiff_t stride, real *u);
+/* u = G w G^T of the filters of some inputs and outputs. u: [matrix][panel][in][columns], of all
+ * inputs and these outputs, in panels of ROWS_COLUMNS; matrices are `stride` apart. */
+void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range inputs,
+                            struct range outputs, const real *w, ptrdiff_t stride, real *u);
 
 /* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, whose taps are `tap`
  * apart; du: [part][matrix][channel] */
@@ -120,7 +127,7 @@ struct filter_sum {
 void NAME(winograd_filter_sum)(int tile, const struct filter_sum *sum, ptrdiff_t channels,
                                const real *du, real *dw);
 
-/* c[t, o] = [c +] sum over inputs k of a[t, k] u[first + k, o], u packed as above for `in` inputs */
+/* c[t, o] = [c +] sum over inputs k of a[t, k] u[first + k, o]; u: [panel][in][columns] */
 struct product {
     ptrdiff_t rows, columns, first, depth, in;
     ptrdiff_t lda, ldc;
@@ -131,10 +138,13 @@ void NAME(winograd_multiply)(const struct product *product, const real *a, const
  */
 void NAME(winograd_outer)(const struct product *product, const real *a, const real *b, real *c);
 
-int NAME(winograd_gather)(const struct conv_shape *shape, enum gather gather, int tile,
-                          const struct source *x, const real *w, const real *b,
-                          const struct sink *y, double *sums, int threads);
-int NAME(winograd_filter)(const struct conv_shape *shape, int tile, const struct source *x,
-                          const struct source *dy, real *dw, int accumulate, int threads);
+/* Walks as in conv_parts.h. A source that must be written once and that blocks share is settled
+ * here, with so many threads. */
+int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *shape,
+                               enum gather gather, int tile, const struct source *x, const real *w,
+                               const real *b, const struct sink *y, double *sums, int threads);
+int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *shape, int tile,
+                               const struct source *x, const struct source *dy, real *dw,
+                               int accumulate, int threads);
 
 #endif

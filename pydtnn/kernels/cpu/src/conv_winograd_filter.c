@@ -24,11 +24,14 @@ enum { PIECES = 8, BLOCK_BYTES = 65536, GROUP_CHANNELS = 2048 };
 struct filtering {
     struct tiling tiling;
     struct canvas x, dy;
-    struct tile_group in, out; /* count: tiles of a full group */
+    struct tile_group in, out;                    /* count: tiles of a full group */
     ptrdiff_t channels, filters, inputs, outputs; /* inputs, outputs: of a range */
     ptrdiff_t matrices, parts, across, pairs;     /* across: ranges of inputs; pairs: of ranges */
     ptrdiff_t stride, size;                       /* of matrices, and elements, of du of a pair */
-    real *du;                                     /* [part][pair], if there is more than one part */
+    real *du; /* [part][pair], unless there is one part, which each item finishes */
+    struct source x_source, dy_source;
+    real *dw;
+    int accumulate;
 };
 
 struct scratch {
@@ -52,8 +55,8 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
     f->tiling = NAME(tiling_make)(
         tile, s->batch, s->output,
         larger(group, BLOCK_BYTES / (tile * tile * bytes * larger(f->inputs, f->outputs))));
-    f->parts = smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs,
-                       f->tiling.blocks);
+    f->parts =
+        smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs, f->tiling.blocks);
     f->parts = larger(f->parts, 1);
     f->x = NAME(canvas_make)(&f->tiling, s->size, s->channels, f->inputs, first, 2);
     f->dy = NAME(canvas_make)(&f->tiling, s->output, s->filters, f->outputs, origin, 0);
@@ -62,63 +65,36 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
     f->out.width = f->outputs;
     f->in.stride = matrix_stride(f->in.count * f->inputs);
     f->out.stride = matrix_stride(f->in.count * f->outputs);
-    f->du = f->parts > 1 ? NAME(scratch_new)(f->parts * f->pairs * f->size) : NULL;
-    return f->parts > 1 && !f->du ? -1 : 0;
+    if (f->parts == 1 && f->tiling.blocks > 0) return 0;
+    f->du = NAME(scratch_new)(f->parts * f->pairs * f->size);
+    if (!f->du) return -1;
+    if (f->tiling.blocks == 0) memset(f->du, 0, (size_t)(f->pairs * f->size) * sizeof(real));
+    return 0;
 }
 
-static int scratch_make(const struct filtering *f, struct scratch *scratch) {
-    scratch->x = NAME(canvas_new)(&f->tiling, &f->x);
-    scratch->dy = NAME(canvas_new)(&f->tiling, &f->dy);
-    scratch->v = NAME(scratch_new)(f->matrices * f->in.stride);
-    scratch->z = NAME(scratch_new)(f->matrices * f->out.stride);
-    scratch->du = f->du ? NULL : NAME(scratch_new)(f->size);
-    return scratch->x && scratch->dy && scratch->v && scratch->z && (f->du || scratch->du);
-}
-
-static void scratch_free(struct scratch *scratch) {
+static void shut(void *thread) {
+    struct scratch *scratch = thread;
     free(scratch->x);
     free(scratch->dy);
     free(scratch->v);
     free(scratch->z);
     free(scratch->du);
+    free(scratch);
 }
 
-/* dU of one part of the batch and one pair of ranges. */
-static void sum_part(const struct filtering *f, ptrdiff_t part, struct range inputs,
-                     struct range outputs, const struct source *x, const struct source *dy,
-                     const struct scratch *scratch, real *du) {
-    const struct tiling *t = &f->tiling;
-    const ptrdiff_t first = t->blocks * part / f->parts, last = t->blocks * (part + 1) / f->parts;
-    struct tile_group in = f->in, out = f->out;
-    if (first == last) memset(du, 0, (size_t)f->size * sizeof(real));
-    for (ptrdiff_t number = first; number < last; number++) {
-        const struct tile_block block = NAME(tiling_block)(t, number);
-        struct streams streams = {.steps = ceil_div(block.tiles, f->in.count) * f->matrices};
-        if (f->pairs == 1) {
-            stream_source(&streams, &f->x, t, number + 1, x);
-            stream_source(&streams, &f->dy, t, number + 1, dy);
-        }
-        NAME(canvas_load)(&f->x, t, &block, inputs, x, scratch->x);
-        NAME(canvas_load)(&f->dy, t, &block, outputs, dy, scratch->dy);
-        for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
-            in.begin = out.begin = begin;
-            in.count = out.count = smaller(f->in.count, block.tiles - begin);
-            const struct product product = {.rows = outputs.count,
-                                            .columns = inputs.count,
-                                            .depth = in.count,
-                                            .lda = out.width,
-                                            .ldc = in.width,
-                                            .accumulate = number > first || begin > 0};
-            NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
-            NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->dy, outputs.count,
-                                    scratch->z);
-            for (ptrdiff_t p = 0; p < f->matrices; p++) {
-                NAME(winograd_outer)(&product, scratch->z + p * out.stride,
-                                     scratch->v + p * in.stride, du + p * f->stride);
-                stream_step(&streams);
-            }
-        }
-    }
+static void *open(const struct walk *walk) {
+    const struct filtering *f = walk->state;
+    struct scratch *scratch = malloc(sizeof *scratch);
+    if (!scratch) return NULL;
+    scratch->x = NAME(canvas_new)(&f->tiling, &f->x);
+    scratch->dy = NAME(canvas_new)(&f->tiling, &f->dy);
+    scratch->v = NAME(scratch_new)(f->matrices * f->in.stride);
+    scratch->z = NAME(scratch_new)(f->matrices * f->out.stride);
+    scratch->du = f->du ? NULL : NAME(scratch_new)(f->size);
+    if (scratch->x && scratch->dy && scratch->v && scratch->z && (f->du || scratch->du))
+        return scratch;
+    shut(scratch);
+    return NULL;
 }
 
 static struct range inputs_of(const struct filtering *f, ptrdiff_t pair) {
@@ -129,56 +105,94 @@ static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
     return range_of(f->filters, f->outputs, pair / f->across);
 }
 
+/* Add a block to dU of its part and of one pair of ranges. */
+static void add_block(const struct filtering *f, ptrdiff_t number, int first, ptrdiff_t pair,
+                      const struct scratch *scratch, real *du) {
+    const struct tiling *t = &f->tiling;
+    const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
+    const struct tile_block block = NAME(tiling_block)(t, number);
+    struct tile_group in = f->in, out = f->out;
+    struct streams streams = {.steps = ceil_div(block.tiles, f->in.count) * f->matrices};
+    if (f->pairs == 1) {
+        stream_source(&streams, &f->x, t, number + 1, &f->x_source);
+        stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
+    }
+    NAME(canvas_load)(&f->x, t, &block, inputs, &f->x_source, scratch->x);
+    NAME(canvas_load)(&f->dy, t, &block, outputs, &f->dy_source, scratch->dy);
+    for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
+        in.begin = out.begin = begin;
+        in.count = out.count = smaller(f->in.count, block.tiles - begin);
+        const struct product product = {.rows = outputs.count,
+                                        .columns = inputs.count,
+                                        .depth = in.count,
+                                        .lda = out.width,
+                                        .ldc = in.width,
+                                        .accumulate = !first || begin > 0};
+        NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
+        NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->dy, outputs.count, scratch->z);
+        for (ptrdiff_t p = 0; p < f->matrices; p++) {
+            NAME(winograd_outer)(&product, scratch->z + p * out.stride, scratch->v + p * in.stride,
+                                 du + p * f->stride);
+            stream_step(&streams);
+        }
+    }
+}
+
 /* Filter number o of a pair's range from the sums of all parts. */
-static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o, const real *du,
-                          int accumulate, real *dw) {
+static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o, const real *du) {
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
     const struct filter_sum sum = {.parts = f->parts,
                                    .part = f->pairs * f->size,
                                    .stride = f->stride,
                                    .tap = f->channels,
-                                   .accumulate = accumulate};
+                                   .accumulate = f->accumulate};
     if (o >= outputs.count) return;
-    NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count, du + o * f->inputs,
-                              dw + (outputs.first + o) * TAPS * f->channels + inputs.first);
+    real *dw = f->dw + (outputs.first + o) * TAPS * f->channels + inputs.first;
+    NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count, du + o * f->inputs, dw);
 }
 
-int NAME(winograd_filter)(const struct conv_shape *s, int tile, const struct source *x,
-                          const struct source *dy, real *dw, int accumulate, int threads) {
-    struct filtering f;
-    int status = prepare(&f, s, tile);
-    if (status == 0) {
-        const int once = f.tiling.slabs <= 1 && f.pairs == 1;
-        const struct source input = NAME(canvas_settle)(x, &f.x, s->batch, once, threads);
-        const struct source gradient = NAME(canvas_settle)(dy, &f.dy, s->batch, once, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            struct scratch scratch;
-            const int ready = scratch_make(&f, &scratch);
-            if (!ready) {
-#pragma omp atomic write
-                status = -1;
-            }
-#pragma omp for schedule(dynamic)
-            for (ptrdiff_t i = 0; i < f.parts * f.pairs; i++) {
-                const ptrdiff_t pair = i % f.pairs;
-                real *du = f.du ? f.du + i * f.size : scratch.du;
-                if (!ready) continue;
-                sum_part(&f, i / f.pairs, inputs_of(&f, pair), outputs_of(&f, pair), &input,
-                         &gradient, &scratch, du);
-                for (ptrdiff_t o = 0; !f.du && o < f.outputs; o++) {
-                    finish_filter(&f, pair, o, du, accumulate, dw);
-                }
-            }
-#pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < f.pairs * f.outputs; i++) {
-                const ptrdiff_t pair = i / f.outputs;
-                if (f.du)
-                    finish_filter(&f, pair, i % f.outputs, f.du + pair * f.size, accumulate, dw);
-            }
-            scratch_free(&scratch);
-        }
+static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t pair,
+                 void *thread) {
+    const struct filtering *f = walk->state;
+    const struct scratch *scratch = thread;
+    real *du = f->du ? f->du + (part * f->pairs + pair) * f->size : scratch->du;
+    add_block(f, number, number == first_block(walk, part), pair, scratch, du);
+    if (f->du || number + 1 < first_block(walk, part + 1)) return;
+    for (ptrdiff_t o = 0; o < f->outputs; o++) finish_filter(f, pair, o, du);
+}
+
+static void end(const struct walk *walk, ptrdiff_t number) {
+    const struct filtering *f = walk->state;
+    const ptrdiff_t pair = number / f->outputs;
+    finish_filter(f, pair, number % f->outputs, f->du + pair * f->size);
+}
+
+static void close(const struct walk *walk, int status) {
+    struct filtering *f = walk->state;
+    (void)status;
+    free(f->du);
+    free(f);
+}
+
+int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *s, int tile,
+                               const struct source *x, const struct source *dy, real *dw,
+                               int accumulate, int threads) {
+    struct filtering *f = malloc(sizeof *f);
+    if (!f) return -1;
+    *f = (struct filtering){.dw = dw, .accumulate = accumulate};
+    *walk = (struct walk){
+        .state = f, .open = open, .step = step, .shut = shut, .end = end, .close = close};
+    if (prepare(f, s, tile)) {
+        close(walk, -1);
+        return -1;
     }
-    free(f.du);
-    return status;
+    const int once = f->tiling.slabs <= 1 && f->pairs == 1;
+    f->x_source = NAME(canvas_settle)(x, &f->x, s->batch, once, threads);
+    f->dy_source = NAME(canvas_settle)(dy, &f->dy, s->batch, once, threads);
+    walk->blocks = f->tiling.blocks;
+    walk->parts = f->parts;
+    walk->pieces = f->pairs;
+    walk->resident = f->size * (ptrdiff_t)sizeof(real);
+    walk->ends = f->du ? f->pairs * f->outputs : 0;
+    return 0;
 }

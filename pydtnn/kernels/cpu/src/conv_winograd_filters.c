@@ -7,8 +7,6 @@
 #include "conv_winograd.h"
 #include "conv_winograd_points.h"
 
-#define KEEP(pointer) __asm__("" : "+r"(pointer))
-
 enum { PACK_INPUTS = 32 };
 
 /* u of `n` filters that lie side by side, taps `n` apart. */
@@ -38,18 +36,20 @@ INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdif
     }
 }
 
-void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range outputs,
-                            const real *w, ptrdiff_t stride, real *u) {
+void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range inputs,
+                            struct range outputs, const real *w, ptrdiff_t stride, real *u) {
+    const ptrdiff_t end = inputs.first + inputs.count;
     real packed[TAPS * PACK_INPUTS * ROWS_COLUMNS];
     for (ptrdiff_t j = 0; j < outputs.count; j += ROWS_COLUMNS) {
         const ptrdiff_t columns = smaller(outputs.count - j, ROWS_COLUMNS);
         const ptrdiff_t width = vectors_of(columns) * LANES;
         const real *from = w + (outputs.first + j) * view->outer;
-        for (ptrdiff_t i = 0; i < view->in; i += PACK_INPUTS) {
-            const ptrdiff_t inputs = smaller(view->in - i, PACK_INPUTS), n = inputs * width;
+        for (ptrdiff_t i = inputs.first; i < end; i += PACK_INPUTS) {
+            const ptrdiff_t count = smaller(end - i, PACK_INPUTS), n = count * width;
             for (int t = 0; t < TAPS; t++) {
-                NAME(gemm_pack)(inputs, columns, from + view->tap[t] + i * view->inner,
-                                view->inner, view->outer, packed + t * n);
+                NAME(gemm_pack)
+                (count, columns, from + view->tap[t] + i * view->inner, view->inner, view->outer,
+                 packed + t * n);
             }
             if (tile == 4) {
                 transform_filters(4, n, packed, stride, u + i * width);

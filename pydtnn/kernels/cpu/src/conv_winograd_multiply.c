@@ -7,8 +7,10 @@
  * of C stays in registers; but here A's rows are a run-time stride apart, the sums are short (as
  * many as channels or tiles, 16 to 64) and there are 36 products per group, so blocks are smaller
  * and nothing is looked up. AVX-512 8x2 and 16x1, with 16 registers 6x2 and 12x1: 10 loads for 16
- * multiply-adds, and 17 for 16. Expected, all in L1 and L2: 0.95 of the peak for 32 outputs and
- * up, 0.8 for 16.
+ * multiply-adds, and 17 for 16.
+ *
+ * Expected fraction of the peak from L1: 0.97 for two vectors, 0.88 for one, which is bound by the
+ * loads and by the ends of its short sums; with matrices in L2 0.92 and 0.7.
  */
 #include "conv_winograd.h"
 
@@ -101,37 +103,34 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
     }
 }
 
-#define NOINLINE static __attribute__((noinline))
-
 /* Blocks of all sizes, and the rows of C cut into them, largest first. */
-#define BLOCK(n, vectors)                                                                        \
-    NOINLINE void multiply_##n##x##vectors(const struct product *t, const real *a,            \
-                                              const real *b, real *c) {                          \
-        multiply_block(n, vectors, t->depth, a, t->lda, b, c, t->ldc, t->accumulate);         \
-    }                                                                                            \
-    NOINLINE void outer_##n##x##vectors(const struct product *t, const real *a,               \
-                                           const real *b, real *c) {                             \
-        outer_block(n, vectors, t->depth, a, t->lda, b, t->ldc, c, t->ldc, t->accumulate);    \
+#define BLOCK(n, vectors)                                                                         \
+    NOINLINE void multiply_##n##x##vectors(const struct product *t, const real *a, const real *b, \
+                                           real *c) {                                             \
+        multiply_block(n, vectors, t->depth, a, t->lda, b, c, t->ldc, t->accumulate);             \
+    }                                                                                             \
+    NOINLINE void outer_##n##x##vectors(const struct product *t, const real *a, const real *b,    \
+                                        real *c) {                                                \
+        outer_block(n, vectors, t->depth, a, t->lda, b, t->ldc, c, t->ldc, t->accumulate);        \
     }
 #define ROWS(kind, n, vectors, step) \
-    for (; i + n <= t->rows; i += n) \
-        kind##_##n##x##vectors(t, a + i * step, b, c + i * t->ldc);
-#define PANEL(kind, vectors, step, r0, r1, r2, r3, r4)                                  \
-    static void kind##_panel_##vectors(const struct product *t, const real *a,          \
-                                       const real *b, real *c) {                        \
-        ptrdiff_t i = 0;                                                                \
-        ROWS(kind, r0, vectors, step)                                                   \
-        ROWS(kind, r1, vectors, step)                                                   \
-        ROWS(kind, r2, vectors, step)                                                   \
-        ROWS(kind, r3, vectors, step)                                                   \
-        ROWS(kind, r4, vectors, step)                                                   \
+    for (; i + n <= t->rows; i += n) kind##_##n##x##vectors(t, a + i * step, b, c + i * t->ldc);
+#define PANEL(kind, vectors, step, r0, r1, r2, r3, r4)                                        \
+    static void kind##_panel_##vectors(const struct product *t, const real *a, const real *b, \
+                                       real *c) {                                             \
+        ptrdiff_t i = 0;                                                                      \
+        ROWS(kind, r0, vectors, step)                                                         \
+        ROWS(kind, r1, vectors, step)                                                         \
+        ROWS(kind, r2, vectors, step)                                                         \
+        ROWS(kind, r3, vectors, step)                                                         \
+        ROWS(kind, r4, vectors, step)                                                         \
     }
-#define PANELS(vectors, r0, r1, r2, r3, r4) \
-    BLOCK(r0, vectors)                      \
-    BLOCK(r1, vectors)                      \
-    BLOCK(r2, vectors)                      \
-    BLOCK(r3, vectors)                      \
-    BLOCK(r4, vectors)                      \
+#define PANELS(vectors, r0, r1, r2, r3, r4)              \
+    BLOCK(r0, vectors)                                   \
+    BLOCK(r1, vectors)                                   \
+    BLOCK(r2, vectors)                                   \
+    BLOCK(r3, vectors)                                   \
+    BLOCK(r4, vectors)                                   \
     PANEL(multiply, vectors, t->lda, r0, r1, r2, r3, r4) \
     PANEL(outer, vectors, 1, r0, r1, r2, r3, r4)
 

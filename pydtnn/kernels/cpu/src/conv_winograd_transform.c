@@ -5,15 +5,15 @@
  *
  * Lanes are channels, so a transform is 12 (or 8) one-dimensional ones on vectors and no lane ever
  * moves: 144 operations for 36 loads and stores in F(4x4, 3x3). Matrices are `stride` elements
- * apart. gcc would address 36 of them by as many offsets, which do not fit in its registers: KEEP
- * hides where a pointer came from, and six offsets serve every row of matrices. Channels are
- * computed in whole vectors: what a canvas has behind the last is read and never used.
+ * apart. gcc would address 36 of them by as many offsets, which do not fit in its registers: with
+ * KEEP two pointers and a stride serve a row of matrices, then the next. Channels are computed in
+ * whole vectors: what a canvas has behind the last is read and never used.
+ *
+ * On Emerald Rapids a tile and vector of floats takes 28 ns forth and 19 back from L1, of 18 and 15
+ * that the arithmetic needs, and 37 and 24 where the matrices come from L2.
  */
 #include "conv_winograd.h"
 #include "conv_winograd_points.h"
-
-#define KEEP(pointer) __asm__("" : "+r"(pointer))
-#define NOINLINE static __attribute__((noinline))
 
 /* Where a tile lies in its block. */
 struct place {
@@ -37,7 +37,7 @@ INLINE void advance(const struct tiling *t, const struct tile_block *block, stru
 
 /* Vector number i of some that are `step` bytes apart, of which `odd` is the first. x86 scales an
  * index by 2, 4 and 8, so two pointers reach six vectors. */
-#define PICK(even, odd, i, step) ((i) % 2 ? (odd) + ((i) - 1) * (step) : (even) + (i) * (step))
+#define PICK(even, odd, i, step) ((i) % 2 ? (odd) + ((i)-1) * (step) : (even) + (i) * (step))
 
 INLINE void load_line(const int n, const char *p, ptrdiff_t step, vec *x) {
     const char *odd = p + step;
@@ -183,21 +183,21 @@ INLINE void back_tiles(const int tile, const int vectors, const struct tiling *t
 }
 
 /* One function per size of tile and transform. */
-#define ARGUMENTS                                                                            \
+#define ARGUMENTS \
     const struct tiling *t, const struct tile_block *block, const struct tile_group *group
-#define FORTH(kind, tile, gradient)                                                          \
-    NOINLINE void kind##_##tile(ARGUMENTS, const struct canvas *canvas, const real *d,       \
-                                ptrdiff_t channels, real *v) {                               \
-        forth_tiles(tile, gradient, t, block, group, canvas, d, channels, v);                \
+#define FORTH(kind, tile, gradient)                                                    \
+    NOINLINE void kind##_##tile(ARGUMENTS, const struct canvas *canvas, const real *d, \
+                                ptrdiff_t channels, real *v) {                         \
+        forth_tiles(tile, gradient, t, block, group, canvas, d, channels, v);          \
     }
 FORTH(input, 2, 0)
 FORTH(input, 4, 0)
 FORTH(gradient, 2, 1)
 FORTH(gradient, 4, 1)
-#define BACK(tile)                                                                           \
-    NOINLINE void output_##tile(ARGUMENTS, ptrdiff_t channels, const real *m,                \
-                                const real *bias, real *y, ptrdiff_t pixel) {                \
-        back_tiles(tile, channels % LANES == 0, t, block, group, channels, m, bias, y, pixel); \
+#define BACK(tile)                                                                              \
+    NOINLINE void output_##tile(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, \
+                                real *y, ptrdiff_t pixel) {                                     \
+        back_tiles(tile, channels % LANES == 0, t, block, group, channels, m, bias, y, pixel);  \
     }
 BACK(2)
 BACK(4)

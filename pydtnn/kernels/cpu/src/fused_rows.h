@@ -33,7 +33,7 @@ void NAME(source_window)(const struct source *source, const struct window *windo
 
 /* Do what the sink says to rows [first, first + rows) of sink->y, and add to `sums` (as many rows
  * of `channels` doubles as enum sink_sums lists; NULL for SUMS_NONE). If sink->add is given, y + add
- * is formed here, so add must not have been overwritten. */
+ * is formed here, so add must not have been overwritten. Moments go without a gate. */
 void NAME(sink_rows)(const struct sink *sink, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t channels,
                      double *sums);
 

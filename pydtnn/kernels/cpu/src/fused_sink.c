@@ -2,13 +2,15 @@
  * max(y, 0), sums over the rows.
  *
  *   for each chunk of rows (L1)
- *     for each vector of columns         coefficients and sums: registers
- *       for each row, FLIGHT at a time   every operand is loaded once
+ *     for each WIDE vectors of columns   coefficients and sums: registers
+ *       for each row                     every operand is loaded once
  *
- * FLIGHT sets of sums hide the latency of an addition. Within a chunk sums are in the arrays' own
- * type; they go over to double at its end, so the error of float32 grows with the rows of a chunk.
- * Moments are taken about the first row of the chunk, of which double then makes those about zero:
- * with a pivot k deviations from the mean the variance loses eps k^2, however large the mean is.
+ * FLIGHT vectors at a time, with sums of their own, hide the latency of an addition; WIDE of them
+ * lie side by side, which memory likes better than a column. Within a chunk sums are in the arrays'
+ * own type; they go over to double at its end, so the error of float32 grows with the rows of a
+ * chunk. Moments are taken about the mean of a few rows of the chunk, of which double then makes
+ * those about zero: with a pivot k deviations from the mean the variance loses eps k^2, however
+ * large the mean is.
  *
  * Whether there is something to add is not compiled in; the branch is always the same way. What
  * the gate needs is: its value (from its terms, or kept in an array) or only its centred terms, for
@@ -17,7 +19,8 @@
 #include "fused_map.h"
 
 enum gating { OPEN, BY_VALUE, BY_KEPT };
-enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, CHUNK_BYTES = 16384, MOST_ROWS = 256, LEAST_ROWS = 16 };
+enum { FLIGHT = VECTOR_BYTES == 64 ? 4 : 2, WIDE = 2, PIVOT_ROWS = 4 };
+enum { CHUNK_BYTES = 16384, MOST_ROWS = 256, LEAST_ROWS = 16 }; /* of a chunk */
 
 /* Pointers to a chunk: its first row and the first column of the array. */
 struct chunk {
@@ -28,16 +31,16 @@ struct chunk {
     vec low;
 };
 
-/* One vector of y at row i, done. `column` is that of the chunk, map has one vector. */
+/* Vector number j from `column` on of y at row i, done. */
 INLINE vec finish(const int terms, const enum gating gating, const struct chunk *c,
-                  const struct map *map, ptrdiff_t i, ptrdiff_t column, ptrdiff_t lanes,
-                  vec *centred) {
-    const ptrdiff_t at = i * c->channels + column;
-    vec y = load(c->from + i * c->stride + column, lanes);
+                  const struct map *map, ptrdiff_t i, ptrdiff_t column, const int j,
+                  ptrdiff_t lanes, vec *centred) {
+    const ptrdiff_t at = i * c->channels + column + j * LANES;
+    vec y = load(c->from + i * c->stride + column + j * LANES, lanes);
     if (c->add) y += load(c->add + at, lanes);
     UNROLL
-    for (int k = 0; k < terms; k++) centred[k] = load(c->x[k] + at, lanes) - map->pivot[k][0];
-    if (gating == BY_VALUE) y = (vec)((ivec)y & (map_value(terms, map, 0, centred) > 0));
+    for (int k = 0; k < terms; k++) centred[k] = load(c->x[k] + at, lanes) - map->pivot[k][j];
+    if (gating == BY_VALUE) y = (vec)((ivec)y & (map_value(terms, map, j, centred) > 0));
     if (gating == BY_KEPT) y = (vec)((ivec)y & (load(c->kept + at, lanes) > 0));
     return vmax(c->low, y);
 }
@@ -60,61 +63,81 @@ static __attribute__((noinline)) void add_sums(const struct sums *s, const struc
     }
 }
 
-/* One vector of columns of a chunk; sums are added to the double tables at `column`. */
-INLINE void sink_column(const int terms, const enum gating gating, const enum sink_sums kind,
-                        const struct chunk *c, ptrdiff_t column, ptrdiff_t lanes, double *sums) {
-    vec sum[FLIGHT], product[FLIGHT][MOST_TERMS], pivot = vzero(), centred[MOST_TERMS];
-    const int products = kind == SUMS_MOMENTS ? 1 : terms;
+/* Some vectors of columns of a chunk; sums are added to the double tables at `column`. */
+INLINE void sink_vectors(const int terms, const enum gating gating, const enum sink_sums kind,
+                         const int vectors, const struct chunk *c, ptrdiff_t column,
+                         ptrdiff_t lanes, double *sums) {
+    const int flight = FLIGHT / vectors, products = kind == SUMS_MOMENTS ? 1 : terms;
+    vec sum[FLIGHT], product[FLIGHT][MOST_TERMS], pivot[WIDE], centred[MOST_TERMS];
     struct map map;
-    if (terms) load_map(terms, 1, c->gate, column, lanes, &map);
-    if (kind == SUMS_MOMENTS) pivot = finish(terms, gating, c, &map, 0, column, lanes, centred);
+    if (terms) load_map(terms, vectors, c->gate, column, lanes, &map);
+    UNROLL
+    for (int j = 0; j < vectors; j++) {
+        pivot[j] = vzero();
+        if (kind != SUMS_MOMENTS) continue;
+        for (int k = 0; k < PIVOT_ROWS; k++) {
+            const ptrdiff_t i = c->rows * k / PIVOT_ROWS;
+            pivot[j] += finish(terms, gating, c, &map, i, column, j, lanes, centred);
+        }
+        pivot[j] *= (real)1 / PIVOT_ROWS;
+    }
     UNROLL
     for (int g = 0; g < FLIGHT; g++) {
         sum[g] = vzero();
         UNROLL
         for (int k = 0; k < MOST_TERMS; k++) product[g][k] = vzero();
     }
-#define ROW(i, g)                                                             \
-    do {                                                                      \
-        vec y = finish(terms, gating, c, &map, i, column, lanes, centred);    \
-        store(c->y + (i) * c->channels + column, y, lanes);                   \
-        if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot;                 \
-        if (kind != SUMS_NONE) {                                              \
-            sum[g] += y;                                                      \
-            UNROLL                                                            \
-            for (int k = 0; k < products; k++) product[g][k] += y * centred[k]; \
-        }                                                                     \
+#define ROW(i, g)                                                                  \
+    do {                                                                           \
+        UNROLL                                                                     \
+        for (int j = 0; j < vectors; j++) {                                        \
+            vec y = finish(terms, gating, c, &map, i, column, j, lanes, centred);  \
+            store(c->y + (i) * c->channels + column + j * LANES, y, lanes);        \
+            if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot[j];               \
+            if (kind == SUMS_NONE) continue;                                       \
+            sum[(g) * vectors + j] += y;                                           \
+            UNROLL                                                                 \
+            for (int k = 0; k < products; k++)                                     \
+                product[(g) * vectors + j][k] += y * centred[k];                   \
+        }                                                                          \
     } while (0)
     ptrdiff_t i = 0;
-    for (; i + FLIGHT <= c->rows; i += FLIGHT) {
+    for (; i + flight <= c->rows; i += flight) {
         UNROLL
-        for (int g = 0; g < FLIGHT; g++) ROW(i + g, g);
+        for (int g = 0; g < flight; g++) ROW(i + g, g);
     }
     for (; i < c->rows; i++) ROW(i, 0);
 #undef ROW
     if (kind == SUMS_NONE) return;
-    struct sums total = {.products = products};
     UNROLL
-    for (int g = 1; g < FLIGHT; g++) {
-        sum[0] += sum[g];
+    for (int j = 0; j < vectors; j++) {
+        struct sums total = {.products = products};
         UNROLL
-        for (int k = 0; k < products; k++) product[0][k] += product[g][k];
+        for (int g = 1; g < flight; g++) {
+            sum[j] += sum[g * vectors + j];
+            UNROLL
+            for (int k = 0; k < products; k++) product[j][k] += product[g * vectors + j][k];
+        }
+        vstore(total.pivot, pivot[j]);
+        vstore(total.sum, sum[j]);
+        UNROLL
+        for (int k = 0; k < products; k++) vstore(total.product[k], product[j][k]);
+        add_sums(&total, c, lanes, sums + column + j * LANES);
     }
-    vstore(total.pivot, pivot);
-    vstore(total.sum, sum[0]);
-    UNROLL
-    for (int k = 0; k < products; k++) vstore(total.product[k], product[0][k]);
-    add_sums(&total, c, lanes, sums + column);
 }
 
 INLINE void sink_columns(const int terms, const enum gating gating, const enum sink_sums kind,
                          const struct chunk *c, const struct window *w, double *sums) {
     const ptrdiff_t end = w->column + w->columns;
     ptrdiff_t column = w->column;
-    for (; column + LANES <= end; column += LANES) {
-        sink_column(terms, gating, kind, c, column, LANES, sums);
+    for (; column + WIDE * LANES <= end; column += WIDE * LANES) {
+        sink_vectors(terms, gating, kind, WIDE, c, column, LANES, sums);
     }
-    if (column < end) sink_column(terms, gating, kind, c, column, end - column, sums);
+    if (column + LANES <= end) {
+        sink_vectors(terms, gating, kind, 1, c, column, LANES, sums);
+        column += LANES;
+    }
+    if (column < end) sink_vectors(terms, gating, kind, 1, c, column, end - column, sums);
 }
 
 static void sink_chunk(const struct sink *sink, const struct chunk *c, const struct window *w,

@@ -45,8 +45,12 @@ INLINE void map_window(const int terms, const struct source *s, const struct win
     for (; c + WIDE * LANES <= end; c += WIDE * LANES) {
         map_columns(terms, WIDE, s, w, c, LANES, dst + c, stride);
     }
-    for (; c + LANES <= end; c += LANES) {
+    for (; c + 2 * LANES <= end; c += 2 * LANES) {
+        map_columns(terms, 2, s, w, c, LANES, dst + c, stride);
+    }
+    if (c + LANES <= end) {
         map_columns(terms, 1, s, w, c, LANES, dst + c, stride);
+        c += LANES;
     }
     if (c < end) map_columns(terms, 1, s, w, c, end - c, dst + c, stride);
 }

@@ -7,11 +7,11 @@
  *                forward and backward of data
  *   gemm_outer   the summed index outside in A and in B, nothing packed: gradients of weights
  *
- * Register block, rows x vectors: AVX-512 14x2 and 16x1 (rows), 8x3 and 16x1 (outer); with 16
+ * Register block, rows x vectors: AVX-512 14x2 and 16x1 (rows), 9x3 and 16x1 (outer); with 16
  * registers (AVX2, SSE2) 6x2 and 12x1. 14x2 needs 16 loads for 28 multiply-adds, of which a core
  * does as many per cycle: 0.99 of the peak from L1. 16x1 needs 17 for 16 and is bound by the loads:
- * 0.87. Rows that are left over are cut into smaller tiles, greedily; columns that are left over
- * compute whole vectors and store part.
+ * 0.87. A number of rows that is no multiple is shared out over tiles of about equal sizes; columns
+ * that are left over compute whole vectors and store part.
  *
  * Rows of A are addressed as row[i] + k with one index k for all, even across the taps of a
  * convolution: the pointers are set up once per tile, and those that do not fit in registers are
@@ -19,7 +19,7 @@
  *
  * Ideas: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS
  * 34(3), 2008; rows by pointer: Dukhan, "The indirect convolution algorithm", 2019
- * (arXiv:1907.02129), here with a padded copy of the input instead of a row of zeros.
+ * (arXiv:1907.02129).
  */
 #include "gemm.h"
 
@@ -110,7 +110,7 @@ INLINE void outer_tile(const int rows, const int vectors, const struct gemm_oute
     }
 }
 
-/* Tiles of each number of rows, largest first, with constant rows and vectors. */
+/* A tile of every size that pays, with constant rows and vectors, largest first. */
 struct rows_size {
     ptrdiff_t rows;
     void (*run)(const struct gemm_rows *, ptrdiff_t);
@@ -120,52 +120,69 @@ struct outer_size {
     void (*run)(const struct gemm_outer *, ptrdiff_t);
 };
 
-/* clang-format off */
+#if VECTOR_BYTES == 64
+#define ROWS_1(_) \
+    _(rows, 16, 1) _(rows, 12, 1) _(rows, 8, 1) _(rows, 4, 1) _(rows, 2, 1) _(rows, 1, 1)
+#define ROWS_2(_) \
+    _(rows, 14, 2) _(rows, 12, 2) _(rows, 10, 2) _(rows, 8, 2) _(rows, 6, 2) _(rows, 4, 2) \
+    _(rows, 2, 2) _(rows, 1, 2)
+#define OUTER_1(_) \
+    _(outer, 16, 1) _(outer, 12, 1) _(outer, 9, 1) _(outer, 8, 1) _(outer, 4, 1) _(outer, 2, 1) \
+    _(outer, 1, 1)
+#define OUTER_2(_) \
+    _(outer, 12, 2) _(outer, 9, 2) _(outer, 8, 2) _(outer, 4, 2) _(outer, 2, 2) _(outer, 1, 2)
+#define OUTER_3(_) \
+    _(outer, 9, 3) _(outer, 8, 3) _(outer, 7, 3) _(outer, 6, 3) _(outer, 4, 3) _(outer, 2, 3) \
+    _(outer, 1, 3)
+#else
+#define ROWS_1(_) \
+    _(rows, 12, 1) _(rows, 8, 1) _(rows, 6, 1) _(rows, 4, 1) _(rows, 2, 1) _(rows, 1, 1)
+#define ROWS_2(_) \
+    _(rows, 6, 2) _(rows, 5, 2) _(rows, 4, 2) _(rows, 3, 2) _(rows, 2, 2) _(rows, 1, 2)
+#define OUTER_1(_) \
+    _(outer, 12, 1) _(outer, 9, 1) _(outer, 8, 1) _(outer, 4, 1) _(outer, 2, 1) _(outer, 1, 1)
+#define OUTER_2(_) \
+    _(outer, 6, 2) _(outer, 5, 2) _(outer, 4, 2) _(outer, 3, 2) _(outer, 2, 2) _(outer, 1, 2)
+#endif
+
 #define TILE(kind, rows, vectors)                                                            \
     static void kind##_##rows##x##vectors(const struct gemm_##kind *task, ptrdiff_t first) { \
         kind##_tile(rows, vectors, task, first);                                             \
     }
-#define ENTRY(kind, rows, vectors) {rows, kind##_##rows##x##vectors}
-#define SIZES(kind, vectors, a, b, c, d, e)                             \
-    TILE(kind, a, vectors)                                              \
-    TILE(kind, b, vectors)                                              \
-    TILE(kind, c, vectors)                                              \
-    TILE(kind, d, vectors)                                              \
-    TILE(kind, e, vectors)                                              \
-    static const struct kind##_size kind##_sizes_##vectors[] = {        \
-        ENTRY(kind, a, vectors), ENTRY(kind, b, vectors),               \
-        ENTRY(kind, c, vectors), ENTRY(kind, d, vectors),               \
-        ENTRY(kind, e, vectors)};
-/* clang-format on */
+#define ENTRY(kind, rows, vectors) {rows, kind##_##rows##x##vectors},
 
+ROWS_1(TILE)
+ROWS_2(TILE)
+OUTER_1(TILE)
+OUTER_2(TILE)
+static const struct rows_size rows_1[] = {ROWS_1(ENTRY)}, rows_2[] = {ROWS_2(ENTRY)};
+static const struct outer_size outer_1[] = {OUTER_1(ENTRY)}, outer_2[] = {OUTER_2(ENTRY)};
+static const struct rows_size *const rows_sizes[] = {rows_1, rows_2};
 #if VECTOR_BYTES == 64
-SIZES(rows, 1, 16, 8, 4, 2, 1)
-SIZES(rows, 2, 14, 8, 4, 2, 1)
-SIZES(outer, 1, 16, 8, 4, 2, 1)
-SIZES(outer, 2, 12, 8, 4, 2, 1)
-SIZES(outer, 3, 8, 6, 4, 2, 1)
-static const struct outer_size *const outer_sizes[] = {outer_sizes_1, outer_sizes_2, outer_sizes_3};
+OUTER_3(TILE)
+static const struct outer_size outer_3[] = {OUTER_3(ENTRY)};
+static const struct outer_size *const outer_sizes[] = {outer_1, outer_2, outer_3};
 #else
-SIZES(rows, 1, 12, 8, 4, 2, 1)
-SIZES(rows, 2, 6, 4, 3, 2, 1)
-SIZES(outer, 1, 12, 8, 4, 2, 1)
-SIZES(outer, 2, 6, 4, 3, 2, 1)
-static const struct outer_size *const outer_sizes[] = {outer_sizes_1, outer_sizes_2};
+static const struct outer_size *const outer_sizes[] = {outer_1, outer_2};
 #endif
-static const struct rows_size *const rows_sizes[] = {rows_sizes_1, rows_sizes_2};
+
+/* Run tiles over all rows: as few as the largest size allows, and of equal sizes rather than large
+ * ones and a small rest, whose few sums would wait for each other. */
+#define RUN(sizes, rows, task)                                                           \
+    for (ptrdiff_t first = 0; first < (rows);) {                                         \
+        ptrdiff_t left = (rows) - first, tiles = ceil_div(left, (sizes)[0].rows), n = 0; \
+        while ((sizes)[n].rows > left) n++;                                              \
+        while ((sizes)[n].rows > 1 && (sizes)[n + 1].rows >= ceil_div(left, tiles)) n++; \
+        (sizes)[n].run(task, first);                                                     \
+        first += (sizes)[n].rows;                                                        \
+    }
 
 void NAME(gemm_rows)(ptrdiff_t rows, const struct gemm_rows *task) {
-    const struct rows_size *size = rows_sizes[vectors_of(task->columns) - 1];
-    for (ptrdiff_t first = 0; first < rows; first += size->rows) {
-        while (first + size->rows > rows) size++;
-        size->run(task, first);
-    }
+    const struct rows_size *sizes = rows_sizes[vectors_of(task->columns) - 1];
+    RUN(sizes, rows, task)
 }
 
 void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task) {
-    const struct outer_size *size = outer_sizes[vectors_of(task->columns) - 1];
-    for (ptrdiff_t first = 0; first < rows; first += size->rows) {
-        while (first + size->rows > rows) size++;
-        size->run(task, first);
-    }
+    const struct outer_size *sizes = outer_sizes[vectors_of(task->columns) - 1];
+    RUN(sizes, rows, task)
 }

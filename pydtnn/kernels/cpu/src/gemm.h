@@ -56,6 +56,10 @@ struct gemm_outer {
 
 void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task);
 
+/* The same with lanes along the rows of C, for any number of columns: A is read in whole vectors, B
+ * element by element; see gemm_turned.c. */
+void NAME(gemm_outer_turned)(ptrdiff_t rows, const struct gemm_outer *task);
+
 /* dst[k, j] = src[k sk + j sj] for j < columns, 0 up to the next multiple of LANES, which is also
  * the length of dst's rows. One of the strides is 1. */
 void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdiff_t sk,

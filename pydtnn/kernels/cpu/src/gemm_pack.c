@@ -65,12 +65,16 @@ void NAME(gemm_pack)(ptrdiff_t depth, ptrdiff_t columns, const real *src, ptrdif
                      ptrdiff_t sj, real *dst) {
     ptrdiff_t width = vectors_of(columns) * LANES;
     if (sj == 1) {
-        for (ptrdiff_t k = 0; k < depth; k++)
-            memcpy(dst + k * width, src + k * sk, (size_t)columns * sizeof(real));
+        for (ptrdiff_t k = 0; k < depth; k++) { /* rows are too short for a call of memcpy */
+            const real *row = src + k * sk;
+            ptrdiff_t j = 0;
+            for (; j + LANES <= columns; j += LANES) vstore(dst + k * width + j, vload(row + j));
+            if (j < columns) vstore(dst + k * width + j, vload_part(row + j, columns - j));
+        }
     } else { /* sk == 1 */
         NAME(gemm_transpose)(columns, depth, src, sj, dst, width);
     }
-    for (ptrdiff_t k = 0; columns < width && k < depth; k++) {
+    for (ptrdiff_t k = 0; sj != 1 && columns < width && k < depth; k++) {
         for (ptrdiff_t j = columns; j < width; j++) dst[k * width + j] = 0;
     }
 }

@@ -1,8 +1,8 @@
 /* Fully connected layers: three matrix products.
  *
- *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w' packed
- *   backward_data     dx = dy w       rows of dy, w where it lies
- *   backward_filter   dw = dy' x      gemm_outer, operands where they lie
+ *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w'
+ * packed backward_data     dx = dy w       rows of dy, w where it lies backward_filter   dw = dy' x
+ * gemm_outer, operands where they lie
  *
  * C is cut into chunks of ROWS x COLUMNS, computed in parallel; inside one the summed index is cut
  * into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1, and so
@@ -12,7 +12,8 @@
  * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
  * read where they lie, but for blocks whose rows are so far apart that they crowd into few sets of
  * the cache: those are packed on the way, onto the stack. Expected: 0.8 of the peak from a batch of
- * 64 up; below a vector of samples the memory that holds w bounds it.
+ * 64 up; below a vector of samples the memory that holds w bounds it, and a handful of samples are
+ * left to linear_few.c.
  */
 #include <stdlib.h>
 
@@ -164,6 +165,10 @@ static int forward_direct(const struct linear_shape *s, const real *x, const rea
 
 static int forward(const struct linear_shape *s, const void *x, const void *w, const void *b,
                    void *y, int threads) {
+    if (s->batch < FEW) {
+        NAME(few_forward)(s, x, w, b, y, threads);
+        return 0;
+    }
     /* Cost per input: products of whole vectors, and one for each element that is packed. */
     ptrdiff_t direct = s->batch * vectors_of(s->outputs) + s->outputs,
               turned = s->outputs * vectors_of(s->batch) + s->batch;
@@ -172,6 +177,10 @@ static int forward(const struct linear_shape *s, const void *x, const void *w, c
 
 static int backward_data(const struct linear_shape *s, const void *dy, const void *w, void *dx,
                          int threads) {
+    if (s->batch < FEW) {
+        NAME(few_backward_data)(s, dy, w, dx, threads);
+        return 0;
+    }
     struct product p = {.rows = s->batch,
                         .columns = s->inputs,
                         .depth = s->outputs,
@@ -179,18 +188,11 @@ static int backward_data(const struct linear_shape *s, const void *dy, const voi
                         .lda = s->outputs,
                         .b = w,
                         .ldb = s->inputs,
-                        .pack = crowds(s->inputs),
+                        /* also where so many rows would read across pages again and again */
+                        .pack = crowds(s->inputs) || s->batch > 2 * ROWS,
                         .c = dx,
                         .ldc = s->inputs};
-    real *packed = NULL;
-    if (s->batch >
-        2 * ROWS) { /* pack once what would be packed, or read across pages, for every chunk */
-        packed = NAME(scratch_new)(s->outputs * vectors_of(s->inputs) * LANES);
-        if (!packed) return -1;
-        pack_panels(&p, w, s->inputs, 1, packed, threads);
-    }
     compute(&p, threads);
-    free(packed);
     return 0;
 }
 
@@ -234,6 +236,10 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
 static int backward_filter(const struct linear_shape *s, const void *x, const void *dy, void *dw,
                            int accumulate, int threads) {
     enum { WIDE = 6 * OUTER_COLUMNS };
+    if (s->batch < FEW) {
+        NAME(few_backward_filter)(s, x, dy, dw, accumulate, threads);
+        return 0;
+    }
     ptrdiff_t down = ceil_div(s->outputs, ROWS), across = ceil_div(s->inputs, WIDE);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t i = 0; i < down * across; i++) {

@@ -1,0 +1,20 @@
+/* Scratch memory of the kernels, which is used again.
+ *
+ * setup.py includes this file before every template: what they take with aligned_alloc comes from a
+ * recycler, one for each extension, and `free` knows by the address what is to be given back there.
+ * The C library's own aligned_alloc leaves gaps that the next request of equal size does not fit
+ * into (glibc before 2.38): with scratch memory of at most 20 MB at a time, the heap of a VGG-16
+ * grew by 60 to 220 MB. And memory that stays ours costs no page faults.
+ */
+#ifndef PYDTNN_SCRATCH_H
+#define PYDTNN_SCRATCH_H
+
+#include <stdlib.h>
+
+void *scratch_take(size_t size); /* aligned to 64 bytes, or NULL */
+void scratch_give_back(void *memory);
+
+#define aligned_alloc(alignment, size) scratch_take(size)
+#define free(memory) scratch_give_back(memory)
+
+#endif

@@ -155,10 +155,6 @@ class Layer(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no finish_backward")
 
-    def scratch(self, batch: int) -> int:
-        """Bytes that forward or backward allocates and frees again, at most."""
-        return 0
-
     def saved_bytes(self, batch: int) -> int:
         """Bytes that `saved` holds beyond the input and the output."""
         return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
@@ -82,7 +80,3 @@ class Concat(Layer):
 
     def _array_axis(self) -> int:
         return self.axis if self.axis < 0 else self.axis + 1  # the batch comes first
-
-    def scratch(self, batch: int) -> int:
-        """Backward's parts, until they are consumed."""
-        return batch * prod(self.output_shape) * self.dtype.itemsize

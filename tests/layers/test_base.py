@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import Concat, Conv2d, Layer, Linear, Sequential, StepContext
+from pydtnn.layers import Conv2d, Layer, Linear, Sequential, StepContext
 from pydtnn.model import Model
 
 
@@ -56,11 +56,6 @@ def test_the_cost_of_a_linear_layer_counts_bytes_too() -> None:
 def test_an_elementwise_layer_reads_and_writes_each_element_once() -> None:
     (layer,) = Model(Minimal(), (6,), backend="numpy").layers
     assert layer.cost(2)[:3] == (12, 12, 2 * 12 * 4)
-
-
-def test_scratch_memory_is_declared_in_bytes() -> None:
-    (layer,) = Model(Concat(), [(2,), (3,)], backend="numpy").layers
-    assert layer.scratch(10) == 10 * 5 * 4
 
 
 def test_too_few_axes_are_told() -> None:

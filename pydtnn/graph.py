@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.layers.base import Layer, Shape
+from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net, Outputs
 from pydtnn.layers.reshape import Identity
 
@@ -185,9 +185,10 @@ class Graph:
     def _find_finishers(self) -> None:
         # Backward runs in reverse, so the first reader of an output is the last to contribute.
         for node in self.nodes[len(self.inputs) :]:
-            layer, source = node.layer, node.inputs[0]
-            first = source.consumers[0] is node
-            layer.finishes = layer.can_finish and layer.needs_dx and first
+            layer = node.layer
+            if isinstance(layer, Finisher):
+                first = node.inputs[0].consumers[0] is node
+                layer.finishes = first and layer.needs_dx and layer.takes_deferred
 
     @staticmethod
     def _hands_over(consumer: Node, owners: set[Node]) -> bool:

@@ -12,7 +12,7 @@ from pydtnn.fusion import fuse as fuse_graph
 from pydtnn.graph import Graph, Node
 from pydtnn.kernels import Backend, Deferred, create_backend, recycled
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Finisher, Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net, nodes
 from pydtnn.limits import whole
 from pydtnn.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
@@ -221,9 +221,10 @@ class Model:
 
     @staticmethod
     def _backward(node: Node, dy: Array | Deferred, saved: Saved, sums: _Gradients) -> Any:
-        if node.layer.finishes and sums.own(node.inputs[0]):
-            return node.layer.finish_backward(dy, saved, sums.take(node.inputs[0]))
-        return node.layer.backward(dy, saved)
+        layer = node.layer
+        if isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0]):
+            return layer.finish_backward(dy, saved, sums.take(node.inputs[0]))
+        return layer.backward(dy, saved)
 
     def _deliver(self, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
         for source, dx in zip(node.inputs, dxs, strict=True):

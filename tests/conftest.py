@@ -32,10 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cpu_backend" in metafunc.fixturenames:
-        metafunc.parametrize("cpu_backend", _instruction_sets(), indirect=True)
+        metafunc.parametrize("cpu_backend", instruction_sets(), indirect=True)
 
 
-def _instruction_sets() -> list[str]:
+def instruction_sets() -> list[str]:
     try:
         from pydtnn.kernels.cpu.isa import available
     except ImportError:

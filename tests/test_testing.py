@@ -103,17 +103,6 @@ class SavesOutput(Square):
         return super().backward(dy, saved[0])
 
 
-class SavesMask(Square):
-    def forward(self, *xs: Any, context: StepContext) -> Any:
-        return xs[0] ** 2, (xs[0], xs[0] > 0)
-
-    def backward(self, dy: Any, saved: Any) -> Any:
-        return super().backward(dy, saved[0])
-
-    def saved_bytes(self, batch: int) -> int:
-        return batch  # one byte a sample, where there is one an element
-
-
 class NotNew(Square):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         return xs[0], None
@@ -234,7 +223,6 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
     (SavesMore(), IMAGE, r"its input is alive after forward, but `saves` says \(\)"),
     (SavesOutput(), IMAGE, r"its output is alive after forward, but `saves` says \('input',\)"),
-    (SavesMask(), IMAGE, "`saved` holds 18 bytes beyond input and output, `saved_bytes` says 3"),
     (NotNew(), IMAGE, "the output shares memory with input 0, despite `new_output`"),
     (GradientNotNew(), IMAGE, "the gradient of input 0 shares memory .* despite `new_gradient`"),
     (OneGradientTwice(), IMAGE * 2, "the gradient of input 1 shares memory .* or with another"),

@@ -87,8 +87,6 @@ class Layer(ABC):
         What the layer computes in.
     needs_dx : bool
         Whether anybody reads this layer's dx; if not, backward may return None.
-    can_finish, finishes : bool
-        Whether the layer has `finish_backward`, and, set by the graph, whether it is to be called.
     overwrites_input, overwrites_dy : bool
         Set by the graph: forward shall use its input's memory, backward its dy's memory, for the
         result.
@@ -105,7 +103,6 @@ class Layer(ABC):
     new_gradient: bool = False
     views: tuple[str, ...] = ()
     takes_deferred: bool = False
-    can_finish: bool = False
 
     backend: Backend
     dtype: np.dtype
@@ -113,7 +110,6 @@ class Layer(ABC):
     needs_dx = True
     overwrites_input = False
     overwrites_dy = False
-    finishes = False
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
@@ -134,30 +130,6 @@ class Layer(ABC):
     @abstractmethod
     def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
         """Compute each input's gradient (a tuple if several), and write those of parameters."""
-
-    def finish_backward(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Any:
-        """Compute the whole gradient of the only input, to which nobody contributes after this.
-
-        Only called where `can_finish` says that there is such a method.
-
-        Parameters
-        ----------
-        dy, saved
-            As for `backward`.
-        so_far : Array or None
-            The sum of what others contributed; its memory may be used for the result.
-
-        Returns
-        -------
-        Array or Deferred
-            For a deferred input it may be deferred too: with its values in `array`, cut off by the
-            input's ReLU, and the sums of `Fused.gate`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no finish_backward")
-
-    def saved_bytes(self, batch: int) -> int:
-        """Bytes that `saved` holds beyond the input and the output."""
-        return 0
 
     def cost(self, batch: int) -> Cost:
         """Work of one pass over `batch` samples; the default is an elementwise operation's."""
@@ -258,6 +230,37 @@ class Layer(ABC):
     def fail(cls, message: str) -> ValueError:
         """Make the error of a user's mistake: the class's name, then the sentence."""
         return ValueError(f"{cls.__name__}: {message}")
+
+
+class Finisher(ABC):
+    """Mixed into layers that can add to a gradient in passing, if they are the last who contribute.
+
+    Attributes
+    ----------
+    finishes : bool
+        Set by the graph: nobody contributes to the gradient of the only input after this layer, so
+        the model calls `finish_backward` instead of `backward`.
+    """
+
+    finishes = False
+
+    @abstractmethod
+    def finish_backward(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Any:
+        """Compute the whole gradient of the only input.
+
+        Parameters
+        ----------
+        dy, saved
+            As for `Layer.backward`.
+        so_far : Array or None
+            The sum of what others contributed; its memory may be used for the result.
+
+        Returns
+        -------
+        Array or Deferred
+            For a deferred input it may be deferred too: with its values in `array`, cut off by the
+            input's ReLU, and the sums of `Fused.gate`.
+        """
 
 
 def as_tuple(

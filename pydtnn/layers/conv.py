@@ -10,13 +10,13 @@ import numpy as np
 from pydtnn.initializers import Initializer
 from pydtnn.kernels import ConvGeometry, Deferred, Term
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.base import Cost, Finisher, Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.window import Padding, resolve_padding
 from pydtnn.limits import whole
 
 
-class Conv2d(Layer):
+class Conv2d(Layer, Finisher):
     """Cross-correlation with learned filters.
 
     ``y[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``
@@ -42,7 +42,7 @@ class Conv2d(Layer):
 
     axes: ClassVar[int] = 2
     saves: tuple[str, ...] = ("input",)
-    new_output = new_gradient = takes_deferred = can_finish = True
+    new_output = new_gradient = takes_deferred = True
 
     relu = False
     """Whether the output is cut off below 0, in place of a ReLU that follows."""
@@ -54,7 +54,7 @@ class Conv2d(Layer):
     def __init_subclass__(cls) -> None:
         """Give arrays to a subclass that computes in its own way."""
         if {"forward", "backward"} & vars(cls).keys():
-            cls.takes_deferred = cls.can_finish = False
+            cls.takes_deferred = False
 
     def __init__(
         self,

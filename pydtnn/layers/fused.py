@@ -145,14 +145,6 @@ class NormAddReLU(Layer):
         dx.sums = (map_[0] if np.isinf(m.rows) else 0.0) * sums[:1]
         return dx
 
-    def saved_bytes(self, batch: int) -> int:
-        """Two float64 and two coefficients of the dtype for each normalised channel, a shift."""
-        norms = sum(norm is not None for norm in self.norms)
-        channels = self.output_shape[-1]
-        return channels * (
-            norms * (16 + 2 * self.dtype.itemsize) + bool(norms) * self.dtype.itemsize
-        )
-
     def cost(self, batch: int) -> Cost:
         """Operations of the layers it replaces; the bytes are those of the convolutions around."""
         costs = [part.cost(batch) for part in self.parts]

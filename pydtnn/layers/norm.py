@@ -119,10 +119,6 @@ class BatchNorm(Layer):
         self.backend.norm.backward_normalize(x, dy, a, b, c, out=dx)
         return dx
 
-    def saved_bytes(self, batch: int) -> int:
-        """The moments: two float64 per channel."""
-        return 16 * self.input_shapes[0][-1]
-
 
 class GroupNorm(Layer):
     """Normalise each sample over its positions and each group of channels, then scale and shift.
@@ -199,11 +195,6 @@ class GroupNorm(Layer):
             accumulate=self.gamma.accumulate,
         )
         return dx
-
-    def saved_bytes(self, batch: int) -> int:
-        """Mean and deviation of each row's groups: two float64 each."""
-        rows = batch * prod(self.input_shapes[0]) // prod(self.row_shape[1:])
-        return 16 * rows * self.groups
 
 
 class LayerNorm(GroupNorm):

@@ -74,10 +74,6 @@ class MaxPool2d(_Pool2d):
         self.backend.pool.max_backward(dy, saved, self.geometry, out=dx)
         return dx
 
-    def saved_bytes(self, batch: int) -> int:
-        """The indices."""
-        return self._index_dtype().itemsize * batch * prod(self.output_shape)
-
     def _index_dtype(self) -> np.dtype:
         return np.dtype("uint8" if prod(self.kernel) <= 256 else "int32")
 

@@ -16,7 +16,6 @@ CHECKS = (
     values.check_empty_batch,
     values.check_float32,
     declarations.check_saves,
-    declarations.check_saved_bytes,
     declarations.check_new_output,
     declarations.check_new_gradient,
     declarations.check_overwriting,
@@ -35,7 +34,7 @@ def check_layer(
 
     The output has the shape that `build` says. The gradients of inputs and parameters are those of
     central differences in float64. Two forward passes can be in flight. Gradients accumulate. What
-    may not be overwritten is left alone. `saves`, `saved_bytes`, `new_output`, `new_gradient`,
+    may not be overwritten is left alone. `saves`, `new_output`, `new_gradient`,
     `views`, `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32
     agrees with float64.
 

@@ -10,26 +10,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer
 from pydtnn.testing.case import Case
-
-
-def check_saved_bytes(case: Case) -> None:
-    """Check `saved_bytes`, if the layer has its own."""
-    held, declared = extra_bytes(case), case.layer.saved_bytes(len(case.dy))
-    if type(case.layer).saved_bytes is not Layer.saved_bytes and held > declared:
-        raise case.fail(
-            f"`saved` holds {held} bytes beyond input and output, `saved_bytes` says {declared}"
-        )
-
-
-def extra_bytes(case: Case) -> int:
-    """Measure what `saved` holds beyond the input, the output and the parameters."""
-    context = case.context(len(case.dy))
-    y, residuals = case.model.forward(case.xs, context)
-    known = {id(_owner(a)) for a in (*case.xs, y, context.samples, *_parameters(case))}
-    held = {id(owner): owner.nbytes for owner in map(_owner, _arrays(residuals))}
-    return sum(size for array, size in held.items() if array not in known)
 
 
 def check_saves(case: Case) -> None:

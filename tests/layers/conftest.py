@@ -1,0 +1,16 @@
+"""Layers are tested on every instruction set that this machine has, not only on the best."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydtnn.kernels import Backend, create_backend
+from tests.conftest import instruction_sets
+
+
+@pytest.fixture(params=["numpy", *instruction_sets()])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The reference, then the cpu backend with each instruction set."""
+    if request.param == "numpy":
+        return create_backend("numpy")
+    return create_backend("cpu", threads=1, isa=request.param)

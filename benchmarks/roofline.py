@@ -31,6 +31,7 @@ from work import VARIANTS, WORK, Ours
 
 from pydtnn.graph import Node
 from pydtnn.kernels import ConvGeometry
+from pydtnn.layers.base import Finisher
 
 WARM_UP = 3  # steps; the first one chooses algorithms
 ENOUGH = 0.85
@@ -69,7 +70,8 @@ class Clock:
             layer: Any = node.layer
             layer.forward = self.timed(layer.forward, (node.index, "forward"))
             layer.backward = self.timed(layer.backward, (node.index, "backward"))
-            layer.finish_backward = self.timed(layer.finish_backward, (node.index, "backward"))
+            if isinstance(layer, Finisher):
+                layer.finish_backward = self.timed(layer.finish_backward, (node.index, "backward"))
 
     def timed(self, function: Callable[..., Any], key: tuple[int, str]) -> Callable[..., Any]:
         """Wrap a method so that its time is added up under `key`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -94,7 +95,7 @@ class Trainer:
         self.totals = self._new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
-        optimizer.bind(model.backend, model.buffers)
+        optimizer.bind(model.backend, model.buffers, self.exchange)
 
     def fit(
         self,
@@ -160,6 +161,8 @@ class Trainer:
                 while self.epoch < epochs and not self.stop:
                     self._run_epoch(loader, seed, validation, total)
             self.synchronise()
+            if not self.exchange.equal:
+                self.exchange.average_parameters()
             self._notify("on_fit_end")
         finally:
             for callback in self.callbacks:
@@ -190,12 +193,13 @@ class Trainer:
             self.logs = self.totals.means()
             self._notify("on_step_end")
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
-        if validation is not None:
-            results = self.evaluate(validation, batch_size=batch_size)
-            self.logs |= {f"val_{name}": value for name, value in results.items()}
-        self.history.append(self.logs)
-        self.epoch, self.step, self.totals = self.epoch + 1, 0, self._new_totals()
-        self._notify("on_epoch_end")
+        with self.averaged():
+            if validation is not None:
+                results = self.evaluate(validation, batch_size=batch_size)
+                self.logs |= {f"val_{name}": value for name, value in results.items()}
+            self.history.append(self.logs)
+            self.epoch, self.step, self.totals = self.epoch + 1, 0, self._new_totals()
+            self._notify("on_epoch_end")
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
@@ -283,11 +287,11 @@ class Trainer:
         NotFiniteError
             On all ranks, if the loss or a metric is NaN or infinite.
         """
-        return self._clocked("evaluation", self._evaluate, dataset, batch_size)
+        with self.averaged():
+            return self._clocked("evaluation", self._evaluate, dataset, batch_size)
 
     @np.errstate(all="ignore")
     def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
-        self.synchronise()
         if not self.model.backend.choices.frozen:
             largest = -(-min(batch_size, len(dataset)) // self.comm.size)
             settle_choices(self.model, self.comm, largest, training=False)
@@ -304,13 +308,23 @@ class Trainer:
             raise not_finite(self, broken or batch, context, "in the evaluation")
         return totals.means()
 
-    def synchronise(self) -> None:
-        """Make parameters and running statistics equal on all ranks, before evaluating or saving.
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Hold the same parameters and statistics on all ranks, to evaluate or save them.
 
-        Collective: all ranks call it. Statistics are averaged, weighted by the samples each rank
-        has seen.
+        Collective: all ranks call it. Where ranks train with different parameters each goes on with
+        its own afterwards.
         """
-        self.exchange.average_parameters()
+        self.synchronise()
+        with self.exchange.averaged():
+            yield
+
+    def synchronise(self) -> None:
+        """Make running statistics equal on all ranks.
+
+        Collective: all ranks call it. They are averaged, weighted by the samples each rank has
+        seen.
+        """
         statistics = self.model.statistics
         if not statistics.statistics:
             return

@@ -169,6 +169,7 @@ def test_traffic_is_counted(comm: Communicator) -> None:
     trainer.fit(data(), epochs=1, global_batch_size=8)
     parameters = model.buffers[0].size * 8
     totals = 3 * 8  # loss, accuracy and count of each step
-    assert exchange.comm.traffic.bytes == 6 * parameters + 5 * totals  # broadcast and five steps
+    # On two ranks each sends half of what is broadcast, and as much as what is summed.
+    assert exchange.comm.traffic.bytes == parameters / 2 + 5 * parameters + 5 * totals
     assert exchange.comm.traffic.messages == 6 * len(model.buckets) + 5
     assert 0 < trainer.seconds["communication"] < trainer.seconds["steps"]

@@ -23,7 +23,7 @@ AREAS = {
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],
     "comm": ["comm"],
-    "exchange": ["comm.exchange", "comm.schedules", "comm.schemes"],
+    "exchange": ["comm.compression", "comm.exact", "comm.exchange", "comm.schemes", "comm.sums"],
     "data": ["data"],
     "parameters": ["parameters", "initializers", "statistics"],
     "layers": ["layers"],

@@ -24,9 +24,10 @@ def save_checkpoint(
 ) -> Path:
     """Write ``checkpoint-<step>`` and remove all but the last `keep`.
 
-    Collective: all ranks call it; rank 0 writes. Parameters and running statistics are made equal
-    on all ranks first, which belongs to the course of training: runs on several ranks that are to
-    end in the same bytes save at the same steps.
+    Collective: all ranks call it; rank 0 writes. Where ranks train with different parameters, the
+    model's part is their average, and the exchange's has each rank's own. Running statistics are
+    made equal on all ranks first, which belongs to the course of training: runs on several ranks
+    that are to end in the same bytes save at the same steps.
 
     Parameters
     ----------
@@ -49,8 +50,8 @@ def save_checkpoint(
         On all ranks, if it cannot be written: a full disk, a folder that is not ours. The earlier
         checkpoints stay.
     """
-    trainer.synchronise()
-    parts = _gather(trainer.comm, parts_of(trainer))
+    with trainer.averaged():
+        parts = _gather(trainer.comm, parts_of(trainer))
     path = checkpoint_path(directory, trainer.optimizer.iterations)
     about = {
         "step": trainer.optimizer.iterations,

@@ -6,13 +6,15 @@ sees a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.metered import Metered
+from pydtnn.comm.sums import Sums
 from pydtnn.parameters import Bucket
 
 if TYPE_CHECKING:
@@ -28,22 +30,37 @@ class GradientExchange:
     Parameters
     ----------
     comm : Communicator
+    sums : callable
+        Makes what adds up gradients, of the communicator: `Sums`, or one that compresses.
 
     Attributes
     ----------
     comm : Metered
         The communicator, counting what goes through it in ``comm.traffic``.
+    sums : Sums
+        What adds up gradients.
     buckets : tuple of Bucket
         The model's parameters and gradients, known after `start`.
     samples : int
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
+    equal : bool
+        Of the class: whether all ranks hold the same parameters between steps. Otherwise evaluating
+        and saving are done with their average, and each rank goes on with its own.
+    sums_gradients : bool
+        Of the class: whether gradients meet in `sums` alone. Such schemes can be compressed, and if
+        they are `equal` too, be exact.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    equal = False
+    sums_gradients = False
+
+    def __init__(self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums) -> None:
         self.comm = Metered(comm)
+        self.sums = sums(self.comm)
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
+        self._aside: list[np.ndarray] | None = None
 
     def loss_scale(self, local: int, total: int) -> float:
         """Factor on the gradient of a rank's summed loss.
@@ -58,6 +75,7 @@ class GradientExchange:
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         """Begin training from rank 0's parameters; where training is resumed, `load` follows."""
         self.buckets = buckets
+        self.sums.prepare(buckets)
         for bucket in buckets:
             self.comm.broadcast(bucket.values)
 
@@ -74,12 +92,10 @@ class GradientExchange:
     def abandon(self) -> None:
         """Complete what is under way and forget it: the step will not be made."""
 
-    def average_parameters(self) -> None:
-        """Average the parameters of all ranks.
+    # -- parameters that differ between ranks -----------------------------------------------------
 
-        Each counts by the samples it has trained on since the last time. Called before evaluating
-        and saving, too; schemes that keep parameters equal override it with nothing.
-        """
+    def average_parameters(self) -> None:
+        """Average the parameters of all ranks; each counts by its `samples` since the last time."""
         total = np.array([self.samples], "float64")
         self.comm.allreduce(total)
         for bucket in self.buckets if total[0] else ():
@@ -87,12 +103,60 @@ class GradientExchange:
             self.comm.allreduce(bucket.values)
         self.samples = 0
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Hold the average of all ranks, to evaluate or save it, and afterwards one's own again."""
+        if self.equal or self._aside is not None:
+            yield
+            return
+        samples, self._aside = self.samples, [bucket.values.copy() for bucket in self.buckets]
+        try:
+            self.average_parameters()
+            yield
+        finally:
+            for bucket, own in zip(self.buckets, self._aside, strict=True):
+                bucket.values[...] = own
+            self.samples, self._aside = samples, None
+
+    # -- optimizer state that is spread over the ranks (`pydtnn.optimizers.Share`) ----------------
+
+    def own(self, bucket: Bucket, whole: bool) -> slice:
+        """Return the stretch of a bucket that this rank updates."""
+        return slice(0, len(bucket.values))
+
+    def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
+        """Put together what the ranks hold of an array as long as a bucket."""
+        return part
+
+    def total(self, value: float) -> float:
+        """Add up a number that each rank has of its `own` stretches."""
+        return value
+
+    # -- saving -----------------------------------------------------------------------------------
+
     def state(self) -> dict[str, Any]:
-        """What must be saved to continue: named arrays and numbers."""
-        return {}
+        """What must be saved to continue: named arrays and numbers.
+
+        A scheme that keeps more adds it to what this returns: ``super().state() | {...}``.
+        """
+        state = self.sums.state()
+        if self.equal:
+            return state
+        own = self._aside or [bucket.values for bucket in self.buckets]
+        for bucket, values in zip(self.buckets, own, strict=True):
+            for entry in bucket.parameters:
+                state[f"own/{entry.name}"] = values[entry.slice].reshape(entry.shape).copy()
+        return state | {"samples": self.samples}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned, after `start`."""
+        self.sums.load(state)
+        if "samples" not in state:
+            return
+        self.samples = int(state["samples"])
+        for bucket in self.buckets:
+            for entry in bucket.parameters:
+                bucket.values[entry.slice] = state[f"own/{entry.name}"].reshape(-1)
 
 
 class AllReduce(GradientExchange):
@@ -105,6 +169,8 @@ class AllReduce(GradientExchange):
         Send each bucket as soon as backward completes it, while the rest of backward still runs.
         Without, all are sent after backward, one after the other: the same sums, so that the gain
         of overlap can be measured.
+    sums : callable
+        See `GradientExchange`.
 
     References
     ----------
@@ -112,15 +178,23 @@ class AllReduce(GradientExchange):
     section 3.2.
     """
 
-    def __init__(self, comm: Communicator, *, overlap: bool = True) -> None:
-        super().__init__(comm)
+    equal = sums_gradients = True
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        overlap: bool = True,
+        sums: Callable[[Communicator], Sums] = Sums,
+    ) -> None:
+        super().__init__(comm, sums=sums)
         self.overlap = overlap
         self.requests: dict[int, Request] = {}
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
         if self.overlap:
-            self.requests[bucket.index] = self.comm.iallreduce(bucket.grads)
+            self.requests[bucket.index] = self.sums.start(bucket)
 
     def progress(self) -> None:
         """Poke the oldest message: MPI moves data only while it is called."""
@@ -131,9 +205,6 @@ class AllReduce(GradientExchange):
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket as its sum arrives."""
         optimizer.step(self.wait)
-
-    def average_parameters(self) -> None:
-        """Do nothing: parameters are equal on all ranks."""
 
     def abandon(self) -> None:
         """Wait for the messages; nobody reads them."""
@@ -146,4 +217,4 @@ class AllReduce(GradientExchange):
         if self.overlap:
             self.requests.pop(bucket.index).wait()
         else:
-            self.comm.allreduce(bucket.grads)
+            self.sums.start(bucket).wait()

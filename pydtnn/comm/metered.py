@@ -19,9 +19,9 @@ class Traffic:
     Attributes
     ----------
     messages : int
-        Calls that moved arrays.
+        Collective calls with arrays, and messages sent.
     bytes : int
-        Size of the arrays given to those calls, in B.
+        What this rank must send for them, in B: of a collective, by the algorithm that sends least.
     seconds : float
         Time spent inside communication calls, in s: what was not hidden behind computation.
     """
@@ -30,10 +30,10 @@ class Traffic:
     bytes: int = 0
     seconds: float = 0.0
 
-    def count(self, array: np.ndarray) -> None:
-        """Count one message."""
+    def count(self, sent: float) -> None:
+        """Count one call that sends so many bytes."""
         self.messages += 1
-        self.bytes += array.nbytes
+        self.bytes += round(sent)
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call and add the time it took."""
@@ -82,33 +82,42 @@ class Metered(Communicator):
     def abort(self, code: int) -> None:
         self.inner.abort(code)
 
-    def _call(self, call: Callable[..., Any], array: np.ndarray, *args: Any) -> Any:
-        self.traffic.count(array)
+    def _call(self, times: float, call: Callable[..., Any], array: np.ndarray, *args: Any) -> Any:
+        """Make a call that sends the array so many times."""
+        self.traffic.count(times * array.nbytes)
         return self.traffic.timed(call, array, *args)
 
-    def _start(self, call: Callable[..., Request], array: np.ndarray, *args: Any) -> Request:
-        return _MeteredRequest(self._call(call, array, *args), self.traffic)
+    def _start(
+        self, times: float, call: Callable[..., Request], array: np.ndarray, *args: Any
+    ) -> Request:
+        return _MeteredRequest(self._call(times, call, array, *args), self.traffic)
+
+    @property
+    def _others(self) -> float:
+        """The share of a whole that belongs to the other ranks."""
+        return (self.size - 1) / self.size
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
-        self._call(self.inner._allreduce, array, op)
+        self._call(2 * self._others, self.inner._allreduce, array, op)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        return self._start(self.inner._iallreduce, array, op)
+        return self._start(2 * self._others, self.inner._iallreduce, array, op)
 
     def _broadcast(self, array: np.ndarray, root: int) -> None:
-        self._call(self.inner._broadcast, array, root)
+        self._call(self._others, self.inner._broadcast, array, root)
 
     def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        self._call(self.inner._reduce_scatter, array, counts, out)
+        self._call(self._others, self.inner._reduce_scatter, array, counts, out)
 
     def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        self._call(self.inner._allgather, array, counts, out)
+        self._call(self.size - 1, self.inner._allgather, array, counts, out)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        return self._start(self.inner._isend, array, to, tag)
+        return self._start(1, self.inner._isend, array, to, tag)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        return self._start(self.inner._irecv, array, source, tag)
+        request = self.traffic.timed(self.inner._irecv, array, source, tag)
+        return _MeteredRequest(request, self.traffic)
 
     def _split(self, color: int, key: int) -> Communicator:
         return Metered(self.inner._split(color, key), self.traffic)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.limits import number
+from pydtnn.optimizers.share import Share, Whole
 from pydtnn.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.schedules import Constant, Schedule
 
@@ -87,6 +88,8 @@ class Optimizer(ABC):
         self.gradient_norm: float | None = None
         self._lr = 0.0
         self._buffers: tuple[ParameterBuffer, ...] = ()
+        self._share: Share = Whole()
+        self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
         self._runs: dict[int, list[tuple[slice, float]]] = {}
 
@@ -117,7 +120,9 @@ class Optimizer(ABC):
         """Check one of the rule's numbers, see `pydtnn.limits.number`."""
         return number(type(self).__name__, name, value, **limits)
 
-    def bind(self, backend: Backend, buffers: Sequence[ParameterBuffer]) -> None:
+    def bind(
+        self, backend: Backend, buffers: Sequence[ParameterBuffer], share: Share | None = None
+    ) -> None:
         """Start afresh on a model's parameters: no update made, all slots 0.
 
         Parameters
@@ -125,16 +130,27 @@ class Optimizer(ABC):
         backend : Backend
         buffers : sequence of ParameterBuffer
             The model's; slots are flat arrays with the same layout.
+        share : Share, optional
+            Which parts of the buckets this rank updates and keeps state of; by default all.
         """
         self.backend = backend
         self._buffers = tuple(buffers)
-        self._slots, self._runs = {}, {}
+        self._share = share or Whole()
+        self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
-        for buffer in self._buffers:
-            state = [backend.zeros(buffer.values.shape, buffer.dtype) for _ in self.slots]
-            for bucket in buffer.buckets:
-                self._slots[bucket.index] = tuple(s[bucket.start : bucket.stop] for s in state)
-                self._runs[bucket.index] = self._cut(bucket.parameters)
+        for bucket in self._buckets():
+            own = self._share.own(bucket, self.per_parameter)
+            size, dtype = own.stop - own.start, bucket.values.dtype
+            self._own[bucket.index] = own
+            self._slots[bucket.index] = tuple(backend.zeros((size,), dtype) for _ in self.slots)
+            self._runs[bucket.index] = [
+                (slice(start, stop), decay)
+                for run, decay in self._cut(bucket.parameters)
+                if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
+            ]
+
+    def _buckets(self) -> list[Bucket]:
+        return [bucket for buffer in self._buffers for bucket in buffer.buckets]
 
     def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, float]]:
         """Find the stretches that `update` may treat as one, and their decay."""
@@ -166,7 +182,7 @@ class Optimizer(ABC):
             bucket, in order: right before the bucket's update, or before the first one where all
             gradients are needed.
         """
-        buckets = [bucket for buffer in self._buffers for bucket in buffer.buckets]
+        buckets = self._buckets()
         early, late = (wait, None) if self.needs_all_gradients else (None, wait)
         if early:
             for bucket in buckets:
@@ -196,45 +212,54 @@ class Optimizer(ABC):
     def _clip(self, limit: float) -> None:
         """Scale all gradients by ``min(1, limit / norm)`` (Pascanu et al. 2013, algorithm 1)."""
         kernels = self.backend.update
-        norm = math.sqrt(sum(kernels.squared_norm(buffer.grads) for buffer in self._buffers))
+        own = [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
+        norm = math.sqrt(self._share.total(sum(map(kernels.squared_norm, own))))
         if norm > limit:
             for buffer in self._buffers:
                 kernels.scale(buffer.grads, limit / norm)
         self.gradient_norm = norm
 
     def step_bucket(self, bucket: Bucket) -> None:
-        """Update the parameters of one bucket, whose gradients are final."""
-        state = self._slots[bucket.index]
+        """Update this rank's share of one bucket, whose gradients are final there."""
+        state, first = self._slots[bucket.index], self._own[bucket.index].start
         for run, decay in self._runs[bucket.index]:
+            kept = slice(run.start - first, run.stop - first)
             self.update(
                 bucket.values[run],
                 bucket.grads[run],
-                *(slot[run] for slot in state),
+                *(slot[kept] for slot in state),
                 lr=self._lr,
                 decay=decay,
                 step=self.iterations,
             )
 
-    def _arrays(self) -> Iterator[tuple[str, Array]]:
-        """Name every parameter's part of every slot: views shaped like the parameters."""
-        for buffer in self._buffers:
-            for bucket in buffer.buckets:
-                for slot, array in zip(self.slots, self._slots[bucket.index], strict=True):
-                    for entry in bucket.parameters:
-                        yield f"{slot}/{entry.name}", array[entry.slice].reshape(entry.shape)
+    def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
+        """Name every parameter's part of every slot, and say where it is."""
+        return {
+            f"{slot}/{entry.name}": (bucket, index, entry)
+            for bucket in self._buckets()
+            for index, slot in enumerate(self.slots)
+            for entry in bucket.parameters
+        }
 
     def state(self) -> dict[str, Any]:
-        """Copy what must be saved to continue.
+        """Copy what must be saved to continue. Collective where the state is shared out.
 
         Returns
         -------
         dict
             Per slot and parameter a NumPy array ``"velocity/<parameter>"`` of the parameter's
             shape, and the numbers "iterations" and "lr_factor". It depends on neither buckets nor
-            padding.
+            padding nor ranks.
         """
-        arrays = {name: self.backend.to_numpy(view).copy() for name, view in self._arrays()}
-        return arrays | {"iterations": self.iterations, "lr_factor": self.lr_factor}
+        state: dict[str, Any] = {}
+        for bucket in self._buckets():
+            for slot, part in zip(self.slots, self._slots[bucket.index], strict=True):
+                whole = self._share.gather(bucket, part)
+                for entry in bucket.parameters:
+                    array = whole[entry.slice].reshape(entry.shape)
+                    state[f"{slot}/{entry.name}"] = self.backend.to_numpy(array).copy()
+        return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned; nothing is changed if it does not fit.
@@ -245,8 +270,8 @@ class Optimizer(ABC):
             If a name is missing or unexpected, or an array has a wrong shape.
         """
         who = type(self).__name__
-        views = dict(self._arrays())
-        expected = {*views, "iterations", "lr_factor"}
+        places = self._places()
+        expected = {*places, "iterations", "lr_factor"}
         if expected != set(state):
             missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
             raise ValueError(
@@ -254,14 +279,19 @@ class Optimizer(ABC):
                 f"missing {_some(missing)}, unexpected {_some(extra)}; "
                 "use the optimizer and model it was saved with"
             )
-        for name, view in views.items():
-            if np.shape(state[name]) != view.shape:
+        for name, (_, _, entry) in places.items():
+            if np.shape(state[name]) != entry.shape:
                 raise ValueError(
-                    f"{who}: the saved {name} must have shape {view.shape}, "
+                    f"{who}: the saved {name} must have shape {entry.shape}, "
                     f"not {np.shape(state[name])}; use the model it was saved with"
                 )
-        for name, view in views.items():
-            view[...] = self.backend.asarray(state[name], view.dtype)
+        for name, (bucket, slot, entry) in places.items():
+            own, part = self._own[bucket.index], self._slots[bucket.index][slot]
+            start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)
+            if start < stop:
+                flat = self.backend.asarray(state[name], part.dtype).reshape(-1)
+                first = entry.slice.start
+                part[start - own.start : stop - own.start] = flat[start - first : stop - first]
         self.iterations, self.lr_factor = int(state["iterations"]), float(state["lr_factor"])
 
 

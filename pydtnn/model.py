@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pydtnn.fusion import fuse as fuse_graph
 from pydtnn.graph import Graph, Node
-from pydtnn.kernels import Backend, Deferred, create_backend, recycled
+from pydtnn.kernels import Backend, create_backend, recycled
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Finisher, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net, nodes
 from pydtnn.limits import whole
 from pydtnn.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.statistics import RunningStatistics
+from pydtnn.walks import Total, run_together, walk_backward, walk_forward
 
 DTYPES = ("float32", "float64")
 
@@ -114,7 +115,6 @@ class Model:
         """Shape of the (first) output of one sample."""
         return self.graph.outputs[0].shape
 
-    @recycled
     def forward(
         self,
         x: Array | tuple[Array, ...],
@@ -140,28 +140,42 @@ class Model:
         residuals : list
             What `backward` needs.
         """
-        inputs = x if isinstance(x, tuple) else (x,)
-        graph = self.graph
-        context = replace(context, differentiable=keep)
-        values: list[Array | Deferred] = [*inputs, *[None] * (len(graph.nodes) - len(inputs))]
-        residuals: list[Saved] = [None] * len(graph.nodes)
-        for node in graph.nodes[len(inputs) :]:
-            xs = [values[i.index] for i in node.inputs]
-            if not node.layer.takes_deferred:
-                xs = [node.layer.array(x) for x in xs]
-            y, saved = node.layer.forward(*xs, context=context)
-            values[node.index] = self._regular(y)
-            if keep and node.index in graph.trained:
-                residuals[node.index] = saved
-            del xs, y, saved
-            for index in node.releases:
-                values[index] = None
-            if after_node:
-                after_node(node, node.layer.array(values[node.index]))
-        outputs = tuple(node.layer.array(values[node.index]) for node in graph.outputs)
-        return (outputs if len(outputs) > 1 else outputs[0]), residuals
+        return self.forward_shards([x], [context], keep=keep, after_node=after_node)[0]
 
     @recycled
+    def forward_shards(
+        self,
+        xs: Sequence[Array | tuple[Array, ...]],
+        contexts: Sequence[StepContext],
+        *,
+        total: Total | None = None,
+        keep: bool = True,
+        after_node: Callable[[Node, Array], None] | None = None,
+    ) -> list[tuple[Any, list[Saved]]]:
+        """Run every node in order, for several shards of a batch.
+
+        Parameters
+        ----------
+        xs, contexts : sequence
+            For each shard, see `forward`.
+        total : callable, optional
+            ``total(sums)`` adds up one array per shard, and those of other ranks. With it, layers
+            that normalise over the batch do so over all shards: they are run side by side, from one
+            such layer to the next. Without, they are run one after the other.
+        keep, after_node
+            See `forward`.
+
+        Returns
+        -------
+        list
+            For each shard, what `forward` returns.
+        """
+        walks = [
+            walk_forward(self.graph, x, context, keep, after_node, joint=total is not None)
+            for x, context in zip(xs, contexts, strict=True)
+        ]
+        return run_together(walks, total)
+
     def backward(
         self,
         dy: Array | tuple[Array, ...],
@@ -193,61 +207,72 @@ class Model:
             Gradient of the inputs if the model was built with ``input_gradient=True``, otherwise
             None.
         """
-        for buffer in self.buffers:
-            buffer.accumulate = accumulate
-        sums = _Gradients(self.backend)
-        for node, g in zip(self.graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
-            sums.add(node, g, new=False)
-        del dy
-        pending = iter(self.buckets)
-        bucket = next(pending, None)
-        for node in self.graph.nodes[: len(self.input_shapes) - 1 : -1]:
-            g = sums.take(node)
-            if node.index in self.graph.trained:
-                dxs = self._backward(node, g, residuals[node.index], sums)
-                if node.layer.needs_dx:
-                    self._deliver(node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
-                del dxs
-            del g
-            residuals[node.index] = None
-            while bucket and bucket.ready_at == node.index:
-                if on_ready:
-                    on_ready(bucket)
-                bucket = next(pending, None)
-            if after_node:
-                after_node(node)
-        dx = tuple(sums.take(node) for node in self.graph.inputs)
-        return dx if len(dx) > 1 else dx[0]
+        return self.backward_shards(
+            [dy],
+            [residuals],
+            on_ready=(lambda shard, bucket: on_ready(bucket)) if on_ready else None,
+            after_node=after_node,
+            accumulate=accumulate,
+        )[0]
 
-    @staticmethod
-    def _backward(node: Node, dy: Array | Deferred, saved: Saved, sums: _Gradients) -> Any:
-        layer = node.layer
-        if isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0]):
-            return layer.finish_backward(dy, saved, sums.take(node.inputs[0]))
-        return layer.backward(dy, saved)
+    @recycled
+    def backward_shards(
+        self,
+        dys: Sequence[Array | tuple[Array, ...]],
+        residuals: Sequence[list[Saved]],
+        *,
+        total: Total | None = None,
+        on_ready: Callable[[int, Bucket], None] | None = None,
+        after_node: Callable[[Node], None] | None = None,
+        accumulate: bool = False,
+        slots: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Run every node's backward in reverse, for several shards of a batch.
 
-    def _deliver(self, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
-        for source, dx in zip(node.inputs, dxs, strict=True):
-            if source.index in self.graph.trained:
-                if dx is None or dx.shape[1:] != source.shape:
-                    given = "None" if dx is None else f"shape {dx.shape}"
-                    raise ValueError(
-                        f"{node.name}: backward of {type(node.layer).__name__} must return a "
-                        f"gradient of shape {source.shape} besides the batch, not {given}"
-                    )
-                passes = isinstance(dx, Deferred) and (
-                    dx.array is not None  # the whole gradient, from `finish_backward`
-                    or (source.layer.takes_deferred and len(source.consumers) == 1)
-                )
-                dx = dx if passes else self._regular(node.layer.array(dx))
-                sums.add(source, dx, new=node.layer.new_gradient)
+        Parameters
+        ----------
+        dys, residuals : sequence
+            For each shard, see `backward`.
+        total : callable, optional
+            See `forward_shards`.
+        on_ready : callable, optional
+            Called with the position of a shard and each bucket as soon as the shard's gradients are
+            complete.
+        after_node
+            See `backward`.
+        accumulate : bool
+            Add the first shard's gradients to those that are there; the others' are added anyway.
+        slots : sequence of int, optional
+            Set of gradient arrays (`Bucket.gradients`) for each shard. They are overwritten.
 
-    def _regular(self, array: Array | Deferred) -> Array | Deferred:
-        if isinstance(array, Deferred):
-            return array
-        # Kernels count on C order and the model's dtype; a layer of a user's own may well return a
-        # transposed view.
-        return self.backend.asarray(array, self.dtype)
+        Returns
+        -------
+        list
+            For each shard, what `backward` returns.
+        """
+
+        def before(shard: int) -> None:
+            for buffer in self.buffers:
+                buffer.accumulate = slots is None and (accumulate or shard > 0)
+                buffer.write_to(slots[shard] if slots else 0)
+
+        walks = [
+            walk_backward(
+                self.graph,
+                self.buckets,
+                dy,
+                saved,
+                partial(on_ready, shard) if on_ready else None,
+                after_node,
+                joint=total is not None,
+            )
+            for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
+        ]
+        try:
+            return run_together(walks, total, before)
+        finally:
+            for buffer in self.buffers:
+                buffer.write_to(0)
 
     def predict(self, x: np.ndarray | tuple[np.ndarray, ...], *, batch_size: int = 256) -> Any:
         """Run the network on samples, without dropout and with running statistics.
@@ -314,31 +339,6 @@ class Model:
         from pydtnn.summary import summarize
 
         return summarize(self, batch, slots=slots)
-
-
-class _Gradients:
-    """The gradient of each node's output, added up as its consumers deliver it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.arrays: dict[int, tuple[Any, bool]] = {}
-
-    def add(self, node: Node, dx: Array, *, new: bool) -> None:
-        """Add `dx`; if it is `new`, its memory is ours."""
-        if node.index in self.arrays:
-            so_far, own = self.arrays[node.index]
-            out = so_far if own else dx if new else self.backend.empty(dx.shape, dx.dtype)
-            self.backend.elementwise.add(so_far, dx, out=out)
-            dx, new = out, True
-        self.arrays[node.index] = dx, new
-
-    def own(self, node: Node) -> bool:
-        """Whether what was delivered so far, if anything, may be written over."""
-        return self.arrays.get(node.index, (None, True))[1]
-
-    def take(self, node: Node) -> Array | Deferred:
-        """Hand out the sum and forget it; None if nobody delivered."""
-        return self.arrays.pop(node.index, (None, False))[0]
 
 
 def _shapes(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:

@@ -120,6 +120,8 @@ class Bucket:
         Index of the graph node whose backward completes the bucket.
     group : str
         Reduction group.
+    buffer : ParameterBuffer
+        Which it is a stretch of.
     """
 
     index: int
@@ -130,6 +132,11 @@ class Bucket:
     parameters: tuple[Entry, ...]
     ready_at: int
     group: str
+    buffer: ParameterBuffer
+
+    def gradients(self, slot: int) -> Array:
+        """Return the bucket's stretch of one of the sets of gradients; 0 is `grads`."""
+        return self.buffer.slots[slot][self.start : self.stop]
 
 
 class ParameterBuffer:
@@ -165,12 +172,23 @@ class ParameterBuffer:
         self.size: int = offsets[-1]
         self.values = backend.zeros((self.size,), self.dtype)
         self.grads = backend.zeros((self.size,), self.dtype)
+        self.slots = [self.grads]
         self.parameters = tuple(p for p, _ in parameters)
+        self._backend, self._offsets, self._slot = backend, offsets, 0
         for p, offset in zip(self.parameters, offsets, strict=False):
             p.buffer = self
             p.value = self.values[offset : offset + p.size].reshape(p.shape)
             p.grad = self.grads[offset : offset + p.size].reshape(p.shape)
         self.buckets = tuple(self._cut(parameters, offsets, bucket_bytes, first_index))
+
+    def write_to(self, slot: int) -> None:
+        """Let backward write gradients to one of several sets, which is made when it is needed."""
+        while slot >= len(self.slots):
+            self.slots.append(self._backend.zeros((self.size,), self.dtype))
+        if slot != self._slot:
+            self._slot = slot
+            for p, offset in zip(self.parameters, self._offsets, strict=False):
+                p.grad = self.slots[slot][offset : offset + p.size].reshape(p.shape)
 
     def _cut(
         self,
@@ -200,6 +218,7 @@ class ParameterBuffer:
                     parameters=entries,
                     ready_at=node,
                     group=parameter.group,
+                    buffer=self,
                 )
             )
             first = i + 1

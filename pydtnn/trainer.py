@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from pydtnn.callbacks import Callback
 from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.cuts import even_cuts
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.errors import AgreedError
@@ -24,6 +23,7 @@ from pydtnn.losses import Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
+from pydtnn.step import Passes
 from pydtnn.totals import Totals
 from pydtnn.tuning import settle_choices
 
@@ -45,6 +45,9 @@ class Trainer:
     callbacks : sequence of Callback
     accumulation : int
         Micro-batches into which each rank cuts its part of a step, to save memory.
+    sync_batch_norm : bool
+        Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
+        with those of each rank, micro-batch or shard.
 
     Attributes
     ----------
@@ -75,6 +78,7 @@ class Trainer:
         exchange: GradientExchange | None = None,
         callbacks: Sequence[Callback] = (),
         accumulation: int = 1,
+        sync_batch_norm: bool = False,
     ) -> None:
         if accumulation < 1:
             raise ValueError(f"Trainer: accumulation must be at least 1, not {accumulation}")
@@ -86,13 +90,15 @@ class Trainer:
         self.comm = self.exchange.comm
         self.callbacks = list(callbacks)
         self.accumulation = accumulation
+        self.sync_batch_norm = sync_batch_norm
+        self._check_exact()
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
         self.stop = False
         self._plan: dict[str, int] = {}
         self._loaded = False
-        self.totals = self._new_totals()
+        self.totals = self.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
         optimizer.bind(model.backend, model.buffers, self.exchange)
@@ -142,18 +148,20 @@ class Trainer:
         loader = self._loader(
             train,
             total,
+            self.exchange.sums.shards or self.comm.size * self.accumulation,
             seed=seed,
             augment=augment,
             steps_per_epoch=steps_per_epoch,
             threads=max(loader_threads, 1),
             prefetch=2 * loader_threads,
         )
-        plan = {"seed": seed, "global_batch_size": total, "samples": len(train)}
+        shards = self.exchange.sums.shards or 0
+        plan = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
         self._check_plan(plan)
         if not self._loaded:
             self.exchange.start(self.model.buckets)
         self._plan, self._loaded, self.stop = plan, False, False
-        largest = -(-min(total, len(train)) // (self.comm.size * self.accumulation))
+        largest = -(-min(total, len(train)) // loader.shards)
         settle_choices(self.model, self.comm, largest, training=True)
         try:
             self._notify("on_fit_start", epochs, len(loader))
@@ -168,6 +176,21 @@ class Trainer:
             for callback in self.callbacks:
                 callback.close()
         return self.history
+
+    def _check_exact(self) -> None:
+        """Refuse what would make exact training depend on ranks or machines."""
+        if self.exchange.sums.shards is None:
+            return
+        if self.accumulation > 1:
+            raise ValueError(
+                "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
+                "more shards to save memory"
+            )
+        if self.model.backend.choices.mode == "measure":
+            raise ValueError(
+                "Trainer: exact training needs algorithms that are not chosen by measurement; make "
+                'the backend with tuning="fixed"'
+            )
 
     def _check_plan(self, plan: dict[str, int]) -> None:
         """Refuse to continue with other batches: the position in them would mean nothing."""
@@ -198,7 +221,7 @@ class Trainer:
                 results = self.evaluate(validation, batch_size=batch_size)
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
             self.history.append(self.logs)
-            self.epoch, self.step, self.totals = self.epoch + 1, 0, self._new_totals()
+            self.epoch, self.step, self.totals = self.epoch + 1, 0, self.new_totals()
             self._notify("on_epoch_end")
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
@@ -217,54 +240,25 @@ class Trainer:
         NotFiniteError
             On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
         """
-        model, exchange = self.model, self.exchange
-        totals = self._new_totals()
-        model.statistics.begin_step()
-        scale = exchange.loss_scale(len(batch.x), batch.total)
-        *first, last = self._micro_batches(batch)
-        for i, part in enumerate(first):
-            dy, residuals = self._forward(part, scale, totals, epoch, seed)
-            model.backward(dy, residuals, accumulate=i > 0)
-        dy, residuals = self._forward(last, scale, totals, epoch, seed)
-        summed = self.comm.iallreduce(totals.values)
-        model.backward(
-            dy,
-            residuals,
-            on_ready=exchange.bucket_ready,
-            after_node=lambda node: exchange.progress(),
-            accumulate=len(first) > 0,
-        )
-        summed.wait()
-        if not np.isfinite(totals.values).all():
+        exchange = self.exchange
+        passes = Passes(self, batch, epoch, seed)
+        passes.run()
+        if not np.isfinite(passes.totals.values).all():
             exchange.abandon()
             context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
             raise not_finite(self, batch, context, f"at epoch {epoch + 1}, step {batch.index + 1}")
-        model.statistics.update()
-        exchange.samples += len(batch.x)
+        self.model.statistics.update()
+        exchange.samples += len(batch)
         exchange.update(self.optimizer)
-        return totals
+        return passes.totals
 
-    def _forward(
-        self, part: Batch, scale: float, totals: Totals, epoch: int, seed: int
-    ) -> tuple[Array, list[Any]]:
-        context = StepContext(training=True, seed=seed, epoch=epoch, samples=part.samples)
-        y, residuals = self.model.forward(self.model.backend.asarray(part.x), context)
-        return self._judge(y, part.y, scale, totals), residuals
-
-    def _judge(self, y: Array, target: np.ndarray, scale: float, totals: Totals) -> Array:
+    def judge(self, y: Array, target: np.ndarray, scale: float, totals: Totals) -> Array:
+        """Add loss and metrics of an output to `totals`; return the gradient of the scaled loss."""
         backend = self.model.backend
         target = backend.asarray(target)
         loss, dy = self.loss(backend, y, target, scale)
         totals.add(len(target), loss, *(metric(backend.xp, y, target) for metric in self.metrics))
         return dy
-
-    def _micro_batches(self, batch: Batch) -> list[Batch]:
-        """Cut a batch into parts of almost equal size; one is left if all are empty."""
-        cuts = [len(batch.x) * i // self.accumulation for i in range(self.accumulation + 1)]
-        ranges = [slice(a, b) for a, b in pairwise(cuts) if a < b] or [slice(0, 0)]
-        return [
-            replace(batch, x=batch.x[r], y=batch.y[r], samples=batch.samples[r]) for r in ranges
-        ]
 
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
@@ -292,18 +286,24 @@ class Trainer:
 
     @np.errstate(all="ignore")
     def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
+        model, context, broken = self.model, StepContext(training=False), None
+        sums, totals = self.exchange.sums, self.new_totals()
+        at_least = sums.shards or self.comm.size
         if not self.model.backend.choices.frozen:
-            largest = -(-min(batch_size, len(dataset)) // self.comm.size)
+            largest = -(-min(batch_size, len(dataset)) // at_least)
             settle_choices(self.model, self.comm, largest, training=False)
-        totals, broken = self._new_totals(), None
-        model, context = self.model, StepContext(training=False)
-        with self._loader(dataset, max(batch_size, self.comm.size), shuffle=False) as loader:
+        with self._loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
+            own = range(*even_cuts(at_least, self.comm.size)[self.comm.rank :][:2])
+            parts: dict[int | None, Totals] = {number: self.new_totals() for number in own}
             for batch in loader.epoch(0):
-                y, _ = model.forward(model.backend.asarray(batch.x), context, keep=False)
-                self._judge(y, batch.y, 1.0, totals)
-                if broken is None and not np.isfinite(totals.values).all():
+                for number, rows in batch.shards:
+                    y, _ = model.forward(model.backend.asarray(batch.x[rows]), context, keep=False)
+                    self.judge(y, batch.y[rows], 1.0, parts[number])
+                if broken is None and not all(np.isfinite(t.values).all() for t in parts.values()):
                     broken = batch
-        self.comm.allreduce(totals.values)
+        sums.begin(at_least)
+        totals.values, request = sums.add_up([(n, part.values) for n, part in parts.items()])
+        request.wait()
         if not np.isfinite(totals.values).all():
             raise not_finite(self, broken or batch, context, "in the evaluation")
         return totals.means()
@@ -326,8 +326,9 @@ class Trainer:
         seen.
         """
         statistics = self.model.statistics
-        if not statistics.statistics:
-            return
+        shared = self.sync_batch_norm or self.exchange.sums.shards is not None
+        if shared or not statistics.statistics:
+            return  # they are equal as it is
         weight = np.array([statistics.samples])
         self.comm.allreduce(weight)
         if weight[0] > 0:
@@ -361,17 +362,19 @@ class Trainer:
             )
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
         self.history = [dict(logs) for logs in state["history"]]
-        self.totals = self._new_totals()
+        self.totals = self.new_totals()
         self.totals.values[:] = state["totals"]
         self._plan, self._loaded = dict(state["plan"]), True
 
-    def _new_totals(self) -> Totals:
+    def new_totals(self) -> Totals:
+        """Return sums of the loss and the metrics that are still 0."""
         return Totals(["loss", *(m.name for m in self.metrics)])
 
-    def _loader(self, dataset: Dataset, batch_size: int, **options: Any) -> Loader:
+    def _loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
         return Loader(
             dataset,
             global_batch_size=batch_size,
+            shards=shards,
             rank=self.comm.rank,
             size=self.comm.size,
             dtype=self.model.dtype,

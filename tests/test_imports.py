@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Area: the modules and packages in it, of which the longest name decides.
 AREAS = {
-    "tools": ["errors", "files", "limits", "machine", "registry", "suggest", "threads"],
+    "tools": ["cuts", "errors", "files", "limits", "machine", "registry", "suggest", "threads"],
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],
     "comm": ["comm"],
@@ -28,10 +28,10 @@ AREAS = {
     "parameters": ["parameters", "initializers", "statistics"],
     "layers": ["layers"],
     "graph": ["graph", "fusion"],
-    "model": ["model", "memory", "summary"],
+    "model": ["model", "memory", "summary", "walks"],
     "rules": ["losses", "metrics", "optimizers", "schedules", "targets", "totals"],
     "training": [
-        *("trainer", "callbacks", "checkpoint", "finite", "rank0", "tracing", "tuning"),
+        *("trainer", "step", "callbacks", "checkpoint", "finite", "rank0", "tracing", "tuning"),
         "weights",
     ],
     "models": ["models"],

@@ -41,5 +41,5 @@ class BestWeights(Monitor):
             On all ranks, if the file cannot be written.
         """
         if improved:
-            trainer.synchronise()  # a value of the training set comes without an evaluation
-            on_rank_0(trainer.comm, save_weights, trainer.model, self.path)
+            with trainer.averaged():
+                on_rank_0(trainer.comm, save_weights, trainer.model, self.path)

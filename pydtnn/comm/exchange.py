@@ -48,16 +48,34 @@ class GradientExchange:
         Of the class: whether all ranks hold the same parameters between steps. Otherwise evaluating
         and saving are done with their average, and each rank goes on with its own.
     sums_gradients : bool
-        Of the class: whether gradients meet in `sums` alone. Such schemes can be compressed, and if
-        they are `equal` too, be exact.
+        Of the class: whether gradients meet in `sums` alone, so that they can be compressed.
+    exact : bool
+        Of the class: whether nothing else depends on the number of ranks, so that sums in a fixed
+        order make all of training exact.
+
+    Raises
+    ------
+    ValueError
+        If `sums` does not suit the scheme.
     """
 
     equal = False
     sums_gradients = False
+    exact = False
 
     def __init__(self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums) -> None:
         self.comm = Metered(comm)
         self.sums = sums(self.comm)
+        if type(self.sums) is not Sums and not self.sums_gradients:
+            raise ValueError(
+                f"{type(self).__name__}: ranks do not sum gradients, so these cannot be compressed "
+                "or summed exactly; use a scheme that does, such as AllReduce"
+            )
+        if self.sums.shards is not None and not self.exact:
+            raise ValueError(
+                f"{type(self).__name__}: its course depends on the number of ranks, so it cannot "
+                "be exact; use AllReduce or ShardedOptimizer"
+            )
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
         self._aside: list[np.ndarray] | None = None
@@ -178,7 +196,7 @@ class AllReduce(GradientExchange):
     section 3.2.
     """
 
-    equal = sums_gradients = True
+    equal = sums_gradients = exact = True
 
     def __init__(
         self,

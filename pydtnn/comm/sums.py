@@ -15,6 +15,14 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.parameters import Bucket
 
 
+def sum_in_order(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Add arrays from left to right into a new one."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total
+
+
 class Sums:
     """Sums of gradients over all ranks, by the communicator's own allreduce.
 
@@ -23,13 +31,27 @@ class Sums:
     Parameters
     ----------
     comm : Communicator
+
+    Attributes
+    ----------
+    shards : int or None
+        Into how many shards a batch must be cut, whatever the number of ranks. None: into whatever
+        suits, and the gradients of a rank's shards are added up by backward.
     """
+
+    shards: int | None = None
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Learn the buckets, before the first step."""
+
+    def begin(self, samples: int) -> None:
+        """Begin a step on a batch of so many samples of all ranks."""
+
+    def push(self, shard: int, bucket: Bucket, grads: np.ndarray) -> None:
+        """Take a bucket's gradients of this rank's next shard, where `shards` says so."""
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace the gradients of a bucket by their sum over all ranks.
@@ -38,6 +60,24 @@ class Sums:
         complete.
         """
         return self.comm.iallreduce(bucket.grads)
+
+    def add_up(self, parts: Sequence[tuple[int | None, np.ndarray]]) -> tuple[np.ndarray, Request]:
+        """Start to add up small arrays of all shards of all ranks: losses, statistics.
+
+        Parameters
+        ----------
+        parts : sequence of (int or None, ndarray)
+            This rank's shards and what each contributes, 1-D of one length; at least one. None
+            stands for a rank without a shard, whose contribution is 0.
+
+        Returns
+        -------
+        total : ndarray
+            The sum, once the request is complete.
+        request : Request
+        """
+        total = sum_in_order([array for _, array in parts])
+        return total, self.comm.iallreduce(total)
 
     def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
         """Leave each rank its part of the sum, as `Communicator.reduce_scatter` does."""

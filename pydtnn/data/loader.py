@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from pydtnn.data.augment import WORDS, Augmentation
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.order import permutation, rank_slice
+from pydtnn.data.order import Shard, own_shards, permutation
 from pydtnn.data.statistics import Normalize
 from pydtnn.kernels.reference.random import bits, stream
 
@@ -35,6 +35,8 @@ class Batch:
         Step of the epoch.
     total : int
         Samples of the global batch: the n of all ranks together.
+    shards : tuple of Shard
+        The pieces that are computed one by one; where there are none, all rows together are one.
     """
 
     x: Array
@@ -42,6 +44,7 @@ class Batch:
     samples: NDArray[np.int64]
     index: int
     total: int
+    shards: tuple[Shard, ...] = ()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -76,6 +79,8 @@ class Loader:
         Threads that prepare them.
     steps_per_epoch : int, optional
         Fewer steps than the data would give.
+    shards : int, optional
+        Slices into which each batch is cut; a rank has a run of them. By default one per rank.
 
     Raises
     ------
@@ -98,8 +103,14 @@ class Loader:
         prefetch: int = 2,
         threads: int = 1,
         steps_per_epoch: int | None = None,
+        shards: int | None = None,
     ) -> None:
         _check(dataset, global_batch_size, rank, size, shuffle, augment, prefetch, threads)
+        if shards is not None and shards < size:
+            raise ValueError(
+                f"Loader: {size} ranks are more than the {shards} shards of a batch; use fewer "
+                "ranks or more shards."
+            )
         steps = -(-len(dataset) // global_batch_size)
         if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
             raise ValueError(
@@ -109,6 +120,7 @@ class Loader:
         self.dataset, self.rank, self.size = dataset, rank, size
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
         self.augment, self.prefetch = tuple(augment), prefetch
+        self.shards = shards or size
         self._steps = steps_per_epoch or steps
         self._normalize = Normalize(dataset.statistics, dataset.input_shape, dtype)
         # Threads start with their first task, so a pool that is never used costs nothing.
@@ -168,13 +180,14 @@ class Loader:
 
     def _load(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
-        samples = chosen[rank_slice(len(chosen), self.rank, self.size)]
+        rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
+        samples = chosen[rows]
         x, y = self.dataset.read(samples)
         if self.augment:
             x = self._augmented(x, samples, epoch)
         if y.dtype.kind == "f":
             y = y.astype(self._normalize.dtype)
-        return Batch(self._normalize(x), y, samples, step, len(chosen))
+        return Batch(self._normalize(x), y, samples, step, len(chosen), shards)
 
     def _augmented(self, x: Array, samples: NDArray[np.int64], epoch: int) -> Array:
         mean = self.dataset.mean

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pydtnn.cuts import even_cuts
 from pydtnn.kernels.reference.random import bits, stream
 
 
@@ -24,9 +27,49 @@ def rank_slice(n: int, rank: int, size: int) -> slice:
     >>> [rank_slice(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    each, left = divmod(n, size)
-    start = rank * each + min(rank, left)
-    return slice(start, start + each + (rank < left))
+    cuts = even_cuts(n, size)
+    return slice(cuts[rank], cuts[rank + 1])
+
+
+class Shard(NamedTuple):
+    """One of the slices into which a batch is cut, and where a rank finds it among its own rows.
+
+    A rank without any has rows of no number, and of no sample.
+    """
+
+    number: int | None
+    rows: slice
+
+
+def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[Shard, ...]]:
+    """Cut `n` rows into shards, which depend on no number of ranks, and deal these out in runs.
+
+    Parameters
+    ----------
+    n : int
+    shards : int
+        At least `size`; those that get no row come last and are left out.
+    rank, size : int
+
+    Returns
+    -------
+    rows : slice
+        What the rank owns of the `n` rows.
+    shards : tuple of Shard
+        In order; empty where `rows` is.
+
+    >>> rows, (first, second) = own_shards(10, 4, 1, 2)
+    >>> rows, second
+    (slice(6, 10, None), Shard(number=3, rows=slice(2, 4, None)))
+    """
+    mine = rank_slice(shards, rank, size)
+    cuts = [(number, rank_slice(n, number, shards)) for number in range(mine.start, mine.stop)]
+    start, stop = cuts[0][1].start, cuts[-1][1].stop
+    return slice(start, stop), tuple(
+        Shard(number, slice(cut.start - start, cut.stop - start))
+        for number, cut in cuts
+        if cut.start < cut.stop
+    )
 
 
 def below(words: NDArray[np.uint32], n: int | NDArray[np.int64]) -> NDArray[np.int64]:

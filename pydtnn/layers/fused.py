@@ -11,6 +11,7 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.norm import BatchNorm
+from pydtnn.layers.two_phase import TwoPhase
 
 
 class Normalized(NamedTuple):
@@ -20,7 +21,7 @@ class Normalized(NamedTuple):
     moments: Array
 
 
-class NormAddReLU(Layer):
+class NormAddReLU(TwoPhase, Layer):
     """``relu(bn(x1) + bn(x2))``, where each batch norm, the second input and the ReLU are optional.
 
     The output is `Deferred`: the convolution that reads it computes it while packing its input, and
@@ -72,8 +73,18 @@ class NormAddReLU(Layer):
         """All inputs have the shape of the output."""
         return shapes[0]
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Deferred, Saved]:
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> np.ndarray:
+        """Return the sums that each batch norm takes, one after the other."""
+        inputs = zip(xs, self.norms, strict=True)
+        own = [norm.forward_sums(x, context=context) for x, norm in inputs if norm is not None]
+        return np.concatenate([np.empty(0), *own])
+
+    def forward(
+        self, *xs: Array | Deferred, context: StepContext, total: np.ndarray | None = None
+    ) -> tuple[Deferred, Saved]:
         """Collect the maps of the inputs; the values are left to whoever reads them."""
+        width = 1 + 2 * self.output_shape[-1]
+        totals = iter([] if total is None else total.reshape(-1, width))  # one per norm
         terms: list[Term] = []
         moments: list[Normalized | None] = []
         shift: Array | None = None
@@ -83,8 +94,7 @@ class NormAddReLU(Layer):
                 terms.append(Term(array))
                 moments.append(None)
                 continue
-            taken = x.sums if isinstance(x, Deferred) else None
-            sums, rows = norm.sums(array, context, taken)
+            sums, rows = norm.sums(x, context, next(totals, None))
             own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.dtype)
             self.backend.norm.coefficients(
                 sums, norm.gamma.value, norm.beta.value, norm.epsilon, moments=own, out=map_
@@ -99,17 +109,25 @@ class NormAddReLU(Layer):
     def _per_channel(self, rows: int, dtype: Any) -> Array:
         return self.backend.empty((rows, self.output_shape[-1]), dtype)
 
-    def backward(self, dy: Array | Deferred, saved: Saved) -> Any:
-        """Differentiate the ReLU, then each batch norm as `BatchNorm.backward` does.
+    def backward_sums(self, dy: Array | Deferred, saved: Saved) -> tuple[Any, np.ndarray]:
+        """Differentiate the ReLU, and take the sums (1 + terms, C) that batch norm needs.
 
-        A convolution may have cut `dy` already, and taken the sums over its rows.
+        A convolution may have done both.
         """
-        value, moments = saved
+        value, _ = saved
         dz, sums = self._gate(dy, value)
+        return (dz, sums), sums.reshape(-1)
+
+    def backward_rest(self, needed: Any, saved: Saved, total: np.ndarray | None = None) -> Any:
+        """Differentiate each batch norm as `BatchNorm.backward` does."""
+        (dz, own), (value, moments) = needed, saved
+        whole = None if total is None else total.reshape(own.shape)
         dxs = tuple(
             dz
             if norm is None or m is None
-            else self._backward_norm(norm, term, m, dz, sums[[0, i]])
+            else self._backward_norm(
+                norm, term, m, dz, own[[0, i]], None if whole is None else whole[[0, i]]
+            )
             for i, (norm, term, m) in enumerate(
                 zip(self.norms, value.terms, moments, strict=True), start=1
             )
@@ -126,20 +144,30 @@ class NormAddReLU(Layer):
         return dz, sums
 
     def _backward_norm(
-        self, norm: BatchNorm, term: Term, m: Normalized, dz: Array, sums: np.ndarray
+        self,
+        norm: BatchNorm,
+        term: Term,
+        m: Normalized,
+        dz: Array,
+        sums: np.ndarray,
+        total: np.ndarray | None,
     ) -> Deferred:
         map_ = self._per_channel(3, self.dtype)
-        self.backend.norm.backward_coefficients(
-            sums,
-            m.rows,
-            m.moments,
-            term.pivot,
-            norm.gamma.value,
-            dgamma=norm.gamma.grad,
-            dbeta=norm.beta.grad,
-            out=map_,
-            accumulate=norm.gamma.accumulate,
-        )
+        gradients = [(sums, norm.gamma.grad, norm.beta.grad, norm.gamma.accumulate)]
+        if total is not None:  # of all shards: another map; what it makes of gamma is not wanted
+            gradients.append((total, *self._per_channel(2, self.dtype), False))
+        for given, dgamma, dbeta, accumulate in gradients:
+            self.backend.norm.backward_coefficients(
+                given,
+                m.rows,
+                m.moments,
+                term.pivot,
+                norm.gamma.value,
+                dgamma=dgamma,
+                dbeta=dbeta,
+                out=map_,
+                accumulate=accumulate,
+            )
         dx = Deferred(Term(dz, None, map_[0]), Term(term.x, term.pivot, map_[1]), shift=map_[2])
         # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
         dx.sums = (map_[0] if np.isinf(m.rows) else 0.0) * sums[:1]

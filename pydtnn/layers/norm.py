@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.limits import number, whole
 
 
@@ -20,7 +22,7 @@ class Moments(NamedTuple):
     inv_std: np.ndarray
 
 
-class BatchNorm(Layer):
+class BatchNorm(TwoPhase, Layer):
     """``y = gamma (x - mean) / sqrt(var + epsilon) + beta`` per channel, over all other axes.
 
     In training, mean and variance are the batch's own; otherwise the running ones, which move once
@@ -61,57 +63,76 @@ class BatchNorm(Layer):
         self.running = self.statistic(channels, self.momentum)
         return shape
 
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> np.ndarray:
+        """Return count, sums and sums of squares (1 + 2 C,), which somebody may have taken."""
+        (x,) = xs
+        if isinstance(x, Deferred) and x.sums is not None:
+            return x.sums
+        sums = np.zeros(1 + 2 * x.shape[-1])
+        self.backend.norm.statistics(self.array(x), out=sums)
+        return sums
+
     def sums(
-        self, x: Array, context: StepContext, taken: np.ndarray | None = None
+        self, x: Array | Deferred, context: StepContext, total: np.ndarray | None = None
     ) -> tuple[np.ndarray, float]:
         """Return sums to normalise with, as of `Norm.statistics`, and over how many rows.
 
-        In training they are the batch's own, `taken` if somebody has them already, and are added to
-        the step's; otherwise one row stands for the running values, which backward takes for
-        constants: no batch moves the mean of infinitely many rows.
+        In training they are the batch's own, which are added to the step's, or the total of all
+        shards, which is the step's. Otherwise one row stands for the running values, which backward
+        takes for constants: no batch moves the mean of infinitely many rows.
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
             return np.concatenate([[1.0], mean, variance + mean * mean]), np.inf
-        if taken is None:
-            taken = np.zeros(1 + 2 * x.shape[-1])
-            self.backend.norm.statistics(x, out=taken)
-        self.running.sums += taken
-        return taken, max(float(taken[0]), 1.0)
+        if total is None:
+            total = self.forward_sums(x, context=context)
+            self.running.sums += total
+        else:
+            self.running.sums[:] = total
+        return total, max(float(total[0]), 1.0)
 
-    def moments(self, x: Array, context: StepContext) -> Moments:
+    def moments(self, x: Array, context: StepContext, total: np.ndarray | None) -> Moments:
         """Return the mean and deviation to normalise with."""
-        sums, rows = self.sums(x, context)
+        sums, rows = self.sums(x, context, total)
         count, (total, squares) = max(float(sums[0]), 1.0), sums[1:].reshape(2, -1)
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0)
         return Moments(rows, mean, 1 / np.sqrt(variance + self.epsilon))
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(
+        self, *xs: Array, context: StepContext, total: np.ndarray | None = None
+    ) -> tuple[Array, Saved]:
         """Normalise with the batch's statistics in training, with the running ones otherwise."""
         (x,) = xs
-        moments = self.moments(x, context)
+        moments = self.moments(x, context, total)
         scale = self.gamma.value * moments.inv_std
         shift = self.beta.value - moments.mean * scale
         y = self.output_like(x)
         self.backend.norm.normalize(x, scale, shift, out=y)  # float64 maps do not cancel
         return y, (x, moments)
 
-    def backward(self, dy: Array, saved: Saved) -> Array | None:
-        """Differentiate through the batch's own mean and variance.
-
-        With ``n`` rows, ``dbeta = sum dy``, ``dgamma = sum dy xhat`` and
-        ``dx = gamma inv_std (dy - dbeta / n - xhat dgamma / n)``.
-        Running statistics are constants: ``n`` is infinite.
-        """
-        x, (count, mean, inv_std) = saved
+    def backward_sums(self, dy: Array, saved: Saved) -> tuple[Any, np.ndarray]:
+        """Differentiate gamma and beta: ``dbeta = sum dy``, ``dgamma = sum dy xhat``."""
+        x, (_, mean, inv_std) = saved
         sums = np.zeros((2, x.shape[-1]))
         self.backend.norm.backward_statistics(x, dy, mean, inv_std, out=sums)
         dbeta, dgamma = sums
         self.beta.store_grad(dbeta)
         self.gamma.store_grad(dgamma)
+        return (dy, sums), sums.reshape(-1)  # (2 C,)
+
+    def backward_rest(
+        self, needed: Any, saved: Saved, total: np.ndarray | None = None
+    ) -> Array | None:
+        """Differentiate through the mean and variance of the batch, or of all shards.
+
+        With ``n`` rows, ``dx = gamma inv_std (dy - dbeta / n - xhat dgamma / n)``.
+        Running statistics are constants: ``n`` is infinite.
+        """
         if not self.needs_dx:
             return None
+        (dy, own), (x, (count, mean, inv_std)) = needed, saved
+        dbeta, dgamma = own if total is None else total.reshape(own.shape)
         a = self.gamma.value * inv_std  # dx = a dy + b x + c, written out per channel
         b = -a * inv_std * dgamma / count
         c = -a * dbeta / count - b * mean

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -138,16 +138,19 @@ class Optimizer(ABC):
         self._share = share or Whole()
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
-        for bucket in self._buckets():
-            own = self._share.own(bucket, self.per_parameter)
-            size, dtype = own.stop - own.start, bucket.values.dtype
-            self._own[bucket.index] = own
-            self._slots[bucket.index] = tuple(backend.zeros((size,), dtype) for _ in self.slots)
-            self._runs[bucket.index] = [
-                (slice(start, stop), decay)
-                for run, decay in self._cut(bucket.parameters)
-                if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
-            ]
+        for buffer in self._buffers:
+            owned = [self._share.own(bucket, self.per_parameter) for bucket in buffer.buckets]
+            ends = list(accumulate(own.stop - own.start for own in owned))
+            state = [backend.zeros((ends[-1],), buffer.dtype) for _ in self.slots]
+            for bucket, own, end in zip(buffer.buckets, owned, ends, strict=True):
+                self._own[bucket.index] = own
+                kept = slice(end - (own.stop - own.start), end)
+                self._slots[bucket.index] = tuple(slot[kept] for slot in state)
+                self._runs[bucket.index] = [
+                    (slice(start, stop), decay)
+                    for run, decay in self._cut(bucket.parameters)
+                    if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
+                ]
 
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]

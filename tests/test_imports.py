@@ -37,8 +37,8 @@ AREAS = {
     "models": ["models"],
     "testing": ["testing"],
     "programs": [
-        *("config", "options", "command_line", "job", "own_code", "train"),
-        *("run_directory", "report", "info"),
+        *("config", "options", "command_line", "job", "own_code", "parallel", "train"),
+        *("run_directory", "report", "info", "comm.__main__", "testing.__main__"),
     ],
 }
 
@@ -60,8 +60,8 @@ ALLOWED = {
     "rules": BELOW_LAYERS,
     "training": {*BELOW_TRAINING, "version"},
     "models": {"tools", "layers", "parameters"},
-    "testing": BELOW_TRAINING,
-    "programs": {*BELOW_TRAINING, "training", "models", "version"},
+    "testing": {*BELOW_TRAINING, "training"},
+    "programs": {*BELOW_TRAINING, "training", "models", "testing", "version"},
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }
 
@@ -72,7 +72,15 @@ CONFINED = {
     "cupyx": ["kernels.cuda"],
 }
 
-INSTALLED_ALWAYS = {"jsonargparse", "numpy", "rich", "safetensors", "threadpoolctl", "yaml"}
+INSTALLED_ALWAYS = {
+    "jsonargparse",
+    "ml_dtypes",
+    "numpy",
+    "rich",
+    "safetensors",
+    "threadpoolctl",
+    "yaml",
+}
 
 
 @dataclass(frozen=True)

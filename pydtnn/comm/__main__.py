@@ -1,0 +1,179 @@
+"""Allreduce schedules from the command line: ``python -m pydtnn.comm --help``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
+from pydtnn.comm.schedules.check import ScheduleError, associations, check
+from pydtnn.comm.schedules.draw import count, text, title
+from pydtnn.comm.schedules.picture import draw
+from pydtnn.errors import describe, traceback_if_wanted
+from pydtnn.own_code import import_object, is_own
+
+EXAMPLES = """examples:
+  python -m pydtnn.comm list
+  python -m pydtnn.comm draw ring -np 8
+  python -m pydtnn.comm draw hierarchical --hosts 4x2 --output hierarchical.pdf
+  python -m pydtnn.comm check path/to/file.py:my_algorithm -np 1-17
+"""
+
+MOST_RANKS = 1024
+"""A schedule of more ranks takes minutes to list."""
+
+MOST_ORDERED = 64
+"""The orders in which more ranks are added fill pages."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 if all went well.
+
+    What goes wrong is told in one line on the standard error, and with PYDTNN_TRACEBACK=1 the
+    traceback before it.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of this process.
+    """
+    try:
+        options = _parser().parse_args(arguments)
+        options.command(options)
+        sys.stdout.flush()  # while a reader that has gone can still be told from success
+    except BrokenPipeError:  # whoever read our output has gone, as in `... list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        print(f"{traceback_if_wanted(error)}pydtnn.comm: {describe(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake like every other error: in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.prog} --help tells more")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        "python -m pydtnn.comm",
+        description="List, draw and check allreduce schedules.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="{list,draw,check}", required=True)
+
+    command = commands.add_parser("list", help="name the schedules, and say what they do")
+    command.set_defaults(command=_list)
+
+    command = commands.add_parser("draw", help="show who sends what to whom, round by round")
+    command.set_defaults(command=_draw)
+    _add_ranks(command, "how many ranks (default: 8)")
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="draw a picture (png, pdf, svg) instead of text"
+    )
+
+    command = commands.add_parser("check", help="prove that every rank gets the sum")
+    command.set_defaults(command=_check)
+    _add_ranks(command, "how many ranks (default: 8), or from how many to how many: 1-17")
+    return parser
+
+
+def _add_ranks(command: argparse.ArgumentParser, meaning: str) -> None:
+    command.add_argument("name", metavar="NAME", help="a schedule, or path/to/file.py:function")
+    command.add_argument("-np", metavar="P", help=meaning)
+    command.add_argument(
+        "--hosts",
+        metavar="HxM",
+        help="H hosts of M ranks, or the ranks of each host as in 2,1,2 (default: one host)",
+    )
+
+
+def _list(options: argparse.Namespace) -> None:
+    width = max(map(len, SCHEDULES))
+    for name, algorithm in SCHEDULES.items():
+        print(f"{name:<{width}}  {(algorithm.__doc__ or '').partition(chr(10))[0]}")
+
+
+def _draw(options: argparse.Namespace) -> None:
+    name, algorithm = _algorithm(options.name)
+    hosts, *more = _layouts(options)
+    if more:
+        raise ValueError(f"-np {options.np} must be one number; draw one schedule at a time")
+    done = check(algorithm, hosts)
+    if options.output:
+        draw(options.output, name, done, hosts)
+    else:
+        print(text(name, done, hosts))
+
+
+def _check(options: argparse.Namespace) -> None:
+    name, algorithm = _algorithm(options.name)
+    for hosts in _layouts(options):
+        try:
+            done = check(algorithm, hosts)
+        except ScheduleError as error:
+            raise ValueError(f"{name} of {count(len(hosts), 'rank')}: {error}") from error
+        print(f"right: {title(name, done, hosts)}{_order(algorithm, hosts)}", flush=True)
+
+
+def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:
+    """Say in which order the ranks are added."""
+    if not 1 < len(hosts) <= MOST_ORDERED:
+        return ""
+    orders = associations(algorithm, hosts)
+    if len(orders) > 1:
+        return f"; parts are added in {len(orders)} orders"
+    return f"; all is added as {next(iter(orders))}"
+
+
+def _algorithm(name: str) -> tuple[str, Algorithm]:
+    """Name and function of a schedule of ours or of the user's."""
+    if not is_own(name):
+        return name, find(name)
+    found = import_object(name, "NAME")
+    if not callable(found):
+        raise ValueError(f"{name} is not a function; give one that yields rounds for a group")
+    return name.rpartition(":")[2], found
+
+
+def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The host of each rank, for each number of ranks that is asked for."""
+    if options.hosts is not None:
+        hosts = _hosts(options.hosts)
+        if options.np not in (None, str(len(hosts))):
+            raise ValueError(
+                f"--hosts {options.hosts} are {count(len(hosts), 'rank')}, but -np says "
+                f"{options.np}; leave one of them out"
+            )
+        return [hosts]
+    first, dash, last = (options.np or "8").partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise ValueError(f"-np {options.np} must be a number of ranks, or two as in 1-17")
+    sizes = range(int(first), int(last or first) + 1)
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
+        raise ValueError(f"-np {options.np} must lie between 1 and {MOST_RANKS}, the smaller first")
+    return [(0,) * size for size in sizes]
+
+
+def _hosts(given: str) -> tuple[int, ...]:
+    """The host of each rank: "2x3" is (0, 0, 0, 1, 1, 1), "2,1" is (0, 0, 1)."""
+    hosts, x, ranks = given.partition("x")
+    each = [ranks] * int(hosts) if x and hosts.isdecimal() else given.split(",")
+    if not each or not all(number.isdecimal() and int(number) > 0 for number in each):
+        raise ValueError(f"--hosts {given} must be hosts x ranks as in 4x2, or ranks as in 2,1,2")
+    if sum(map(int, each)) > MOST_RANKS:
+        raise ValueError(f"--hosts {given} are more than {MOST_RANKS} ranks; take fewer")
+    return tuple(host for host, number in enumerate(each) for _ in range(int(number)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

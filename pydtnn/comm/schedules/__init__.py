@@ -1,0 +1,85 @@
+"""Allreduce algorithms as data: what each rank sends to whom, round by round.
+
+An algorithm is a generator over the rounds of one rank (`steps`), put together from a few words
+(`compose`); those of the literature are in `algorithms`. Nothing here communicates: the rounds
+are carried out by `executor`, proved right by `check`, priced by `cost` and shown by `draw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from pydtnn.comm.schedules.algorithms import (
+    bidirectional_ring,
+    binomial_tree,
+    direct,
+    fixed_tree,
+    halving_doubling,
+    hierarchical,
+    recursive_doubling,
+    ring,
+    torus,
+)
+from pydtnn.comm.schedules.compose import Algorithm
+from pydtnn.comm.schedules.steps import Group, Part, Round, Rounds, Step
+from pydtnn.suggest import unknown
+
+__all__ = [
+    "SCHEDULES",
+    "Algorithm",
+    "Group",
+    "Part",
+    "Round",
+    "Rounds",
+    "Step",
+    "find",
+    "rounds",
+]
+
+SCHEDULES: dict[str, Algorithm] = {
+    "ring": ring,
+    "bidirectional_ring": bidirectional_ring,
+    "recursive_doubling": recursive_doubling,
+    "halving_doubling": halving_doubling,
+    "binomial_tree": binomial_tree,
+    "fixed_tree": fixed_tree,
+    "direct": direct,
+    "torus": torus,
+    "hierarchical": hierarchical,
+}
+"""Every algorithm by the name that the command line knows it by."""
+
+
+def find(name: str) -> Algorithm:
+    """Return the algorithm of that name; raise ValueError for a name that is not in `SCHEDULES`."""
+    if name not in SCHEDULES:
+        raise ValueError(unknown("allreduce schedule", name, SCHEDULES))
+    return SCHEDULES[name]
+
+
+def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> tuple[Round, ...]:
+    """List what a rank does, round by round.
+
+    Parameters
+    ----------
+    algorithm : str or Algorithm
+        A name of `SCHEDULES`, or a generator function of your own.
+    rank : int
+        The rank that asks, from 0.
+    hosts : sequence of hashable
+        What names the host of each rank; as many as there are ranks.
+
+    Raises
+    ------
+    ValueError
+        For a name that is not in `SCHEDULES`, or a rank that is not in the group.
+
+    >>> for steps in rounds("recursive_doubling", 0, hosts=("a", "a")):
+    ...     print([(step.peer, step.op) for step in steps])
+    [(1, 'copy'), (1, 'sum')]
+    """
+    if isinstance(algorithm, str):
+        algorithm = find(algorithm)
+    if not 0 <= rank < len(hosts):
+        raise ValueError(f"rounds: rank {rank} must be one of the {len(hosts)} ranks of `hosts`.")
+    return tuple(tuple(steps) for steps in algorithm(Group(rank, tuple(hosts))))

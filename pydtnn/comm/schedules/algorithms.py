@@ -1,0 +1,232 @@
+"""The allreduce algorithms of the literature, as schedules.
+
+In what follows P is the number of ranks and n the bytes of the array; "sends" is what the busiest
+rank sends in all rounds together. No algorithm sends less than 2 (P-1)/P n, and with one message at
+a time none needs fewer than log2 P rounds; the first favours long arrays, the second short ones,
+and no algorithm has both: hence so many.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isqrt
+
+from pydtnn.comm.schedules.compose import (
+    back,
+    doublings,
+    fold,
+    halved,
+    over,
+    power_of_two,
+    together,
+)
+from pydtnn.comm.schedules.steps import ALL, Group, Round, Rounds, add, part, receive, send
+
+
+def ring(group: Group) -> Rounds:
+    """Pass part sums around a ring until each rank has one total, then pass the totals around.
+
+    2 (P-1) rounds; sends 2 (P-1)/P n, the least possible, to one neighbour only.
+
+    References
+    ----------
+    Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+    """
+    yield from ring_reduce_scatter(group)
+    yield from ring_allgather(group)
+
+
+def ring_reduce_scatter(group: Group) -> Rounds:
+    """The first half of `ring`: rank r ends with the sum of part r of P."""
+    r, p = group.rank, group.size
+    for k in range(1, p):
+        yield send((r + 1) % p, part(r - k, p)), add((r - 1) % p, part(r - k - 1, p))
+
+
+def ring_allgather(group: Group) -> Rounds:
+    """The second half of `ring`: part r goes from rank r to all."""
+    r, p = group.rank, group.size
+    for k in range(p - 1):
+        yield send((r + 1) % p, part(r - k, p)), receive((r - 1) % p, part(r - k - 1, p))
+
+
+def bidirectional_ring(group: Group) -> Rounds:
+    """Run two rings at once, one half of the array clockwise, the other the other way round.
+
+    2 (P-1) rounds; sends 2 (P-1)/P n, half of it to each neighbour: where the links to both are
+    free, twice as fast as `ring`.
+
+    References
+    ----------
+    Jain, Sabharwal, Optimal bucket algorithms for large MPI collectives on torus interconnects,
+    2010, who use all directions of a torus at once.
+    """
+    clockwise = range(group.size)
+    yield from together(
+        over(group, clockwise, ring, part(0, 2)),
+        over(group, clockwise[::-1], ring, part(1, 2)),
+    )
+
+
+@fold
+def recursive_doubling(group: Group) -> Rounds:
+    """Add whole arrays between ranks at distance 1, 2, 4, ...: all have the sum after log2 P.
+
+    log2 P rounds; sends n log2 P: the fastest for short messages. See `fold` for P that is no power
+    of two.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH,
+    2005.
+    """
+    for distance in doublings(group.size):
+        peer = group.rank ^ distance
+        yield send(peer, ALL), add(peer, ALL)
+
+
+@fold
+def halving_doubling(group: Group) -> Rounds:
+    """Swap halves, quarters, ... until each rank has the sum of one part, then swap them back.
+
+    2 log2 P rounds; sends 2 (P-1)/P n; the long messages go to near ranks. See `fold` for P that is
+    no power of two.
+
+    References
+    ----------
+    Rabenseifner, Optimization of collective reduction operations, 2004.
+    """
+    halving = [swap_halves(group.rank, distance) for distance in doublings(group.size)]
+    yield from halving
+    yield from back(halving)
+
+
+def swap_halves(rank: int, distance: int) -> Round:
+    """Swap halves with the rank at `distance`, a power of two, and add what comes to what stays."""
+    peer = rank ^ distance
+    return send(peer, halved(peer, 2 * distance)), add(peer, halved(rank, 2 * distance))
+
+
+def binomial_tree(group: Group) -> Rounds:
+    """Reduce along a binomial tree to rank 0 and broadcast the sum the same way back.
+
+    2 log2 P rounds, rounded up; rank 0 sends n log2 P: few messages in all, 2 (P-1), at the price
+    of ranks that wait.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH,
+    2005.
+    """
+    r, p = group.rank, group.size
+    up: list[Round] = []
+    for distance in doublings(p):
+        if r % distance:  # its sum is with another rank already
+            break
+        if r & distance:
+            up += [(send(r - distance, ALL),)]
+        elif r + distance < p:
+            up += [(add(r + distance, ALL),)]
+    yield from up
+    yield from back(up)
+
+
+def fixed_tree(group: Group) -> Rounds:
+    """Form the sum of every element in one binary tree over the ranks, whatever their number.
+
+    The tree is ((0 + 1) + (2 + 3)) + ((4 + 5) + ...): aligned blocks of 1, 2, 4, ... ranks, the
+    last of which may be short. All elements on all ranks are rounded alike, so that the same
+    contributions give the same bytes even where several ranks are merged into one. Each block
+    holds its sums cut over its ranks. Two full blocks swap halves, as in `halving_doubling`; a
+    short block hands its sums to the full one at its left.
+
+    2 log2 P rounds, rounded up; sends 2 (P-1)/P n where P is a power of two, at most 2 n else.
+    """
+    r, p = group.rank, group.size
+    up: list[Round] = []
+    for block in doublings(p):
+        left = r - r % (2 * block)
+        right = left + block
+        if right + block <= p:
+            up += [swap_halves(r, block)]
+        elif right < p:
+            holders = power_of_two(p - right)
+            if r < right:
+                up += [(add(right + r % holders, halved(r, block)),)]
+            elif r < right + holders:
+                heirs = range(r % holders, block, holders)
+                up += [tuple(send(left + heir, halved(heir, block)) for heir in heirs)]
+    yield from up
+    yield from back(up)
+
+
+def direct(group: Group) -> Rounds:
+    """Send part r of the array straight to rank r, add up there, send the sum straight back.
+
+    2 rounds; sends 2 (P-1)/P n in 2 (P-1) messages: no algorithm that sends so little needs fewer
+    rounds. For few ranks, or a network that carries messages between all pairs at once.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH,
+    2005: their pairwise exchange, with all pairs in one round.
+    """
+    scatter = list(direct_reduce_scatter(group, group.size))
+    yield from scatter
+    yield from back(scatter)
+
+
+def direct_reduce_scatter(group: Group, parts: int) -> Rounds:
+    """The first half of `direct` with any number of parts, dealt out to the ranks in turn."""
+    r, p = group.rank, group.size
+    others = [rank % p for rank in range(r + 1, r + p)]
+    yield (
+        *(send(to, part(j, parts)) for to in others for j in range(to, parts, p)),
+        *(add(source, part(j, parts)) for j in range(r, parts, p) for source in others),
+    )
+
+
+def torus(group: Group) -> Rounds:
+    """Lay the ranks out in rows and columns: reduce-scatter along rows, ring along columns, back.
+
+    2 (R-1) + 2 (C-1) rounds on R rows of C ranks, R C = P as near to a square as can be (one row
+    where P is prime); sends 2 (P-1)/P n. Far fewer rounds than `ring`, still between neighbours.
+
+    References
+    ----------
+    Mikami, Suganuma, U-chupala, Tanaka, Kageyama, Massively distributed SGD: ImageNet/ResNet-50
+    training in a flash, 2018; Ying, Kumar, Chen, Wang, Cheng, Image classification at supercomputer
+    scale, 2018.
+    """
+    r, p = group.rank, group.size
+    columns = p // max(rows for rows in range(1, isqrt(p) + 1) if p % rows == 0)
+    row = range(r - r % columns, r - r % columns + columns)
+    column = range(r % columns, p, columns)
+    yield from over(group, row, ring_reduce_scatter)
+    yield from over(group, column, ring, part(r % columns, columns))
+    yield from over(group, row, ring_allgather)
+
+
+def hierarchical(group: Group) -> Rounds:
+    """Reduce-scatter inside each host, allreduce each part between hosts, allgather inside.
+
+    H hosts of M ranks: 2 rounds inside and, between, those of `halving_doubling` (H a power of
+    two) or `ring`; a rank sends 2 (H-1)/H n/M to other hosts, so a host's link carries each
+    element as often as if the host were a single rank. Where hosts have unequal numbers of ranks,
+    the array is cut for the largest, and ranks of smaller hosts look after several parts.
+
+    References
+    ----------
+    Cho, Finkler, Kung, Hunter, BlueConnect: decomposing all-reduce for deep learning on
+    heterogeneous network hierarchy, 2019; Ueno, Yokota, Exhaustive study of hierarchical allreduce
+    patterns for large messages between GPUs, 2019.
+    """
+    hosts = group.by_host
+    parts = max(len(ranks) for ranks in hosts)
+    inside = next(ranks for ranks in hosts if group.rank in ranks)
+    between = halving_doubling if len(hosts) == power_of_two(len(hosts)) else ring
+    scatter = list(over(group, inside, partial(direct_reduce_scatter, parts=parts)))
+    holders = [[ranks[j % len(ranks)] for ranks in hosts] for j in range(parts)]  # of part j
+    yield from scatter
+    yield from together(*(over(group, holders[j], between, part(j, parts)) for j in range(parts)))
+    yield from back(scatter)

@@ -1,0 +1,205 @@
+"""Proves that a schedule gives every rank the sum, or says in which round which ranks go wrong.
+
+Nothing is sent: the rounds of all ranks are put side by side and carried out on symbols. A proof
+holds for arrays of any length, because parts are exact fractions; and for ranks and messages of
+any speed, because nothing is taken for granted but that messages between two ranks keep their
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from fractions import Fraction
+from itertools import combinations
+
+from pydtnn.comm.schedules import Algorithm, rounds
+from pydtnn.comm.schedules.steps import ALL, Part, Round, Step
+from pydtnn.comm.schedules.symbols import V, carry_out
+from pydtnn.comm.schedules.timeline import Message, Plan, ScheduleError, Timeline, show, timeline
+
+__all__ = ["ScheduleError", "associations", "check", "plan"]
+
+
+def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()) -> Timeline:
+    """Prove that a schedule is an allreduce, for one number of ranks.
+
+    Every step names another rank of the group and a part of the array; every send meets a receive
+    of the same part; no ranks wait for each other for ever; nothing is overwritten while it is
+    sent or written from two sides; and every element ends, on every rank, as the sum in which the
+    contribution of every rank is counted once.
+
+    Parameters
+    ----------
+    schedule : str, Algorithm or sequence of sequences of Round
+        A name of `SCHEDULES`, an algorithm, or the rounds of all ranks.
+    hosts : int or sequence of hashable
+        The number of ranks, or what names the host of each; not needed where rounds are given.
+
+    Returns
+    -------
+    Timeline
+        The schedule as it is carried out.
+
+    Raises
+    ------
+    ScheduleError
+        At the first thing that is wrong, in one sentence that names the round and the ranks.
+
+    >>> from pydtnn.comm.schedules.steps import ALL, add, send
+    >>> check([[(send(1, ALL),)], [(add(0, ALL),)]])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    pydtnn.comm.schedules.timeline.ScheduleError: rank 0 lacks the contribution of rank 1 to ...
+    """
+    ranks = plan(schedule, hosts)
+    for rank, its_rounds in enumerate(ranks):
+        others = {*range(len(ranks))} - {rank}
+        for k, steps in enumerate(its_rounds):
+            for step in steps:
+                _check_step(f"round {k} of rank {rank}", step, others)
+            _check_writes(f"round {k} of rank {rank}", steps)
+    done = timeline(ranks)
+    pieces, everyone = done.chunks, (1 << len(ranks)) - 1
+    for rank, held in enumerate(_final(done, contributions(done, len(ranks)), unite)):
+        for chunk, value in zip(pieces, held, strict=True):
+            if value != everyone:
+                raise ScheduleError(
+                    f"rank {rank} lacks the contribution of {_ranks(everyone & ~value)} to "
+                    f"{show(chunk)} {_at_the_end(ranks[rank], chunk)}; let it receive the sum."
+                )
+    return done
+
+
+def associations(
+    schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
+) -> frozenset[str]:
+    """Tell in which orders the contributions are added, over all elements and ranks.
+
+    Two orders are the same if they differ only by swapped operands, which changes no bit of an
+    IEEE sum. A schedule with a single order rounds all elements alike.
+
+    Parameters and errors are those of `check`.
+
+    >>> sorted(associations("ring", 3))
+    ['((0 + 1) + 2)', '((0 + 2) + 1)', '(0 + (1 + 2))']
+    >>> associations("fixed_tree", 6)
+    frozenset({'(((0 + 1) + (2 + 3)) + (4 + 5))'})
+    """
+    ranks = plan(schedule, hosts)
+    done = check(ranks)
+    start = [[(rank, str(rank))] * len(done.chunks) for rank in range(len(ranks))]
+    return frozenset(text for held in _final(done, start, _write) for _, text in held)
+
+
+def plan(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()) -> Plan:
+    """List the rounds of every rank; parameters as for `check`."""
+    if not isinstance(schedule, str) and not callable(schedule):
+        return schedule
+    names = range(hosts) if isinstance(hosts, int) else hosts
+    if not names:
+        raise ValueError("plan: an algorithm needs at least one rank; give their number or hosts.")
+    return [rounds(schedule, rank, names) for rank in range(len(names))]
+
+
+def _check_step(where: str, step: Step, others: set[int]) -> None:
+    """See that a step makes sense by itself."""
+    if step.peer not in others:
+        raise ScheduleError(
+            f"{where} names rank {step.peer} as its peer; name one of the other "
+            f"{len(others)} ranks of the group."
+        )
+    if step.op not in ("sum", "copy"):
+        raise ScheduleError(
+            f"{where} has a step with rank {step.peer} whose op is {step.op!r}; "
+            "it must be 'sum' or 'copy'."
+        )
+    parts = [part for part in (step.send, step.receive) if part is not None]
+    if not parts:
+        raise ScheduleError(
+            f"{where} has a step with rank {step.peer} that neither sends nor receives; drop it."
+        )
+    for part in parts:
+        exact = all(isinstance(end, int | Fraction) for end in part)
+        if not exact or not ALL.start <= part.start < part.stop <= ALL.stop:
+            raise ScheduleError(
+                f"{where} names the part {show(part)} to rank {step.peer}; a part is a stretch of "
+                "[0, 1) in exact fractions, and not empty."
+            )
+
+
+def _check_writes(where: str, steps: Round) -> None:
+    """See that no part is written twice in a round, or copied over while it is sent."""
+    writes = [(step.peer, step.receive, step.op) for step in steps if step.receive is not None]
+    sends = [(step.peer, step.send) for step in steps if step.send is not None]
+    for (first, part, op), (second, other, another) in combinations(writes, 2):
+        if (op, another) != ("sum", "sum") and _overlap(part, other):
+            raise ScheduleError(
+                f"{where} receives {show(part)} from rank {first} and {show(other)} from rank "
+                f"{second}, which overlap; add both, or receive one in a later round."
+            )
+    for source, part, op in writes:
+        for to, other in sends:
+            if op == "copy" and _overlap(part, other):
+                raise ScheduleError(
+                    f"{where} copies {show(part)} from rank {source} over {show(other)}, which it "
+                    f"is sending to rank {to}; receive it in a later round."
+                )
+
+
+def contributions(done: Timeline, size: int) -> list[list[int]]:
+    """What each rank holds of each chunk before the first round: its own contribution.
+
+    A set of contributions is a number with one bit for each rank that is in it.
+    """
+    return [[1 << rank] * len(done.chunks) for rank in range(size)]
+
+
+def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
+    """Unite two sets of contributions, none of which may be in both."""
+    if here & comes:
+        raise ScheduleError(
+            f"round {message.received} of rank {message.receiver} adds {show(chunk)} from rank "
+            f"{message.sender}, but the contribution of {_ranks(here & comes)} is in it already; "
+            "count each contribution once."
+        )
+    return here | comes
+
+
+def _write(
+    message: Message, chunk: Part, here: tuple[int, str], comes: tuple[int, str]
+) -> tuple[int, str]:
+    """Write down a sum, the operand with the lower rank first."""
+    (first, left), (_, right) = sorted((here, comes))
+    return first, f"({left} + {right})"
+
+
+def _final(
+    done: Timeline, values: list[list[V]], add: Callable[[Message, Part, V, V], V]
+) -> list[list[V]]:
+    """What all ranks hold in the end."""
+    for _ in carry_out(done, values, add):
+        pass
+    return values
+
+
+def _ranks(bits: int) -> str:
+    ranks = [str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+
+
+def _at_the_end(rounds: Sequence[Round], chunk: Part) -> str:
+    """Say after how many rounds a rank is done, and which of them wrote a chunk last."""
+    if not rounds:
+        return "and has no rounds"
+    writes = [
+        k
+        for k, steps in enumerate(rounds)
+        for step in steps
+        if step.receive is not None and _overlap(step.receive, chunk)
+    ]
+    wrote = f"which round {writes[-1]} wrote last" if writes else "which no round writes"
+    return f"after round {len(rounds) - 1}, the last, {wrote}"
+
+
+def _overlap(part: Part, other: Part) -> bool:
+    return part.start < other.stop and other.start < part.stop

@@ -1,0 +1,144 @@
+"""Words that make schedules of schedules: over some ranks, side by side, backwards, any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from functools import wraps
+from itertools import chain, zip_longest
+
+from pydtnn.comm.schedules.steps import ALL, Group, Part, Round, Rounds, Step, add, receive, send
+
+Algorithm = Callable[[Group], Rounds]
+"""What yields the rounds of one rank."""
+
+
+def over(group: Group, members: Sequence[int], algorithm: Algorithm, what: Part = ALL) -> Rounds:
+    """Carry out `algorithm` among some ranks only, on one part of the array.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks in whose numbers `members` and the rounds speak.
+    members : sequence of int
+        Who takes part; the place in this sequence is the rank that `algorithm` sees.
+    algorithm : Algorithm
+        The schedule among the members.
+    what : Part, default ALL
+        What it takes for the whole array.
+
+    Yields
+    ------
+    Round
+        Nothing for a rank that is no member.
+    """
+    if group.rank not in members:
+        return
+    seen = Group(members.index(group.rank), [group.hosts[member] for member in members])
+    for steps in algorithm(seen):
+        yield tuple(
+            Step(members[peer], _within(what, out), _within(what, into), op)
+            for peer, out, into, op in steps
+        )
+
+
+def together(*schedules: Iterable[Round]) -> Rounds:
+    """Carry out several schedules side by side: their first rounds as one round, and so on."""
+    for rounds in zip_longest(*schedules, fillvalue=()):
+        yield tuple(chain(*rounds))
+
+
+def back(rounds: Sequence[Round]) -> Rounds:
+    """Go the way back: where sums were sent, the results return, last round first.
+
+    What turns a reduction to one rank into a broadcast from it, and a reduce-scatter into the
+    allgather that belongs to it.
+
+    References
+    ----------
+    Chan, Heimlich, Purkayastha, van de Geijn, Collective communication: theory, practice, and
+    experience, 2007: dual operations have mirrored algorithms.
+    """
+    for steps in reversed(rounds):
+        yield tuple(_returned(step) for step in steps)
+
+
+def fold(algorithm: Algorithm) -> Algorithm:
+    """Make an algorithm for 2^k ranks one for any number of ranks.
+
+    Of P = 2^k + e ranks, the odd ones among the first 2e hand their array to their left neighbour,
+    sit `algorithm` out and get the result back. That takes 2 more rounds, and n more bytes from
+    each rank concerned.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH,
+    2005.
+    """
+
+    @wraps(algorithm)
+    def folded(group: Group) -> Rounds:
+        extra = group.size - power_of_two(group.size)
+        guests = range(1, 2 * extra, 2)
+        if group.rank in guests:
+            yield (send(group.rank - 1, ALL),)
+            yield (receive(group.rank - 1, ALL),)
+            return
+        host = group.rank + 1 in guests
+        if host:
+            yield (add(group.rank + 1, ALL),)
+        members = [rank for rank in range(group.size) if rank not in guests]
+        yield from over(group, members, algorithm)
+        if host:
+            yield (send(group.rank + 1, ALL),)
+
+    return folded
+
+
+def doublings(size: int) -> Iterator[int]:
+    """The distances 1, 2, 4, ... below `size`.
+
+    >>> list(doublings(8))
+    [1, 2, 4]
+    """
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= 2
+
+
+def power_of_two(size: int) -> int:
+    """The largest power of two that is at most `size`.
+
+    >>> power_of_two(11)
+    8
+    """
+    return 1 << (size.bit_length() - 1)
+
+
+def halved(rank: int, ranks: int) -> Part:
+    """What is left to a rank when `ranks`, a power of two, halve the array between them.
+
+    First between neighbours, the even one keeping the first half; then between ranks at distance
+    2, 4 and so on, each pair halving what both still have.
+
+    >>> halved(2, 4)  # rank 2 is even, so in the first half; of that it keeps the second
+    Part(start=Fraction(1, 4), stop=Fraction(1, 2))
+    """
+    what = ALL
+    for distance in doublings(ranks):
+        what = what.cut(rank // distance, 2)
+    return what
+
+
+def _within(whole: Part, inner: Part | None) -> Part | None:
+    """The part of the array that `inner` is if `whole` is taken for the array."""
+    if inner is None:
+        return None
+    width: Fraction = whole.stop - whole.start
+    return Part(whole.start + inner.start * width, whole.start + inner.stop * width)
+
+
+def _returned(step: Step) -> Step:
+    """Receive what was sent, send what was received."""
+    return Step(step.peer, step.receive, step.send, "copy")

@@ -1,0 +1,218 @@
+"""Which send meets which receive, and in what order the rounds of all ranks begin and end.
+
+What the checker and the drawing share: the rounds of one rank say nothing about the others' until
+they are put side by side here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+from pydtnn.comm.schedules.steps import ALL, Part, Round
+
+Plan = Sequence[Sequence[Round]]
+"""The rounds of every rank, rank by rank."""
+
+Place = tuple[int, int]
+"""A rank, and the number of one of its rounds."""
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot give every rank the sum; says in which round, and which ranks."""
+
+
+class Message(NamedTuple):
+    """What one rank sends and another receives.
+
+    Attributes
+    ----------
+    sender, sent : int
+        The rank that sends, and in which of its rounds.
+    receiver, received : int
+        The rank that receives, and in which of its rounds.
+    part : Part
+        What is sent.
+    op : {"sum", "copy"}
+        What the receiver does with it.
+    row : int
+        When it can travel: in row 0 if it must wait for no other message, in row 1 if it must wait
+        for some of row 0, and so on. A row is what one calls a round of all ranks.
+    """
+
+    sender: int
+    sent: int
+    receiver: int
+    received: int
+    part: Part
+    op: str
+    row: int = 0
+
+
+class Event(NamedTuple):
+    """The moment at which a round of a rank begins or ends, before the messages of `row`."""
+
+    row: int
+    rank: int
+    round: int
+    begins: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A plan as it is carried out.
+
+    Attributes
+    ----------
+    events : list of Event
+        Every beginning and end, each after all that it must wait for.
+    messages : list of Message
+        All messages by receiver, its rounds, and the order of their steps.
+    """
+
+    events: list[Event]
+    messages: list[Message]
+
+    @cached_property
+    def chunks(self) -> list[Part]:
+        """The pieces between all ends of parts: no message tells two elements of one apart."""
+        ends = {*ALL, *(end for message in self.messages for end in message.part)}
+        return [Part(*pair) for pair in pairwise(sorted(ends))]
+
+    @cached_property
+    def rows(self) -> int:
+        """How many messages must wait for one another: the rounds of all ranks together."""
+        return max((message.row + 1 for message in self.messages), default=0)
+
+
+def show(part: Part) -> str:
+    """Write a part as the half-open interval that it is.
+
+    >>> from pydtnn.comm.schedules.steps import part
+    >>> show(part(1, 4))
+    '[1/4, 1/2)'
+    """
+    return f"[{part.start}, {part.stop})"
+
+
+def match(plan: Plan) -> list[Message]:
+    """Pair the k-th send from one rank to another with the k-th receive there.
+
+    Returns
+    -------
+    list of Message
+        By receiver, its rounds, and the order of their steps.
+
+    Raises
+    ------
+    ScheduleError
+        For a send or a receive that meets none, or two that meet and name different parts.
+    """
+    sends: dict[tuple[int, int], deque[tuple[int, Part]]] = defaultdict(deque)
+    for rank, rounds in enumerate(plan):
+        for k, steps in enumerate(rounds):
+            for step in steps:
+                if step.send is not None:
+                    sends[rank, step.peer].append((k, step.send))
+    messages = []
+    for rank, rounds in enumerate(plan):
+        for k, steps in enumerate(rounds):
+            for step in steps:
+                if step.receive is not None:
+                    waiting = sends[step.peer, rank]
+                    if not waiting:
+                        raise ScheduleError(
+                            f"round {k} of rank {rank} receives {show(step.receive)} from rank "
+                            f"{step.peer}, which sends it nothing more; let it send, or drop this."
+                        )
+                    sent, part = waiting.popleft()
+                    if part != step.receive:
+                        raise ScheduleError(
+                            f"round {sent} of rank {step.peer} sends {show(part)} to rank {rank}, "
+                            f"whose round {k} expects {show(step.receive)}; both must name the "
+                            "same part."
+                        )
+                    messages.append(Message(step.peer, sent, rank, k, part, step.op))
+    for (rank, peer), waiting in sends.items():
+        if waiting:
+            k, part = waiting[0]
+            raise ScheduleError(
+                f"round {k} of rank {rank} sends {show(part)} to rank {peer}, which does not "
+                "receive it; let it receive, or drop this."
+            )
+    return messages
+
+
+def timeline(plan: Plan) -> Timeline:
+    """Let every rank carry out its rounds, each waiting only for the ranks that it speaks with.
+
+    A round ends when each rank that it sends to or receives from has begun the round which that
+    message belongs to: nothing is assumed to be buffered.
+
+    Raises
+    ------
+    ScheduleError
+        As `match`; and where ranks would wait for each other for ever.
+    """
+    messages = match(plan)
+    talk: dict[Place, list[Place]] = defaultdict(list)
+    for message in messages:
+        here, there = _ends(message)
+        talk[here].append(there)
+        talk[there].append(here)
+
+    events: list[Event] = []
+    begun: dict[Place, int] = {}  # the row in which a round of a rank begins
+    current = [-1] * len(plan)  # the round in which each rank is
+    complete: list[tuple[int, int]] = []  # (row, rank) of the rounds that can end, as a heap
+
+    def begin(rank: int, row: int) -> None:
+        current[rank] += 1
+        here = rank, current[rank]
+        if current[rank] == len(plan[rank]):
+            return
+        begun[here] = row
+        events.append(Event(row, *here, begins=True))
+        for place in {here, *talk[here]}:
+            involved = (place, *talk[place])
+            if all(peer in begun for peer in involved):
+                ends = max(begun[peer] for peer in involved) + (len(involved) > 1)
+                heappush(complete, (ends, place[0]))
+
+    for rank in range(len(plan)):
+        begin(rank, 0)
+    while complete:
+        row, rank = heappop(complete)
+        events.append(Event(row, rank, current[rank], begins=False))
+        begin(rank, row)
+    for rank, rounds in enumerate(plan):
+        if current[rank] < len(rounds):
+            raise ScheduleError(_deadlock(rank, current, talk, begun))
+    rows = [max(begun[place] for place in _ends(message)) for message in messages]
+    return Timeline(events, [m._replace(row=row) for m, row in zip(messages, rows, strict=True)])
+
+
+def _ends(message: Message) -> tuple[Place, Place]:
+    return (message.sender, message.sent), (message.receiver, message.received)
+
+
+def _deadlock(
+    rank: int,
+    current: list[int],
+    talk: dict[Place, list[Place]],
+    begun: dict[Place, int],
+) -> str:
+    """Say which ranks wait for each other: follow the wait of `rank` until it closes a circle."""
+    waits: dict[int, str] = {}
+    while rank not in waits:
+        here = rank, current[rank]
+        peer, k = next(there for there in talk[here] if there not in begun)
+        waits[rank] = f"round {here[1]} of rank {rank} waits for round {k} of rank {peer}"
+        rank = peer
+    circle = [*waits.values()][[*waits].index(rank) :]
+    return f"deadlock: {', '.join(circle)}; let them send and receive in the same round."

@@ -1,0 +1,278 @@
+"""Every algorithm gives every rank the sum, in the rounds and bytes that its docstring names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from pydtnn.comm.schedules import SCHEDULES, rounds
+from pydtnn.comm.schedules.algorithms import direct_reduce_scatter, ring, ring_reduce_scatter
+from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
+from pydtnn.comm.schedules.compose import back, fold, halved, over, together
+from pydtnn.comm.schedules.steps import ALL, Group, Part, add, part, receive, send
+from pydtnn.comm.schedules.timeline import Timeline
+from tests.comm.schedules.interpreter import carry_out
+
+RANKS = range(1, 18)
+POWERS = (1, 2, 4, 8, 16)
+
+LAYOUTS = {
+    "all on one host": lambda rank: 0,
+    "a host each": lambda rank: rank,
+    "two to a host": lambda rank: rank // 2,
+    "dealt out to three hosts": lambda rank: rank % 3,
+    "one, one and the rest": lambda rank: "abc"[min(rank, 2)],
+    "scattered unevenly": lambda rank: rank * rank % 5,
+}
+
+
+def sent(done: Timeline, size: int) -> list[Fraction]:
+    """What each rank sends, in arrays."""
+    volume = [Fraction(0)] * size
+    for message in done.messages:
+        volume[message.sender] += message.part.stop - message.part.start
+    return volume
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_algorithm_is_right_for_1_to_17_ranks(name, layout):
+    for p in RANKS:
+        check(name, [LAYOUTS[layout](rank) for rank in range(p)])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 31, 64])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_arrays_of_any_length_are_summed(name, length, rng):
+    for p in (1, 2, 3, 4, 5, 6, 8, 11):
+        arrays = [rng.integers(-1000, 1000, length) for _ in range(p)]
+        total = sum(arrays)
+        carry_out(plan(name, [rank * rank % 5 for rank in range(p)]), arrays)
+        assert all(np.array_equal(array, total) for array in arrays)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_rank_says_nothing(name):
+    assert not any(rounds(name, 0, ["host"]))
+
+
+# -- rounds and bytes ------------------------------------------------------------------------------
+
+LOG = {p: (p - 1).bit_length() for p in RANKS}  # rounded up
+EXPECTED_ROUNDS = {
+    "ring": {p: 2 * (p - 1) for p in RANKS},
+    "bidirectional_ring": {p: 2 * (p - 1) for p in RANKS},
+    "recursive_doubling": {p: LOG[p] for p in POWERS} | {5: 4, 6: 4, 7: 4, 9: 5, 17: 6},
+    "halving_doubling": {p: 2 * LOG[p] for p in POWERS} | {5: 6, 6: 6, 7: 6, 9: 8, 17: 10},
+    "binomial_tree": {p: 2 * LOG[p] for p in RANKS},
+    "fixed_tree": {p: 2 * LOG[p] for p in RANKS},
+    "direct": {p: 2 for p in RANKS if p > 1},
+    "torus": {1: 0, 2: 2, 4: 4, 6: 6, 7: 12, 8: 8, 9: 8, 12: 10, 13: 24, 15: 12, 16: 12},
+    "hierarchical": {1: 0, 2: 2, 3: 4, 4: 4, 5: 8, 7: 12, 8: 6, 16: 8},  # a host each
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_algorithm_takes_as_many_rounds_as_its_docstring_says(name):
+    assert {p: check(name, p).rows for p in EXPECTED_ROUNDS[name]} == EXPECTED_ROUNDS[name]
+
+
+@pytest.mark.parametrize("name", ["ring", "bidirectional_ring", "direct", "torus"])
+def test_every_rank_sends_the_least_possible(name):
+    for p in RANKS:
+        assert sent(check(name, p), p) == [Fraction(2 * (p - 1), p)] * p
+
+
+@pytest.mark.parametrize("name", ["halving_doubling", "fixed_tree"])
+def test_halving_sends_the_least_possible_between_2_to_the_k_ranks(name):
+    for p in POWERS:
+        assert sent(check(name, p), p) == [Fraction(2 * (p - 1), p)] * p
+
+
+def test_the_fixed_tree_never_sends_more_than_two_arrays_from_one_rank():
+    assert all(max(sent(check("fixed_tree", p), p)) <= 2 for p in range(1, 40))
+
+
+def test_folding_costs_its_hosts_one_array_more():
+    assert max(sent(check("halving_doubling", 6), 6)) == Fraction(2 * 3, 4) + 1
+
+
+def test_a_bidirectional_ring_sends_as_much_to_the_left_as_to_the_right():
+    volume = Counter()
+    for message in check("bidirectional_ring", 5).messages:
+        volume[(message.receiver - message.sender) % 5] += message.part.stop - message.part.start
+    assert volume == {1: 5 * Fraction(4, 5), 4: 5 * Fraction(4, 5)}
+
+
+@pytest.mark.parametrize(
+    "hosts", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 1, 1, 2, 2), (0, 1, 0, 2, 2, 0, 1)]
+)
+def test_the_hierarchical_schedule_crosses_between_hosts_as_seldom_as_one_rank_a_host(hosts):
+    volume = Counter()
+    for message in check("hierarchical", hosts).messages:
+        if hosts[message.sender] != hosts[message.receiver]:
+            volume[hosts[message.sender]] += message.part.stop - message.part.start
+    h = len(set(hosts))
+    assert set(volume.values()) == {Fraction(2 * (h - 1), h)}
+
+
+def test_the_torus_speaks_along_rows_and_columns_only():
+    neighbours = {(m.sender, m.receiver) for m in check("torus", 6).messages}  # 2 rows of 3
+    rows = {(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3)}
+    columns = {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
+    assert neighbours == rows | columns
+
+
+def test_only_rank_0_hears_of_everybody_in_a_binomial_tree():
+    messages = check("binomial_tree", 8).messages
+    assert len(messages) == 2 * 7
+    assert Counter(m.receiver for m in messages if m.op == "sum") == {0: 3, 2: 1, 4: 2, 6: 1}
+
+
+# -- order of summation ----------------------------------------------------------------------------
+
+
+def aligned_tree(first: int, stop: int, block: int) -> str:
+    """The sum of ranks `first` to `stop` - 1 over aligned blocks of `block` and smaller ones."""
+    if block == 1:
+        return str(first)
+    middle = first + block // 2
+    left = aligned_tree(first, min(middle, stop), block // 2)
+    return f"({left} + {aligned_tree(middle, stop, block // 2)})" if middle < stop else left
+
+
+@pytest.mark.parametrize("p", RANKS)
+def test_the_fixed_tree_adds_every_element_in_one_tree_of_aligned_blocks(p):
+    assert associations("fixed_tree", p) == {aligned_tree(0, p, 32)}
+
+
+def test_the_fixed_tree_does_not_depend_on_where_the_ranks_are():
+    assert associations("fixed_tree", (0, 0, 1, 2, 1)) == associations("fixed_tree", 5)
+
+
+@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
+def test_doubling_forms_the_fixed_tree_between_2_to_the_k_ranks_only(name):
+    for p in POWERS:
+        assert associations(name, p) == associations("fixed_tree", p)
+    assert associations(name, 5) != associations("fixed_tree", 5)
+
+
+def test_a_ring_begins_every_part_at_another_rank():
+    for p in RANKS:
+        assert len(associations("ring", p)) == max(p, 1) - (p == 2)  # 0 + 1 is 1 + 0
+
+
+def test_float_sums_of_the_fixed_tree_do_not_depend_on_the_number_of_ranks(rng):
+    contributions = rng.standard_normal((8, 1001)).astype(np.float32)
+    results = []
+    for p in (1, 2, 4, 8):
+        # rank r of p holds the sum of its aligned block of 8 / p contributions
+        blocks = contributions.reshape(p, 8 // p, 1001)  # (rank, own contribution, element)
+        arrays = [tree_sum(block) for block in blocks]
+        carry_out(plan("fixed_tree", p), arrays)
+        results += [array.tobytes() for array in arrays]
+    assert len(set(results)) == 1
+
+
+def tree_sum(rows: np.ndarray) -> np.ndarray:
+    half = len(rows) // 2
+    return tree_sum(rows[:half]) + tree_sum(rows[half:]) if half else rows[0].copy()
+
+
+# -- the words -------------------------------------------------------------------------------------
+
+
+def test_parts_of_an_array_meet_without_gap_or_overlap():
+    for pieces in (1, 2, 3, 7, 12):
+        for n in (0, 1, 5, 12, 100):
+            covered = [i for j in range(pieces) for i in range(n)[part(j, pieces).elements(n)]]
+            assert covered == list(range(n))
+
+
+def test_a_piece_of_a_part_is_a_part_and_is_counted_modulo():
+    assert part(1, 2).cut(2, 3) == part(5, 6) == part(-1, 6) == part(11, 6)
+
+
+def test_halving_gives_each_rank_another_piece_of_equal_length():
+    for ranks in POWERS:
+        pieces = sorted(halved(rank, ranks) for rank in range(ranks))
+        assert pieces == [part(j, ranks) for j in range(ranks)]
+
+
+def test_over_numbers_the_members_anew_and_stays_inside_its_part():
+    steps = list(over(Group(7, range(9)), [3, 7], ring, part(1, 2)))
+    assert steps == [
+        (send(3, Part(Fraction(1, 2), Fraction(3, 4))), add(3, Part(Fraction(3, 4), Fraction(1)))),
+        (
+            send(3, Part(Fraction(3, 4), Fraction(1))),
+            receive(3, Part(Fraction(1, 2), Fraction(3, 4))),
+        ),
+    ]
+    assert not list(over(Group(4, range(9)), [3, 7], ring))
+
+
+def test_together_puts_rounds_side_by_side_until_the_longest_ends():
+    one, two = [(send(1, ALL),)], [(send(2, ALL),), (add(2, ALL),)]
+    assert list(together(one, two)) == [(send(1, ALL), send(2, ALL)), (add(2, ALL),)]
+
+
+def test_back_returns_what_was_sent_last_round_first():
+    there = [(send(1, part(0, 2)),), (add(2, part(1, 2)),)]
+    assert list(back(there)) == [(send(2, part(1, 2)),), (receive(1, part(0, 2)),)]
+
+
+def test_the_way_back_of_a_reduce_scatter_is_its_allgather():
+    def there_and_back(group):
+        scatter = list(ring_reduce_scatter(group))
+        yield from scatter
+        yield from back(scatter)
+
+    for p in RANKS:
+        check(there_and_back, p)
+
+
+def test_fold_makes_an_algorithm_for_any_number_of_ranks_and_keeps_its_name():
+    @fold
+    def doubling(group):
+        """Double."""
+        yield from SCHEDULES["recursive_doubling"](group)
+
+    for p in RANKS:
+        check(doubling, p)
+    assert (doubling.__name__, doubling.__doc__) == ("doubling", "Double.")
+
+
+def test_a_direct_reduce_scatter_deals_any_number_of_parts():
+    for parts in (1, 2, 3, 4, 7):
+
+        def there_and_back(group, parts=parts):
+            scatter = list(direct_reduce_scatter(group, parts))
+            yield from scatter
+            yield from back(scatter)
+
+        check(there_and_back, 3)
+
+
+def test_an_algorithm_of_ones_own_may_be_sequenced_from_the_others():
+    def one_element_first(group):
+        yield from over(group, range(group.size), SCHEDULES["direct"], part(0, 8))
+        yield from over(group, range(group.size), ring, Part(Fraction(1, 8), Fraction(1)))
+
+    check(one_element_first, 5)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one():
+    with pytest.raises(ValueError, match="unknown allreduce schedule 'rink'; did you mean 'ring'"):
+        rounds("rink", 0, "ab")
+
+
+def test_a_rank_outside_the_group_is_refused():
+    with pytest.raises(ValueError, match="rank 2 must be one of the 2 ranks"):
+        rounds("ring", 2, "ab")
+
+
+def test_a_schedule_error_is_a_value_error():
+    assert issubclass(ScheduleError, ValueError)

@@ -1,0 +1,324 @@
+"""The checker names the round and the ranks of what is wrong, and accepts what is right."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.algorithms import recursive_doubling, ring
+from pydtnn.comm.schedules.check import ScheduleError, associations, check, plan
+from pydtnn.comm.schedules.compose import back
+from pydtnn.comm.schedules.steps import ALL, Part, Step, add, part, receive, send
+from tests.comm.schedules.interpreter import carry_out
+
+FIRST, SECOND = part(0, 2), part(1, 2)
+
+
+def ring_that_stops_early(group):
+    yield from list(ring(group))[:-1]
+
+
+def ring_that_copies_for_sums(group):
+    for steps in ring(group):
+        yield tuple(step._replace(op="copy") for step in steps)
+
+
+def ring_that_adds_on_the_way_round_again(group):
+    for k, steps in enumerate(ring(group)):
+        yield tuple(step._replace(op="sum") if k == 3 and step.receive else step for step in steps)
+
+
+def ring_that_sends_one_part_too_far_ahead(group):
+    r, p = group.rank, group.size
+    for k in range(p - 1):
+        yield send((r + 1) % p, part(r - k + 1, p)), add((r - 1) % p, part(r - k - 1, p))
+
+
+def ring_that_sends_before_it_receives(group):
+    for to_the_right, from_the_left in ring(group):
+        yield (to_the_right,)
+        yield (from_the_left,)
+
+
+def ring_for_a_rank_too_few(group):
+    yield from ring(group._replace(hosts=group.hosts[:-1]))
+
+
+def doubling_without_folding(group):
+    distance = 1
+    while distance < group.size:
+        yield send(group.rank ^ distance, ALL), add(group.rank ^ distance, ALL)
+        distance *= 2
+
+
+def doubling_twice(group):
+    yield from recursive_doubling(group)
+    yield from recursive_doubling(group)
+
+
+def tree_that_never_comes_back(group):
+    if group.rank == 0:
+        yield tuple(add(rank, ALL) for rank in range(1, group.size))
+    else:
+        yield (send(0, ALL),)
+
+
+def tree_whose_leaf_1_sends_twice(group):
+    if group.rank == 0:
+        yield tuple(add(rank, ALL) for rank in range(1, group.size))
+    else:
+        yield (send(0, ALL),)
+    if group.rank == 1:
+        yield (send(0, ALL),)
+
+
+def tree_whose_root_listens_to_itself(group):
+    if group.rank == 0:
+        yield (add(0, ALL),)
+
+
+def halves_that_overlap(group):
+    peer = 1 - group.rank
+    most = Part(Fraction(0), Fraction(3, 4)), Part(Fraction(1, 4), Fraction(1))
+    swap = [(send(peer, most[peer]), add(peer, most[group.rank]))]
+    yield from swap
+    yield from back(swap)
+
+
+BROKEN = {
+    (ring_that_stops_early, 3): (
+        "rank 0 lacks the contribution of rank 1 to [1/3, 2/3) after round 2, the last, which "
+        "round 0 wrote last; let it receive the sum."
+    ),
+    (ring_that_copies_for_sums, 3): (
+        "rank 0 lacks the contribution of ranks 0, 2 to [0, 1/3) after round 3, the last, which "
+        "round 1 wrote last; let it receive the sum."
+    ),
+    (ring_that_adds_on_the_way_round_again, 4): (
+        "round 3 of rank 0 adds [3/4, 1) from rank 3, but the contribution of rank 0 is in it "
+        "already; count each contribution once."
+    ),
+    (ring_that_sends_one_part_too_far_ahead, 3): (
+        "round 0 of rank 2 sends [0, 1/3) to rank 0, whose round 0 expects [2/3, 1); both must "
+        "name the same part."
+    ),
+    (ring_that_sends_before_it_receives, 3): (
+        "deadlock: round 0 of rank 0 waits for round 1 of rank 1, round 0 of rank 1 waits for "
+        "round 1 of rank 2, round 0 of rank 2 waits for round 1 of rank 0; let them send and "
+        "receive in the same round."
+    ),
+    (ring_for_a_rank_too_few, 3): (
+        "round 0 of rank 2 receives [0, 1/2) from rank 1, which sends it nothing more; let it "
+        "send, or drop this."
+    ),
+    (doubling_without_folding, 3): (
+        "round 1 of rank 1 names rank 3 as its peer; name one of the other 2 ranks of the group."
+    ),
+    (doubling_twice, 4): (
+        "round 2 of rank 0 adds [0, 1) from rank 1, but the contribution of ranks 0, 1, 2, 3 is "
+        "in it already; count each contribution once."
+    ),
+    (tree_that_never_comes_back, 3): (
+        "rank 1 lacks the contribution of ranks 0, 2 to [0, 1) after round 0, the last, which no "
+        "round writes; let it receive the sum."
+    ),
+    (tree_whose_leaf_1_sends_twice, 3): (
+        "round 1 of rank 1 sends [0, 1) to rank 0, which does not receive it; let it receive, or "
+        "drop this."
+    ),
+    (tree_whose_root_listens_to_itself, 2): (
+        "round 0 of rank 0 names rank 0 as its peer; name one of the other 1 ranks of the group."
+    ),
+    (halves_that_overlap, 2): (
+        "round 1 of rank 0 copies [1/4, 1) from rank 1 over [0, 3/4), which it is sending to "
+        "rank 1; receive it in a later round."
+    ),
+}
+
+BROKEN_ROUNDS = {
+    "a rank that waits for a message that nobody sends": (
+        [[(add(1, ALL),)], []],
+        "round 0 of rank 0 receives [0, 1) from rank 1, which sends it nothing more; let it send, "
+        "or drop this.",
+    ),
+    "a rank without rounds": (
+        [[], []],
+        "rank 0 lacks the contribution of rank 1 to [0, 1) and has no rounds; let it receive the "
+        "sum.",
+    ),
+    "half of the array": (
+        [[(send(1, FIRST), add(1, FIRST))], [(send(0, FIRST), add(0, FIRST))]],
+        "rank 0 lacks the contribution of rank 1 to [1/2, 1) after round 0, the last, which no "
+        "round writes; let it receive the sum.",
+    ),
+    "two ranks that both receive first": (
+        [[(add(1, ALL),), (send(1, ALL),)], [(add(0, ALL),), (send(0, ALL),)]],
+        "deadlock: round 0 of rank 0 waits for round 1 of rank 1, round 0 of rank 1 waits for "
+        "round 1 of rank 0; let them send and receive in the same round.",
+    ),
+    "two copies on top of each other": (
+        [[(receive(1, ALL), receive(2, SECOND))], [(send(0, ALL),)], [(send(0, SECOND),)]],
+        "round 0 of rank 0 receives [0, 1) from rank 1 and [1/2, 1) from rank 2, which overlap; "
+        "add both, or receive one in a later round.",
+    ),
+    "a sum on top of a copy": (
+        [[(receive(1, ALL), add(2, ALL))], [(send(0, ALL),)], [(send(0, ALL),)]],
+        "round 0 of rank 0 receives [0, 1) from rank 1 and [0, 1) from rank 2, which overlap; "
+        "add both, or receive one in a later round.",
+    ),
+    "arrays that are swapped in place": (
+        [[(send(1, ALL), receive(1, ALL))], [(send(0, ALL), receive(0, ALL))]],
+        "round 0 of rank 0 copies [0, 1) from rank 1 over [0, 1), which it is sending to rank 1; "
+        "receive it in a later round.",
+    ),
+    "an operation that is none": (
+        [[(Step(1, None, ALL, "max"),)], [(send(0, ALL),)]],
+        "round 0 of rank 0 has a step with rank 1 whose op is 'max'; it must be 'sum' or 'copy'.",
+    ),
+    "a step that says nothing": (
+        [[], [(Step(0, None, None, "copy"),)]],
+        "round 0 of rank 1 has a step with rank 0 that neither sends nor receives; drop it.",
+    ),
+    "a part beyond the end": (
+        [[(send(1, Part(Fraction(1, 2), Fraction(3, 2))),)], []],
+        "round 0 of rank 0 names the part [1/2, 3/2) to rank 1; a part is a stretch of [0, 1) in "
+        "exact fractions, and not empty.",
+    ),
+    "an empty part": (
+        [[(send(1, Part(Fraction(1, 2), Fraction(1, 2))),)], []],
+        "round 0 of rank 0 names the part [1/2, 1/2) to rank 1; a part is a stretch of [0, 1) in "
+        "exact fractions, and not empty.",
+    ),
+    "a part in floating point": (
+        [[(send(1, Part(0.0, 0.1)),)], []],
+        "round 0 of rank 0 names the part [0.0, 0.1) to rank 1; a part is a stretch of [0, 1) in "
+        "exact fractions, and not empty.",
+    ),
+    "a contribution that comes by two ways": (
+        [
+            [(add(1, ALL), add(2, ALL)), ()],
+            [(send(0, ALL), send(2, ALL)), ()],
+            [(add(1, ALL),), (send(0, ALL),)],
+        ],
+        "round 0 of rank 0 adds [0, 1) from rank 2, but the contribution of rank 1 is in it "
+        "already; count each contribution once.",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size"), BROKEN, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_broken_algorithm_is_rejected_with_the_round_and_the_ranks(algorithm, size):
+    sentence = BROKEN[algorithm, size]
+    assert re.search(r"round \d", sentence)
+    assert re.search(r"rank \d", sentence)
+    with pytest.raises(ScheduleError) as error:
+        check(algorithm, size)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("name", BROKEN_ROUNDS)
+def test_broken_rounds_are_rejected_in_one_sentence(name):
+    ranks, sentence = BROKEN_ROUNDS[name]
+    with pytest.raises(ScheduleError) as error:
+        check(ranks)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_step_of_an_algorithm_can_be_left_out(name):
+    ranks = plan(name, [0, 0, 1, 1, 2])
+    for rank, its_rounds in enumerate(ranks):
+        for k, steps in enumerate(its_rounds):
+            for i in range(len(steps)):
+                without = [*its_rounds[:k], steps[:i] + steps[i + 1 :], *its_rounds[k + 1 :]]
+                with pytest.raises(ScheduleError):
+                    check([*ranks[:rank], without, *ranks[rank + 1 :]])
+
+
+def test_what_the_checker_accepts_gives_the_sum_however_it_came_about(rng):
+    accepted = 0
+    for _ in range(600):
+        name = str(rng.choice(list(SCHEDULES)))
+        ranks = [list(rounds) for rounds in plan(name, [0, 0, 1, 1])]
+        for _ in range(rng.integers(1, 3)):
+            change(ranks, rng)
+        try:
+            check(ranks)
+        except ScheduleError:
+            continue
+        accepted += 1
+        arrays = [rng.integers(-1000, 1000, 24) for _ in ranks]
+        total = sum(arrays)
+        carry_out(ranks, arrays)
+        assert all(np.array_equal(array, total) for array in arrays), ranks
+    assert accepted > 8  # empty rounds, other orders of steps, sums of what was nothing
+
+
+def change(ranks: list[list[tuple]], rng: np.random.Generator) -> None:
+    """Change one thing at random: two rounds or steps change places, a round is split, ..."""
+    rounds = ranks[rng.integers(len(ranks))]
+    k, other = rng.integers(len(rounds), size=2)
+    steps = list(rounds[k])
+    i = rng.integers(len(steps)) if steps else 0
+    match rng.integers(7):
+        case 0:
+            rounds[k], rounds[other] = rounds[other], rounds[k]
+        case 1:
+            rounds[k] = tuple(steps[::-1])
+        case 2:
+            rounds[k : k + 1] = [tuple(steps[:i]), tuple(steps[i:])]
+        case 3:
+            rounds[k : k + 2] = [tuple(step for steps in rounds[k : k + 2] for step in steps)]
+        case 4 if steps:
+            rounds[k] = (*steps[:i], steps[i]._replace(op=str(rng.choice(["sum", "copy"]))))
+        case 5 if steps:
+            steps[i] = steps[i]._replace(peer=int(rng.integers(len(ranks))))
+            rounds[k] = tuple(steps)
+        case 6:
+            rounds.insert(k, ())
+
+
+def test_messages_of_two_rounds_between_the_same_ranks_keep_their_order():
+    check(
+        [
+            [(send(1, FIRST), add(1, FIRST)), (send(1, SECOND), add(1, SECOND))],
+            [(add(0, FIRST), send(0, FIRST), add(0, SECOND), send(0, SECOND))],
+        ]
+    )
+
+
+def test_a_rank_that_has_less_to_do_may_fall_behind_or_go_ahead():
+    check(
+        [
+            [(add(1, ALL),), (add(2, ALL),), (send(1, ALL), send(2, ALL))],
+            [(send(0, ALL),), (receive(0, ALL),)],
+            [(), (), (send(0, ALL),), (receive(0, ALL),)],
+        ]
+    )
+
+
+def test_several_sums_into_one_part_are_added_in_the_order_of_the_steps():
+    def all_to_all(order):
+        return [
+            [tuple(word(peer, ALL) for peer in order if peer != rank for word in (send, add))]
+            for rank in range(4)
+        ]
+
+    assert "(((0 + 1) + 2) + 3)" in associations(all_to_all([1, 2, 3, 0]))
+    assert "(((0 + 3) + 2) + 1)" in associations(all_to_all([3, 2, 1, 0]))
+
+
+def test_the_rounds_of_all_ranks_may_be_given_as_they_are():
+    assert check(plan("ring", 3)) == check("ring", 3) == check(ring, ["a", "b", "c"])
+
+
+def test_what_is_sent_is_the_value_from_before_the_round():
+    done = check("recursive_doubling", 4)
+    assert done.rows == 2
+    assert [message.row for message in done.messages if message.receiver == 0] == [0, 1]

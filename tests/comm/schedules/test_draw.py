@@ -1,0 +1,283 @@
+"""Schedules as text and pictures, and the command line that shows and checks them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+
+from pydtnn.comm.__main__ import main
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.check import check
+from pydtnn.comm.schedules.draw import busiest, text, title
+from pydtnn.comm.schedules.picture import draw
+from pydtnn.comm.schedules.steps import Part, add, part, receive, send
+
+RING = """\
+ring of 3 ranks on 1 host: 4 rounds; each rank sends 1.33 n in 4 messages
+the array of n bytes is in 3 equal parts, 0 to 2
+k +> r: sends k to rank r, which adds it to its own
+k => r: sends k to rank r, which takes it instead of its own
+
+round  rank 0  rank 1  rank 2
+    0  2 +> 1  0 +> 2  1 +> 0
+    1  1 +> 1  2 +> 2  0 +> 0
+    2  0 => 1  1 => 2  2 => 0
+    3  2 => 1  0 => 2  1 => 0
+"""
+
+HIERARCHICAL = """\
+hierarchical of 4 ranks on 2 hosts: 4 rounds; each rank sends 1.5 n in 4 messages
+the array of n bytes is in 4 equal parts, 0 to 3
+k +> r: sends k to rank r, which adds it to its own
+k => r: sends k to rank r, which takes it instead of its own
+
+       host 0             | host 1
+round  rank 0    rank 1   | rank 2    rank 3
+    0  2-3 +> 1  0-1 +> 0 | 2-3 +> 3  0-1 +> 2
+    1  1 +> 2    3 +> 3   | 0 +> 0    2 +> 1
+    2  0 => 2    2 => 3   | 1 => 0    3 => 1
+    3  0-1 => 1  2-3 => 0 | 0-1 => 3  2-3 => 2
+"""
+
+TREE = """\
+binomial_tree of 3 ranks on 1 host: 4 rounds; the busiest rank sends 2 n in 2 messages
+the array of n bytes stays whole
+all +> r: sends all to rank r, which adds it to its own
+all => r: sends all to rank r, which takes it instead of its own
+
+round  rank 0    rank 1    rank 2
+    0            all +> 0
+    1                      all +> 0
+    2  all => 2
+    3  all => 1
+"""
+
+DIGEST = """\
+halving_doubling of 32 ranks on 4 hosts: 10 rounds; each rank sends 1.94 n in 10 messages
+the array of n bytes is in 32 equal parts, 0 to 31
+k +> r: sends k to rank r, which adds it to its own
+k => r: sends k to rank r, which takes it instead of its own
+
+rounds    messages  between hosts  added  distance      largest  busiest rank sends
+0               32              0     32  1                 n/2                 n/2
+1               32              0     32  2                 n/4                 n/4
+2               32              0     32  4                 n/8                 n/8
+3               32             32     32  8                n/16                n/16
+4               32             32     32  16               n/32                n/32
+5               32             32      0  16               n/32                n/32
+6               32             32      0  8                n/16                n/16
+7               32              0      0  4                 n/8                 n/8
+8               32              0      0  2                 n/4                 n/4
+9               32              0      0  1                 n/2                 n/2
+"""
+
+SHOWN = {
+    ("ring", (0, 0, 0)): RING,
+    ("hierarchical", (0, 0, 1, 1)): HIERARCHICAL,
+    ("binomial_tree", (0, 0, 0)): TREE,
+    ("halving_doubling", tuple(rank // 8 for rank in range(32))): DIGEST,
+}
+
+UNEQUAL = [
+    [(send(1, part(0, 4)), add(1, Part(Fraction(1, 4), Fraction(1)))),
+     (receive(1, part(0, 4)), send(1, Part(Fraction(1, 4), Fraction(1))))],
+    [(add(0, part(0, 4)), send(0, Part(Fraction(1, 4), Fraction(1)))),
+     (send(0, part(0, 4)), receive(0, Part(Fraction(1, 4), Fraction(1))))],
+]  # fmt: skip
+
+OWN = """
+from pydtnn.comm.schedules.steps import ALL, add, send
+
+def neighbours(group):
+    \"\"\"Swap whole arrays between two.\"\"\"
+    yield send(1 - group.rank, ALL), add(1 - group.rank, ALL)
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(("name", "hosts"), SHOWN)
+def test_a_schedule_is_a_table_of_who_sends_what_to_whom(name, hosts):
+    assert text(name, check(name, hosts), hosts) + "\n" == SHOWN[name, hosts]
+
+
+def test_rounds_that_are_alike_are_one_line_where_ranks_are_many():
+    *_, first, second = text("ring", check("ring", 20), range(20)).splitlines()
+    assert first.split() == ["0-18", "20", "20", "20", "1", "n/20", "n/20"]
+    assert second.split() == ["19-37", "20", "20", "0", "1", "n/20", "n/20"]
+
+
+def test_a_single_rank_has_a_title_only():
+    assert text("ring", check("ring", 1), ["a"]) == "ring of 1 rank: 0 rounds; nothing is sent"
+
+
+def test_unequal_parts_are_not_called_equal():
+    assert "in 2 parts, 0 to 1" in text("mine", check(UNEQUAL), "ab")
+    assert title("mine", check(UNEQUAL), "ab").endswith("each rank sends n in 2 messages")
+
+
+def test_the_busiest_rank_is_the_one_that_sends_most():
+    assert busiest(check("binomial_tree", 8).messages) == 3
+    assert busiest([]) == 0
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def matplotlib():
+    return pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_can_be_drawn(name, tmp_path):
+    hosts = (0, 0, 1, 0, 2)
+    draw(tmp_path / "picture.png", name, check(name, hosts), hosts)
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_the_text_of_a_vector_picture_stays_text(tmp_path):
+    draw(tmp_path / "ring.svg", "ring", check("ring", 3), "aab")
+    drawn = (tmp_path / "ring.svg").read_text()
+    for words in ("ring of 3 ranks on 2 hosts", "host a", "host b", "round 0", "round 3", "n/3"):
+        assert f">{words}<" in drawn
+    assert ">round 4<" not in drawn
+    draw(tmp_path / "ring.pdf", "ring", check("ring", 3), "aab")
+    assert (tmp_path / "ring.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_there_is_a_strand_for_each_message_and_piece_of_the_array(tmp_path):
+    draw(tmp_path / "few.svg", "halving_doubling", check("halving_doubling", 4), range(4))
+    # 4 rounds of 4 messages with 2, 1, 1, 2 pieces each; their number is that of the arrows
+    drawn = (tmp_path / "few.svg").read_text()
+    assert drawn.count('<g id="PathCollection_1">') == 1
+    arrows = drawn[drawn.index('<g id="PathCollection_1">') : drawn.index('id="PolyCollection_1"')]
+    assert arrows.count("<path") == 4 * (2 + 1 + 1 + 2)
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("size", [1, 2])
+def test_very_few_ranks_can_be_drawn(size, tmp_path):
+    draw(tmp_path / "few.png", "ring", check("ring", size), range(size))
+    assert (tmp_path / "few.png").exists()
+
+
+def test_a_picture_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in one of \.png, \.pdf, \.svg\."):
+        draw(tmp_path / "ring.gif", "ring", check("ring", 2), "ab")
+
+
+def test_a_picture_of_too_many_ranks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="33 ranks do not fit into a picture; draw at most 32"):
+        draw(tmp_path / "ring.png", "ring", check("ring", 33), range(33))
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules, "matplotlib", None
+    )  # the import system then raises ImportError
+    with pytest.raises(ImportError, match=r"pip install 'pydtnn\[plot\]'"):
+        draw(tmp_path / "ring.png", "ring", check("ring", 2), "ab")
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def test_list_names_every_schedule_and_says_what_it_does(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(SCHEDULES)
+    assert all(len(line.split()) > 5 and line.endswith(".") for line in lines)
+
+
+def test_draw_prints_the_table(capsys):
+    assert main(["draw", "ring", "-np", "3"]) == 0
+    assert capsys.readouterr().out == RING
+
+
+@pytest.mark.parametrize("hosts", ["2x2", "2,2"])
+def test_draw_puts_ranks_on_hosts(hosts, capsys):
+    assert main(["draw", "hierarchical", "--hosts", hosts]) == 0
+    assert capsys.readouterr().out == HIERARCHICAL
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_draw_writes_a_picture(tmp_path, capsys):
+    picture = tmp_path / "new folder" / "ring.png"
+    assert main(["draw", "ring", "--output", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert not capsys.readouterr().out
+
+
+def test_check_tells_for_each_number_of_ranks_that_a_schedule_is_right(capsys):
+    assert main(["check", "fixed_tree", "-np", "1-3"]) == 0
+    one, two, three = capsys.readouterr().out.splitlines()
+    assert one == "right: fixed_tree of 1 rank: 0 rounds; nothing is sent"
+    assert two.endswith("each rank sends n in 2 messages; all is added as (0 + 1)")
+    assert three.endswith("all is added as ((0 + 1) + 2)")
+
+
+def test_check_counts_the_orders_in_which_parts_are_added(capsys):
+    assert main(["check", "ring", "--hosts", "2,1"]) == 0
+    assert capsys.readouterr().out.endswith("on 2 hosts: 4 rounds; each rank sends 1.33 n in 4 "
+                                            "messages; parts are added in 3 orders\n")  # fmt: skip
+
+
+def test_a_function_in_a_file_of_ones_own_can_be_drawn_and_checked(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    own = f"{tmp_path / 'own.py'}:neighbours"
+    assert main(["draw", own, "-np", "2"]) == 0
+    assert "neighbours of 2 ranks" in capsys.readouterr().out
+    assert main(["check", own, "-np", "2-3"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("right: neighbours of 2 ranks")
+    assert printed.err.startswith("pydtnn.comm: neighbours of 3 ranks: round 0 of rank ")
+    assert printed.err.count("\n") == 1
+
+
+MISTAKES = {
+    "check rink": "unknown allreduce schedule 'rink'; did you mean 'ring'?",
+    "draw ring -np many": "-np many must be a number of ranks, or two as in 1-17",
+    "draw ring -np 2-3": "-np 2-3 must be one number; draw one schedule at a time",
+    "draw ring -np 0": "-np 0 must lie between 1 and 1024, the smaller first",
+    "check ring -np 5-3": "-np 5-3 must lie between 1 and 1024, the smaller first",
+    "check ring -np 99999": "-np 99999 must lie between 1 and 1024, the smaller first",
+    "draw ring --hosts 4y2": "--hosts 4y2 must be hosts x ranks as in 4x2, or ranks as in 2,1,2",
+    "draw ring --hosts 0x2": "--hosts 0x2 must be hosts x ranks as in 4x2, or ranks as in 2,1,2",
+    "draw ring --hosts 2,0": "--hosts 2,0 must be hosts x ranks as in 4x2, or ranks as in 2,1,2",
+    "draw ring --hosts 99x99": "--hosts 99x99 are more than 1024 ranks; take fewer",
+    "draw ring --hosts 2x2 -np 3": "--hosts 2x2 are 4 ranks, but -np says 3; leave one of them out",
+    "draw ring --output ring.gif": "draw: the name of ring.gif must end in one of .png, .pdf",
+    "draw none.py:f": "NAME: there is no file none.py; give path/to/file.py:name",
+    "draw ring --colour": "unrecognized arguments: --colour; python -m pydtnn.comm --help",
+    "paint ring": "argument {list,draw,check}: invalid choice: 'paint'",
+    "": "the following arguments are required: {list,draw,check}; python -m pydtnn.comm",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_told_in_one_sentence(command, capsys):
+    assert main(command.split()) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"pydtnn.comm: {MISTAKES[command]}")
+    assert printed.err.count("\n") == 1
+
+
+def test_what_is_no_function_is_refused(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    assert main(["draw", f"{tmp_path / 'own.py'}:number"]) == 1
+    assert "is not a function; give one that yields rounds" in capsys.readouterr().err
+
+
+def test_the_module_runs_as_a_program():
+    command = [sys.executable, "-m", "pydtnn.comm", "check", "ring", "-np", "two"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "pydtnn.comm: -np two must be a number of ranks, or two as in 1-17\n"

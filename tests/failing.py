@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from typing import Any
 
+import numpy as np
+
+from pydtnn.comm import Communicator, Request
 from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.comm.sums import Sums
 from pydtnn.data import Batch, Loader
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Conv2d, Flatten, Layer, Linear, Residual, Sequential, StepContext
 from pydtnn.optimizers import Optimizer
+from pydtnn.parameters import Bucket
 
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
@@ -51,14 +57,77 @@ class Plain(GradientExchange):
     pass
 
 
-class Scheme(AllReduce):
+class Failing(AllReduce):
+    """Fails on rank 1 in the third step, where the other ranks wait for it."""
+
     steps = 0
 
     def update(self, optimizer: Optimizer) -> None:
         self.steps += 1
-        if self.steps == 3 and self.comm.rank == 1:
+        super().update(optimizer)
+
+    @property
+    def is_time(self) -> bool:
+        return self.comm.rank == 1 and self.steps == 2
+
+
+class FailsInUpdate(Failing):
+    def update(self, optimizer: Optimizer) -> None:
+        if self.is_time:
             raise KeyError("thing")
         super().update(optimizer)
+
+
+class FailsInBucketReady(Failing):
+    def bucket_ready(self, bucket: Bucket) -> None:
+        if self.is_time:
+            raise KeyError("thing")
+        super().bucket_ready(bucket)
+
+
+class FailsInACollective(Failing):
+    def update(self, optimizer: Optimizer) -> None:
+        gradients = self.buckets[0].grads
+        self.comm.allreduce(gradients[::2] if self.is_time else gradients.copy())
+        super().update(optimizer)
+
+
+class FailsToReceive(Failing):
+    """Gets a message that is longer than its array."""
+
+    def update(self, optimizer: Optimizer) -> None:
+        after, before = (self.comm.rank + 1) % self.comm.size, (self.comm.rank - 1) % self.comm.size
+        request = self.comm.irecv(np.empty(100 - self.is_time), before)
+        self.comm.send(np.empty(100), after)
+        request.wait()
+        super().update(optimizer)
+
+
+class FailsInAThread(Failing):
+    def update(self, optimizer: Optimizer) -> None:
+        if self.is_time:
+            helper = threading.Thread(target=self.exchange)
+            helper.start()
+            self.comm.recv(np.empty(1), 1)  # what the helper was to send
+        super().update(optimizer)
+
+    def exchange(self) -> None:
+        raise KeyError("thing")
+
+
+class FailingSums(Sums):
+    steps = 0
+
+    def start(self, bucket: Bucket) -> Request:
+        self.steps += 1
+        if self.comm.rank == 1 and self.steps == 3:
+            raise KeyError("thing")
+        return super().start(bucket)
+
+
+class FailsToCompress(AllReduce):
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm, sums=FailingSums)
 
 
 def bad(classes: int, input_shape: Shape, what: str) -> Sequential:

@@ -14,7 +14,7 @@ import pytest
 from pydtnn.train import main
 from tests.bad_data import DATA
 from tests.launch import Finished, Program, why_not
-from tests.small_run import TINY, TRAIN, is_gone, only_line
+from tests.small_run import TINY, TRAIN, only_line, processes_in
 
 OWN = Path(__file__).with_name("failing.py")
 
@@ -307,23 +307,52 @@ def test_all_ranks_end_together(
     assert_one_line(done, words)
 
 
-@pytest.mark.parametrize("what", ["forward", "backward", "loader", "exit", "scheme"])
-def test_a_rank_that_fails_ends_all(what: str, mpiexec: MpiExec, tmp_path: Path) -> None:
-    arguments = [f"--output-dir={tmp_path / 'run'}", f"--model={OWN}:bad"]
-    arguments.append(f'--model-options={{"what": "{what}"}}')
-    if what == "scheme":
-        arguments.append(f"--scheme={OWN}:Scheme")
-    done = mpiexec(2, [*TRAIN, *TINY, *arguments], timeout=30)
-    words = "rank 1: RuntimeError: sys.exit(3) was called" if what == "exit" else "'thing' ("
+THING = "rank 1: KeyError: 'thing' ("
+LENGTH = "rank 1: recv: expected a message of 792 bytes"
+WAYS = {
+    "in forward": ("forward", "", THING),
+    "in backward": ("backward", "", THING),
+    "in the loader": ("loader", "", THING),
+    "by sys.exit": ("exit", "", "rank 1: RuntimeError: sys.exit(3) was called"),
+    "with a schedule": ("forward", "--allreduce=ring", THING),
+    "with compression": ("backward", "--compress=float16", THING),
+    "with the sharded optimizer": ("forward", "--scheme=sharded", THING),
+    "with gossip": ("forward", "--scheme=gossip", THING),
+    "with local SGD": ("backward", "--scheme=local_sgd", THING),
+    "in update": ("", f"--scheme={OWN}:FailsInUpdate", THING),
+    "in bucket_ready": ("", f"--scheme={OWN}:FailsInBucketReady", THING),
+    "in a thread": ("", f"--scheme={OWN}:FailsInAThread", THING),
+    "in a compressor": ("", f"--scheme={OWN}:FailsToCompress", THING),
+    "in a collective": ("", f"--scheme={OWN}:FailsInACollective", "rank 1: allreduce: expected a "),
+    "in a message": ("", f"--scheme={OWN}:FailsToReceive", LENGTH),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("what", "option", "words"), WAYS.values(), ids=WAYS)
+def test_a_rank_that_fails_ends_all(
+    what: str, option: str, words: str, ranks: int, mpiexec: MpiExec, tmp_path: Path
+) -> None:
+    done = mpiexec(ranks, failing_run(what, option), timeout=30, directory=tmp_path)
     assert_one_line(done, words)
     assert done.stderr.startswith("rank 1: ")
+    wait_for(lambda: not processes_in(tmp_path), 5)
 
 
-def test_a_rank_that_is_killed_ends_all(mpiexec: MpiExec, tmp_path: Path) -> None:
-    arguments = [f"--model={OWN}:bad", '--model-options={"what": "kill"}']
-    done = mpiexec(2, [*TRAIN, *TINY, *arguments], timeout=30, directory=tmp_path)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("option", ["", "--allreduce=ring", "--scheme=parameter_server"])
+def test_a_rank_that_is_killed_ends_all(
+    option: str, ranks: int, mpiexec: MpiExec, tmp_path: Path
+) -> None:
+    done = mpiexec(ranks, failing_run("kill", option), timeout=30, directory=tmp_path)
+    assert_one_line(done, "rank 1: ended without a word; it crashed or was killed")
+    wait_for(lambda: not processes_in(tmp_path), 5)
+
+
+def failing_run(what: str, option: str) -> list[str]:
+    """The arguments of a run whose model or scheme fails on rank 1."""
+    model = [f"--model={OWN}:bad", f'--model-options={{"what": "{what}"}}']
+    return [*TRAIN, *TINY, *model, *filter(None, [option])]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -333,13 +362,13 @@ def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None
     long = ["--epochs=100000", "--checkpoint-epochs=0", "--output-dir=run"]
     with Program(2, [*TRAIN, *TINY, *long], directory=tmp_path) as program:
         wait_for(lambda: (tmp_path / "run" / "best.safetensors").exists(), 30)
-        ranks = program.descendants()
+        assert len(processes_in(tmp_path)) >= 3  # the launcher, two ranks and who watches them
         program.signal(number)
         assert program.wait(10)
         done = program.finished()
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    wait_for(lambda: all(map(is_gone, ranks)), 10)
+    wait_for(lambda: not processes_in(tmp_path), 10)
 
 
 def test_a_disk_that_is_full_keeps_the_checkpoint_before(mpiexec: MpiExec, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """How a run on several ranks ends when one of them fails.
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
-and would wait for ever. Where several fail at once, the first on each host speaks for them.
+and would wait for ever. Where several fail at once, the first on each host speaks for them. Of a
+rank that is killed another process tells (`pydtnn.comm.witness`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.witness import Witness
 from pydtnn.errors import AgreedError, describe, traceback_if_wanted
 
 _PATIENCE = 2.0
@@ -31,7 +32,8 @@ def end_all_ranks_on_error(comm: Communicator) -> None:
     once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
     An `AgreedError`, which all ranks raise together, is printed by rank 0 and nobody aborts. SIGINT
     (Ctrl-C) and SIGTERM end all ranks at once with status 130 and 143, even while the rank waits
-    inside MPI, where Python's own handlers would not run.
+    inside MPI, where Python's own handlers would not run. A rank that is killed is told of, too,
+    where all ranks are on one host; ending it all is then left to the launcher.
 
     Parameters
     ----------
@@ -44,9 +46,12 @@ def end_all_ranks_on_error(comm: Communicator) -> None:
 class _Failure:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._is_first = _FirstOfHost(comm)
+        self._witness = Witness(comm)
 
     def install(self) -> None:
+        before = getattr(sys.excepthook, "__self__", None)
+        if isinstance(before, _Failure):  # of an earlier communicator of this run
+            before._witness.leave()
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         if self._comm.size > 1 and threading.current_thread() is threading.main_thread():
@@ -72,7 +77,7 @@ class _Failure:
             self._end(describe(error), traceback_if_wanted(error), 1)
 
     def _end(self, reason: str, trace: str, code: int) -> None:
-        if self._is_first():
+        if self._witness.is_first():
             _print(f"{trace}{self._prefix()}{reason}\n")
             time.sleep(_FORWARDING)
         else:
@@ -111,41 +116,6 @@ _SIGNALS: dict[int, str] = {
 
 def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
     """Keep Python from raising KeyboardInterrupt, and the system from ending this rank alone."""
-
-
-class _FirstOfHost:
-    """True for the first call among the ranks of a host, False for all later ones.
-
-    The ranks open one file, which has no name any more once all hold it, so that nothing is left
-    behind however they end. Appending is atomic: the first is the one that wrote the first byte.
-    """
-
-    def __init__(self, comm: Communicator) -> None:
-        path = _new_file() if comm.local_rank == 0 else None
-        path = comm.gather_object(path)[comm.hosts[comm.rank]]
-        self._file = None
-        if path is not None:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        comm.barrier()
-        if path is not None and comm.local_rank == 0:
-            os.unlink(path)
-        comm.barrier()  # nobody can end this rank before it has removed the name
-
-    def __call__(self) -> bool:
-        if self._file is None:
-            return True
-        os.write(self._file, b"x")
-        return os.lseek(self._file, 0, os.SEEK_CUR) == 1
-
-
-def _new_file() -> str | None:
-    """An empty file, or None where there is no place for one: then every rank speaks for itself."""
-    try:
-        file, path = tempfile.mkstemp(prefix="pydtnn-")
-    except OSError:
-        return None
-    os.close(file)
-    return path
 
 
 def _print(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Check that a layer keeps its contract: for the library's layers and for one's own."""
+"""Check that a layer, or a parallel scheme, keeps its contract: the library's and one's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.testing import declarations, values
 from pydtnn.testing.case import Case
+from pydtnn.testing.scheme import check_scheme
 
 CHECKS = (
     values.check_output,
@@ -77,4 +78,4 @@ def check_layer(
             check(case)
 
 
-__all__ = ["check_layer"]
+__all__ = ["check_layer", "check_scheme"]

@@ -1,0 +1,71 @@
+"""A communicator whose calls last at random: ranks meet in every order, as on a busy cluster."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.wrapper import Wrapper
+
+
+class Delayed(Wrapper):
+    """Sleep before and after calls of another communicator, and say "not yet" more often.
+
+    What a program computes must not depend on it: run it with several seeds and compare the bytes.
+
+    Parameters
+    ----------
+    inner : Communicator
+    seed : int
+        Of the delays; each rank has its own.
+    longest : float
+        Longest sleep, in s. Half the time there is none at all.
+    """
+
+    def __init__(self, inner: Communicator, seed: int = 0, longest: float = 5e-4) -> None:
+        super().__init__(inner)
+        self.longest = longest
+        self._random = random.Random(f"{seed} {inner.rank}")  # ranks may call it from any thread
+
+    def wrapped(self, group: Communicator) -> Communicator:
+        """Wrap a group that was split off; its delays are others."""
+        return Delayed(group, self._random.getrandbits(32), self.longest)
+
+    def pause(self) -> None:
+        """Sleep for a while, or let other threads go first."""
+        time.sleep(max(0.0, self._random.uniform(-self.longest, self.longest)))
+
+    def says_not_yet(self) -> bool:
+        """Whether a request shall seem incomplete once more."""
+        return self._random.random() < 0.5
+
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call between two pauses."""
+        self.pause()
+        result = call(*args)
+        self.pause()
+        return result
+
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        """Start what shall seem to last longer."""
+        return _DelayedRequest(self, self.called(what, call, *args))
+
+
+class _DelayedRequest(Request):
+    def __init__(self, comm: Delayed, inner: Request) -> None:
+        self._comm = comm
+        self._inner = inner
+        self._done = False
+
+    def wait(self) -> None:
+        self._comm.called("wait", self._inner.wait)
+        self._done = True
+
+    def test(self) -> bool:
+        if not self._done:
+            self._comm.pause()
+            self._done = not self._comm.says_not_yet() and self._inner.test()
+        return self._done

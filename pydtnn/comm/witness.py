@@ -1,0 +1,129 @@
+"""What the ranks of a host share so that the end of a run is told, and told once."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+from pydtnn.comm import sentinel
+from pydtnn.comm.communicator import Communicator
+
+_FILE, _SOCKET = "first", "ranks"
+
+_PATIENCE = 2.0
+"""Seconds for the other process to start, which takes some 0.05; it is not worth more."""
+
+
+class Witness:
+    """Knows who may say why a run ends, and sees to it that a killed rank is told of.
+
+    The ranks of a host open one file; whoever puts the first byte there speaks for all. Where all
+    ranks are on this host, a process of its own tells of a rank that ends without a word
+    (`pydtnn.comm.sentinel`); between hosts it would take for a cause what the launcher does to all
+    of them. Nothing of this has a name any more once all ranks hold it, so nothing is left behind
+    however they end.
+
+    Collective: all ranks make it.
+
+    Parameters
+    ----------
+    comm : Communicator
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        folder = _make_folder() if comm.local_rank == 0 else None
+        watched = 1 < comm.size == comm.local_size
+        listener = _listen(folder) if folder is not None and watched else None
+        folder = comm.gather_object(folder)[comm.hosts[comm.rank]]
+        self._file = self._connection = None
+        if folder is not None:
+            self._file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
+            self._connection = _connect(folder, comm.rank) if watched else None
+        if listener is not None and self._file is not None:
+            _start(listener, self._file, comm.size)
+        if self._connection is not None:
+            _wait(self._connection)
+        comm.barrier()
+        if folder is not None and comm.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        comm.barrier()  # nobody can end this rank before it has removed the names
+        atexit.register(self.leave)
+
+    def is_first(self) -> bool:
+        """Return whether nobody on this host has said yet why the run ends, and claim it.
+
+        Where there was no place for a file, every rank speaks for itself.
+        """
+        return self._file is None or sentinel.is_first(self._file)
+
+    def leave(self) -> None:
+        """Let this rank end without a word."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # the process may have been killed
+                self._connection.sendall(sentinel.LEAVING)
+            self._connection = None
+
+
+def _make_folder() -> str | None:
+    """Make a folder with an empty file, or return None where there is no place for one."""
+    try:
+        folder = tempfile.mkdtemp(prefix="pydtnn-")
+        os.close(os.open(os.path.join(folder, _FILE), os.O_CREAT, 0o600))
+    except OSError:
+        return None
+    return folder
+
+
+def _listen(folder: str) -> socket.socket | None:
+    """Open a socket in the folder, where the system has what the sentinel needs."""
+    if sys.platform != "linux" or not sys.executable:
+        return None
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(os.path.join(folder, _SOCKET))
+        listener.listen(4096)  # all ranks may be there before the process
+    except OSError:  # the name of the folder is too long
+        listener.close()
+        return None
+    return listener
+
+
+def _connect(folder: str, rank: int) -> socket.socket | None:
+    """Connect to the socket in the folder, if there is one, and tell our number."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(os.path.join(folder, _SOCKET))
+        connection.sendall(b"%d\n" % rank)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _wait(connection: socket.socket) -> None:
+    """Wait until all ranks are watched: who ends before could not be told from the others."""
+    connection.settimeout(_PATIENCE)
+    with contextlib.suppress(OSError):
+        connection.recv(len(sentinel.READY))
+    connection.settimeout(None)
+
+
+def _start(listener: socket.socket, file: int, ranks: int) -> None:
+    """Start the process. It takes the listener over and ends after the last rank."""
+    files = (listener.fileno(), file)
+    program = [sys.executable, "-I", "-S", sentinel.__file__, *map(str, (*files, ranks))]
+    with listener, contextlib.suppress(OSError):
+        process = subprocess.Popen(
+            program,
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is not for it
+        )
+        process.returncode = 0  # it outlives this rank, which need not wait for it

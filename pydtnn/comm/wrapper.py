@@ -1,0 +1,68 @@
+"""A communicator around another: what those that count, delay or watch calls have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator, Request
+
+
+class Wrapper(Communicator):
+    """Hand every call over to another communicator, through three methods to override.
+
+    Parameters
+    ----------
+    inner : Communicator
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner.rank, inner.hosts)
+        self.inner = inner
+
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call that returns when it is done."""
+        return call(*args)
+
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        """Make a call that returns a request."""
+        return call(*args)
+
+    def wrapped(self, group: Communicator) -> Communicator:
+        """Wrap a group that was split off."""
+        return type(self)(group)
+
+    def barrier(self) -> None:
+        self.called("barrier", self.inner.barrier)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        return list(self.called("gather_object", self.inner.gather_object, value))
+
+    def abort(self, code: int) -> None:
+        self.inner.abort(code)
+
+    def _allreduce(self, array: np.ndarray, op: str) -> None:
+        self.called("allreduce", self.inner._allreduce, array, op)
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        return self.started("iallreduce", self.inner._iallreduce, array, op)
+
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
+        self.called("broadcast", self.inner._broadcast, array, root)
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        self.called("reduce_scatter", self.inner._reduce_scatter, array, counts, out)
+
+    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        self.called("allgather", self.inner._allgather, array, counts, out)
+
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        return self.started("send", self.inner._isend, array, to, tag)
+
+    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+        return self.started("recv", self.inner._irecv, array, source, tag)
+
+    def _split(self, color: int, key: int) -> Communicator:
+        return self.wrapped(self.called("split", self.inner._split, color, key))

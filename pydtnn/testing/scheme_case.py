@@ -1,0 +1,125 @@
+"""A scheme on one number of ranks: what every check works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from pydtnn.comm import run_threads
+from pydtnn.comm.exchange import GradientExchange
+from pydtnn.data import ArrayDataset
+from pydtnn.errors import describe
+from pydtnn.finite import NotFiniteError
+from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.testing.scheme_course import Course, Plan
+from pydtnn.testing.scheme_group import run_ranks, run_serial
+from pydtnn.testing.scheme_rank import Scheme
+
+
+class Case:
+    """A scheme on one number of ranks.
+
+    Parameters
+    ----------
+    scheme : callable
+        Makes the exchange of a communicator.
+    ranks : int
+    data : ArrayDataset
+    optimizer : callable, optional
+        Makes the rule; by default one that suits the scheme.
+    equal_to_serial : bool or None
+        Whether it must compute what serial training does; None: if it promises so.
+    tolerance : float
+        Largest difference from serial training, relative to the largest parameter.
+    timeout : float
+        Of one run, in s.
+
+    Attributes
+    ----------
+    serial, quiet : Course
+        Serial training, and ranks that say nothing but what the trainer says.
+    plain : list of Course
+        Every rank's, with a bucket for every parameter and nothing peculiar.
+    must_be_serial : bool
+        Whether the scheme must compute what serial training does.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        ranks: int,
+        data: ArrayDataset,
+        *,
+        optimizer: Callable[[], Optimizer] | None,
+        equal_to_serial: bool | None,
+        tolerance: float,
+        timeout: float,
+    ) -> None:
+        self.scheme, self.ranks, self.data = scheme, ranks, data
+        self.tolerance, self.timeout = tolerance, timeout
+        self.name = getattr(scheme, "__name__", repr(scheme))
+        exchange = self._make()
+        self.name = type(exchange).__name__
+        promised = exchange.equal and exchange.sums_gradients
+        self.must_be_serial = promised if equal_to_serial is None else equal_to_serial
+        self.optimizer = optimizer or (_with_momentum if exchange.sums_gradients else _without)
+        self.serial = run_serial(self.optimizer, data, Plan())
+        self.quiet = self._run(GradientExchange, Plan())[0]
+        self.plain = self.run(Plan())
+
+    def _make(self) -> GradientExchange:
+        """Make the exchange once, to ask what it promises."""
+        try:
+            exchange = run_threads(self.ranks, self.scheme)[0]
+        except Exception as error:
+            self.fail(describe(error), "", error)
+        if not isinstance(exchange, GradientExchange):
+            raise TypeError(
+                f"check_scheme: {self.name} must make a GradientExchange, not {exchange!r}; "
+                "inherit from it"
+            )
+        return exchange
+
+    def run(self, plan: Plan, when: str = "") -> list[Course]:
+        """Make a run that nothing may go wrong in."""
+        try:
+            return self._run(self.scheme, plan)
+        except NotFiniteError as error:
+            told = f"{describe(error)}; here arrays hold NaN until their request is complete"
+            self.fail(told, when, error)
+        except Exception as error:
+            self.fail(describe(error), when, error)
+
+    def run_failing(self, plan: Plan) -> Exception | None:
+        """Make a run that a rank's error should end, and return the error."""
+        try:
+            self._run(self.scheme, plan)
+        except Exception as error:
+            return error
+        return None
+
+    def _run(self, scheme: Scheme, plan: Plan) -> list[Course]:
+        return run_ranks(self.ranks, scheme, self.optimizer, self.data, plan, timeout=self.timeout)
+
+    def compare(self, values: np.ndarray, expected: np.ndarray) -> tuple[float, str]:
+        """Return the largest difference, relative to the largest value, and whose it is."""
+        apart = np.abs(values - expected)
+        apart[np.isnan(apart)] = np.inf
+        worst = int(apart.argmax())
+        return float(apart[worst] / np.abs(expected).max()), self.serial.names[worst]
+
+    def fail(self, what: str, when: str = "", error: Exception | None = None) -> NoReturn:
+        """Say in one sentence what is wrong."""
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        raise AssertionError(f"{self.name} on {ranks}{when and ', '}{when}: {what}") from error
+
+
+def _with_momentum() -> Optimizer:
+    return SGD(0.1, momentum=0.9)
+
+
+def _without() -> Optimizer:
+    """For ranks that step alone: a momentum of their own is no part of serial training."""
+    return SGD(0.5)

@@ -1,0 +1,147 @@
+"""What a scheme must do, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pydtnn.errors import RankError, describe
+from pydtnn.testing.scheme_case import Case
+from pydtnn.testing.scheme_course import BAD_STEP, MIDDLE, STEPS, Course, Plan
+from pydtnn.testing.scheme_group import run_serial
+from pydtnn.testing.scheme_watch import Injected
+
+DELAYS = (1, 2)
+"""Seeds of random delays."""
+
+LEAST_GAIN = 0.1
+"""Of what serial training takes off the loss; whoever takes off less does not train."""
+
+
+def check_buckets(case: Case) -> None:
+    """The result is right with a bucket for every parameter, and with one for all."""
+    check_result(case, case.plain, "", case.serial)
+    when = "with all parameters in one bucket"
+    check_result(case, case.run(Plan(bucket_bytes=1 << 30), when), when, case.serial)
+
+
+def check_delays(case: Case) -> None:
+    """What is computed does not depend on who comes first."""
+    for seed in DELAYS:
+        when = f"with random delays (seed {seed})"
+        courses = case.run(Plan(delays=seed), when)
+        check_same(case, courses, when, "what it computes depends on which rank comes first")
+
+
+def check_resume(case: Case) -> None:
+    """A checkpoint changes nothing, and going on from it gives the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        when = f"saved after step {MIDDLE}"
+        courses = case.run(Plan(save=Path(folder)), when)
+        check_same(case, courses, when, "state() must leave everything as it is")
+        when = f"resumed after step {MIDDLE}"
+        courses = case.run(Plan(resume=Path(folder)), when)
+        check_same(
+            case, courses, when, "what it keeps between steps belongs into state() and load()"
+        )
+
+
+def check_abandon(case: Case) -> None:
+    """A step whose loss is NaN leaves nothing behind, and the next ones work."""
+    when = f"with step {BAD_STEP + 1} abandoned"
+    courses = case.run(Plan(bad_step=True), when)
+    serial = run_serial(case.optimizer, case.data, Plan(bad_step=True))
+    check_result(case, courses, when, serial)
+
+
+def check_failures(case: Case) -> None:
+    """The error of one rank ends all of them, with its name."""
+    last = case.ranks - 1
+    calls = case.plain[last].calls
+    own = [number for number, call in enumerate(calls) if call not in case.quiet.calls]
+    places: dict[str, str | int] = {"bucket_ready": "bucket_ready", "update": "update"}
+    for number in own[len(own) // 2 :][:1]:
+        places[calls[number]] = number
+    for where, fails in places.items():
+        error = case.run_failing(Plan(fails=fails))
+        if not isinstance(error, RankError) or not isinstance(error.__cause__, Injected):
+            told = "training goes on" if error is None else f"what is told is: {describe(error)}"
+            case.fail(f"rank {last} raises in {where}, but {told}")
+
+
+def check_result(case: Case, courses: Sequence[Course], when: str, serial: Course) -> None:
+    """Nothing is left over, ranks are equal where they must be, and parameters are right."""
+    first = courses[0]
+    for rank, course in enumerate(courses):
+        if course.unmet:
+            case.fail(f"at the end nobody has met the {course.unmet[0]} of rank {rank}", when)
+        if course.under_way:
+            case.fail(
+                f"at the end rank {rank} has not seen its {course.under_way[0]} complete; wait for "
+                "every request, in averaged() at the latest",
+                when,
+            )
+        for step, values, expected in _pairs(course, first):
+            if values.tobytes() != expected.tobytes():
+                apart, name = case.compare(values, expected)
+                what = "parameters" if first.equal else "averaged parameters"
+                case.fail(
+                    f"{what} of rank {rank} differ from those of rank 0 {step}, in {name} by "
+                    f"{apart:.1e} of the largest; all ranks must end a step with the same",
+                    when,
+                )
+    if not case.must_be_serial:
+        check_gain(case, first, when, serial)
+        return
+    for step, values, expected in _pairs(first, serial):
+        apart, name = case.compare(values, expected)
+        if apart > case.tolerance:
+            case.fail(
+                f"parameters differ from those of serial training {step}, in {name} by "
+                f"{apart:.1e} of the largest, where {case.tolerance:g} is allowed",
+                when,
+            )
+
+
+def check_gain(case: Case, course: Course, when: str, serial: Course) -> None:
+    """The loss falls."""
+    gain, usual = (run.first_loss - run.last_loss for run in (course, serial))
+    if not gain > LEAST_GAIN * usual:
+        case.fail(
+            f"{STEPS} steps take the loss from {course.first_loss:.4f} to {course.last_loss:.4f}, "
+            f"where serial training reaches {serial.last_loss:.4f}; if the learning rate is merely "
+            "too high for it, give another rule by optimizer=",
+            when,
+        )
+
+
+def check_same(case: Case, courses: Sequence[Course], when: str, hint: str) -> None:
+    """All parameters of all ranks are the same bytes as in an ordinary run."""
+    for rank, (course, plain) in enumerate(zip(courses, case.plain, strict=True)):
+        first = STEPS - len(course.values)
+        for step, (values, expected) in enumerate(
+            zip(course.values, plain.values[first:], strict=True), start=first + 1
+        ):
+            if values.tobytes() != expected.tobytes():
+                apart, name = case.compare(values, expected)
+                case.fail(
+                    f"parameters of rank {rank} differ from those of an ordinary run after step "
+                    f"{step}, in {name} by {apart:.1e} of the largest; {hint}",
+                    when,
+                )
+
+
+def _pairs(course: Course, other: Course) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Go through what must be equal: parameters after each step if always, else at the end."""
+    if course.equal:
+        for step, (values, expected) in enumerate(
+            zip(course.values, other.values, strict=True), start=1
+        ):
+            yield f"after step {step}", values, expected
+    yield "at the end", course.final, other.final
+
+
+CHECKS = (check_buckets, check_delays, check_resume, check_abandon, check_failures)

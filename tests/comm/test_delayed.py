@@ -1,0 +1,95 @@
+"""Communicators around others keep the contract: one that delays, one that watches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.delayed import Delayed
+from pydtnn.testing.scheme_watch import Ledger, Watched
+from tests.comm.communicator_contract import CommunicatorContract
+
+
+def contract(wrap: Callable[[Communicator], Communicator]) -> type:
+    """The contract's tests, each on its communicator wrapped."""
+
+    def wrapping(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(self: Any, comm: Communicator, **fixtures: Any) -> None:
+            test(self, comm=wrap(comm), **fixtures)
+
+        return run
+
+    tests = {
+        name: wrapping(test)
+        for name, test in vars(CommunicatorContract).items()
+        if name.startswith("test_")
+    }
+    return type("Contract", (), tests)
+
+
+@pytest.mark.threads(3)
+class TestDelayed(contract(lambda comm: Delayed(comm, seed=1, longest=1e-4))):
+    pass
+
+
+@pytest.mark.threads(3)
+class TestWatched(contract(lambda comm: Watched(comm, Ledger()))):
+    pass
+
+
+def test_ranks_meet_in_many_orders() -> None:
+    def arrivals(comm: Communicator, clock: Any) -> list[int]:
+        times = []
+        for _ in range(8):
+            Delayed.pause(comm)
+            times.append(next(clock))
+            comm.inner.barrier()
+        return times
+
+    def rank(comm: Communicator, clock: Any) -> list[int]:
+        return arrivals(Delayed(comm, longest=2e-3), clock)
+
+    first, second = run_threads(2, rank, itertools.count())
+    assert len({a < b for a, b in zip(first, second, strict=True)}) == 2
+
+
+MISUSE: list[tuple[str, Callable[[Communicator, np.ndarray], Any]]] = [
+    ("allreduce of 3 float64 was written before", lambda comm, x: x.fill(1)),
+    ("an array on which iallreduce of 3 float64 is under way", lambda comm, x: comm.iallreduce(x)),
+    (
+        "an array on which iallreduce of 3 float64 is under way",
+        lambda comm, x: comm.isend(x[:1], 0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sentence", "misuse"), MISUSE)
+def test_an_array_is_not_used_while_it_is_under_way(sentence: str, misuse: Any) -> None:
+    def rank(comm: Communicator) -> None:
+        x, ledger = np.ones(3), Ledger()
+        request = Watched(comm, ledger).iallreduce(x)
+        misuse(Watched(comm, ledger), x)
+        request.wait()
+
+    with pytest.raises(RuntimeError, match=sentence):
+        run_threads(1, rank)
+
+
+def test_what_is_read_too_early_is_no_number() -> None:
+    def rank(comm: Communicator) -> tuple[float, float]:
+        x = np.ones(1)
+        request = Watched(comm, Ledger()).iallreduce(x)
+        early = x[0]
+        request.wait()
+        return early, x[0]
+
+    for early, late in run_threads(2, rank):
+        assert np.isnan(early)
+        assert late == 2

@@ -1,0 +1,98 @@
+"""A rank that ends without a word is told of by another process, and only such a rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pydtnn.comm import sentinel
+
+START = """
+import os, signal, time
+import numpy as np
+from pydtnn.comm import create_communicator
+comm = create_communicator()
+"""
+WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        yield listener
+
+
+@pytest.fixture
+def connect(listener: socket.socket) -> Callable[[int], socket.socket]:
+    def connect(rank: int) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(listener.getsockname())
+        connection.sendall(b"%d\n" % rank)
+        return connection
+
+    return connect
+
+
+def test_nobody_is_named_where_all_leave_in_order(
+    listener: socket.socket, connect: Callable[[int], socket.socket]
+) -> None:
+    found: list[int | None] = []
+    watcher = threading.Thread(target=lambda: found.append(sentinel.watch(listener, 12)))
+    watcher.start()
+    for rank in range(12):
+        with connect(rank) as connection:
+            connection.sendall(sentinel.LEAVING)
+    watcher.join(10)
+    assert found == [None]
+
+
+def test_the_first_that_ends_without_a_word_is_named(
+    listener: socket.socket, connect: Callable[[int], socket.socket]
+) -> None:
+    ranks = {rank: connect(rank) for rank in range(12)}
+    threading.Timer(0.1, lambda: [ranks[rank].close() for rank in (3, 11, 7)]).start()
+    ranks[5].sendall(sentinel.LEAVING)
+    ranks[5].close()
+    assert sentinel.watch(listener, 12) == 3
+    for connection in ranks.values():
+        connection.close()
+
+
+def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    files = [os.open(tmp_path / "file", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
+    assert [sentinel.is_first(file) for file in files] == [True, False, False]
+    for file in files:
+        os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (
+            "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
+            "rank 1: ended without a word; it crashed or was killed, perhaps for want of memory",
+        ),
+        ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: ended without a word; "),
+        (
+            "again = create_communicator()\n"
+            "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
+            "rank 1: ended without a word; ",
+        ),
+        ("time.sleep(0.1 * comm.rank)", None),
+        ("if comm.rank == 1: raise SystemExit(1)", None),
+    ],
+    ids=["killed", "left", "with two communicators", "in order", "by sys.exit"],
+)
+def test_an_end_without_a_word_is_told_once(mpiexec, body: str, line: str | None) -> None:
+    finished = mpiexec(3, ["-c", START + body], timeout=30)
+    told = [text for text in finished.stderr.splitlines() if text.startswith("rank ")]
+    assert len(told) == (line is not None)
+    assert all(text.startswith(str(line)) for text in told)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.wrapper import Wrapper
 
 
 @dataclass
@@ -56,7 +55,7 @@ class _MeteredRequest(Request):
         return bool(self.traffic.timed(self.inner.test))
 
 
-class Metered(Communicator):
+class Metered(Wrapper):
     """Hand every call over to another communicator and count it in `traffic`.
 
     Groups that are split off count there, too.
@@ -69,55 +68,29 @@ class Metered(Communicator):
     """
 
     def __init__(self, inner: Communicator, traffic: Traffic | None = None) -> None:
-        super().__init__(inner.rank, inner.hosts)
-        self.inner = inner
+        super().__init__(inner)
         self.traffic = traffic or Traffic()
+        others = (self.size - 1) / self.size
+        # How often a rank must send the array it is called with.
+        self._sends: dict[str, float] = {
+            "allreduce": 2 * others,
+            "iallreduce": 2 * others,
+            "broadcast": others,
+            "reduce_scatter": others,
+            "allgather": self.size - 1,
+            "send": 1,
+        }
 
-    def barrier(self) -> None:
-        self.traffic.timed(self.inner.barrier)
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call, count what it sends and the time it takes."""
+        if what in self._sends:
+            self.traffic.count(self._sends[what] * args[0].nbytes)
+        return self.traffic.timed(call, *args)
 
-    def gather_object(self, value: Any) -> list[Any]:
-        return list(self.traffic.timed(self.inner.gather_object, value))
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        """Start what takes time later on, too."""
+        return _MeteredRequest(self.called(what, call, *args), self.traffic)
 
-    def abort(self, code: int) -> None:
-        self.inner.abort(code)
-
-    def _call(self, times: float, call: Callable[..., Any], array: np.ndarray, *args: Any) -> Any:
-        """Make a call that sends the array so many times."""
-        self.traffic.count(times * array.nbytes)
-        return self.traffic.timed(call, array, *args)
-
-    def _start(
-        self, times: float, call: Callable[..., Request], array: np.ndarray, *args: Any
-    ) -> Request:
-        return _MeteredRequest(self._call(times, call, array, *args), self.traffic)
-
-    @property
-    def _others(self) -> float:
-        """The share of a whole that belongs to the other ranks."""
-        return (self.size - 1) / self.size
-
-    def _allreduce(self, array: np.ndarray, op: str) -> None:
-        self._call(2 * self._others, self.inner._allreduce, array, op)
-
-    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        return self._start(2 * self._others, self.inner._iallreduce, array, op)
-
-    def _broadcast(self, array: np.ndarray, root: int) -> None:
-        self._call(self._others, self.inner._broadcast, array, root)
-
-    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        self._call(self._others, self.inner._reduce_scatter, array, counts, out)
-
-    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        self._call(self.size - 1, self.inner._allgather, array, counts, out)
-
-    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        return self._start(1, self.inner._isend, array, to, tag)
-
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        request = self.traffic.timed(self.inner._irecv, array, source, tag)
-        return _MeteredRequest(request, self.traffic)
-
-    def _split(self, color: int, key: int) -> Communicator:
-        return Metered(self.inner._split(color, key), self.traffic)
+    def wrapped(self, group: Communicator) -> Communicator:
+        """Count what a group says, too."""
+        return Metered(group, self.traffic)

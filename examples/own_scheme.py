@@ -15,6 +15,8 @@ from pydtnn.optimizers import SGD
 class MajorityVote(AllReduce):
     """All-reduce of signs."""
 
+    sums_gradients = False  # these are no longer gradients
+
     def bucket_ready(self, bucket):
         np.sign(bucket.grads, out=bucket.grads)
         super().bucket_ready(bucket)

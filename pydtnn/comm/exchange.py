@@ -7,13 +7,14 @@ sees a layer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.metered import Metered
+from pydtnn.comm.option import option, set_options, signature_of
 from pydtnn.comm.sums import Sums
 from pydtnn.parameters import Bucket
 
@@ -32,6 +33,8 @@ class GradientExchange:
     comm : Communicator
     sums : callable
         Makes what adds up gradients, of the communicator: `Sums`, or one that compresses.
+    **options
+        What the class declares by `pydtnn.comm.option.option`.
 
     Attributes
     ----------
@@ -50,8 +53,8 @@ class GradientExchange:
     sums_gradients : bool
         Of the class: whether gradients meet in `sums` alone, so that they can be compressed.
     exact : bool
-        Of the class: whether nothing else depends on the number of ranks, so that sums in a fixed
-        order make all of training exact.
+        Of the class, not inherited: whether nothing else depends on the number of ranks, so that
+        sums in a fixed order make all of training exact.
 
     Raises
     ------
@@ -63,7 +66,16 @@ class GradientExchange:
     sums_gradients = False
     exact = False
 
-    def __init__(self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "exact" not in vars(cls):  # not inherited: who changes gradients must say it anew
+            cls.exact = False
+        cls.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
+
+    def __init__(
+        self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any
+    ) -> None:
+        set_options(self, options)
         self.comm = Metered(comm)
         self.sums = sums(self.comm)
         if type(self.sums) is not Sums and not self.sums_gradients:
@@ -78,7 +90,7 @@ class GradientExchange:
             )
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
-        self._aside: list[np.ndarray] | None = None
+        self._aside: tuple[list[np.ndarray], int] | None = None  # one's own values and samples
 
     def loss_scale(self, local: int, total: int) -> float:
         """Factor on the gradient of a rank's summed loss.
@@ -114,11 +126,15 @@ class GradientExchange:
 
     def average_parameters(self) -> None:
         """Average the parameters of all ranks; each counts by its `samples` since the last time."""
+        self.average(bucket.values for bucket in self.buckets)
+
+    def average(self, arrays: Iterable[np.ndarray]) -> None:
+        """Average arrays over all ranks, in place; each rank counts by its `samples`, now spent."""
         total = np.array([self.samples], "float64")
         self.comm.allreduce(total)
-        for bucket in self.buckets if total[0] else ():
-            bucket.values[...] *= self.samples / float(total[0])
-            self.comm.allreduce(bucket.values)
+        for array in arrays if total[0] else ():
+            array *= self.samples / float(total[0])
+            self.comm.allreduce(array)
         self.samples = 0
 
     @contextlib.contextmanager
@@ -127,13 +143,14 @@ class GradientExchange:
         if self.equal or self._aside is not None:
             yield
             return
-        samples, self._aside = self.samples, [bucket.values.copy() for bucket in self.buckets]
+        own, samples = [bucket.values.copy() for bucket in self.buckets], self.samples
+        self._aside = own, samples
         try:
             self.average_parameters()
             yield
         finally:
-            for bucket, own in zip(self.buckets, self._aside, strict=True):
-                bucket.values[...] = own
+            for bucket, values in zip(self.buckets, own, strict=True):
+                bucket.values[...] = values
             self.samples, self._aside = samples, None
 
     # -- optimizer state that is spread over the ranks (`pydtnn.optimizers.Share`) ----------------
@@ -160,11 +177,8 @@ class GradientExchange:
         state = self.sums.state()
         if self.equal:
             return state
-        own = self._aside or [bucket.values for bucket in self.buckets]
-        for bucket, values in zip(self.buckets, own, strict=True):
-            for entry in bucket.parameters:
-                state[f"own/{entry.name}"] = values[entry.slice].reshape(entry.shape).copy()
-        return state | {"samples": self.samples}
+        own, samples = self._aside or ([bucket.values for bucket in self.buckets], self.samples)
+        return state | by_name("own", self.buckets, own) | {"samples": samples}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned, after `start`."""
@@ -172,9 +186,30 @@ class GradientExchange:
         if "samples" not in state:
             return
         self.samples = int(state["samples"])
-        for bucket in self.buckets:
-            for entry in bucket.parameters:
-                bucket.values[entry.slice] = state[f"own/{entry.name}"].reshape(-1)
+        from_names("own", self.buckets, [bucket.values for bucket in self.buckets], state)
+
+
+def by_name(
+    what: str, buckets: Iterable[Bucket], arrays: Iterable[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Copy arrays as long as the buckets into arrays of their parameters: "<what>/<name>"."""
+    return {
+        f"{what}/{entry.name}": array[entry.slice].reshape(entry.shape).copy()
+        for bucket, array in zip(buckets, arrays, strict=True)
+        for entry in bucket.parameters
+    }
+
+
+def from_names(
+    what: str,
+    buckets: Iterable[Bucket],
+    arrays: Iterable[np.ndarray],
+    state: Mapping[str, np.ndarray],
+) -> None:
+    """Fill arrays as long as the buckets from what `by_name` returned."""
+    for bucket, array in zip(buckets, arrays, strict=True):
+        for entry in bucket.parameters:
+            array[entry.slice] = state[f"{what}/{entry.name}"].reshape(-1)
 
 
 class AllReduce(GradientExchange):
@@ -197,22 +232,18 @@ class AllReduce(GradientExchange):
     """
 
     equal = sums_gradients = exact = True
+    overlap: bool = option(True)
 
     def __init__(
-        self,
-        comm: Communicator,
-        *,
-        overlap: bool = True,
-        sums: Callable[[Communicator], Sums] = Sums,
+        self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any
     ) -> None:
-        super().__init__(comm, sums=sums)
-        self.overlap = overlap
+        super().__init__(comm, sums=sums, **options)
         self.requests: dict[int, Request] = {}
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
         if self.overlap:
-            self.requests[bucket.index] = self.sums.start(bucket)
+            self.requests[bucket.index] = self.start_sum(bucket)
 
     def progress(self) -> None:
         """Poke the oldest message: MPI moves data only while it is called."""
@@ -235,4 +266,8 @@ class AllReduce(GradientExchange):
         if self.overlap:
             self.requests.pop(bucket.index).wait()
         else:
-            self.sums.start(bucket).wait()
+            self.start_sum(bucket).wait()
+
+    def start_sum(self, bucket: Bucket) -> Request:
+        """Start to sum a bucket's gradients over all ranks."""
+        return self.sums.start(bucket)

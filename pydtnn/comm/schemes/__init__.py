@@ -1,4 +1,4 @@
-"""Parallel schemes by name."""
+"""Parallel schemes by name, one small file each."""
 
 from __future__ import annotations
 
@@ -6,19 +6,62 @@ from typing import Any
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.exchange import AllReduce, GradientExchange
-from pydtnn.suggest import unknown
+from pydtnn.comm.schemes.elastic import ElasticAveraging
+from pydtnn.comm.schemes.gossip import Gossip
+from pydtnn.comm.schemes.graphs import GRAPHS, swap
+from pydtnn.comm.schemes.hierarchical import Hierarchical
+from pydtnn.comm.schemes.local_sgd import LocalSGD, PostLocalSGD
+from pydtnn.comm.schemes.parameter_server import ParameterServer
+from pydtnn.comm.schemes.partition import Partition
+from pydtnn.comm.schemes.sharded import ShardedOptimizer
+from pydtnn.comm.schemes.stale import StaleGradients
+from pydtnn.registry import create
 
-SCHEMES: dict[str, type[GradientExchange]] = {"allreduce": AllReduce}
+__all__ = [
+    "GRAPHS",
+    "SCHEMES",
+    "AllReduce",
+    "ElasticAveraging",
+    "Gossip",
+    "Hierarchical",
+    "LocalSGD",
+    "ParameterServer",
+    "Partition",
+    "PostLocalSGD",
+    "ShardedOptimizer",
+    "StaleGradients",
+    "create_scheme",
+    "swap",
+]
+
+SCHEMES: dict[str, type[GradientExchange]] = {
+    "allreduce": AllReduce,
+    "sharded": ShardedOptimizer,
+    "local_sgd": LocalSGD,
+    "post_local_sgd": PostLocalSGD,
+    "elastic": ElasticAveraging,
+    "gossip": Gossip,
+    "stale": StaleGradients,
+    "hierarchical": Hierarchical,
+    "parameter_server": ParameterServer,
+}
+"""Every scheme by the name that the command line knows it by."""
 
 
 def create_scheme(name: str, comm: Communicator, **options: Any) -> GradientExchange:
     """Make the scheme called `name`.
 
+    Parameters
+    ----------
+    name : str
+        One of `SCHEMES`; capitals and hyphens do not matter.
+    comm : Communicator
+    **options
+        Parameters of the scheme: ``create_scheme("local_sgd", comm, period=4)``.
+
     Raises
     ------
-    ValueError
-        For an unknown name, with the nearest.
+    TypeError, ValueError
+        For an unknown name or option, with the nearest ones, and for a number out of its limits.
     """
-    if name not in SCHEMES:
-        raise ValueError(unknown("scheme", name, SCHEMES))
-    return SCHEMES[name](comm, **options)
+    return create("scheme", SCHEMES, name, options, args=(comm,))

@@ -1,9 +1,9 @@
 """Build of the compiled kernels; all metadata lives in ``pyproject.toml``.
 
-Every ``pydtnn/kernels/cpu/_<family>.pyx`` becomes one extension module. Its C sources,
-``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED`` adds, are templates: each is compiled
-once per instruction set and real type, and all its objects are linked into the extensions that use
-it. So one package carries every variant, and the choice is made when a backend is created.
+Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu`` and ``pydtnn/comm`` becomes one extension module.
+Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED`` adds, are templates:
+each is compiled once per instruction set and real type, and all its objects are linked into the
+extensions that use it. So one package carries every variant, and the choice is made at run time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from setuptools.errors import CCompilerError, PlatformError
 from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
-SRC = CPU / "src"
+COMM = Path("pydtnn/comm")
+SRC = CPU / "src"  # with the headers that all templates share
 SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
 PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
 REALS = {"f32": "1", "f64": "0"}
@@ -43,13 +44,17 @@ def templates(family: str) -> list[str]:
     """C templates of a family, relative to the repository's root."""
     names = [family, *SHARED.get(family, ())]
     return sorted(
-        str(path) for name in names for path in (*SRC.glob(f"{name}.c"), *SRC.glob(f"{name}_*.c"))
+        str(path)
+        for name in names
+        for folder in (CPU, COMM)
+        for path in (*folder.glob(f"src/{name}.c"), *folder.glob(f"src/{name}_*.c"))
     )
 
 
 def headers() -> list[str]:
     """Files besides the C sources that the kernels are rebuilt for when they change."""
-    return ["setup.py", *sorted(map(str, [*SRC.glob("*.h"), *CPU.glob("*.pxd")]))]
+    found = [*SRC.glob("*.h"), *CPU.glob("*.pxd"), *COMM.glob("src/*.h")]
+    return ["setup.py", *sorted(map(str, found))]
 
 
 def family_of(extension: Extension) -> str:
@@ -170,15 +175,15 @@ def extensions() -> list[Extension]:
     """One extension per ``_<family>.pyx``."""
     return [
         Extension(
-            f"pydtnn.kernels.cpu.{path.stem}",
+            ".".join(path.with_suffix("").parts),
             [str(path)],
-            include_dirs=[str(SRC), numpy.get_include()],
+            include_dirs=[str(path.parent / "src"), str(SRC), numpy.get_include()],
             define_macros=[
                 ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
                 ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
             ],
         )
-        for path in sorted(CPU.glob("_*.pyx"))
+        for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx")])
     ]
 
 

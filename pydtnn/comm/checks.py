@@ -42,7 +42,9 @@ def check_reduction(who: str, array: np.ndarray, op: str) -> None:
     """Refuse an unknown operation and elements that are no numbers of the machine."""
     if op not in REDUCTIONS:
         raise ValueError(f"{who}: unknown operation {op!r}; use one of {', '.join(REDUCTIONS)}.")
-    if array.dtype.kind not in "iuf" or not array.dtype.isnative:
+    # To NumPy, the bfloat16 of ml_dtypes is a type that it knows nothing about.
+    is_number = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
+    if not is_number or not array.dtype.isnative:
         raise TypeError(
             f"{who}: cannot reduce elements of type {array.dtype}; use native integers or floats."
         )

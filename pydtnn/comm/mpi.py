@@ -129,13 +129,13 @@ class MpiCommunicator(Communicator):
     def _allreduce(self, array: np.ndarray, op: str) -> None:
         try:
             self._comm.Allreduce(self._mpi.IN_PLACE, array, self._ops[op])
-        except (self._mpi.Exception, KeyError, ValueError) as error:
+        except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
         try:
             request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, self._ops[op])
-        except (self._mpi.Exception, KeyError, ValueError) as error:
+        except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
         return _MpiRequest(request)
 
@@ -145,7 +145,7 @@ class MpiCommunicator(Communicator):
     def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
         try:
             self._comm.Reduce_scatter(array, out, counts, self._ops["sum"])
-        except (self._mpi.Exception, KeyError, ValueError) as error:
+        except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
 
     def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:

@@ -1,0 +1,155 @@
+"""How long a schedule takes on a network: the rounds of all ranks, replayed as flows on links.
+
+Time passes from event to event. A message starts when both its ranks have come to it; after the
+latency of its route it flows, at a rate that changes whenever another message starts or ends, until
+its bytes have passed. A rank's round ends when its messages have ended and it has added what came
+with them. As the executor does, ranks cut long arrays into chunks, each of which goes through the
+rounds by itself, and work on several at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+
+from pydtnn.comm.schedules import Algorithm, rounds
+from pydtnn.comm.schedules.chunks import CHUNK_BYTES, pieces
+from pydtnn.comm.schedules.executor import ACTIVE
+from pydtnn.comm.schedules.flows import Flows
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.timeline import timeline
+
+
+def cost(
+    algorithm: str | Algorithm, nbytes: int, network: Network, chunk_bytes: int = CHUNK_BYTES
+) -> float:
+    """Predict the time that an allreduce takes, in s.
+
+    Parameters
+    ----------
+    algorithm : str or Algorithm
+        A name of `SCHEDULES`, or a generator function of your own.
+    nbytes : int
+        Size of the array, in B.
+    network : Network
+        With the hosts of all ranks.
+    chunk_bytes : int
+        Length of the chunks that long arrays are cut into, in B.
+
+    Returns
+    -------
+    float
+        From the start of all ranks, at the same time, to the end of the last one.
+
+    Raises
+    ------
+    ScheduleError
+        For a schedule in which a send or a receive meets none, or ranks wait for ever.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005,
+    section 3: latency, bandwidth and time to add, for messages that do not meet.
+
+    Examples
+    --------
+    >>> network = Network.create("abcd", latency=1e-4, bandwidth=1e8)
+    >>> round(cost("ring", 4_000_000, network), 6)  # 2 (P-1) (1e-4 + 1e6 / 1e8)
+    0.0606
+    """
+    return _Replay(algorithm, nbytes, network, pieces(nbytes, chunk_bytes)).run()
+
+
+Journey = tuple[int, int]
+"""A rank and one of its chunks."""
+
+
+class _Replay:
+    """All ranks, each in some round of each of its chunks."""
+
+    def __init__(
+        self, algorithm: str | Algorithm, nbytes: int, network: Network, chunks: int
+    ) -> None:
+        hosts = network.hosts
+        plan = [rounds(algorithm, rank, hosts) for rank in range(len(hosts))]
+        self.network = network
+        self.messages = timeline(plan).messages
+        whole = nbytes / chunks
+        self.nbytes = [whole * float(m.part.stop - m.part.start) for m in self.messages]
+        self.routes = [(hosts[m.sender], hosts[m.receiver]) for m in self.messages]
+        self.talk: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, message in enumerate(self.messages):
+            self.talk[message.sender, message.sent].append(index)
+            self.talk[message.receiver, message.received].append(index)
+        self.rounds = [len(steps) for steps in plan]
+        self.chunks = chunks
+        self.started = [0] * len(hosts)  # chunks of each rank
+        self.round: dict[Journey, int] = {}
+        self.open: dict[Journey, int] = {}  # messages that a round still waits for
+        self.to_add: dict[Journey, float] = defaultdict(float)  # bytes that have come in a round
+        self.come: Counter[tuple[int, int]] = Counter()  # ranks that have come to a message
+        self.free = [0.0] * len(hosts)  # when a rank has added all that it began to add
+        self.starts: list[tuple[float, int, int]] = []  # time, message, chunk
+        self.ready: list[tuple[float, int, int]] = []  # time, rank, chunk
+
+    def run(self) -> float:
+        """Time when the last rank has ended its last round."""
+        flows = Flows(self.network)
+        now = 0.0
+        for rank in range(len(self.rounds)):
+            for _ in range(ACTIVE):
+                self._start(rank, now)
+        while self.starts or self.ready or flows.rates:
+            queued = [queue[0][0] for queue in (self.starts, self.ready) if queue]
+            now = min([flows.next_end(), *queued])
+            for index, chunk in flows.advance(now):
+                self._end(index, chunk, now)
+            while self.ready and self.ready[0][0] <= now:
+                _, rank, chunk = heapq.heappop(self.ready)
+                self._next_round(rank, chunk, now)
+            starting = []
+            while self.starts and self.starts[0][0] <= now:
+                _, index, chunk = heapq.heappop(self.starts)
+                starting.append((self.routes[index], (index, chunk), self.nbytes[index]))
+            if starting:
+                flows.start(starting)
+        return now
+
+    def _start(self, rank: int, now: float) -> None:
+        """Let a rank turn to its next chunk, if there is one."""
+        chunk = self.started[rank]
+        if chunk < self.chunks:
+            self.started[rank] += 1
+            self.round[rank, chunk] = -1
+            self._next_round(rank, chunk, now)
+
+    def _next_round(self, rank: int, chunk: int, now: float) -> None:
+        """Go on to the next round with something to do, or else to the next chunk."""
+        journey = rank, chunk
+        talk: list[int] = []
+        while not talk:
+            self.round[journey] += 1
+            if self.round[journey] >= self.rounds[rank]:
+                self._start(rank, now)
+                return
+            talk = self.talk[rank, self.round[journey]]
+        self.open[journey] = len(talk)
+        for index in talk:
+            self.come[index, chunk] += 1
+            if self.come[index, chunk] == 2:
+                latency = self.network.routes[self.routes[index]].latency
+                heapq.heappush(self.starts, (now + latency, index, chunk))
+
+    def _end(self, index: int, chunk: int, now: float) -> None:
+        """Let both ranks of a message know; who has all messages of a round adds them up."""
+        message = self.messages[index]
+        if message.op == "sum":
+            self.to_add[message.receiver, chunk] += self.nbytes[index]
+        for rank in (message.sender, message.receiver):
+            journey = rank, chunk
+            self.open[journey] -= 1
+            if not self.open[journey]:
+                work = self.to_add.pop(journey, 0.0) * self.network.add
+                if work:
+                    self.free[rank] = max(self.free[rank], now) + work
+                heapq.heappush(self.ready, (self.free[rank] if work else now, rank, chunk))

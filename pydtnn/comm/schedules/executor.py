@@ -1,0 +1,273 @@
+"""Carries schedules out: a communicator whose sums follow an algorithm, over any other.
+
+The rounds of an allreduce are messages of the communicator inside. Nothing runs by itself: every
+call of `test` or `wait`, on whichever request, moves all that are under way as far as their
+messages have come.
+
+No order of calls can lock ranks up. Sums are started in the same order on all ranks, and who waits
+drives the oldest one first; its messages need nothing but ranks that do the same. Whatever else
+makes a rank wait, such as a broadcast, completes the sums under way before, or drives them
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.adder import Adder, adder_for
+from pydtnn.comm.checks import MAX_TAG
+from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.schedules import Algorithm, rounds
+from pydtnn.comm.schedules.chunks import CHUNK_BYTES, Chunk, Exchange, pieces, work_out
+from pydtnn.comm.schedules.steps import Round
+from pydtnn.comm.wrapper import Wrapper
+
+ACTIVE = 4
+"""Chunks of one array that are under way at the same time between hosts."""
+
+
+class Scheduled(Wrapper):
+    """Sum arrays by a schedule; hand every other call over to another communicator.
+
+    As exact as the other: equal bytes on all ranks, and from run to run. Groups that are split off
+    follow the same algorithm on their own hosts.
+
+    Parameters
+    ----------
+    inner : Communicator
+        Carries the messages. Those of schedules travel in a group of their own, a copy of this
+        one, and never meet the user's. Collective: all ranks make one.
+    algorithm : str or Algorithm
+        A name of `SCHEDULES`, or a generator function of your own.
+    chunk_bytes : int
+        Length of the chunks that long arrays are cut into, in B.
+    active : int, optional
+        Chunks of one array that are under way at the same time. By default `ACTIVE`, and 1 where
+        all ranks share a host: nobody but they could move messages while they add, and what one
+        chunk leaves in their caches another would drive out.
+
+    Examples
+    --------
+    >>> from pydtnn.comm import run_threads
+    >>> def three(comm):
+    ...     x = np.full(5, comm.rank, "float32")
+    ...     Scheduled(comm, "ring").allreduce(x)
+    ...     return x.tolist()
+    >>> run_threads(3, three)[0]
+    [3.0, 3.0, 3.0, 3.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        inner: Communicator,
+        algorithm: str | Algorithm,
+        chunk_bytes: int = CHUNK_BYTES,
+        active: int | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.algorithm = algorithm
+        self.chunk_bytes = chunk_bytes
+        self.active = active or (1 if len(set(self.hosts)) == 1 else ACTIVE)
+        self._asked_for = active
+        self.carrier = inner.split(0)
+        self._rounds: dict[str | Algorithm, tuple[Round, ...]] = {}
+        self._plans: dict[Any, _Plan] = {}
+        self._scratch: dict[tuple[np.dtype, int], list[np.ndarray]] = {}
+        self._tags = 0
+        self._under_way: list[_Sum] = []
+
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        self.complete()
+        return call(*args)
+
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        return _Driving(call(*args), self)
+
+    def wrapped(self, group: Communicator) -> Communicator:
+        return Scheduled(group, self.algorithm, self.chunk_bytes, self._asked_for)
+
+    def _allreduce(self, array: np.ndarray, op: str) -> None:
+        if op == "sum":
+            self._iallreduce(array, op).wait()
+        else:
+            super()._allreduce(array, op)
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        if op != "sum":
+            return super()._iallreduce(array, op)
+        return self.start(array, self.algorithm)
+
+    def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
+        """Start to sum an array by an algorithm. Collective: all ranks call it."""
+        plan = self._plan(algorithm, array.size, array.dtype)
+        # A tag for each chunk, whoever takes part in it: the same on all ranks, which start their
+        # sums in the same order. When tags come round, the sums that had them are long done.
+        tag, self._tags = self._tags, self._tags + plan.pieces
+        if not plan.chunks:
+            return Completed()
+        request = _Sum(self, array, plan, tag)
+        self._under_way.append(request)
+        return request
+
+    def advance(self, *, wait: bool = False) -> None:
+        """Move all sums under way; with `wait`, until the oldest has come a round further."""
+        for index, request in enumerate(self._under_way):
+            request.advance(wait and index == 0)
+        self._under_way = [request for request in self._under_way if not request.done]
+
+    def complete(self) -> None:
+        """Wait for all sums under way."""
+        while self._under_way:
+            self.advance(wait=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sum is under way."""
+        return not self._under_way
+
+    def _plan(self, algorithm: str | Algorithm, n: int, dtype: np.dtype) -> _Plan:
+        """What to do with arrays of a length and type, worked out once."""
+        key = algorithm, n, dtype
+        if key not in self._plans:
+            if algorithm not in self._rounds:
+                self._rounds[algorithm] = rounds(algorithm, self.rank, self.hosts)
+            count = pieces(n * dtype.itemsize, self.chunk_bytes)
+            chunks = work_out(self._rounds[algorithm], n, count)
+            self._plans[key] = _Plan(chunks, count, adder_for(dtype))
+        return self._plans[key]
+
+    def take_scratch(self, n: int, dtype: np.dtype) -> np.ndarray:
+        """Memory of at least `n` elements, used before if possible."""
+        length = 1 << (n - 1).bit_length()
+        free = self._scratch.setdefault((dtype, length), [])
+        return free.pop() if free else np.empty(length, dtype)
+
+    def give_back(self, scratch: np.ndarray) -> None:
+        """Let others have what `take_scratch` gave."""
+        self._scratch[scratch.dtype, scratch.size].append(scratch)
+
+
+class _Plan(NamedTuple):
+    """What a rank does to sum arrays of one length and type: its chunks, of so many pieces."""
+
+    chunks: tuple[Chunk, ...]
+    pieces: int
+    add: Adder
+
+
+class _Sum(Request):
+    """An allreduce under way: its chunks, of which some have started."""
+
+    def __init__(self, comm: Scheduled, array: np.ndarray, plan: _Plan, tag: int) -> None:
+        self._comm = comm
+        self._array = array
+        self._add = plan.add
+        self._tag = tag
+        self._waiting = deque(plan.chunks)
+        self._active: list[_Journey] = []
+        self.done = False
+        self._start()
+
+    def wait(self) -> None:
+        while not self.done:
+            self._comm.advance(wait=True)
+
+    def test(self) -> bool:
+        if not self.done:
+            self._comm.advance()
+        return self.done
+
+    def advance(self, wait: bool) -> None:
+        """Move every chunk as far as it can; with `wait`, the oldest at least by a round."""
+        for index, journey in enumerate(self._active):
+            journey.advance(wait and index == 0)
+        if any(journey.done for journey in self._active):
+            self._active = [journey for journey in self._active if not journey.done]
+            self._start()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._active) < self._comm.active:
+            chunk = self._waiting.popleft()
+            tag = (self._tag + chunk.number) % (MAX_TAG + 1)
+            self._active.append(_Journey(self._comm, self._array, chunk, tag, self._add))
+        self.done = not self._active
+
+
+class _Journey:
+    """One chunk on its way through the rounds."""
+
+    def __init__(
+        self, comm: Scheduled, array: np.ndarray, chunk: Chunk, tag: int, add: Adder
+    ) -> None:
+        self._comm = comm
+        self._array = array[chunk.elements]
+        self._scratch = comm.take_scratch(chunk.scratch, array.dtype)
+        self._tag = tag
+        self._add = add
+        self._exchanges = chunk.exchanges
+        self._round = 0
+        self._requests: list[Request] = []
+        self.done = False
+        self._post(self._exchanges[0])
+
+    def advance(self, wait: bool) -> None:
+        """Go on to the next round, and further as long as messages are there already."""
+        while not self.done and self._arrived(wait):
+            self._take_in(self._exchanges[self._round])
+            self._round += 1
+            if self._round < len(self._exchanges):
+                self._post(self._exchanges[self._round])
+            else:
+                self._comm.give_back(self._scratch)
+                self.done = True
+            wait = False
+
+    def _arrived(self, wait: bool) -> bool:
+        requests = self._requests
+        while requests:
+            if wait:
+                requests[-1].wait()
+            elif not requests[-1].test():
+                return False
+            requests.pop()
+        return True
+
+    def _post(self, exchange: Exchange) -> None:
+        array, scratch, tag = self._array, self._scratch, self._tag
+        requests, carrier = self._requests, self._comm.carrier
+        for peer, where, lands, _ in exchange.incoming:
+            into = array[where] if lands is None else scratch[lands]
+            requests.append(carrier._irecv(into, peer, tag))
+        for peer, what in exchange.outgoing:
+            requests.append(carrier._isend(array[what], peer, tag))
+
+    def _take_in(self, exchange: Exchange) -> None:
+        """Add what has come, in the order of the steps, which is the same every time."""
+        for _, where, lands, adds in exchange.incoming:
+            if adds:
+                self._add(self._array[where], self._scratch[lands])
+            elif lands is not None:
+                self._array[where] = self._scratch[lands]
+
+
+class _Driving(Request):
+    """A request of the communicator inside: who waits for it drives the sums under way."""
+
+    def __init__(self, request: Request, comm: Scheduled) -> None:
+        self._request = request
+        self._comm = comm
+
+    def wait(self) -> None:
+        while not self._comm.is_idle and not self._request.test():
+            self._comm.advance()
+            time.sleep(0)  # ranks that are threads of one process take turns
+        self._request.wait()
+
+    def test(self) -> bool:
+        self._comm.advance()
+        return self._request.test()

@@ -1,0 +1,170 @@
+"""What lies between ranks: latency and bandwidth of every pair of hosts, and the links they share.
+
+A `Network` is given by numbers or measured on the ranks of a job; `cost` predicts from it how long
+a schedule takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules.probe import Probe
+
+Pair = tuple[Hashable, Hashable]
+"""The host that sends, and the one that receives; the same one twice inside a host."""
+
+
+class Route(NamedTuple):
+    """The way of a message from one host to another, or to a rank of the same host.
+
+    Attributes
+    ----------
+    latency : float
+        Time of an empty message, in s.
+    bandwidth : float
+        Of a message that has the way to itself, in B/s.
+    links : tuple of str
+        Names of the links that it crosses and shares with other messages.
+    """
+
+    latency: float
+    bandwidth: float
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Ranks on hosts, the routes between these, and the links that routes share.
+
+    A message of n bytes that meets no other takes ``latency + n / bandwidth``; messages that are
+    under way at the same time divide the capacity of each link that they share. Adding n bytes to
+    what a rank has takes ``n * add``.
+
+    Parameters
+    ----------
+    hosts : tuple of hashable
+        The host of every rank.
+    routes : mapping of (host, host) to Route
+        For every pair of hosts in either direction, and of every host with several ranks to itself.
+    links : mapping of str to float
+        Capacity of the shared links, in B/s.
+    add : float, default 0
+        In s/B.
+
+    References
+    ----------
+    Alexandrov, Ionescu, Schauser, Scheiman, LogGP: incorporating long messages into the LogP model,
+    1995: a latency and a time per byte. Its overhead of the processor is part of our latency.
+    """
+
+    hosts: tuple[Hashable, ...]
+    routes: Mapping[Pair, Route]
+    links: Mapping[str, float]
+    add: float = 0.0
+
+    def __post_init__(self) -> None:
+        for (sender, receiver), route in self.routes.items():
+            who = f"Network: the route from host {sender} to {receiver}"
+            if route.bandwidth <= 0 or route.latency < 0:
+                raise ValueError(
+                    f"{who} must have a bandwidth above 0 and a latency of at least 0, not "
+                    f"{route.bandwidth} B/s and {route.latency} s."
+                )
+            for link in route.links:
+                if self.links.get(link, 0.0) <= 0:
+                    raise ValueError(
+                        f"{who} crosses the link {link!r}, which `links` must give a capacity "
+                        "above 0 B/s."
+                    )
+
+    @classmethod
+    def create(
+        cls,
+        hosts: Sequence[Hashable],
+        *,
+        latency: float,
+        bandwidth: float,
+        local_latency: float | None = None,
+        local_bandwidth: float | None = None,
+        add: float = 0.0,
+    ) -> Network:
+        """Describe hosts that are all alike, on a switch that is never the bottleneck.
+
+        Each host has a network card, which its ranks share and which sends and receives at the same
+        time at full speed. Messages inside a host do not disturb each other.
+
+        Parameters
+        ----------
+        hosts : sequence of hashable
+            The host of every rank.
+        latency, bandwidth : float
+            Between hosts, in s and B/s.
+        local_latency, local_bandwidth : float, optional
+            Inside a host; by default as between hosts.
+        add : float, default 0
+            Time to add a byte, in s/B.
+
+        Examples
+        --------
+        >>> network = Network.create("aab", latency=5e-5, bandwidth=1.25e8)
+        >>> network.routes["a", "b"]
+        Route(latency=5e-05, bandwidth=125000000.0, links=('from a', 'to b'))
+        """
+        between = Route(latency, bandwidth, ())
+        inside = Route(
+            latency if local_latency is None else local_latency,
+            bandwidth if local_bandwidth is None else local_bandwidth,
+            (),
+        )
+        names = dict.fromkeys(hosts)
+        routes = {(g, h): inside if g == h else between for g in names for h in names}
+        cards = {link: bandwidth for host in names for link in _card(host)}
+        return cls(tuple(hosts), _with_cards(routes), cards, add)
+
+    @classmethod
+    def measure(cls, comm: Communicator) -> Network:
+        """Measure the network between the ranks of a job. Collective: all ranks call it.
+
+        Latency and bandwidth of a pair of hosts are those of messages that bounce between the first
+        ranks of both; inside a host, between its first two. What a network card carries is measured
+        with all ranks of all hosts sending and receiving at once; so is what a host's memory
+        carries, and the time to add.
+
+        Parameters
+        ----------
+        comm : Communicator
+
+        Returns
+        -------
+        Network
+            The same on all ranks.
+        """
+        probe = Probe(comm)
+        routes: dict[Pair, Route]
+        routes = {pair: Route(*found, ()) for pair, found in probe.between().items()}
+        links = {link: rate for host, rate in probe.cards().items() for link in _card(host)}
+        routes |= {
+            pair: Route(*found, (_memory(pair[0]),)) for pair, found in probe.inside().items()
+        }
+        links |= {_memory(host): rate for host, rate in probe.memories().items()}
+        return cls(comm.hosts, _with_cards(routes), links, probe.add())
+
+
+def _card(host: Hashable) -> tuple[str, str]:
+    """Names of the two directions of a host's network card."""
+    return f"from {host}", f"to {host}"
+
+
+def _memory(host: Hashable) -> str:
+    return f"inside {host}"
+
+
+def _with_cards(routes: Mapping[Pair, Route]) -> dict[Pair, Route]:
+    """Let every route between two hosts leave by the one's card and arrive by the other's."""
+    return {
+        (g, h): route if g == h else route._replace(links=(_card(g)[0], _card(h)[1]))
+        for (g, h), route in routes.items()
+    }

@@ -1,0 +1,143 @@
+"""Measures how fast messages travel between the ranks of a job, and how fast ranks add."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+
+LONG = 2**20
+"""Bytes of the messages that measure bandwidth."""
+
+REPEATS = 5
+"""Of each measurement; the median counts. One more goes before, to make connections."""
+
+
+class Probe:
+    """Measurements on the ranks of a job.
+
+    Collective: all ranks call the same methods in the same order, and get the same results.
+
+    Parameters
+    ----------
+    comm : Communicator
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.here = comm.hosts[comm.rank]
+        self.ranks = {
+            host: [rank for rank in range(comm.size) if comm.hosts[rank] == host]
+            for host in dict.fromkeys(comm.hosts)
+        }
+        self.local = self.ranks[self.here]
+        self.place = self.local.index(comm.rank)
+        self.outgoing = np.ones(LONG, "uint8")
+        self.incoming = np.ones(LONG, "uint8")
+
+    def between(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """Latency in s and bandwidth in B/s of a message, by pair of hosts.
+
+        Pairs that have no host in common are measured at the same time: many hosts take few turns.
+        """
+        own: dict[tuple[int, int], tuple[float, float]] = {}
+        for pairs in turns(list(self.ranks)):
+            self.comm.barrier()
+            for one, other in pairs:
+                own |= self._bounce(self.ranks[one][0], self.ranks[other][0])
+        return self._merged(own)
+
+    def inside(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """The same of each host with several ranks, between its first two."""
+        self.comm.barrier()
+        return self._merged(self._bounce(*self.local[:2]) if len(self.local) > 1 else {})
+
+    def cards(self) -> dict[int, float]:
+        """B/s that a host sends and receives, while all ranks write to the next host."""
+        hosts = list(self.ranks)
+        ranks = min(map(len, self.ranks.values()))
+        if len(hosts) == 1:
+            return {}
+        mine = hosts.index(self.here)
+        after, before = (self.ranks[hosts[(mine + by) % len(hosts)]] for by in (1, -1))
+
+        def write() -> None:
+            if self.place < ranks:
+                self._pass_on(after[self.place], before[self.place])
+
+        return self._merged({self.here: ranks * LONG / self._together(write)})
+
+    def memories(self) -> dict[int, float]:
+        """B/s that a host with several ranks carries, while each of them writes to the next."""
+        ranks = len(self.local)
+
+        def write() -> None:
+            if ranks > 1:
+                self._pass_on(self.local[(self.place + 1) % ranks], self.local[self.place - 1])
+
+        seconds = self._together(write)
+        return self._merged({self.here: ranks * LONG / seconds} if ranks > 1 else {})
+
+    def add(self) -> float:
+        """Seconds to add a byte of float32 numbers, while all ranks do."""
+        x, y = self.outgoing.view("float32"), self.incoming.view("float32")
+        return self._together(lambda: np.add(x, y, out=y)) / LONG
+
+    def _bounce(self, first: int, second: int) -> dict[tuple[int, int], tuple[float, float]]:
+        """Send messages there and back; returns latency and bandwidth, on the `first` only."""
+        taken = []
+        for length in (1, LONG):
+            outgoing, incoming = self.outgoing[:length], self.incoming[:length]
+            times = []
+            for _ in range(1 + REPEATS):
+                start = time.perf_counter()
+                if self.comm.rank == first:
+                    self.comm.send(outgoing, second)
+                    self.comm.recv(incoming, second)
+                elif self.comm.rank == second:
+                    self.comm.recv(incoming, first)
+                    self.comm.send(outgoing, first)
+                times.append(time.perf_counter() - start)
+            taken.append(median(times[1:]) / 2)
+        if self.comm.rank != first:
+            return {}
+        short, long = taken
+        here, there = self.comm.hosts[first], self.comm.hosts[second]
+        result = short, LONG / max(long - short, 1e-12)  # clocks may not see the difference
+        return {(here, there): result, (there, here): result}
+
+    def _pass_on(self, to: int, source: int) -> None:
+        requests = [self.comm.irecv(self.incoming, source), self.comm.isend(self.outgoing, to)]
+        for request in requests:
+            request.wait()
+
+    def _together(self, work: Callable[[], object]) -> float:
+        """Seconds until all ranks have done their work, if all start at the same time."""
+        times = []
+        for _ in range(1 + REPEATS):
+            self.comm.barrier()
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+        return median(map(max, zip(*self.comm.gather_object(times[1:]), strict=True)))
+
+    def _merged(self, own: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: value for one in self.comm.gather_object(own) for key, value in one.items()}
+
+
+def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Let everyone meet everyone once, in turns in which nobody is in two pairs (circle method).
+
+    >>> list(turns([0, 1, 2]))
+    [[(1, 2)], [(0, 2)], [(0, 1)]]
+    """
+    circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[: len(circle) // 2], circle[: len(circle) // 2 - 1 : -1], strict=True)
+        yield [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
+        circle.insert(1, circle.pop())

@@ -1,0 +1,127 @@
+"""The choice of an allreduce: by name, or the fastest on the slowest rank and the same for all."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pydtnn.comm import run_threads
+from pydtnn.comm.schedules import auto
+from pydtnn.comm.schedules.auto import Auto, create_allreduce
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.wrapper import Wrapper
+from tests.comm.communicator_contract import total, whole
+from tests.comm.test_delayed import contract
+
+
+@pytest.mark.threads(2)
+class TestAuto(contract(lambda comm: Auto(comm, ("vendor", "ring", "recursive_doubling")))):
+    pass
+
+
+class Told(Auto):
+    """Is told how long candidates take, by rank, and keeps count of the trials."""
+
+    def __init__(self, inner, **seconds):
+        super().__init__(inner, tuple(seconds))
+        self.told = seconds
+        self.trials = 0
+
+    def _seconds(self, call, name, array):
+        self.trials += 1
+        return self.told[name][self.rank]
+
+
+@pytest.mark.threads(3)
+@pytest.mark.mpi(3)
+def test_the_fastest_on_its_slowest_rank_is_chosen_by_all(comm):
+    # On ranks 0 and 1 alone the ring would be ahead.
+    told = Told(comm, vendor=[7, 7, 7], ring=[1, 1, 9], direct=[5, 6, 3])
+    x = whole(comm.rank, 1013)
+    told.allreduce(x)
+    np.testing.assert_array_equal(x, total(comm, 1013))
+    [choice] = told.choices
+    assert choice.name == "direct"
+    assert choice.seconds == {"vendor": 7, "ring": 9, "direct": 6}
+    assert (choice.call, choice.dtype, choice.nbytes) == ("allreduce", "float64", 8192)
+    assert str(choice) == (
+        "allreduce of float64 up to 8192 B: "
+        "direct (direct 6e+03 ms, vendor 7e+03 ms, ring 9e+03 ms)"
+    )
+
+
+@pytest.mark.threads(2)
+def test_every_size_class_type_and_call_is_measured_once(comm):
+    told = Told(comm, vendor=[2, 2], ring=[1, 1])
+    for n in (100, 128, 65, 100):  # elements of 4 B: from 257 to 512 B
+        told.allreduce(np.ones(n, "float32"))
+    assert told.trials == auto.TURNS * 2
+    told.allreduce(np.ones(129, "float32"))
+    told.allreduce(np.ones(100, "int32"))
+    told.iallreduce(np.ones(100, "float32")).wait()
+    assert told.trials == 4 * auto.TURNS * 2
+    assert [choice.nbytes for choice in told.choices] == [512, 1024, 512, 512]
+
+
+@pytest.mark.threads(2)
+def test_where_a_turn_takes_long_it_is_the_only_one(comm, monkeypatch):
+    monkeypatch.setattr(auto, "LONGEST", 0.0)
+    told = Told(comm, vendor=[2, 2], ring=[1, 1])
+    told.allreduce(np.ones(3))
+    assert told.trials == 2
+    assert told.choices[0].name == "ring"
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_measuring_does_not_disturb_what_is_under_way(comm):
+    chosen = Auto(comm, ("vendor", "ring", "recursive_doubling"))
+    lengths = (1, 1013, 40_009)
+    arrays = [whole(comm.rank, n) for n in lengths]
+    requests = [chosen.iallreduce(x) for x in arrays]
+    for request in requests:
+        request.wait()
+    for x, n in zip(arrays, lengths, strict=True):
+        np.testing.assert_array_equal(x, total(comm, n))
+    assert len(chosen.choices) == 3
+    assert len(set(map(str, comm.gather_object([c.name for c in chosen.choices])))) == 1
+
+
+@pytest.mark.mpi(2)
+def test_what_the_vendor_cannot_sum_is_left_to_schedules(comm):
+    chosen = Auto(comm, ("vendor", "ring"))
+    x = whole(comm.rank, 53, ml_dtypes.bfloat16)
+    chosen.allreduce(x)
+    np.testing.assert_array_equal(x, total(comm, 53, ml_dtypes.bfloat16))
+    assert list(chosen.choices[0].seconds) == ["ring"]
+    with pytest.raises(TypeError, match="cannot reduce elements of type bfloat16"):
+        comm.allreduce(x)
+
+
+@pytest.mark.threads(1, 2)
+def test_nothing_is_measured_where_nothing_is_sent(comm):
+    chosen = Auto(comm)
+    chosen.allreduce(np.ones(0))
+    chosen.allreduce(np.ones(5), "max")
+    if comm.size == 1:
+        chosen.iallreduce(np.ones(5)).wait()
+    assert chosen.choices == []
+
+
+def test_names_give_communicators():
+    def create(comm):
+        ring, named = create_allreduce("ring", comm), create_allreduce("auto", comm)
+        assert create_allreduce("vendor", comm) is comm
+        assert isinstance(create_allreduce("auto", comm).split(0), Auto)
+        return type(ring), ring.algorithm, type(named)
+
+    assert run_threads(2, create) == [(Scheduled, "ring", Auto)] * 2
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_ones():
+    def create(comm):
+        with pytest.raises(ValueError, match=r"unknown allreduce 'rign'; did you mean 'ring'\?"):
+            create_allreduce("rign", Wrapper(comm))
+
+    run_threads(1, create)

@@ -1,0 +1,148 @@
+"""Predicted times are those of the closed formulas, and messages that meet share their links."""
+
+from __future__ import annotations
+
+from math import log2
+
+import pytest
+
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.cost import cost
+from pydtnn.comm.schedules.flows import fair_rates
+from pydtnn.comm.schedules.network import Network, Route
+from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
+from pydtnn.comm.schedules.timeline import ScheduleError
+
+LATENCY, BANDWIDTH, ADD = 3e-5, 1.25e8, 2e-10
+N = 1_234_567
+EXACT = 1e-5
+"""The replay ends messages half a byte early, so that rounding cannot keep them for ever."""
+
+
+def uniform(hosts, **numbers):
+    return Network.create(
+        hosts, **{"latency": LATENCY, "bandwidth": BANDWIDTH, "add": ADD, **numbers}
+    )
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 7, 16])
+def test_a_ring_takes_a_latency_and_a_part_of_the_array_per_round(p):
+    rounds = 2 * (p - 1)
+    expected = rounds * (LATENCY + N / p / BANDWIDTH) + (p - 1) * N / p * ADD
+    assert cost("ring", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_recursive_doubling_takes_a_whole_array_per_doubling(p):
+    expected = log2(p) * (LATENCY + N / BANDWIDTH + N * ADD)
+    assert cost("recursive_doubling", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_halving_doubling_has_the_rounds_of_the_one_and_the_bytes_of_the_other(p):
+    bytes_sent = 2 * (p - 1) / p * N
+    expected = 2 * log2(p) * LATENCY + bytes_sent * (1 / BANDWIDTH + ADD / 2)
+    assert cost("halving_doubling", N, uniform(range(p))) == pytest.approx(expected, rel=EXACT)
+
+
+def test_two_ranks_of_a_host_share_its_network_card():
+    inside = {"local_latency": 1e-6, "local_bandwidth": 1e10}
+    expected = (1e-6 + N / 1e10) + (LATENCY + 2 * N / BANDWIDTH) + 2 * N * ADD
+    predicted = cost("recursive_doubling", N, uniform("aabb", **inside))
+    assert predicted == pytest.approx(expected, rel=EXACT)
+
+
+def test_the_hierarchical_schedule_beats_the_flat_ring_where_links_between_hosts_are_slow():
+    network = uniform("aabb", local_latency=1e-6, local_bandwidth=1e10)
+    ratio = cost("ring", 2_600_000, network) / cost("hierarchical", 2_600_000, network)
+    assert ratio == pytest.approx(1.5, rel=0.03)  # 6/4 n against n per card
+
+
+def test_a_message_in_each_direction_takes_no_longer_than_one():
+    def there_and_back(group):
+        peer = 1 - group.rank
+        yield send(peer, ALL), add(peer, ALL)
+
+    def there(group):
+        yield (send(1, ALL),) if group.rank == 0 else (add(0, ALL),)
+
+    network = uniform("ab")
+    assert cost(there_and_back, N, network) == pytest.approx(cost(there, N, network), rel=EXACT)
+
+
+def test_a_message_starts_when_both_ranks_have_come_to_it():
+    def relay(group):
+        if group.rank == 0:
+            yield (send(1, part(0, 2)),)
+        elif group.rank == 1:
+            yield (receive(0, part(0, 2)),)
+            yield (send(2, part(1, 2)),)
+        else:
+            yield (receive(1, part(1, 2)),)
+
+    expected = 2 * (LATENCY + N / 2 / BANDWIDTH)
+    assert cost(relay, N, uniform("abc")) == pytest.approx(expected, rel=EXACT)
+
+
+def test_who_waits_for_two_messages_goes_on_when_both_are_there():
+    def gather(group):
+        if group.rank == 0:
+            yield add(1, part(0, 3)), add(2, part(1, 2))
+        else:
+            yield (send(0, part(0, 3) if group.rank == 1 else part(1, 2)),)
+
+    # The card of rank 0 is full until the last byte of both has come.
+    expected = LATENCY + (N / 3 + N / 2) * (1 / BANDWIDTH + ADD)
+    assert cost(gather, N, uniform("abc")) == pytest.approx(expected, rel=EXACT)
+
+
+def test_a_pair_of_hosts_may_be_slower_than_their_cards():
+    network = uniform("ab", add=0.0)
+    slow = {pair: route._replace(bandwidth=BANDWIDTH / 4) for pair, route in network.routes.items()}
+    network = Network(network.hosts, slow, network.links)
+    expected = LATENCY + 4 * N / BANDWIDTH
+    assert cost("recursive_doubling", N, network) == pytest.approx(expected, rel=EXACT)
+
+
+def test_chunks_are_added_while_others_are_under_way():
+    slow = uniform("ab", add=4 / BANDWIDTH)  # longer than a message takes
+    whole = cost("recursive_doubling", N, slow, chunk_bytes=N)
+    cut = cost("recursive_doubling", N, slow, chunk_bytes=N // 16)
+    assert whole == pytest.approx(LATENCY + 5 * N / BANDWIDTH, rel=EXACT)
+    assert 4 * N / BANDWIDTH < cut < 0.95 * whole
+
+
+def test_links_are_shared_so_that_nobody_could_get_more_without_taking_it_from_a_poorer_one():
+    network = uniform("abcd")
+    rates = fair_rates(network, {("a", "c"): 2, ("b", "c"): 1, ("b", "d"): 1})
+    third = BANDWIDTH / 3  # three messages arrive at c; what is left of b's card goes to d
+    assert rates == pytest.approx(
+        {("a", "c"): third, ("b", "c"): third, ("b", "d"): BANDWIDTH - third}
+    )
+
+
+@pytest.mark.parametrize("hosts", ["a", "ab", "aaabb", "abcde", "aabbccdd"])
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_every_schedule_has_a_price_that_grows_with_the_array(algorithm, hosts):
+    prices = [cost(algorithm, n, uniform(hosts)) for n in (0, 1, 1000, 10_000_000)]
+    assert prices == sorted(prices)
+    assert prices == [cost(algorithm, n, uniform(hosts)) for n in (0, 1, 1000, 10_000_000)]
+    assert (prices[-1] > 0) == (len(hosts) > 1)
+
+
+def test_a_schedule_that_hangs_has_no_price():
+    def deaf(group):
+        yield (send(1 - group.rank, ALL),)
+
+    with pytest.raises(ScheduleError, match="receive"):
+        cost(deaf, N, uniform("ab"))
+
+
+def test_a_route_without_bandwidth_is_refused():
+    with pytest.raises(ValueError, match="bandwidth above 0"):
+        uniform("ab", bandwidth=0.0)
+
+
+def test_a_route_over_an_unknown_link_is_refused():
+    with pytest.raises(ValueError, match="crosses the link 'wire'"):
+        Network(("a", "b"), {("a", "b"): Route(0.0, 1.0, ("wire",))}, {})

@@ -1,0 +1,233 @@
+"""Schedules carried out: the sums are right, whatever else is under way and however one waits."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pydtnn.comm import run_threads
+from pydtnn.comm.schedules import SCHEDULES, executor
+from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
+from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
+from pydtnn.errors import RankError
+from tests.comm.communicator_contract import total, whole
+from tests.comm.test_delayed import contract
+
+TYPES = ("float32", "float64", "float16", ml_dtypes.bfloat16, "int32")
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.mpi(2, 3)
+class TestScheduled(contract(lambda comm: Scheduled(comm, "halving_doubling", 100_000, 3))):
+    pass
+
+
+@pytest.mark.threads(2)
+class TestScheduledOverHosts(contract(lambda comm: Scheduled(comm, "hierarchical"))):
+    pass
+
+
+def check_sums(comm, algorithm, dtypes, lengths, chunk_bytes=1 << 20):
+    scheduled = Scheduled(comm, algorithm, chunk_bytes, active=2)
+    for dtype in dtypes:
+        for n in lengths:
+            x = whole(comm.rank, n, dtype)
+            scheduled.allreduce(x)
+            np.testing.assert_array_equal(x, total(comm, n, dtype))
+
+
+@pytest.mark.threads(*range(1, 18))
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):
+    check_sums(comm, algorithm, TYPES, (53,))
+    check_sums(comm, algorithm, ["float32"], (0, 1, 2))  # fewer elements than ranks
+    check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
+
+
+@pytest.mark.mpi(1, 2, 3, 4, 5, 8)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_every_algorithm_sums_over_mpi(comm, algorithm):
+    check_sums(comm, algorithm, ["float32", ml_dtypes.bfloat16], (1, 53))
+    check_sums(comm, algorithm, ["float64"], (500,), chunk_bytes=2000)  # 2 chunks of 250
+
+
+@pytest.mark.threads(2, 5, 8)
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_all_ranks_get_the_same_bytes_every_time(comm, algorithm):
+    scheduled = Scheduled(comm, algorithm, chunk_bytes=2000)
+    mine = np.random.default_rng(comm.rank).standard_normal(1013).astype("float32")
+    results = set()
+    for _ in range(2):
+        x = mine.copy()
+        scheduled.allreduce(x)
+        results |= set(comm.gather_object(x.tobytes()))
+    assert len(results) == 1
+
+
+@pytest.mark.threads(2, 3, 5)
+@pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("algorithm", ["ring", "binomial_tree", "fixed_tree"])
+def test_ranks_may_wait_for_sums_in_different_orders(comm, algorithm):
+    scheduled = Scheduled(comm, algorithm, chunk_bytes=1000, active=4)
+    lengths = (1013, 1, 0, 4001, 53)
+    arrays = [whole(comm.rank, n) for n in lengths]
+    requests = [scheduled.iallreduce(x) for x in arrays]
+    for request in requests[:: -1 if comm.rank % 2 else 1]:
+        request.wait()
+        assert request.test()
+    for x, n in zip(arrays, lengths, strict=True):
+        np.testing.assert_array_equal(x, total(comm, n))
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.barrier(),
+        lambda comm: comm.broadcast(np.ones(3), 1),
+        lambda comm: comm.allreduce(np.ones(3), "max"),
+        lambda comm: comm.gather_object(3),
+    ],
+    ids=["barrier", "broadcast", "max", "gather_object"],
+)
+def test_some_ranks_may_wait_for_a_sum_only_after_another_call(comm, call):
+    scheduled = Scheduled(comm, "ring")
+    x = whole(comm.rank, 1013)
+    request = scheduled.iallreduce(x)
+    if comm.rank == 0:
+        call(scheduled)
+        request.wait()
+    else:
+        request.wait()
+        call(scheduled)
+    np.testing.assert_array_equal(x, total(comm, 1013))
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_who_waits_for_a_message_moves_sums_on(comm):
+    scheduled = Scheduled(comm, "ring", chunk_bytes=1000)
+    x, message = whole(comm.rank, 1013), np.zeros(1)
+    request = scheduled.iallreduce(x)
+    if comm.rank == 0:
+        scheduled.recv(message, 1, tag=1)  # which rank 1 sends when it has the sum
+        assert message[0] == x.sum()
+    else:
+        request.wait()
+        if comm.rank == 1:
+            scheduled.send(np.array([x.sum()]), 0, tag=1)
+    request.wait()
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_messages_of_a_schedule_do_not_meet_those_of_the_user(comm):
+    scheduled = Scheduled(comm, "recursive_doubling")
+    peer, x = (comm.rank + 1) % comm.size, whole(comm.rank, 53)
+    received = np.zeros((3, 53))
+    receives = [
+        comm.irecv(row, (comm.rank - 1) % comm.size, tag) for tag, row in enumerate(received)
+    ]
+    scheduled.allreduce(x)
+    for request in [comm.isend(np.full(53, 7.0 + tag), peer, tag) for tag in range(3)] + receives:
+        request.wait()
+    np.testing.assert_array_equal(x, total(comm, 53))
+    np.testing.assert_array_equal(received[:, 0], [7, 8, 9])
+
+
+@pytest.mark.threads(2)
+def test_tags_may_come_round(comm, monkeypatch):
+    monkeypatch.setattr(executor, "MAX_TAG", 10)
+    scheduled = Scheduled(comm, "ring", chunk_bytes=400)
+    x = whole(comm.rank, 1013)  # 20 chunks
+    scheduled.allreduce(x)
+    np.testing.assert_array_equal(x, total(comm, 1013))
+
+
+@pytest.mark.threads(2)
+def test_a_schedule_may_be_a_function_of_the_user(comm):
+    def swap(group):
+        peer = 1 - group.rank
+        yield send(peer, ALL), receive(peer, ALL)  # what is sent is from before the round
+
+    x = whole(comm.rank, 53)
+    Scheduled(comm, swap).allreduce(x)
+    np.testing.assert_array_equal(x, whole(1 - comm.rank, 53))
+
+
+@pytest.mark.threads(2)
+@pytest.mark.mpi(2)
+def test_messages_of_a_pair_meet_in_their_order_whatever_their_rounds(comm):
+    def uneven(group):
+        """Rank 0 sends in two rounds what rank 1 receives in one, and all comes back at once."""
+        first, second = part(0, 2), part(1, 2)
+        if group.rank == 0:
+            yield (send(1, first),)
+            yield (send(1, second),)
+            yield (receive(1, ALL),)
+        else:
+            yield add(0, first), add(0, second)
+            yield (send(0, ALL),)
+
+    x = whole(comm.rank, 1013)
+    Scheduled(comm, uneven, chunk_bytes=1000).allreduce(x)
+    np.testing.assert_array_equal(x, total(comm, 1013))
+
+
+@pytest.mark.threads(3)
+def test_scratch_memory_is_used_again(comm):
+    scheduled, taken = Scheduled(comm, "recursive_doubling", chunk_bytes=400, active=2), set()
+
+    def take(n, dtype):
+        memory = Scheduled.take_scratch(scheduled, n, dtype)
+        taken.add(memory.ctypes.data)
+        return memory
+
+    scheduled.take_scratch = take
+    for _ in range(3):
+        scheduled.allreduce(np.ones(1013))  # 20 chunks
+    assert len(taken) <= scheduled.active
+
+
+def test_chunks_take_turns_inside_a_host_and_travel_together_between_hosts():
+    def active(comm):
+        scheduled = Scheduled(comm, "ring")
+        return scheduled.active, scheduled.split_by_host().active
+
+    assert run_threads(2, active, hosts="aa") == [(1, 1)] * 2
+    assert run_threads(3, active, hosts="aab") == [(ACTIVE, 1)] * 3
+
+
+def test_groups_follow_the_algorithm_on_their_own_hosts():
+    def describe(comm):
+        group = Scheduled(comm, "hierarchical").split(comm.rank % 2)
+        x = np.ones(53)
+        group.allreduce(x)
+        return type(group).__name__, group.algorithm, group.hosts, x[52]
+
+    one, other = ("Scheduled", "hierarchical", (0, 1), 2), ("Scheduled", "hierarchical", (0, 1), 2)
+    assert run_threads(4, describe, hosts="aabb") == [one, other, one, other]
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "words"),
+    [
+        (lambda comm: 1 / 0, RankError, "^rank 1: ZeroDivisionError"),
+        (lambda comm: None, RuntimeError, "wait for each other: rank 0 in (send to|recv from)"),
+        (lambda comm: comm.allreduce(np.ones(7)), RankError, "expected a message of"),
+    ],
+    ids=["raises", "leaves", "another length"],
+)
+def test_a_rank_that_does_not_take_part_is_noticed(fails, error, words):
+    def rank(comm):
+        scheduled = Scheduled(comm, "ring")
+        if comm.rank == 1:
+            fails(scheduled)
+        else:
+            scheduled.allreduce(np.ones(53))
+
+    with pytest.raises(error, match=words):
+        run_threads(3, rank)

@@ -1,0 +1,79 @@
+"""What all lossy sums share: arrays that are kept from step to step, saved by parameter."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.sums import Sums
+from pydtnn.parameters import Bucket
+
+STEPS = "compression_steps"
+
+
+class LossySums(Sums):
+    """Sums of what is left of gradients when they have been sent.
+
+    Parameters
+    ----------
+    comm : Communicator
+
+    Attributes
+    ----------
+    group : Communicator
+        A copy of `comm`, whose messages meet no others; there after `prepare`.
+    steps : dict of int to int
+        How often each bucket has been sent, by its index.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self.group = comm
+        self.steps: dict[int, int] = {}
+
+    def prepare(self, buckets: tuple[Bucket, ...]) -> None:
+        """Start at step 0. Collective: all ranks call it."""
+        self.group = self.comm.split(0)
+        self.steps = {bucket.index: 0 for bucket in buckets}
+
+    @abstractmethod
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name the arrays that are kept from step to step; they can be written."""
+
+    def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
+        """Leave each rank its part of the sum; the bucket's gradients become the sum, too."""
+        self.start(bucket).wait()
+        begin = sum(counts[: self.comm.rank])
+        out[...] = bucket.grads[begin : begin + len(out)]
+
+    def state(self) -> dict[str, Any]:
+        """Return the arrays, which may differ between ranks, and the number of steps."""
+        state: dict[str, Any] = {name: array.copy() for name, array in self.arrays()}
+        return state | {STEPS: max(self.steps.values(), default=0)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned, after `prepare`; nothing is changed if it does not fit."""
+        arrays = dict(self.arrays())
+        if STEPS not in state:
+            raise ValueError(
+                "the training to continue did not compress gradients; continue without"
+            )
+        for name, array in arrays.items():
+            if name not in state or np.shape(state[name]) != array.shape:
+                raise ValueError(
+                    f"the training to continue kept no {name!r} of shape {array.shape}; continue "
+                    "with the compressor and the model that it had"
+                )
+        for name, array in arrays.items():
+            array[...] = state[name]
+        self.steps = dict.fromkeys(self.steps, int(state[STEPS]))
+
+
+def forget_if_not_finite(error: np.ndarray) -> None:
+    """Clear an error that would spoil all steps to come, should anybody go on after such a step."""
+    if not np.isfinite(error).all():
+        error.fill(0)

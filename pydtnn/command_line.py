@@ -124,13 +124,15 @@ def _parser() -> _Parser:
 
 def _names() -> str:
     """List what can be named, for the end of the help page."""
+    from pydtnn.comm.compression import COMPRESSORS
+    from pydtnn.comm.schedules import SCHEDULES
     from pydtnn.comm.schemes import SCHEMES
     from pydtnn.data import AUGMENTATIONS, DATASETS
     from pydtnn.losses import LOSSES
     from pydtnn.metrics import METRICS
     from pydtnn.models import MODELS
     from pydtnn.optimizers import OPTIMIZERS
-    from pydtnn.schedules import SCHEDULES
+    from pydtnn.schedules import SCHEDULES as RATES
 
     kinds = {
         "models": MODELS,
@@ -139,8 +141,10 @@ def _names() -> str:
         "losses": LOSSES,
         "metrics": METRICS,
         "optimizers": OPTIMIZERS,
-        "schedules": SCHEDULES,
+        "schedules": RATES,
         "schemes": SCHEMES,
+        "compressors": COMPRESSORS,
+        "allreduces": ["vendor", "auto", *SCHEDULES],
     }
     widest = max(map(len, kinds))
     lines = [

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from pydtnn.options import option, options
 
-MODEL, TRAINING, OPTIMIZER, DEVICE, OUTPUT = (
+MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
     "model and data",
     "training",
     "optimizer",
-    "ranks and device",
+    "communication",
+    "device",
     "output",
 )
 """The groups of options, in the order of the help page."""
@@ -88,6 +89,20 @@ class TrainConfig:
         TRAINING, None, "stop after so many epochs without a better value", at_least=1
     )
     stop_at: float | None = option(TRAINING, None, "stop when the value is as good as this")
+    sync_batch_norm: bool = option(
+        TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
+    )
+    exact: bool = option(
+        TRAINING,
+        False,
+        "the same bytes for any number of ranks and threads; needs --global-batch-size",
+    )
+    shards: int = option(
+        TRAINING,
+        8,
+        "with --exact: slices of each batch that are computed one by one; at least one per rank",
+        at_least=1,
+    )
     seed: int = option(TRAINING, 0, "of weights, order, augmentation and dropout", at_least=0)
     dtype: Literal["float32", "float64"] = option(TRAINING, "float32", "precision")
 
@@ -135,13 +150,28 @@ class TrainConfig:
     plateau_factor: float = option(OPTIMIZER, 0.1, "by which it is lowered", above=0, below=1)
 
     scheme: str = option(
-        DEVICE, "allreduce", "how gradients are exchanged, or path/to/file.py:Class"
+        COMMUNICATION, "allreduce", "how ranks train together, or path/to/file.py:Class"
+    )
+    scheme_options: dict[str, Any] = option(
+        COMMUNICATION, {}, 'options of the scheme, such as {"period": 8}'
+    )
+    compress: str | None = option(COMMUNICATION, None, "how gradients are compressed on the way")
+    compress_options: dict[str, Any] = option(
+        COMMUNICATION, {}, 'options of the compressor, such as {"share": 0.01}'
+    )
+    allreduce: str = option(
+        COMMUNICATION,
+        "vendor",
+        "how arrays are summed: vendor is MPI's own way, auto the fastest for each size; or "
+        "path/to/file.py:function",
     )
     overlap: bool = option(
-        DEVICE, True, "exchange gradients while backward runs; --no-overlap shows what it gains"
+        COMMUNICATION,
+        True,
+        "exchange gradients while backward runs; --no-overlap shows what it gains",
     )
     bucket_bytes: int = option(
-        DEVICE, 1 << 20, "size of the messages with gradients, in B", at_least=1
+        COMMUNICATION, 1 << 20, "size of the messages with gradients, in B", at_least=1
     )
     backend: Literal["cpu", "numpy"] = option(
         DEVICE, "cpu", "compiled kernels, or the readable reference"
@@ -203,6 +233,20 @@ class TrainConfig:
                 "train: --evaluate-only needs weights: give --load FILE, or --resume with "
                 "--output-dir"
             )
+
+        if self.exact:
+            self._check_exact()
+
+    def _check_exact(self) -> None:
+        for option_, wrong, instead in (
+            ("--global-batch-size", self.global_batch_size is None, "say how many samples"),
+            ("--accumulation", self.accumulation > 1, "leave it out and use more --shards"),
+            ("--compress", self.compress is not None, "leave it out"),
+            ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
+        ):
+            if wrong:
+                verb = "needs" if self.global_batch_size is None else "does not go with"
+                raise ValueError(f"train: --exact {verb} {option_}; {instead}")
 
     def course(self) -> dict[str, Any]:
         """Return the options that decide the course of training: no paths, no ranks, no threads."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +20,6 @@ from pydtnn.callbacks import (
     StopAtMetric,
 )
 from pydtnn.comm import Communicator
-from pydtnn.comm.exchange import GradientExchange
-from pydtnn.comm.schemes import create_scheme
 from pydtnn.config import TrainConfig
 from pydtnn.data import Dataset, Loader, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
@@ -35,7 +30,8 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
-from pydtnn.own_code import import_object, is_own
+from pydtnn.own_code import import_object, is_own, naming_options
+from pydtnn.parallel import create_exchange
 from pydtnn.registry import create
 from pydtnn.schedules import get_schedule
 from pydtnn.suggest import unknown
@@ -92,15 +88,17 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
             size=comm.size,
             augment=augment,
             steps_per_epoch=config.steps_per_epoch,
+            shards=config.shards if config.exact else None,
         )
     )
     loss = create_loss(config)
     metrics = [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
     monitor = choose_monitor(config, metrics)
+    tuning = config.tuning or ("fixed" if config.exact else None)
     model = Model(
         create_network(config, train),
         train.input_shape,
-        backend=create_backend(config.backend, threads=threads, tuning=config.tuning),
+        backend=create_backend(config.backend, threads=threads, tuning=tuning),
         dtype=config.dtype,
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
@@ -115,6 +113,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         exchange=create_exchange(config, comm),
         callbacks=create_callbacks(config, directory, monitor),
         accumulation=config.accumulation,
+        sync_batch_norm=config.sync_batch_norm,
     )
     if config.load:
         load_weights(model, config.load)
@@ -124,7 +123,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     """Load the training set and what to validate on: the test set, or a part cut off the former."""
     flags = {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"}
-    with _options("--dataset-options", config.dataset_options, flags):
+    with naming_options("--dataset-options", config.dataset_options, flags):
         train, test = load_dataset(
             config.dataset,
             data_dir=config.data_dir,
@@ -170,7 +169,7 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
         )
     shapes = (data.classes, data.input_shape)
     flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
-    with _options("--model-options", config.model_options, flags):
+    with naming_options("--model-options", config.model_options, flags):
         if not is_own(config.model):
             return create_net(config.model, *shapes, **config.model_options)
         factory = import_object(config.model, "--model")
@@ -216,7 +215,7 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
         "steps_per_epoch": "--steps-per-epoch",
         "warmup_steps": "--warmup-epochs",
     }
-    with _options("--schedule-options", config.schedule_options, flags):
+    with naming_options("--schedule-options", config.schedule_options, flags):
         schedule = get_schedule(
             config.schedule,
             scale * (own["lr"] if config.lr is None else config.lr),
@@ -233,25 +232,8 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
         elif given is not None:
             raise ValueError(f"--{name}: {rule} has none; leave it out, or use sgd or lars")
     flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
-    with _options("--optimizer-options", config.optimizer_options, flags):
+    with naming_options("--optimizer-options", config.optimizer_options, flags):
         return get_optimizer(rule, **numbers, **config.optimizer_options)
-
-
-def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:
-    """Make the parallel scheme that `--scheme` names, or a file's class."""
-    if not is_own(config.scheme):
-        return create_scheme(config.scheme, comm, overlap=config.overlap)
-    scheme = import_object(config.scheme, "--scheme")
-    if not (isinstance(scheme, type) and issubclass(scheme, GradientExchange)):
-        raise ValueError(
-            f"--scheme: {config.scheme} must be a subclass of GradientExchange, not {scheme!r}"
-        )
-    options: dict[str, Any] = {}
-    if "overlap" in inspect.signature(scheme).parameters:
-        options["overlap"] = config.overlap
-    elif not config.overlap:
-        raise ValueError(f"--no-overlap: {config.scheme} takes no `overlap`; leave it out")
-    return scheme(comm, **options)
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
@@ -278,26 +260,3 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
             )
         )
     return callbacks
-
-
-@contextlib.contextmanager
-def _options(who: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]) -> Iterator[None]:
-    """Refuse options that are set elsewhere, and say whose they are where a factory fails on them.
-
-    Parameters
-    ----------
-    who : str
-        The option of the command line that holds them.
-    given : mapping
-    elsewhere : mapping of str to str
-        What sets an option that does not belong here.
-    """
-    for name in elsewhere:
-        if name in given:
-            raise ValueError(f"{who}: {name} is not set here but by {elsewhere[name]}")
-    try:
-        yield
-    except TypeError as error:  # of Python itself, as a rule: "'int' object is not iterable"
-        if not given:
-            raise
-        raise TypeError(f"{who} {json.dumps(dict(given), default=str)}: {error}") from error

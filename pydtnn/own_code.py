@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +56,28 @@ def import_object(where: str, who: str) -> Any:
         own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
     return getattr(module, name)
+
+
+@contextlib.contextmanager
+def naming_options(
+    who: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]
+) -> Iterator[None]:
+    """Refuse options that are set elsewhere, and say whose they are where a factory fails on them.
+
+    Parameters
+    ----------
+    who : str
+        The option of the command line that holds them.
+    given : mapping
+    elsewhere : mapping of str to str
+        What sets an option that does not belong here.
+    """
+    for name in elsewhere:
+        if name in given:
+            raise ValueError(f"{who}: {name} is not set here but by {elsewhere[name]}")
+    try:
+        yield
+    except TypeError as error:  # of Python itself, as a rule: "'int' object is not iterable"
+        if not given:
+            raise
+        raise TypeError(f"{who} {json.dumps(dict(given), default=str)}: {error}") from error

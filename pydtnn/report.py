@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pydtnn.comm.schedules.auto import VENDOR, Auto, Choice
+from pydtnn.config import TrainConfig
 from pydtnn.files import write_file
 from pydtnn.info import collect
 from pydtnn.summary import align
@@ -83,6 +86,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     exchanged = [("exchanged per rank", f"{megabytes:.1f} MB")] if len(ranks) > 1 else []
     return [
         ("ranks", f"{len(ranks)}, with {threads} thread{'s' * (threads > 1)} each"),
+        *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
         *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
         ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was made"),
@@ -94,6 +98,35 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
         ("run folder", str(job.directory)),
     ]
+
+
+def _communication(job: Job) -> list[tuple[str, str]]:
+    """Say how the ranks trained together, where that is not the usual way."""
+    config, inner = job.config, job.trainer.comm.inner
+    words = [
+        _with_options(config.scheme, config.scheme_options),
+        f"exact, {config.shards} shards" if config.exact else "",
+        _with_options(config.compress or "", config.compress_options),
+        "synchronised batch norm" if config.sync_batch_norm else "",
+    ]
+    said = "; ".join(filter(None, words))
+    rows = [("scheme", said)] if said != TrainConfig.scheme else []
+    if isinstance(inner, Auto):
+        rows += [("allreduce", _choice(choice)) for choice in inner.choices]
+    elif config.allreduce != TrainConfig.allreduce:
+        rows.append(("allreduce", config.allreduce))
+    return rows
+
+
+def _choice(choice: Choice) -> str:
+    """Say what was fastest, beside MPI's own way."""
+    ours, vendors = (1e3 * choice.seconds[name] for name in (choice.name, VENDOR))
+    size = f"up to {choice.nbytes / 1024:g} KiB of {choice.dtype}"
+    return f"{size}: {choice.name}, {ours:.3g} ms ({VENDOR} {vendors:.3g} ms)"
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    return ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
 
 
 def _title(name: str) -> str:

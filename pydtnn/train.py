@@ -12,6 +12,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pydtnn import __version__
 from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.command_line import parse
@@ -104,11 +106,16 @@ def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
 
 def _run(config: TrainConfig, comm: Communicator) -> None:
     from pydtnn.job import create_job, fetch_data
+    from pydtnn.machine import cpu_model
+    from pydtnn.parallel import choose_allreduce
     from pydtnn.run_directory import run_directory
     from pydtnn.threads import limit_blas_threads, threads_per_rank
 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
+    if config.exact:  # other kernels of BLAS would round in another way
+        _require_equal(comm, {"CPU": cpu_model(), "NumPy": np.__version__})
     threads = _together(comm, threads_per_rank, comm)
+    comm = _together(comm, choose_allreduce, config, comm)
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.

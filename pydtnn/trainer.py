@@ -12,6 +12,7 @@ import numpy as np
 from pydtnn.callbacks import Callback
 from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.comm.schemes.partition import Partition
 from pydtnn.cuts import even_cuts
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
@@ -185,6 +186,11 @@ class Trainer:
             raise ValueError(
                 "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
                 "more shards to save memory"
+            )
+        if self.optimizer.clip_norm is not None and isinstance(self.exchange, Partition):
+            raise ValueError(
+                f"Trainer: {type(self.exchange).__name__} adds up the norm for clip_norm over the "
+                "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
             )
         if self.model.backend.choices.mode == "measure":
             raise ValueError(

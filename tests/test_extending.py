@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +14,47 @@ import pytest
 
 from pydtnn import layers
 from pydtnn.comm import create_communicator, run_threads
+from pydtnn.comm.compression import Compressor
 from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.comm.option import option
+from pydtnn.comm.schedules import steps
+from pydtnn.comm.schedules.check import check
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schemes import (
+    GRAPHS,
+    SCHEMES,
+    Gossip,
+    LocalSGD,
+    Partition,
+    ShardedOptimizer,
+    swap,
+)
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Layer, Linear, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.testing import check_layer
+from pydtnn.testing import check_layer, check_scheme
 from pydtnn.trainer import Trainer
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
-LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 10}
+LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
+LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8}
+LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
+"""What the library has of which the blocks show the code."""
 
 
 def run(block: str) -> Any:
     """Execute a block and return what it defines."""
     names: dict[str, Any] = {"np": np, "Layer": Layer, "Optimizer": Optimizer}
-    names |= {"GradientExchange": GradientExchange} | vars(layers)
-    before = set(names)
+    names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
+    names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
+    names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD}
+    before = dict(names)
     exec(BLOCKS[block], names)
-    (name,) = set(names) - before - {"__builtins__"}
-    return names[name]
+    del names["__builtins__"]
+    *_, last = (name for name, value in names.items() if before.get(name) is not value)
+    return names[last]
 
 
 def lines_of_code(source: str) -> int:
@@ -83,13 +105,13 @@ def test_the_schedule_sets_the_learning_rate() -> None:
     assert optimizer.lr_now == schedule(11)
 
 
-def test_the_scheme_learns_and_ends_with_equal_parameters() -> None:
-    scheme = run("scheme")
+@pytest.mark.parametrize("block", LIBRARY)
+def test_the_schemes_learn_and_end_with_equal_parameters(block: str) -> None:
+    scheme = run(block)
 
     def rank(comm: Any) -> tuple[list[float], np.ndarray]:
         exchange = scheme(comm)
         history = losses(SGD(0.2), exchange)
-        exchange.average_parameters()
         return history, exchange.buckets[0].values.copy()
 
     (first, weights), *others = run_threads(3, rank)
@@ -97,6 +119,85 @@ def test_the_scheme_learns_and_ends_with_equal_parameters() -> None:
     for history, other in others:
         assert history == first
         np.testing.assert_array_equal(other, weights)
+
+
+def test_the_scheme_takes_its_option() -> None:
+    comm = create_communicator("serial")
+    assert run("scheme")(comm, period=4).period == 4
+    with pytest.raises(ValueError, match="LocalSGD: period must be at least 1, not 0"):
+        run("scheme")(comm, period=0)
+
+
+class Plain(ast.NodeTransformer):
+    """Leaves the code of a class, without annotations and docstrings."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.returns = None
+        for arg in (*node.args.args, *node.args.kwonlyargs):
+            arg.annotation = None
+        return self.visit_ClassDef(node)
+
+    def visit_ClassDef(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.body = node.body[1:] if ast.get_docstring(node) else node.body
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign:
+        assert node.value is not None
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def code(source: str) -> str:
+    return ast.unparse(Plain().visit(ast.parse(source)))
+
+
+@pytest.mark.parametrize("block", LIBRARY)
+def test_the_library_has_what_the_block_shows(block: str) -> None:
+    source = inspect.getsource(LIBRARY[block])
+    assert code(source) == code(BLOCKS[block])
+    assert lines_of_code(source) <= LIMITS[block]
+
+
+def test_the_table_of_schemes_says_how_long_they_are() -> None:
+    section = DOC.read_text().partition("## A parallel scheme")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.* (\d+) \|$", section, re.MULTILINE)
+    lines = {name: lines_of_code(inspect.getsource(scheme)) for name, scheme in SCHEMES.items()}
+    assert {name: int(said) for name, said in rows} == lines
+
+
+def test_the_report_on_a_scheme_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    report = run("check")
+    assert [row.ranks for row in report.rows] == [1, 3]
+    assert "LocalSGD: 57 parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("block", ["compressor", "top_k"])
+def test_the_compressors_keep_a_scheme_s_promises(block: str) -> None:
+    scheme = partial(AllReduce, sums=run(block))  # top_k sends one element of each bucket here
+    check_scheme(
+        scheme, ranks=[1, 3], equal_to_serial=False, optimizer=lambda: SGD(0.02, momentum=0.5)
+    )
+
+
+def test_what_is_not_among_the_largest_is_sent_later() -> None:
+    def rank(comm: Any) -> list[float]:
+        return losses(SGD(0.2), AllReduce(comm, sums=run("top_k")), epochs=12)
+
+    history, *_ = run_threads(2, rank)
+    assert history[-1] < 0.7 * history[0]
+
+
+def test_the_collective_adds_up() -> None:
+    star = run("collective")
+
+    def rank(comm: Any) -> list[float]:
+        x = np.arange(5.0) + comm.rank
+        Scheduled(comm, star).allreduce(x)
+        return x.tolist()
+
+    for size in (1, 2, 5):
+        check(star, range(size))
+        assert run_threads(size, rank) == [[size * (i + (size - 1) / 2) for i in range(5)]] * size
 
 
 def test_the_model_is_built_for_classes_and_a_shape() -> None:

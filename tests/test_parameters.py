@@ -141,3 +141,18 @@ def test_parameters_lie_in_the_order_in_which_backward_completes_them() -> None:
     layers = [name.split(".")[0] for name in model.parameters]
     expected = ["linear6", "linear6", "linear4", "linear4", "batchnorm1", "batchnorm1"]
     assert layers == [*expected, "conv2d0", "conv2d0"]
+
+
+def test_gradients_can_be_written_to_several_sets_of_arrays() -> None:
+    parameters, buffer = make([3, 20, 5], 64)
+    bucket = buffer.buckets[1]
+    for slot in (0, 2, 1):
+        buffer.write_to(slot)
+        for p in parameters:
+            p.grad[...] = slot + 1
+    for slot in range(3):
+        entry = bucket.parameters[0]
+        np.testing.assert_array_equal(bucket.gradients(slot)[entry.slice], slot + 1.0)
+    buffer.write_to(0)
+    assert parameters[1].grad.base is bucket.grads.base
+    assert bucket.gradients(0).ctypes.data == bucket.grads.ctypes.data

@@ -128,7 +128,7 @@ class ExactSums(Sums):
         whole = np.empty(sum(counts))
         self.comm.allgather(np.concatenate([np.empty(0), *stack.blocks.values()]), counts, whole)
         blocks = [block for run in runs for block in run]
-        nodes = dict(zip(blocks, whole.reshape(-1, n), strict=True))
+        nodes = dict(zip(blocks, whole.reshape(len(blocks), n), strict=True))
         return tree_sum(nodes, self.present), Completed()
 
     def runs(self) -> tuple[tuple[Block, ...], ...]:

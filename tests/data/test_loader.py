@@ -274,3 +274,25 @@ def test_an_epoch_or_step_that_does_not_exist_is_refused(
         pytest.raises(ValueError, match=r"an epoch counts from 0 and has steps 0\.\.3"),
     ):
         loader.epoch(epoch, start)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_shards_of_a_batch_hold_the_same_samples_for_any_number_of_ranks(
+    images: ArrayDataset, size: int
+) -> None:
+    def shards(ranks: int) -> dict[tuple[int, int | None], list[int]]:
+        found = {}
+        for rank in range(ranks):
+            with Loader(images, global_batch_size=10, rank=rank, size=ranks, shards=4) as loader:
+                for batch in loader.epoch(0):
+                    assert batch.total == min(10, len(images) - 10 * batch.index)
+                    for number, rows in batch.shards:
+                        found[batch.index, number] = batch.samples[rows].tolist()
+        return found
+
+    assert shards(size) == shards(1)
+
+
+def test_more_ranks_than_shards_are_refused(images: ArrayDataset) -> None:
+    with pytest.raises(ValueError, match=r"3 ranks are more than the 2 shards of a batch; use"):
+        Loader(images, global_batch_size=10, rank=0, size=3, shards=2)

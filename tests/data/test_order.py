@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.data.order import below, permutation, rank_slice
+from pydtnn.data.order import below, own_shards, permutation, rank_slice
 
 
 @pytest.mark.parametrize("n", [1, 2, 1000])
@@ -34,3 +34,16 @@ def test_random_words_become_numbers_below_a_bound_that_all_occur() -> None:
     words = np.array([0, 2**32 // 3, 2**32 // 3 + 1, 2**32 - 1], np.uint32)
     assert below(words, 3).tolist() == [0, 0, 1, 2]
     assert below(words, np.array([1, 4, 4, 7])).tolist() == [0, 1, 1, 6]
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 11, 64])
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_shards_do_not_depend_on_the_ranks_that_own_them(n: int, shards: int) -> None:
+    whole = [(s.number, range(n)[s.rows]) for s in own_shards(n, shards, 0, 1)[1]]
+    assert [row for _, rows in whole for row in rows] == list(range(n))
+    for size in range(1, shards + 1):
+        found = []
+        for rank in range(size):
+            rows, own = own_shards(n, shards, rank, size)
+            found += [(s.number, range(n)[rows][s.rows]) for s in own]
+        assert found == whole

@@ -1,0 +1,80 @@
+"""From a configuration to how the ranks train together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.compression import create_sums
+from pydtnn.comm.exact import ExactSums
+from pydtnn.comm.exchange import GradientExchange
+from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.check import check
+from pydtnn.comm.schemes import SCHEMES
+from pydtnn.comm.sums import Sums
+from pydtnn.config import TrainConfig
+from pydtnn.own_code import import_object, is_own, naming_options
+from pydtnn.registry import create
+
+FLAGS = {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"}
+
+
+def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
+    """Give the communicator the allreduce that `--allreduce` names. Collective: all ranks call it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and for an algorithm of a file that does not add up on these ranks.
+    """
+    if not is_own(config.allreduce):
+        return create_allreduce(config.allreduce, comm)
+    algorithm = import_object(config.allreduce, "--allreduce")
+    check(algorithm, comm.hosts)  # it would hang, or sum wrongly
+    return create_allreduce(algorithm, comm)
+
+
+def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:
+    """Make the parallel scheme that `--scheme` names, or a file's class.
+
+    Raises
+    ------
+    ValueError, TypeError
+        In one sentence, for what is unknown or does not go together.
+    """
+    name, registry = config.scheme, SCHEMES
+    if is_own(config.scheme):
+        scheme = import_object(config.scheme, "--scheme")
+        if not (isinstance(scheme, type) and issubclass(scheme, GradientExchange)):
+            raise ValueError(
+                f"--scheme: {config.scheme} must be a subclass of GradientExchange, not {scheme!r}"
+            )
+        name = config.scheme.rpartition(":")[2].lower()
+        registry = {name: scheme}
+    with naming_options("--scheme-options", config.scheme_options, FLAGS):
+        options = dict(config.scheme_options)
+        factory = registry.get(name.strip().lower().replace("-", "_"))
+        takes = inspect.signature(factory).parameters if factory else {}
+        for option, value, usual, flag in (
+            ("overlap", config.overlap, True, "--no-overlap"),
+            ("sums", create_sums_of(config), Sums, "--compress and --exact"),
+        ):
+            if option in takes:
+                options[option] = value
+            elif factory and value is not usual:
+                raise ValueError(f"{flag}: {config.scheme} takes no `{option}`; leave it out")
+        return create("scheme", registry, name, options, args=(comm,))
+
+
+def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
+    """Choose how gradients are added up: exactly, compressed, or as the communicator does it."""
+    if config.exact:
+        return partial(ExactSums, shards=config.shards)
+    if config.compress is None:
+        if config.compress_options:
+            raise ValueError("--compress-options: say with --compress whose options they are")
+        return Sums
+    with naming_options("--compress-options", config.compress_options, {"name": "--compress"}):
+        return create_sums(config.compress, **config.compress_options)

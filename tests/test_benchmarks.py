@@ -89,3 +89,16 @@ def test_ddp_trains_with_the_command_line():
     rate, memory = map(float, row(table, "mlp", "1", "1", "64"))
     assert rate > 0
     assert memory > 0
+
+
+def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpiexec):
+    options = ("--bytes", "4e3", "--algorithms", "ring", "--turns", "2")
+    done = mpiexec(2, [str(FOLDER / "allreduce.py"), *options])
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    assert row(table, "4000", "vendor")[-1] == "1.00"
+    assert len(row(table, "4000", "vendor-iallreduce")) == 3
+    median, least, ratio, predicted, _ = map(float, row(table, "4000", "ring"))
+    assert 0 < least <= median
+    assert ratio > 0
+    assert predicted > 0

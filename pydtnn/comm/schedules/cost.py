@@ -96,7 +96,7 @@ class _Replay:
         """Time when the last rank has ended its last round."""
         flows = Flows(self.network)
         now = 0.0
-        for rank in range(len(self.rounds)):
+        for rank in range(len(self.rounds)) if self.messages else ():
             for _ in range(ACTIVE):
                 self._start(rank, now)
         while self.starts or self.ready or flows.rates:

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.compression import CompressedSums, Compressor, Context, create_sums
 from pydtnn.comm.metered import Metered
+from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.parameters import Bucket
 from tests.comm.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
 
@@ -199,6 +200,20 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind(comm, case):
     for step in (2, 3):
         for result in exchanged(comm, sums, buckets, step):
             assert all(np.isfinite(array).all() for array in result)
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_halves_are_added_by_the_schedule_that_was_chosen_and_else_by_a_ring(comm, name):
+    messages = []
+    for chosen in (Scheduled(comm, "binomial_tree"), comm):
+        metered = Metered(chosen)
+        (bucket,) = buckets_of()
+        sums = create_sums(name)(metered)
+        sums.prepare((bucket,))
+        exchanged(metered, sums, (bucket,), 0)
+        messages.append(metered.traffic.messages)
+    assert messages == [1, 4]  # one sum; two rounds around the ring, twice
 
 
 def above(limit: float, **options: Any) -> Compressor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from pydtnn.checkpoint import load_checkpoint
 from pydtnn.comm import Communicator
 from pydtnn.comm.compression import COMPRESSORS, create_sums
 from pydtnn.comm.exchange import AllReduce
+from pydtnn.comm.schemes import ShardedOptimizer, StaleGradients
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
+from pydtnn.testing import check_scheme
 from pydtnn.trainer import Trainer
 from tests.small_training import fingerprint, small_fit, small_trainer
 
@@ -104,3 +107,17 @@ def test_a_resumed_run_ends_in_the_same_bytes(comm, name, shared_path, monkeypat
     small_fit(resumed, 3)
     assert fingerprint(resumed) == fingerprint(whole)
     comm.barrier()
+
+
+OTHER_SCHEMES = [  # one for each way of exchanging
+    *((ShardedOptimizer, name) for name in ("random_k", "sign", "power_sgd")),
+    *((StaleGradients, name) for name in ("float16", "int8", "power_sgd")),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"), [*((AllReduce, name) for name in COMPRESSORS), *OTHER_SCHEMES]
+)
+def test_schemes_keep_their_contract_with_compressed_gradients(scheme, name):
+    compressed = partial(scheme, sums=create_sums(name, **OPTIONS[name]))
+    check_scheme(compressed, ranks=[3], equal_to_serial=False)

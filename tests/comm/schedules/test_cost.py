@@ -130,6 +130,10 @@ def test_every_schedule_has_a_price_that_grows_with_the_array(algorithm, hosts):
     assert (prices[-1] > 0) == (len(hosts) > 1)
 
 
+def test_a_rank_that_is_alone_pays_nothing_however_long_the_array():
+    assert cost("ring", 10**11, uniform("a")) == 0
+
+
 def test_a_schedule_that_hangs_has_no_price():
     def deaf(group):
         yield (send(1 - group.rank, ALL),)

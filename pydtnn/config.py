@@ -155,7 +155,11 @@ class TrainConfig:
     scheme_options: dict[str, Any] = option(
         COMMUNICATION, {}, 'options of the scheme, such as {"period": 8}'
     )
-    compress: str | None = option(COMMUNICATION, None, "how gradients are compressed on the way")
+    compress: str | None = option(
+        COMMUNICATION,
+        None,
+        "how gradients are compressed on the way, or path/to/file.py:compressor",
+    )
     compress_options: dict[str, Any] = option(
         COMMUNICATION, {}, 'options of the compressor, such as {"share": 0.01}'
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.compression import create_sums
+from pydtnn.comm.compression import Compressor, create_sums
 from pydtnn.comm.exact import ExactSums
 from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schedules.auto import create_allreduce
@@ -76,5 +76,14 @@ def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
         if config.compress_options:
             raise ValueError("--compress-options: say with --compress whose options they are")
         return Sums
+    if is_own(config.compress):
+        compressor = import_object(config.compress, "--compress")
+        if not isinstance(compressor, Compressor):
+            raise ValueError(
+                f"--compress: {config.compress} must be a Compressor, not {compressor!r}"
+            )
+        if config.compress_options:
+            raise ValueError(f"--compress-options: {config.compress} has its own; leave them out")
+        return compressor
     with naming_options("--compress-options", config.compress_options, {"name": "--compress"}):
         return create_sums(config.compress, **config.compress_options)

@@ -102,3 +102,13 @@ def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpi
     assert 0 < least <= median
     assert ratio > 0
     assert predicted > 0
+
+
+def test_compression_trains_with_and_without(mpiexec):
+    table = lines(
+        *("compression.py", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1"),
+        *("--steps", "10", "--only", "top_k-1%"),
+    )
+    plain, compressed = (list(map(float, row(table, name))) for name in ("none", "top_k-1%"))
+    assert len(plain) == len(compressed) == 6
+    assert compressed[2] < plain[2] / 10  # MB per step

@@ -58,6 +58,20 @@ def test_a_scheme_of_a_file_has_options_too(tmp_path: Path) -> None:
     assert not made.overlap
 
 
+def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from pydtnn.comm.compression import Compressor\n"
+        "half = Compressor(lambda x, c: (x,), lambda parts, out, c: out.__iadd__(parts[0]))\n"
+        "other = 3\n"
+    )
+    assert isinstance(exchange(compress=f"{file}:half").sums, CompressedSums)
+    with pytest.raises(ValueError, match="other must be a Compressor, not 3"):
+        exchange(compress=f"{file}:other")
+    with pytest.raises(ValueError, match="half has its own; leave them out"):
+        exchange(compress=f"{file}:half", compress_options={"share": 0.1})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,7 +13,6 @@ from pydtnn.comm.compression.kept import Kept
 from pydtnn.comm.compression.lossy import LossySums, forget_if_not_finite
 from pydtnn.comm.compression.steps import Steps
 from pydtnn.comm.compression.wire import exchange, pack, size_of, unpack
-from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.parameters import Bucket
@@ -152,7 +151,7 @@ class CompressedSums(LossySums):
 
 def _has_schedule(comm: Communicator) -> bool:
     """Whether a communicator's sums follow a schedule."""
-    while isinstance(comm, Metered | Wrapper):
+    while isinstance(comm, Wrapper):
         if isinstance(comm, Scheduled):
             return True
         comm = comm.inner

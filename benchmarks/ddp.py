@@ -16,116 +16,54 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import resource
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import NamedTuple
 
+from rank import STEPS
+from ranks import default_launcher, launch, start
 from report import WITH_TORCH, Report
 from work import WORK
 
-STEPS = 10
-"""Steps of an epoch: long enough to average, so short that many fit into a run."""
 
-
-class Run:
+class Run(NamedTuple):
     """What a run says of itself: images/s of each epoch but the first, MB per rank."""
 
-    def __init__(self, rates: list[float], memory: float) -> None:
-        self.rates = rates[1:]
-        self.memory = memory
-        self.rate = statistics.median(self.rates)
+    rates: list[float]
+    memory: float
 
-
-def environment(threads: int) -> dict[str, str]:
-    """The variables of a rank."""
-    kept = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
-    return kept | {"OMP_NUM_THREADS": str(threads)}
+    @property
+    def rate(self) -> float:
+        """Median of the epochs."""
+        return statistics.median(self.rates)
 
 
 def run_ours(name: str, ranks: int, threads: int, epochs: int) -> Run:
     """Train with the command line under mpirun and read what it prints."""
     work = WORK[name]
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise SystemExit("ddp: no mpirun; install pydtnn's extra `mpi`")
     data = {"samples": STEPS * ranks * work.batch, "classes": work.classes, "shape": work.shape}
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            *(mpirun, "-np", str(ranks), sys.executable, "-m", "pydtnn.train"),
+            *(sys.executable, "-m", "pydtnn.train"),
             *("--model", work.net, "--batch-size", str(work.batch), "--threads", str(threads)),
             *("--dataset", "synthetic", "--dataset-options", json.dumps(data)),
             *("--epochs", str(epochs), "--steps-per-epoch", str(STEPS), "--lr", "0.01"),
             *("--checkpoint-epochs", "0", "--output-dir", str(Path(folder) / "run")),
         ]
-        done = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"ddp: pydtnn.train failed:\n{done.stdout}{done.stderr}")
-    rates = re.findall(r"^epoch .* val_loss .* ([\d.]+) images/s  [\d.]+ s$", done.stdout, re.M)
-    (memory,) = re.findall(r"^peak memory per rank +([\d.]+) MB", done.stdout, re.M)
-    return Run([float(rate) for rate in rates], float(memory))
+        text = launch(default_launcher(), ranks, threads, command)
+    rates = re.findall(r"^epoch .* val_loss .* ([\d.]+) images/s  [\d.]+ s$", text, re.M)
+    (memory,) = re.findall(r"^peak memory per rank +([\d.]+) MB", text, re.M)
+    return Run([float(rate) for rate in rates[1:]], float(memory))
 
 
 def run_torch(name: str, ranks: int, threads: int, epochs: int) -> Run:
-    """Start PyTorch's ranks and read what rank 0 prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = environment(threads) | {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, __file__, "--serve", name, str(threads), str(epochs)]
-    processes = [
-        subprocess.Popen(
-            command, env=variables | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    answers = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit("ddp: a rank of PyTorch's has failed; its error is above")
-    answer = json.loads(answers[0])
-    return Run(answer["rates"], answer["memory"])
-
-
-def serve(name: str, threads: int, epochs: int) -> None:
-    """Be a rank of PyTorch's: train, and on rank 0 print images/s of each epoch."""
-    import torch
-    from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
-    from torch_twin import Peer, plain_graph, to_torch
-
-    torch.set_num_threads(threads)
-    distributed.init_process_group("gloo")
-    work, ranks = WORK[name], distributed.get_world_size()
-    model = DistributedDataParallel(Peer(plain_graph(work.net, work.classes, work.shape)))
-    images, classes = work.data()
-    x, target = to_torch(images), torch.from_numpy(classes)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
-    rates = []
-    for _ in range(epochs):
-        distributed.barrier()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), target).backward()
-            optimizer.step()
-        rates.append(STEPS * ranks * work.batch / (time.perf_counter() - start))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # MB: Linux counts in KiB
-    if distributed.get_rank() == 0:
-        print(json.dumps({"rates": rates, "memory": 1.024 * memory}), flush=True)
-    distributed.barrier()
-    os._exit(0)  # PyTorch's threads sometimes abort a process that leaves in the usual way
+    """Let PyTorch's ranks train."""
+    batch = ranks * WORK[name].batch
+    run = start("torch", name, batch, ranks=ranks, threads=threads, epochs=epochs - 1)
+    return Run(run.rates, run.memory)
 
 
 def main() -> None:
@@ -137,11 +75,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help=f"of {STEPS} steps, in a run")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        serve(args.serve[0], *map(int, args.serve[1:]))
-        return
     if args.epochs < 2:
         parser.error("--epochs must be at least 2: the first does not count")
     sides = {"ours": run_ours} | ({"torch": run_torch} if WITH_TORCH else {})

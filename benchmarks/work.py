@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pydtnn.comm import Communicator
 
 
 class Work(NamedTuple):
@@ -61,9 +64,28 @@ class Ours:
 
     Algorithms are chosen anew: what others measured on this machine, in busier times or with other
     kernels, must not decide.
+
+    Parameters
+    ----------
+    name : str
+        Of the work.
+    threads : int
+    variant : str
+        One of `VARIANTS`.
+    comm : Communicator, optional
+        The ranks that share the work; by default this one is alone.
+    samples : int, optional
+        This rank's part of the batch; the work's own batch by default.
     """
 
-    def __init__(self, name: str, threads: int, variant: str = "full") -> None:
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        variant: str = "full",
+        comm: Communicator | None = None,
+        samples: int | None = None,
+    ) -> None:
         from pydtnn.comm import create_communicator
         from pydtnn.comm.exchange import AllReduce
         from pydtnn.data import Batch
@@ -72,12 +94,13 @@ class Ours:
         from pydtnn.models import create_net
         from pydtnn.optimizers import SGD
         from pydtnn.trainer import Trainer
+        from pydtnn.tuning import settle_choices
 
         self.cache = TemporaryDirectory()
         os.environ["PYDTNN_CACHE"] = self.cache.name
         forget_peak()
         self.before = resident()
-        work = WORK[name]
+        work = WORK[name] if samples is None else WORK[name]._replace(batch=samples)
         tuning = "direct" if variant == "no-winograd" else "measure"
         self.model = Model(
             create_net(work.net, work.classes, work.shape),
@@ -89,11 +112,14 @@ class Ours:
             self.model,
             SGD(0.01, momentum=0.9, weight_decay=1e-4),
             metrics=(),
-            exchange=AllReduce(create_communicator("serial")),
+            exchange=AllReduce(comm or create_communicator("serial")),
         )
         self.trainer.exchange.start(self.model.buckets)
+        sizes = self.trainer.comm.gather_object(work.batch)
+        if len(sizes) > 1:
+            settle_choices(self.model, self.trainer.comm, max(sizes), training=True)
         x, target = work.data()
-        self.batch = Batch(x, target, np.arange(work.batch), 0, work.batch)
+        self.batch = Batch(x, target, np.arange(work.batch), 0, sum(sizes))
 
     def step(self) -> None:
         """Make one training step."""

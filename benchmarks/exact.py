@@ -88,7 +88,7 @@ def checksum(folder: Path) -> str:
 
 def same_bytes(args: argparse.Namespace, report: Report) -> bool:
     """Print the checksum of every run; return whether all are the same."""
-    report.line(f"{'ranks':>5} {'threads':>8} {'samples of a rank':>18}  SHA-256")
+    report.line(f"{'ranks':>5} {'threads':>8} {'samples of a rank':>24}  SHA-256")
     found = set()
     for ranks in RANKS:
         rows = [own_shards(BATCH, SHARDS, rank, ranks)[0] for rank in range(ranks)]
@@ -98,7 +98,7 @@ def same_bytes(args: argparse.Namespace, report: Report) -> bool:
                 folder = Path(name) / "run"
                 run(ranks, threads, command(args, folder, *exact()))
                 found.add(checksum(folder))
-                report.line(f"{ranks:>5} {threads:>8} {samples:>18}  {checksum(folder)}")
+                report.line(f"{ranks:>5} {threads:>8} {samples:>24}  {checksum(folder)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         interrupt(4, command(args, folder, *exact()), folder)

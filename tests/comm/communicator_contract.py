@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -303,3 +307,21 @@ class CommunicatorContract:
         x = np.ones(comm.size)
         with pytest.raises(ValueError, match="out overlaps"):
             comm.reduce_scatter(x, [1] * comm.size, x[comm.rank : comm.rank + 1])
+
+
+def contract(wrap: Callable[[Communicator], Communicator]) -> type:
+    """Make the contract's tests for communicators that wrap another."""
+
+    def wrapping(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(self: Any, comm: Communicator, **fixtures: Any) -> None:
+            test(self, comm=wrap(comm), **fixtures)
+
+        return run
+
+    tests = {
+        name: wrapping(test)
+        for name, test in vars(CommunicatorContract).items()
+        if name.startswith("test_")
+    }
+    return type("Contract", (), tests)

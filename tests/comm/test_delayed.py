@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,25 +12,7 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.delayed import Delayed
 from pydtnn.testing.scheme_watch import Ledger, Watched
-from tests.comm.communicator_contract import CommunicatorContract
-
-
-def contract(wrap: Callable[[Communicator], Communicator]) -> type:
-    """The contract's tests, each on its communicator wrapped."""
-
-    def wrapping(test: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(test)
-        def run(self: Any, comm: Communicator, **fixtures: Any) -> None:
-            test(self, comm=wrap(comm), **fixtures)
-
-        return run
-
-    tests = {
-        name: wrapping(test)
-        for name, test in vars(CommunicatorContract).items()
-        if name.startswith("test_")
-    }
-    return type("Contract", (), tests)
+from tests.comm.communicator_contract import contract
 
 
 @pytest.mark.threads(3)

@@ -11,8 +11,7 @@ from pydtnn.comm.schedules import auto
 from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
-from tests.comm.communicator_contract import total, whole
-from tests.comm.test_delayed import contract
+from tests.comm.communicator_contract import contract, total, whole
 
 
 @pytest.mark.threads(2)

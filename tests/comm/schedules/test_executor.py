@@ -11,8 +11,7 @@ from pydtnn.comm.schedules import SCHEDULES, executor
 from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.errors import RankError
-from tests.comm.communicator_contract import total, whole
-from tests.comm.test_delayed import contract
+from tests.comm.communicator_contract import contract, total, whole
 
 TYPES = ("float32", "float64", "float16", ml_dtypes.bfloat16, "int32")
 

@@ -16,7 +16,7 @@ from pydtnn.comm.schemes import SCHEMES
 from pydtnn.comm.sums import Sums
 from pydtnn.config import TrainConfig
 from pydtnn.own_code import import_object, is_own, naming_options
-from pydtnn.registry import create
+from pydtnn.registry import create, key_of
 
 FLAGS = {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"}
 
@@ -55,7 +55,7 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
         registry = {name: scheme}
     with naming_options("--scheme-options", config.scheme_options, FLAGS):
         options = dict(config.scheme_options)
-        factory = registry.get(name.strip().lower().replace("-", "_"))
+        factory = registry.get(key_of(name))
         takes = inspect.signature(factory).parameters if factory else {}
         for option, value, usual, flag in (
             ("overlap", config.overlap, True, "--no-overlap"),

@@ -11,6 +11,15 @@ from pydtnn.suggest import unknown
 T = TypeVar("T")
 
 
+def key_of(name: str) -> str:
+    """Return a name as registries have it: lower case, words joined by "_".
+
+    >>> key_of("Local-SGD")
+    'local_sgd'
+    """
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
 def create(
     kind: str,
     registry: Mapping[str, Callable[..., T]],
@@ -52,7 +61,7 @@ def create(
     """
     if not isinstance(name, str):
         raise TypeError(f"{kind}: expected one of its kind or a name, not {name!r}")
-    key = name.strip().lower().replace("-", "_").replace(" ", "_")
+    key = key_of(name)
     key = (aliases or {}).get(key, key)
     if key not in registry:
         raise ValueError(unknown(kind, name, [*registry, *(aliases or {})]))

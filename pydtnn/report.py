@@ -121,8 +121,9 @@ def _communication(job: Job) -> list[tuple[str, str]]:
 def _choice(choice: Choice) -> str:
     """Say what was fastest, beside MPI's own way."""
     ours, vendors = (1e3 * choice.seconds[name] for name in (choice.name, VENDOR))
-    size = f"up to {choice.nbytes / 1024:g} KiB of {choice.dtype}"
-    return f"{size}: {choice.name}, {ours:.3g} ms ({VENDOR} {vendors:.3g} ms)"
+    size = f"{choice.nbytes} B" if choice.nbytes < 1024 else f"{choice.nbytes / 1024:g} KiB"
+    times = f"{ours:.3g} ms ({VENDOR} {vendors:.3g} ms)"
+    return f"up to {size} of {choice.dtype}: {choice.name}, {times}"
 
 
 def _with_options(name: str, options: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -23,22 +24,22 @@ Case = tuple[str, int, Callable[[], object]]
 
 
 class Arrays:
-    """Tensors of one shape: input, gradient, output, and the state of an optimizer."""
+    """Tensors of one shape, of module `xp`: input, gradient, output, state of an optimizer."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, xp: Any = np) -> None:
         rng = np.random.default_rng(0)
-        self.shape = shape
-        self.x = rng.standard_normal(shape, "float32").astype(dtype)
-        self.dy, self.out = self.x[::-1].copy(), np.zeros_like(self.x)
-        self.state = [np.zeros(prod(shape), dtype) for _ in range(2)]
+        self.shape, self.xp = shape, xp
+        self.x = xp.asarray(rng.standard_normal(shape, "float32").astype(dtype))
+        self.dy, self.out = self.x[::-1].copy(), xp.zeros_like(self.x)
+        self.state = [xp.zeros(prod(shape), dtype) for _ in range(2)]
         self.size = self.x.nbytes
 
 
 def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Batch norm in its four passes, group and layer norm."""
     norm, channels, n = backend.norm, a.shape[-1], a.size
-    sums, two = np.zeros(1 + 2 * channels), np.zeros((2, channels))
-    one = np.ones(channels, a.x.dtype)
+    sums, two = a.xp.zeros(1 + 2 * channels), a.xp.zeros((2, channels))
+    one = a.xp.ones(channels, a.x.dtype)
     yield "statistics", n, lambda: norm.statistics(a.x, out=sums)
     yield "normalize", 2 * n, lambda: norm.normalize(a.x, one, one, out=a.out)
     yield (
@@ -56,8 +57,8 @@ def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
         ("layer", (-1, 1, 16 * channels), 1),
     ):
         x, dy, out = (array.reshape(view) for array in (a.x, a.dy, a.out))
-        mean, inv_std = np.zeros((2, len(x), groups))
-        weights = np.ones((4, x.shape[2]), a.x.dtype)
+        mean, inv_std = a.xp.zeros((2, len(x), groups))
+        weights = a.xp.ones((4, x.shape[2]), a.x.dtype)
 
         def forward(x=x, out=out, mean=mean, inv_std=inv_std, w=weights, groups=groups):
             norm.group_forward(x, w[0], w[1], groups, 1e-5, out=out, mean=mean, inv_std=inv_std)
@@ -72,7 +73,7 @@ def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
 def fused_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Deferred arrays: batch norm, with ReLU, with the sum of a residual block; and their gate."""
     fused, n, channels = backend.fused, a.size, a.shape[-1]
-    half, sums = np.full(channels, 0.5, a.x.dtype), np.zeros((3, channels))
+    half, sums = a.xp.full(channels, 0.5, a.x.dtype), a.xp.zeros((3, channels))
     norm = Deferred(Term(a.x, half, half), shift=half, relu=True)
     block = Deferred(Term(a.x, half, half), Term(a.dy), shift=half, relu=True)
     yield "evaluate, 1 term", 2 * n, lambda: fused.evaluate(norm, out=a.out)
@@ -87,7 +88,7 @@ def pool_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     for name, pool_geometry in POOLS.items():
         g = replace(pool_geometry, channels=channels)
         small = (batch, *g.output, channels)
-        y, index = np.zeros(small, a.x.dtype), np.zeros(small, "int32")
+        y, index = a.xp.zeros(small, a.x.dtype), a.xp.zeros(small, "int32")
         both = y.nbytes + index.nbytes
         yield (
             f"max {name}",
@@ -109,7 +110,7 @@ def pool_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
             a.size + y.nbytes,
             lambda g=g, y=y: pool.average_backward(y, g, out=a.out),
         )
-    top = np.zeros((batch, 1, 1, channels), a.x.dtype)
+    top = a.xp.zeros((batch, 1, 1, channels), a.x.dtype)
     yield "global average", a.size, lambda: pool.adaptive_forward(a.x, out=top)
     yield "global average backward", a.size, lambda: pool.adaptive_backward(top, out=a.out)
 
@@ -139,7 +140,7 @@ def loss_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Cross-entropy and the squared error with their gradients."""
     loss = backend.loss
     logits, out = a.x.reshape(-1, 1024), a.out.reshape(-1, 1024)
-    target = np.zeros(len(logits), "int64")
+    target = a.xp.zeros(len(logits), "int64")
     yield (
         "cross_entropy of 1024",
         2 * a.size,
@@ -170,7 +171,7 @@ def update_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
 
 def random_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Dropout."""
-    samples = np.arange(a.shape[0])
+    samples = a.xp.arange(a.shape[0])
     yield (
         "dropout",
         2 * a.size,

@@ -73,7 +73,7 @@ def _create_backend(name: str, **options: Any) -> Backend:
     try:
         return create_backend(name, **options)
     except ImportError as error:
-        pytest.skip(f"backend {name} is not built: {error}")
+        pytest.skip(f"backend {name} is not here: {error}")
 
 
 @pytest.fixture

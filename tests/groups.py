@@ -2,6 +2,7 @@
 
     @pytest.mark.threads(2, 3)          # on 2 and on 3 threads
     @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these
+    @pytest.mark.mpi(through=staged)    # each rank calls staged(comm) and tests what it returns
     def test_every_rank_counts(comm): ...
 
 The body of such a test is what one rank does, and it fails where any rank fails. Fixtures other
@@ -10,7 +11,8 @@ than `comm` are made once for all threads, and once per MPI process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +33,7 @@ class Group:
 
     kind: str
     ranks: int
+    through: Callable[[Communicator], Communicator] = field(default=lambda comm: comm)
 
     def __str__(self) -> str:
         return f"{self.kind}{self.ranks}"
@@ -58,13 +61,16 @@ class Groups:
             raise pytest.UsageError(
                 f"{metafunc.definition.nodeid}: a test on several ranks needs the fixture comm."
             )
-        groups = [pytest.param(Group("threads", n)) for n in (threads.args if threads else ())]
+        groups = [
+            pytest.param(Group("threads", n, **threads.kwargs))
+            for n in (threads.args if threads else ())
+        ]
         if mpi is not None:
             wanted = mpi.args or (RANKS if self.world is None else (self.world.size,))
             present = wanted if self.world is None else {self.world.size} & set(wanted)
             reason = launch.why_not()
             marks = [pytest.mark.skip(reason=reason)] if reason else []
-            groups += [pytest.param(Group("mpi", n), marks=marks) for n in present]
+            groups += [pytest.param(Group("mpi", n, **mpi.kwargs), marks=marks) for n in present]
         metafunc.parametrize("comm", groups, indirect=True, ids=lambda group: str(group))
 
     @pytest.hookimpl(tryfirst=True)
@@ -77,7 +83,7 @@ class Groups:
         fixtures = {name: pyfuncitem.funcargs[name] for name in names if name != "comm"}
 
         def rank(comm: Communicator) -> None:
-            pyfuncitem.obj(comm=comm, **fixtures)
+            pyfuncitem.obj(comm=group.through(comm), **fixtures)
 
         run_threads(group.ranks, rank)
         return True
@@ -86,4 +92,6 @@ class Groups:
     def comm(self, request: pytest.FixtureRequest) -> Any:
         """The communicator of the rank that runs the test (see `tests/groups.py`)."""
         group = request.param
-        return group if group.kind == "threads" or self.world is None else self.world.comm
+        if group.kind == "threads" or self.world is None:
+            return group
+        return group.through(self.world.comm)

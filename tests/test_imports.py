@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Area: the modules and packages in it, of which the longest name decides.
 AREAS = {
-    "tools": ["cuts", "errors", "files", "limits", "machine", "registry", "suggest", "threads"],
+    "tools": [
+        *("cuts", "device", "errors", "files", "limits", "machine", "registry", "suggest"),
+        "threads",
+    ],
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],
     "comm": ["comm"],
@@ -69,7 +72,9 @@ ALLOWED = {
 CONFINED = {
     "mpi4py": ["comm.mpi", "info"],
     "cupy": ["kernels.cuda", "comm.nccl", "info"],
+    "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
+    "cuda": ["kernels.cuda.libraries"],
 }
 
 INSTALLED_ALWAYS = {

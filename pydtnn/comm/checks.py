@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.arrays import is_array, is_writeable, on_host
+
 REDUCTIONS = ("sum", "max", "min")
 MAX_TAG = 32767
 """The largest tag that every MPI implementation must accept (MPI 4.1, section 8.1.2)."""
 
 
 def check_array(who: str, array: Any, *, writes: bool = True) -> None:
-    """Refuse what is no contiguous 1-D numpy array (or not writeable where `who` writes)."""
-    if not isinstance(array, np.ndarray):
+    """Refuse what is no contiguous 1-D array (or not writeable where `who` writes)."""
+    if not is_array(array):
         raise TypeError(
-            f"{who}: expected a numpy array, got {type(array).__name__}; "
-            "put the values into a numpy array first."
+            f"{who}: expected an array of NumPy or CuPy, got {type(array).__name__}; "
+            "put the values into an array first."
         )
     if array.ndim != 1:
         raise ValueError(
@@ -34,7 +36,7 @@ def check_array(who: str, array: Any, *, writes: bool = True) -> None:
         raise TypeError(
             f"{who}: expected numbers, got an array of Python objects; use gather_object for these."
         )
-    if writes and not array.flags.writeable:
+    if writes and not is_writeable(array):
         raise ValueError(f"{who}: the array is read-only, but the result is written into it.")
 
 
@@ -83,9 +85,18 @@ def check_parts(
             f"{who}: rank {rank} has count {counts[rank]}, but its part has {part.size} elements; "
             "make them equal."
         )
+    if on_host(part) != on_host(whole):
+        raise TypeError(
+            f"{who}: the part is {_where(part)} and the whole array {_where(whole)}; "
+            "bring both to one place."
+        )
     if part.dtype != whole.dtype:
         raise TypeError(
             f"{who}: the part has type {part.dtype} and the whole array {whole.dtype}; "
             "use one type for both."
         )
     return counts
+
+
+def _where(array: np.ndarray) -> str:
+    return "on the host" if on_host(array) else "on a device"

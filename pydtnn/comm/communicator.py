@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.arrays import address, overlap
 from pydtnn.comm.checks import check_array, check_parts, check_rank, check_reduction, check_tag
 
 
@@ -43,11 +44,16 @@ class Completed(Request):
 
 
 class Communicator(ABC):
-    """A group of ranks that exchange flat, contiguous numpy arrays.
+    """A group of ranks that exchange flat, contiguous arrays.
 
     Arrays are one-dimensional. Those that are reduced hold integers or floats; those that are
     moved hold anything but Python objects. All ranks of a group make the same collective calls
     in the same order, with arrays of the same type and length (parts may differ in length).
+
+    They are NumPy's or, where an implementation says so, those of a device. Operations on the
+    latter are ordered by the device's current stream: they read what was enqueued there before, and
+    what is enqueued there after `wait`, or after `test` has said yes, finds them complete. The host
+    itself need not wait.
 
     Parameters
     ----------
@@ -64,7 +70,12 @@ class Communicator(ABC):
         The host of every rank, each named by the first rank on it: (0, 0, 2, 2).
     local_rank, local_size : int
         This rank among those on its host, and their number.
+    capturable : bool
+        Whether collectives on device arrays may be captured in a CUDA graph: they are work of the
+        device alone, which nobody on the host waits for.
     """
+
+    capturable = False
 
     def __init__(self, rank: int, hosts: Sequence[Hashable]) -> None:
         first: dict[Hashable, int] = {}
@@ -121,7 +132,7 @@ class Communicator(ABC):
         check_array("reduce_scatter", out)
         check_reduction("reduce_scatter", array, "sum")
         counts = check_parts("reduce_scatter", out, counts, array, self.rank, self.size)
-        if np.may_share_memory(array, out):
+        if overlap(array, out):
             raise ValueError(
                 "reduce_scatter: out overlaps the array that is summed; give out memory of its own."
             )
@@ -144,7 +155,7 @@ class Communicator(ABC):
         counts = check_parts("allgather", array, counts, out, self.rank, self.size)
         begin = sum(counts[: self.rank])
         own = out[begin : begin + counts[self.rank]]
-        if np.may_share_memory(array, out) and array.ctypes.data != own.ctypes.data:
+        if overlap(array, out) and address(array) != address(own):
             raise ValueError(
                 "allgather: the part overlaps out, but not at its own place "
                 f"out[{begin}:{begin + counts[self.rank]}]; pass that or memory of its own."

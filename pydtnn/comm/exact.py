@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pydtnn.comm.arrays import overlap
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.sums import Sums
 from pydtnn.cuts import even_cuts
@@ -125,8 +126,9 @@ class ExactSums(Sums):
                 stack.push(shard, array.copy())
         runs = self.runs()
         counts = [n * len(run) for run in runs]
-        whole = np.empty(sum(counts))
-        self.comm.allgather(np.concatenate([np.empty(0), *stack.blocks.values()]), counts, whole)
+        like = parts[0][1]  # of the host or of a device, and so all that is made here
+        whole = np.empty_like(like, shape=sum(counts))
+        self.comm.allgather(np.concatenate([like[:0], *stack.blocks.values()]), counts, whole)
         blocks = [block for run in runs for block in run]
         nodes = dict(zip(blocks, whole.reshape(len(blocks), n), strict=True))
         return tree_sum(nodes, self.present), Completed()
@@ -160,7 +162,7 @@ class _Gather:
         self.requests: list[Request] = []
         for rank in (other for other in range(comm.size) if other != comm.rank):
             for block in runs[rank]:
-                self.nodes[block] = np.empty(mine.stop - mine.start, bucket.grads.dtype)
+                self.nodes[block] = np.empty_like(bucket.grads[mine])
                 self.requests.append(comm.irecv(self.nodes[block], rank, tag))
         for shift in range(1, comm.size):  # not all to the same rank at first
             to = (comm.rank + shift) % comm.size
@@ -202,7 +204,7 @@ class _TreeRequest(Request):
         comm, grads, tag = self.comm, self.bucket.grads, 2 * self.bucket.index + 1
         parts = [grads[a:b] for a, b in pairwise(self.cuts)]
         own = self.gather.wait()
-        if not np.may_share_memory(own, parts[comm.rank]):
+        if not overlap(own, parts[comm.rank]):
             parts[comm.rank][:] = own
         self.gather = None
         others = [rank for rank in range(comm.size) if rank != comm.rank]

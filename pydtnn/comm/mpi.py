@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.arrays import overlap
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.failure import end_all_ranks_on_error
 from pydtnn.comm.launch import launched_ranks
@@ -149,7 +150,7 @@ class MpiCommunicator(Communicator):
             raise self._reduction_error(error, array) from error
 
     def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        in_place = np.may_share_memory(array, out)
+        in_place = overlap(array, out)
         lengths = [count * out.itemsize for count in counts]
         begins = [0, *accumulate(lengths[:-1])]
         self._comm.Allgatherv(

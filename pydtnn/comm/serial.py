@@ -16,6 +16,8 @@ from pydtnn.comm.mailbox import Mailbox, Message
 class Serial(Communicator):
     """One rank. Collectives leave arrays as they are; one can send to oneself, as in MPI."""
 
+    capturable = True
+
     def __init__(self) -> None:
         super().__init__(0, [0])
         self._mailbox = Mailbox()

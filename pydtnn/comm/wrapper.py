@@ -21,6 +21,7 @@ class Wrapper(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.hosts)
         self.inner = inner
+        self.capturable = inner.capturable
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call that returns when it is done."""

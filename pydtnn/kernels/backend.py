@@ -16,7 +16,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.suggest import unknown
 from pydtnn.threads import default_threads
 
-BACKENDS = ("cpu", "numpy")
+BACKENDS = ("cpu", "cuda", "numpy")
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -28,19 +28,22 @@ class Backend:
     Parameters
     ----------
     name : str
-        What users call it: "cpu" or "numpy".
+        What users call it: "cpu", "cuda" or "numpy".
     xp : module
         Array module: arrays of this backend are ``xp.ndarray``.
     threads : int
         Threads that each kernel uses. Results do not depend on it, but measured choices may.
     isa : str
-        Instruction set of the compiled kernels; "none" where none are.
+        Instruction set of the compiled kernels, of a GPU "sm_90" and so on; "none" where none are.
     choices : Choices
         Which algorithms the kernels take.
     linear, conv, pool, norm, fused, elementwise, loss, update, random
         The families of kernels.
     memory : MemoryPool or None
-        Where large arrays come from; None where they are NumPy's own.
+        Where large arrays come from; None where they are the array module's own.
+    keeps_values : bool
+        Whether what convolutions evaluate of deferred inputs is kept for backward: where they
+        cannot evaluate in passing, memory is cheaper than evaluating it again.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Backend:
     update: reference.Update
     random: reference.Random
     memory: Any = None
+    keeps_values: bool = False
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Allocate an array with undefined contents."""
@@ -102,13 +106,15 @@ def create_backend(
     threads: int | None = None,
     isa: str | None = None,
     tuning: str | None = None,
+    device: int | None = None,
+    tf32: bool | None = None,
 ) -> Backend:
     """Make a backend.
 
     Parameters
     ----------
     name : str
-        "cpu" (compiled kernels) or "numpy" (the readable reference, slow).
+        "cpu" (compiled kernels), "cuda" (a GPU) or "numpy" (the readable reference, slow).
     threads : int, optional
         Threads per kernel; by default `OMP_NUM_THREADS`, else the cores this process may use.
     isa : str, optional
@@ -116,11 +122,16 @@ def create_backend(
     tuning : str, optional
         How algorithms are chosen, see `Choices`: "measure", "fixed" or "direct"; by default what
         `PYDTNN_TUNING` says, and without it "measure". The reference has nothing to choose.
+    device, tf32 : optional
+        Of a "cuda" backend, see `pydtnn.kernels.cuda.create_cuda_backend`.
 
     Raises
     ------
     ValueError
-        For an unknown name or tuning, or an instruction set that this CPU or build lacks.
+        For an unknown name or tuning, an instruction set that this CPU or build lacks, or a GPU
+        that is not there.
+    ImportError
+        If the backend is "cuda" and there is no GPU, or no library, that can be used.
     """
     if name not in BACKENDS:
         raise ValueError(unknown("backend", name, BACKENDS))
@@ -134,6 +145,10 @@ def create_backend(
         choices = create_choices(tuning, f"{isa}, {threads} thread{'s' * (threads > 1)}")
         families = create_families(threads, isa, choices)
         return Backend("cpu", np, threads, isa, choices, **families, memory=MemoryPool())
+    if name == "cuda":
+        from pydtnn.kernels.cuda import create_cuda_backend
+
+        return create_cuda_backend(device=device, tf32=tf32, tuning=tuning)
     plain: dict[str, Any] = {name: family(np) for name, family in reference.FAMILIES.items()}
     return Backend("numpy", np, 1, "none", Choices("direct"), **plain)
 

@@ -201,8 +201,15 @@ class Choices:
         self.resolved.clear()
 
 
-def create_choices(mode: str | None, setting: str) -> Choices:
-    """Make the choices of a backend; `mode` is by default what `PYDTNN_TUNING` says, or "measure".
+def create_choices(mode: str | None, setting: str, file: ChoicesFile | None = None) -> Choices:
+    """Make the choices of a backend.
+
+    Parameters
+    ----------
+    mode : str, optional
+        By default what `PYDTNN_TUNING` says, and without it "measure".
+    setting, file
+        See `Choices`.
 
     Raises
     ------
@@ -212,7 +219,7 @@ def create_choices(mode: str | None, setting: str) -> Choices:
     name = mode or os.environ.get(VARIABLE) or MODES[0]
     if name not in MODES:
         raise ValueError(unknown("tuning" if mode else f"value of {VARIABLE}", name, MODES))
-    return Choices(name, setting)
+    return Choices(name, setting, file=file)
 
 
 def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:

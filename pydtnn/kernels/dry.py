@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.geometry import ConvGeometry
@@ -44,7 +45,14 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
     from pydtnn.kernels.cpu import MemoryPool
 
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
-    return replace(backend, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False))
+    kept: dict[str, Any] = {
+        "name": backend.name,
+        "threads": backend.threads,
+        "isa": backend.isa,
+        "choices": backend.choices,
+        "keeps_values": backend.keeps_values,
+    }
+    return Backend(xp=np, **kept, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False))
 
 
 def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:

@@ -122,7 +122,8 @@ class Conv2d(Layer, Finisher):
         """Correlate with the filters and add the bias."""
         (x,) = xs
         deferred = isinstance(x, Deferred) and x.array is None
-        store = self.empty(len(x), self.input_shapes[0]) if deferred and x.keep else None
+        keeps = deferred and (x.keep or (self.backend.keeps_values and context.differentiable))
+        store = self.empty(len(x), self.input_shapes[0]) if keeps else None
         y = self.empty(len(x), self.output_shape)
         sums = np.empty(1 + 2 * self.filters) if self.norm and context.training else None
         w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())

@@ -39,7 +39,7 @@ class Hierarchical(AllReduce):
     def start_sum(self, bucket: Bucket) -> Request:
         """Sum the bucket's gradients on the host, and start to do so between leaders."""
         counts = [len(bucket.grads)] + [0] * (self.host.size - 1)
-        total = np.empty(counts[self.host.rank], bucket.grads.dtype)
+        total = np.empty_like(bucket.grads[: counts[self.host.rank]])
         self.host.reduce_scatter(bucket.grads, counts, total)
         if not self.leads:
             return Completed()

@@ -66,7 +66,7 @@ class Partition(GradientExchange):
 
     def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
         """Put together an array as long as the bucket from the parts of all ranks."""
-        whole = np.empty(len(bucket.values), part.dtype)
+        whole = np.empty_like(part, shape=len(bucket.values))
         self.comm.allgather(part, self.counts[bucket.index], whole)
         return whole
 

@@ -1,0 +1,247 @@
+"""Where CuPy, the GPU, cuDNN, cuBLAS and NCCL are; one sentence where one of them cannot be used.
+
+The libraries are looked for in wheels, in conda and in the system, in this order, by NVIDIA's own
+`cuda.pathfinder`, which comes with CuPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+Version = tuple[int, int, int]
+
+
+class Unavailable(ImportError):
+    """The GPU, or a library that it needs, cannot be used; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A library as we need it.
+
+    Parameters
+    ----------
+    title : str
+        What it is called.
+    oldest : Version
+        The oldest version that has all the functions we call.
+    wheel : str
+        The package that brings it, without the major version of CUDA at its end.
+    version : callable
+        Asks a loaded library for its version.
+    cuda : callable, optional
+        Asks it for the major version of the CUDA that it was built for.
+    """
+
+    title: str
+    oldest: Version
+    wheel: str
+    version: Callable[[ctypes.CDLL], Version]
+    cuda: Callable[[ctypes.CDLL], int] | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that is loaded.
+
+    Parameters
+    ----------
+    title, version
+        As in `Wanted`.
+    path : str
+        The file it came from.
+    functions : ctypes.CDLL
+        Its functions, without prototypes.
+    """
+
+    title: str
+    version: Version
+    path: str
+    functions: ctypes.CDLL
+
+    def __str__(self) -> str:
+        return f"{self.title} {dotted(self.version)}"
+
+
+def _cudnn_version(functions: ctypes.CDLL) -> Version:
+    functions.cudnnGetVersion.restype = ctypes.c_size_t
+    number = functions.cudnnGetVersion()
+    if number < 90000:  # before 9 there were three digits for minor and patch
+        return number // 1000, number // 100 % 10, number % 100
+    return number // 10000, number // 100 % 100, number % 100
+
+
+def _cudnn_cuda(functions: ctypes.CDLL) -> int:
+    functions.cudnnGetCudartVersion.restype = ctypes.c_size_t
+    return int(functions.cudnnGetCudartVersion()) // 1000
+
+
+def _cublas_version(functions: ctypes.CDLL) -> Version:
+    parts = (ctypes.c_int * 3)()
+    for i in range(3):  # major, minor, patch
+        functions.cublasGetProperty(i, ctypes.byref(parts, i * ctypes.sizeof(ctypes.c_int)))
+    return parts[0], parts[1], parts[2]
+
+
+def _cublas_cuda(functions: ctypes.CDLL) -> int:
+    return _cublas_version(functions)[0]
+
+
+def _nccl_version(functions: ctypes.CDLL) -> Version:
+    number = ctypes.c_int()
+    functions.ncclGetVersion(ctypes.byref(number))
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
+
+
+WANTED = {
+    "cudnn": Wanted("cuDNN", (9, 0, 0), "nvidia-cudnn-cu", _cudnn_version, _cudnn_cuda),
+    "cublas": Wanted("cuBLAS", (12, 0, 0), "nvidia-cublas-cu", _cublas_version, _cublas_cuda),
+    "nccl": Wanted("NCCL", (2, 18, 0), "nvidia-nccl-cu", _nccl_version),
+}
+"""The libraries by the names under which they are found."""
+
+
+@cache
+def load(name: str) -> Library:
+    """Find and load a library.
+
+    Parameters
+    ----------
+    name : str
+        One of `WANTED`.
+
+    Raises
+    ------
+    Unavailable
+        If it is missing, cannot be loaded, is too old, or was built for another CUDA than CuPy.
+    """
+    wanted = WANTED[name]
+    install = f"install it with 'pip install {wheel(name)}'"
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+    except ImportError:
+        raise Unavailable(
+            f"{wanted.title}: the package that finds it is missing; "
+            "install it with 'pip install cuda-pathfinder'."
+        ) from None
+    try:
+        path = load_nvidia_dynamic_lib(name).abs_path
+        functions = ctypes.CDLL(path)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unavailable(
+            f"{wanted.title} was not found in wheels, conda or the system; {install} ({reason})."
+        ) from error
+    library = Library(wanted.title, wanted.version(functions), str(path), functions)
+    return checked(
+        wanted, library, wanted.cuda(functions) if wanted.cuda else cuda_major(), install
+    )
+
+
+def checked(wanted: Wanted, library: Library, cuda: int, install: str) -> Library:
+    """Return a library that fits.
+
+    Parameters
+    ----------
+    wanted : Wanted
+    library : Library
+    cuda : int
+        Major version of the CUDA that it was built for.
+    install : str
+        How the right one is installed.
+
+    Raises
+    ------
+    Unavailable
+        If it is too old, or was built for another CUDA than CuPy.
+    """
+    if library.version < wanted.oldest:
+        raise Unavailable(
+            f"{library} in {library.path} is too old: pydtnn needs {dotted(wanted.oldest)} or "
+            f"newer; upgrade it, or take it out of the search path and {install}."
+        )
+    if cuda != cuda_major():
+        raise Unavailable(
+            f"{library} in {library.path} was built for CUDA {cuda} and CuPy for CUDA "
+            f"{cuda_major()}; {install}."
+        )
+    return library
+
+
+def wheel(name: str) -> str:
+    """Name of the package that brings a library for the CUDA that CuPy was built for."""
+    major = cuda_major()
+    if name == "cublas" and major >= 13:
+        return "nvidia-cublas"
+    return f"{WANTED[name].wheel}{major}"
+
+
+def cuda_major() -> int:
+    """Major version of the CUDA that CuPy was built for; 13 where there is no CuPy."""
+    try:
+        import cupy
+    except ImportError:
+        return 13
+    return int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
+
+
+def usable_cupy(device: int | None = None) -> Any:
+    """Import CuPy and make a GPU the current one of this thread.
+
+    Parameters
+    ----------
+    device : int, optional
+        Number of the GPU among those this process sees; by default the current one.
+
+    Returns
+    -------
+    module
+        ``cupy``.
+
+    Raises
+    ------
+    Unavailable
+        If CuPy is missing, or there is no GPU that this process can use.
+    ValueError
+        If there is no GPU of that number.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise Unavailable(
+            "backend cuda needs CuPy: install it with \"pip install 'pydtnn[cuda13]'\", or cuda12 "
+            f"for a driver older than 580 ({error})."
+        ) from error
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+        if device is not None and not 0 <= device < count:
+            raise ValueError(f"backend cuda: there is no GPU {device}; this process sees {count}.")
+        gpu = cupy.cuda.Device(device)
+        gpu.use()
+        runtime.free(runtime.malloc(256))  # the first that fails where the GPU is not ours
+    except runtime.CUDARuntimeError as error:
+        raise Unavailable(_why_not(error, runtime)) from error
+    return cupy
+
+
+def _why_not(error: Exception, runtime: Any) -> str:
+    """Say why there is no GPU, and what to do."""
+    driver = runtime.driverGetVersion()  # 0 without a driver
+    if driver == 0:
+        return "backend cuda: no NVIDIA driver is installed here; use --backend cpu."
+    if driver // 1000 < runtime.runtimeGetVersion() // 1000:
+        return (
+            f"backend cuda: CuPy was built for CUDA {cuda_major()} and the driver supports "
+            f"CUDA {driver // 1000} only; install 'pydtnn[cuda{driver // 1000}]' or a newer driver."
+        )
+    return f"backend cuda: no GPU can be used ({error}); check nvidia-smi and CUDA_VISIBLE_DEVICES."
+
+
+def dotted(version: Version) -> str:
+    """Write a version: "9.19.0"."""
+    return ".".join(map(str, version))

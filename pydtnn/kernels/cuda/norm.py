@@ -1,0 +1,178 @@
+"""Batch, layer and group normalisation on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydtnn.kernels.cuda.layout import THREADS, ceil, team
+from pydtnn.kernels.cuda.module import ELEMENTS
+from pydtnn.kernels.cuda.own import Own, all_of, arithmetic, native
+from pydtnn.kernels.reference import norm as reference
+from pydtnn.kernels.reference.family import Array
+
+
+class Norm(Own, reference.Norm):
+    """Normalisation as in the reference.
+
+    Parameters, their gradients and the coefficients of maps have the type of the arrays; beside
+    16-bit arrays they are float32.
+    """
+
+    source = "norm"
+
+    def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,)."""
+        if x.dtype.name not in ELEMENTS or not all_of("float64", out):
+            return super().statistics(x, out=out, accumulate=accumulate)
+        x = self.xp.ascontiguousarray(x)
+        self.summed("statistics", *_shape(x), 2, x, x, out, accumulate)
+
+    def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
+        """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""
+        if not native(out, x):
+            return super().normalize(x, scale, shift, out=out)
+        x = self.xp.ascontiguousarray(x)
+        given = (x, *self._doubles(scale, shift), out)
+        self.per_channel("normalize", *_shape(x), out, *given, arrays=(x,))
+
+    def backward_statistics(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C)."""
+        if x.dtype.name not in ELEMENTS or dy.dtype != x.dtype or not all_of("float64", out):
+            return super().backward_statistics(x, dy, mean, inv_std, out=out, accumulate=accumulate)
+        x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
+        given = (x, dy, *self._doubles(mean, inv_std), out, accumulate)
+        self.summed("backward_statistics", *_shape(x), 2, x, *given, arrays=(dy,))
+
+    def backward_normalize(
+        self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
+    ) -> None:
+        """Compute ``out = a dy + b x + c`` with coefficients (C,); `out` may be `dy`."""
+        if not native(out, x, dy):
+            return super().backward_normalize(x, dy, a, b, c, out=out)
+        x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
+        given = (x, dy, *self._doubles(a, b, c), out)
+        self.per_channel("backward_normalize", *_shape(x), out, *given, arrays=(x, dy))
+
+    def coefficients(
+        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+    ) -> None:
+        """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
+        kind = out.dtype.name
+        taken = _real(kind) and all_of(kind, out, gamma, beta)
+        if not (taken and all_of("float64", sums, moments)):
+            return super().coefficients(sums, gamma, beta, epsilon, moments=moments, out=out)
+        channels = len(gamma)
+        grid = (ceil(channels, THREADS),)
+        given = (sums, gamma, beta, float(epsilon), moments, out, channels)
+        self.launch("coefficients", kind, grid, (THREADS,), *given)
+
+    def backward_coefficients(
+        self,
+        sums: Array,
+        rows: float,
+        moments: Array,
+        pivot: Array,
+        gamma: Array,
+        *,
+        dgamma: Array,
+        dbeta: Array,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute a, b, c of ``dx = a dz + b (x - pivot) + c``, and the parameters' gradients."""
+        kind = out.dtype.name
+        taken = _real(kind) and all_of(kind, out, pivot, gamma, dgamma, dbeta)
+        if not (taken and all_of("float64", sums, moments)):
+            return super().backward_coefficients(
+                *(sums, rows, moments, pivot, gamma),
+                dgamma=dgamma,
+                dbeta=dbeta,
+                out=out,
+                accumulate=accumulate,
+            )
+        channels = len(gamma)
+        grid = (ceil(channels, THREADS),)
+        given = (sums, float(rows), moments, pivot, gamma, dgamma, dbeta, out, accumulate, channels)
+        self.launch("backward_coefficients", kind, grid, (THREADS,), *given)
+
+    def group_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        groups: int,
+        epsilon: float,
+        *,
+        out: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """Normalise ``x (N, P, C)`` per sample and group of channels, then scale and shift."""
+        taken = native(out, x) and all_of("float64", mean, inv_std)
+        if not (taken and all_of(arithmetic(out.dtype), gamma, beta)):
+            return super().group_forward(
+                x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std
+            )
+        given = (self.xp.ascontiguousarray(x), gamma, beta, float(epsilon), out, mean, inv_std)
+        self._groups("group_forward", groups, out, given)
+
+    def group_backward(
+        self,
+        x: Array,
+        dy: Array,
+        gamma: Array,
+        groups: int,
+        mean: Array,
+        inv_std: Array,
+        *,
+        out: Array,
+        dgamma: Array,
+        dbeta: Array,
+        accumulate: bool = False,
+    ) -> None:
+        """Compute dx into `out` and the gradients of gamma and beta (C,)."""
+        taken = native(out, x, dy) and all_of("float64", mean, inv_std)
+        if not (taken and all_of(arithmetic(out.dtype), gamma, dgamma, dbeta)):
+            return super().group_backward(
+                *(x, dy, gamma, groups, mean, inv_std),
+                out=out,
+                dgamma=dgamma,
+                dbeta=dbeta,
+                accumulate=accumulate,
+            )
+        x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
+        given = (x, dy, mean, inv_std, dgamma, dbeta, accumulate, x.shape[1], groups)
+        # before dx, which may overwrite dy
+        self.summed("group_parameters", *_shape(x), 2, x, *given, arrays=(dy,))
+        self._groups("group_backward", groups, out, (x, dy, gamma, mean, inv_std, out))
+
+    def _groups(self, name: str, groups: int, out: Array, given: tuple[Any, ...]) -> None:
+        rows, positions, channels = out.shape
+        if not out.size:
+            return
+        who, per_block = team(positions * channels // groups)
+        grid = (ceil(rows * groups, per_block),)
+        shape = (rows, positions, channels, groups)
+        self.launch(f"{name}_{who}", out.dtype.name, grid, (THREADS,), *given, *shape)
+
+    def _doubles(self, *tables: Array) -> list[Array]:
+        return [self.xp.ascontiguousarray(table, "float64") for table in tables]
+
+
+def _real(kind: str) -> bool:
+    """Whether coefficients of a type are what kernels compute with."""
+    return kind in ("float32", "float64")
+
+
+def _shape(x: Array) -> tuple[int, int]:
+    channels = x.shape[-1]
+    return x.size // max(channels, 1), channels

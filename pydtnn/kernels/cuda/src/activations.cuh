@@ -1,0 +1,54 @@
+/* Activations and their derivatives times dy, as in kernels/reference/elementwise.py.
+ *
+ * z is the output where the derivative can be told from it, otherwise the input. NaN comes out as
+ * NaN. Overloads for float and double, so that no float becomes double on the way.
+ */
+#pragma once
+
+#include "element.cuh"
+
+SHARED float exp_of(float x) { return expf(x); }
+SHARED double exp_of(double x) { return exp(x); }
+SHARED float expm1_of(float x) { return expm1f(x); }
+SHARED double expm1_of(double x) { return expm1(x); }
+SHARED float log_of(float x) { return logf(x); }
+SHARED double log_of(double x) { return log(x); }
+SHARED float log1p_of(float x) { return log1pf(x); }
+SHARED double log1p_of(double x) { return log1p(x); }
+SHARED float tanh_of(float x) { return tanhf(x); }
+SHARED double tanh_of(double x) { return tanh(x); }
+SHARED float atan_of(float x) { return atanf(x); }
+SHARED double atan_of(double x) { return atan(x); }
+
+/* Of e^x and e^-x the one that cannot overflow. */
+template <class R> SHARED R sigmoid_of(R x) {
+    const R e = exp_of(x < 0 ? x : -x);
+    return (x < 0 ? e : 1) / (1 + e);
+}
+
+/* The inner tanh of GELU and its argument's derivative (Hendrycks and Gimpel 2016, section 2). */
+template <class R> SHARED R gelu_tanh(R x) {
+    return tanh_of((R)0.79788456080286536 * (x + (R)0.044715 * x * x * x));
+}
+template <class R> SHARED R gelu_slope(R x) {
+    return (R)0.79788456080286536 * (1 + 3 * (R)0.044715 * x * x);
+}
+
+#define ACTIVATION(name, value, derivative)                                                        \
+    struct name {                                                                                  \
+        template <class R> static SHARED R forward(R x, R alpha) { return value; }                 \
+        template <class R> static SHARED R backward(R dy, R z, R alpha) { return derivative; }     \
+    };
+
+ACTIVATION(relu, x < 0 ? 0 : x, z > 0 ? dy : 0)
+ACTIVATION(relu6, x < 0 ? 0 : x > 6 ? 6 : x, z > 0 && z < 6 ? dy : 0)
+ACTIVATION(leaky_relu, x > 0 ? x : alpha * x, z > 0 ? dy : alpha * dy)
+ACTIVATION(elu, x > 0 ? x : alpha * expm1_of(x), z > 0 ? dy : dy * (z + alpha))
+ACTIVATION(sigmoid, sigmoid_of(x), dy * z * (1 - z))
+ACTIVATION(tanh_, tanh_of(x), dy * (1 - z * z))
+ACTIVATION(arctan, atan_of(x), dy / (1 + z * z))
+ACTIVATION(log_, log_of(x), dy / z)
+ACTIVATION(gelu, (R)0.5 * x * (1 + gelu_tanh(x)),
+           dy * ((R)0.5 * (1 + gelu_tanh(z)) +
+                 (R)0.5 * z * (1 - gelu_tanh(z) * gelu_tanh(z)) * gelu_slope(z)))
+ACTIVATION(silu, x * sigmoid_of(x), dy * sigmoid_of(z) * (1 + z * (1 - sigmoid_of(z))))

@@ -1,0 +1,120 @@
+/* Element types, the arithmetic done with them, and vectors of them in memory.
+ *
+ * Arrays hold float64, float32, or one of the 16-bit types, which are widened to float when they
+ * are read and rounded when they are written. Coefficients and sums are never of 16 bits. The
+ * 16-bit types are our own, so that the runtime compiler needs no headers.
+ */
+#pragma once
+
+typedef float float32;
+typedef double float64;
+struct float16 {
+    unsigned short bits;
+};
+struct bfloat16 {
+    unsigned short bits;
+};
+
+typedef long long index_t;
+
+/* Call a macro for each element type that is compiled: for ELEMENT, or for all. Each source ends
+   so, with the macro that defines its kernels for one type. */
+#define DEFINE_FOR(DEFINE, element) DEFINE(element)
+#ifdef ELEMENT
+#define ELEMENTS(DEFINE) DEFINE_FOR(DEFINE, ELEMENT)
+#else
+#define ELEMENTS(DEFINE) DEFINE(float32) DEFINE(float64) DEFINE(float16) DEFINE(bfloat16)
+#endif
+
+#define DEVICE __device__ __forceinline__
+#define SHARED __host__ __device__ __forceinline__
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS) name
+
+enum { THREADS = 256, WARP = 32 };
+
+template <class T> struct Arithmetic {
+    typedef float type;
+};
+template <> struct Arithmetic<float64> {
+    typedef double type;
+};
+template <class T> using real = typename Arithmetic<T>::type;
+
+SHARED float widen(float x) { return x; }
+SHARED double widen(double x) { return x; }
+#ifdef __CUDACC__ /* the tests have these for another compiler */
+DEVICE float widen(float16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+DEVICE void narrow(float x, float16 &y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+DEVICE void narrow(float x, bfloat16 &y) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+#endif
+DEVICE float widen(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+/* Round to nearest, ties to even. */
+template <class T> struct Narrow;
+template <> struct Narrow<float32> {
+    static __host__ __device__ float32 of(float x) { return x; }
+};
+template <> struct Narrow<float64> {
+    static __host__ __device__ float64 of(double x) { return x; }
+};
+template <> struct Narrow<float16> {
+    static DEVICE float16 of(float x) {
+        float16 y;
+        narrow(x, y);
+        return y;
+    }
+};
+template <> struct Narrow<bfloat16> {
+    static DEVICE bfloat16 of(float x) {
+        bfloat16 y;
+        narrow(x, y);
+        return y;
+    }
+};
+
+/* The value that remains of x when it has been stored. */
+template <class T> DEVICE real<T> rounded(real<T> x) { return widen(Narrow<T>::of(x)); }
+
+/* Elements that one load of 16 bytes brings, and as many of them as a thread that keeps
+   coefficients and sums per channel has registers for. */
+template <class T> struct Width {
+    enum { FLAT = 16 / (int)sizeof(T), CHANNELS = FLAT < 4 ? FLAT : 4 };
+};
+
+template <class T, int N> struct alignas(N * sizeof(T)) Pack {
+    T at[N];
+};
+
+template <int N, class T> DEVICE void load(const T *from, real<T> (&to)[N]) {
+    const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N> *>(from);
+#pragma unroll
+    for (int n = 0; n < N; n++) to[n] = widen(pack.at[n]);
+}
+
+template <int N, class T> DEVICE void store(const real<T> (&from)[N], T *to) {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int n = 0; n < N; n++) pack.at[n] = Narrow<T>::of(from[n]);
+    *reinterpret_cast<Pack<T, N> *>(to) = pack;
+}
+
+/* Number of this thread in its block, of whatever shape. */
+DEVICE int thread_number() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+/* A compile-time number as an argument. */
+template <int N> struct Count {
+    enum { value = N };
+};
+
+/* A number that may change between replays of a CUDA graph: in device memory, or given by value. */
+struct Number {
+    double value;
+    const double *at;
+    __device__ __forceinline__ double get() const { return at ? *at : value; }
+};

@@ -1,0 +1,162 @@
+"""Device arrays over communicators of the host: the contract, the order of copies, hand-over."""
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import create_communicator
+from pydtnn.comm.staged import Handed, Staged
+from tests import gpu
+from tests.comm.communicator_contract import CommunicatorContract
+from tests.comm.on_device import OnDevice
+from tests.fake_cuda import Fabric, FakeCupy
+
+
+def staged(comm):
+    """Stage the arrays of a fake device, whose streams take turns in another order on each rank."""
+    xp = FakeCupy(Fabric(), seed=comm.rank)
+    return OnDevice(Staged(comm, xp), xp)
+
+
+@pytest.mark.threads(1, 2, 3, 4, through=staged)
+class TestStagedThreads(CommunicatorContract):
+    pass
+
+
+@pytest.mark.mpi(1, 2, 3, through=staged)
+class TestStagedMpi(CommunicatorContract):
+    pass
+
+
+def staged_on_gpu(comm):
+    import cupy
+
+    return OnDevice(Staged(comm, cupy), cupy)
+
+
+@gpu.needed()
+@pytest.mark.threads(1, 2, through=staged_on_gpu)
+class TestStagedGpuThreads(CommunicatorContract):
+    pass
+
+
+@gpu.needed()
+@pytest.mark.mpi(1, 2, through=staged_on_gpu)
+class TestStagedGpuMpi(CommunicatorContract):
+    pass
+
+
+@pytest.mark.threads(1, 3, through=lambda comm: Staged(comm, FakeCupy(Fabric())))
+class TestHostArrays(CommunicatorContract):
+    pass
+
+
+def with_device(comm, seed=0):
+    xp = FakeCupy(Fabric(), seed=seed + comm.rank)
+    return Staged(comm, xp), xp
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_kernels_before_and_after_see_what_they_should(comm, seed):
+    comm, xp = with_device(comm, 100 * seed)
+    x = xp.asarray(np.zeros(100))
+    for _ in range(3):
+        x.change(lambda old: old + comm.rank)
+        request = comm.iallreduce(x)
+        request.wait()
+        x.change(lambda old: old + 1)
+    expected = 0.0
+    for _ in range(3):
+        expected = 3 * expected + 0 + 1 + 2 + 1
+    np.testing.assert_array_equal(x.get(), expected)
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("seed", range(10))
+def test_operations_start_in_the_order_of_the_calls_whichever_is_tested(comm, seed):
+    comm, xp = with_device(comm, 100 * seed)
+    arrays = [xp.asarray(np.full(10 + i, float(comm.rank + i))) for i in range(4)]
+    host = np.array([1.0])
+    requests = [comm.iallreduce(x) for x in arrays] + [comm.iallreduce(host)]
+    for request in requests if comm.rank else reversed(requests):
+        while not request.test():
+            pass
+    for i, x in enumerate(arrays):
+        np.testing.assert_array_equal(x.get(), np.full(10 + i, 2.0 * i + 1))
+    assert host[0] == 2
+
+
+@pytest.mark.threads(2)
+def test_a_call_that_only_the_host_makes_comes_after_the_operations_before_it(comm):
+    comm, xp = with_device(comm)
+    x = xp.asarray(np.ones(5))
+    request = comm.iallreduce(x)
+    while comm.rank == 0 and comm._queue:  # the copy has arrived here, but not on rank 1
+        comm.start_ready()
+    assert comm.gather_object(comm.rank) == [0, 1]
+    request.wait()
+    assert (x.get() == 2).all()
+
+
+@pytest.mark.threads(2)
+def test_pinned_memory_lives_until_it_has_been_copied_to_the_device(comm):
+    comm, xp = with_device(comm)
+    arrays = [xp.asarray(np.full(1000, float(i))) for i in range(20)]
+    for x in arrays:
+        comm.allreduce(x)  # each gives its pinned memory back, while nothing has run yet
+    for i, x in enumerate(arrays):
+        assert (x.get() == 2 * i).all()
+
+
+@pytest.mark.threads(1)
+def test_mistakes_with_device_arrays_are_refused(comm):
+    comm, xp = with_device(comm)
+    x = xp.asarray(np.zeros(8))
+    with pytest.raises(ValueError, match="contiguous"):
+        comm.allreduce(x[::2])
+    with pytest.raises(ValueError, match="out overlaps"):
+        comm.reduce_scatter(x, [8], x)
+    with pytest.raises(ValueError, match="not at its own place"):
+        comm.allgather(x[:4], [4], x[2:6])
+    with pytest.raises(TypeError, match="on the host and the whole array on a device"):
+        comm.allgather(np.zeros(8), [8], x)
+
+
+def test_a_group_that_was_split_off_is_staged_too():
+    xp = FakeCupy(Fabric())
+    comm = Staged(create_communicator("serial"), xp)
+    group = comm.split(0)
+    x = xp.asarray(np.arange(3.0))
+    group.allreduce(x)
+    np.testing.assert_array_equal(x.get(), [0, 1, 2])
+
+
+class Aware(Staged):
+    """Stands for an MPI that takes device arrays: it reads them when it is called, as they are."""
+
+    def _iallreduce(self, array, op):
+        host = array.memory.copy()
+        self.inner.allreduce(host, op)
+        array.memory[...] = host
+        return super()._iallreduce(np.zeros(1), "sum")
+
+    def _allreduce(self, array, op):
+        self._iallreduce(array, op)
+
+
+@pytest.mark.threads(2)
+def test_arrays_are_handed_over_once_the_device_has_written_them(comm):
+    xp = FakeCupy(Fabric(), seed=comm.rank)
+    handed = Handed(Aware(comm, xp), xp)
+    x = xp.asarray(np.full(4, comm.rank + 1.0))
+    x.change(lambda old: 10 * old)
+    handed.allreduce(x)
+    assert (x.get() == 30).all()
+
+
+def test_only_work_of_the_device_can_be_captured():
+    xp = FakeCupy(Fabric())
+    serial = create_communicator("serial")
+    assert serial.capturable
+    assert not Staged(serial, xp).capturable
+    assert not Handed(serial, xp).capturable

@@ -1,0 +1,26 @@
+"""Whether tests can use a GPU here, and what for where they cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import pytest
+
+
+@cache
+def why_not(*, nccl: bool = False) -> str:
+    """Why there is no GPU, or no NCCL, to test with; empty where there is."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+    import cupy.cuda.nccl
+
+    if not cupy.cuda.is_available():
+        return "there is no GPU"
+    return "" if not nccl or cupy.cuda.nccl.available else "NCCL cannot be loaded"
+
+
+def needed(*, nccl: bool = False) -> pytest.MarkDecorator:
+    """Skip a test, and say why, where there is no GPU."""
+    return pytest.mark.skipif(bool(why_not(nccl=nccl)), reason=why_not(nccl=nccl) or "-")

@@ -1,0 +1,291 @@
+"""Convolutions, products and pooling on a GPU against the reference; they say why where none is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.cuda import CudaBackend, Unavailable
+from pydtnn.kernels.reference import Conv, Linear, Pool
+from tests.kernels.cuda.test_backend import BATCH, CLASSES, SHAPE, step
+from tests.kernels.cuda.test_linear import run as run_linear
+from tests.kernels.guarded import assert_close
+from tests.kernels.test_conv import AWKWARD, DIRECTIONS, geometry, operands
+from tests.kernels.test_fused import away_from_zero, deferred
+from tests.kernels.test_fused import cast as cast_deferred
+from tests.kernels.test_linear import KERNELS, SIZES
+from tests.kernels.test_linear import operands as matrices
+from tests.kernels.test_pool import BINS, GEOMETRIES
+
+# In norm, beside the reference on the same (rounded) inputs in float64. TF32 rounds both factors to
+# 2^-11; 16-bit results are rounded to 2^-12 and 2^-9, and more than once where rows are added up.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
+TF32_TOLERANCE = 2e-3
+
+DTYPES = list(TOLERANCE)
+
+
+def make(tf32: bool) -> CudaBackend:
+    try:
+        backend = create_backend("cuda", tf32=tf32)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert isinstance(backend, CudaBackend)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[CudaBackend]:
+    """A GPU whose float32 is float32."""
+    backend = make(tf32=False)
+    yield backend
+    backend.trim()
+
+
+def rounded(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Float64 arrays with values that a type has."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    return {name: array.astype(dtype).astype(np.float64) for name, array in arrays.items()}
+
+
+def convolve(
+    conv: Any, direction: str, arrays: dict[str, Any], shape: Any, empty: Any, **options: Any
+) -> Any:
+    """One direction into a new array."""
+    x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
+    out = empty({"forward": dy, "backward_data": x, "backward_filter": w}[direction].shape)
+    if direction == "forward":
+        conv.forward(x, w, b, shape, out=out, **options)
+    elif direction == "backward_data":
+        conv.backward_data(dy, w, shape, out=out, **options)
+    else:
+        conv.backward_filter(x, dy, shape, out=out, **options)
+    return out
+
+
+def check_convolutions(
+    backend: CudaBackend, batch: int, shape: Any, arrays: Any, dtype: str, tolerance: float
+) -> None:
+    """Every direction with every algorithm agrees with the reference, twice with the same bytes."""
+    exact = rounded(arrays, dtype)
+    given = {name: backend.asarray(array, dtype) for name, array in exact.items()}
+    for direction in DIRECTIONS:
+        expected = convolve(Conv(np), direction, exact, shape, np.empty)
+        algorithms = [None, *backend.conv.algorithms(direction, shape, batch, given["x"].dtype)]
+        for algorithm in algorithms if batch else [None]:
+            results = [
+                backend.to_numpy(
+                    convolve(
+                        *(backend.conv, direction, given, shape),
+                        lambda size: backend.empty(size, dtype),
+                        algorithm=algorithm,
+                    )
+                )
+                for _ in range(2)
+            ]
+            assert_close(results[0].astype(np.float64), expected, tolerance)
+            assert results[0].tobytes() == results[1].tobytes(), f"{direction}: {algorithm}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", AWKWARD)
+def test_convolutions_agree_with_the_reference_and_with_themselves(
+    gpu: CudaBackend, rng: np.random.Generator, case: str, dtype: str
+) -> None:
+    batch, shape = AWKWARD[case]
+    check_convolutions(gpu, batch, shape, operands(rng, batch, shape), dtype, TOLERANCE[dtype])
+
+
+def test_convolutions_in_tf32_stay_within_its_rounding(rng: np.random.Generator) -> None:
+    backend = make(tf32=True)
+    for case in ("16 filters", "first layer", "stride 2", "three groups", "depthwise"):
+        batch, shape = AWKWARD[case]
+        arrays = operands(rng, batch, shape)
+        check_convolutions(backend, batch, shape, arrays, "float32", TF32_TOLERANCE)
+
+
+def test_cudnn_has_algorithms_for_the_layers_of_a_resnet(gpu: CudaBackend) -> None:
+    for shape in (
+        geometry((32, 32), 3, 16, (3, 3), padding=1),
+        geometry((32, 32), 16, 16, (3, 3), padding=1),
+        geometry((32, 32), 16, 32, (3, 3), 2, 1),
+        geometry((56, 56), 64, 256, (1, 1)),
+        geometry((224, 224), 3, 64, (7, 7), 2, 3),
+    ):
+        for direction in DIRECTIONS:
+            for dtype in ("float32", "float16"):
+                found = gpu.conv.algorithms(direction, shape, 64, np.dtype(dtype))
+                assert len(found) > 1, f"cuDNN has nothing for {direction} {shape} {dtype}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", ["primes", "16 filters", "stride 2", "three groups"])
+def test_both_gradients_of_deferred_arrays_agree_with_the_reference(
+    gpu: CudaBackend, rng: np.random.Generator, case: str, dtype: str
+) -> None:
+    batch, shape = AWKWARD[case]
+    arrays = rounded(operands(rng, batch, shape), dtype)
+    x = deferred(rng, arrays["x"].shape, dtype, terms=2)
+    dy = deferred(rng, arrays["dy"].shape, dtype, terms=2, relu=False)
+    away_from_zero(x)
+    add = rounded({"add": rng.standard_normal(x.shape)}, dtype)["add"]
+    expected = [np.empty(x.shape), np.ones(shape.weight_shape), np.empty((3, shape.channels))]
+    Conv(np).backward(
+        *(cast_deferred(x, np.float64), cast_deferred(dy, np.float64), arrays["w"], shape),
+        **dict(zip(("dx", "dw", "sums"), expected, strict=True)),
+        accumulate=True,
+        add=add,
+        gate=cast_deferred(x, np.float64),
+    )
+    on_gpu = [to_gpu(gpu, value) for value in (x, dy)]
+    dx, dw = gpu.asarray(add, dtype), gpu.asarray(np.ones(shape.weight_shape), dtype)
+    sums = gpu.zeros((3, shape.channels), "float64")
+    gpu.conv.backward(
+        *(*on_gpu, gpu.asarray(arrays["w"], dtype), shape),
+        **{"dx": dx, "dw": dw, "sums": sums, "add": dx, "gate": on_gpu[0]},
+        accumulate=True,
+    )
+    for value, exact in zip((dx, dw, sums), expected, strict=True):
+        assert_close(gpu.to_numpy(value).astype(np.float64), exact, TOLERANCE[dtype])
+
+
+def to_gpu(backend: CudaBackend, value: Any) -> Any:
+    """A deferred array with all its arrays on the GPU."""
+
+    def move(array: Any) -> Any:
+        return None if array is None else backend.asarray(array)
+
+    terms = [type(term)(*map(move, term)) for term in value.terms]
+    return type(value)(*terms, shift=move(value.shift), relu=value.relu)
+
+
+def test_a_convolution_that_was_captured_reads_what_is_there_when_it_is_replayed(
+    gpu: CudaBackend, rng: np.random.Generator
+) -> None:
+    for case in ("16 filters", "primes", "three groups"):
+        batch, shape = AWKWARD[case]
+        arrays = operands(rng, batch, shape)
+        given = {name: gpu.asarray(array, "float32") for name, array in arrays.items()}
+        outputs = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
+        stream = gpu.xp.cuda.Stream(non_blocking=True)
+        gpu.xp.cuda.Device().synchronize()
+        with stream:
+            for _ in range(2):
+                again = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
+            stream.begin_capture()
+            again = {d: convolve(gpu.conv, d, given, shape, gpu_empty(gpu)) for d in DIRECTIONS}
+            graph = stream.end_capture()
+            given["x"] *= 2
+            given["dy"] *= 2
+            graph.launch(stream)
+        stream.synchronize()
+        for direction in DIRECTIONS:
+            factor = {"forward": 2, "backward_data": 2, "backward_filter": 4}[direction]
+            bias = arrays["b"] if direction == "forward" else 0
+            expected = factor * (gpu.to_numpy(outputs[direction]) - bias) + bias
+            assert_close(gpu.to_numpy(again[direction]), expected, TOLERANCE["float32"])
+
+
+def gpu_empty(backend: CudaBackend) -> Any:
+    return lambda size: backend.empty(size, "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_agree_with_the_reference(
+    gpu: CudaBackend, rng: np.random.Generator, size: tuple[int, int, int], dtype: str
+) -> None:
+    exact = rounded(matrices(rng, size), dtype)
+    given = {name: gpu.asarray(array, dtype) for name, array in exact.items()}
+    for kernel in KERNELS:
+        expected = run_linear(Linear(np), kernel, exact)
+        value = run_gpu_linear(gpu, kernel, given)
+        assert_close(gpu.to_numpy(value).astype(np.float64), expected, TOLERANCE[dtype])
+
+
+def run_gpu_linear(backend: CudaBackend, kernel: str, arrays: dict[str, Any]) -> Any:
+    x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
+    like = {"forward": dy, "backward_data": x, "backward_filter": w, "backward_bias": b}[kernel]
+    out = backend.empty(like.shape, like.dtype)
+    inputs = {
+        "forward": (x, w, b),
+        "backward_data": (dy, w),
+        "backward_filter": (x, dy),
+        "backward_bias": (dy,),
+    }
+    family = backend.linear
+    {
+        "forward": family.forward,
+        "backward_data": family.backward_data,
+        "backward_filter": family.backward_filter,
+        "backward_bias": family.backward_bias,
+    }[kernel](*inputs[kernel], out=out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_pooling_agrees_with_the_reference(
+    gpu: CudaBackend, rng: np.random.Generator, name: str, dtype: str
+) -> None:
+    g = GEOMETRIES[name]
+    whole = {"x": (3, *g.size, 3), "dy": (3, *g.output, 3)}
+    draws = {n: rng.integers(-4, 4, size).astype(np.float64) for n, size in whole.items()}
+    exact, reference = rounded(draws, dtype), Pool(np)
+    x, dy = (gpu.asarray(exact[n], dtype) for n in ("x", "dy"))
+    y, dx = gpu.empty(dy.shape, dtype), gpu.empty(x.shape, dtype)
+    index = gpu.empty(dy.shape, "uint8")
+    expected_y, expected_dx = np.empty(dy.shape), np.empty(x.shape)
+    expected_index = np.empty(dy.shape, "uint8")
+    gpu.pool.max_forward(x, g, out=y, index=index)
+    reference.max_forward(exact["x"], g, out=expected_y, index=expected_index)
+    np.testing.assert_array_equal(gpu.to_numpy(index), expected_index)
+    np.testing.assert_array_equal(gpu.to_numpy(y).astype(np.float64), expected_y)
+    gpu.pool.max_backward(dy, index, g, out=dx)
+    reference.max_backward(exact["dy"], expected_index, g, out=expected_dx)
+    assert_close(gpu.to_numpy(dx).astype(np.float64), expected_dx, TOLERANCE[dtype])
+    for counted in (False, True):
+        gpu.pool.average_forward(x, g, out=y, count_padding=counted)
+        gpu.pool.average_backward(dy, g, out=dx, count_padding=counted)
+        reference.average_forward(exact["x"], g, out=expected_y, count_padding=counted)
+        reference.average_backward(exact["dy"], g, out=expected_dx, count_padding=counted)
+        assert_close(gpu.to_numpy(y).astype(np.float64), expected_y, TOLERANCE[dtype])
+        assert_close(gpu.to_numpy(dx).astype(np.float64), expected_dx, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("channels", [3, 64])
+@pytest.mark.parametrize(("size", "output"), BINS)
+def test_means_of_bins_agree_with_the_reference(
+    gpu: CudaBackend,
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    output: tuple[int, int],
+    channels: int,
+) -> None:
+    x = rng.standard_normal((300, *size, channels))
+    dy = rng.standard_normal((300, *output, channels))
+    y, dx = gpu.empty(dy.shape, "float32"), gpu.empty(x.shape, "float32")
+    gpu.pool.adaptive_forward(gpu.asarray(x, "float32"), out=y)
+    gpu.pool.adaptive_backward(gpu.asarray(dy, "float32"), out=dx)
+    expected_y, expected_dx = np.empty_like(dy), np.empty_like(x)
+    Pool(np).adaptive_forward(x, out=expected_y)
+    Pool(np).adaptive_backward(dy, out=expected_dx)
+    assert_close(gpu.to_numpy(y), expected_y, TOLERANCE["float32"])
+    assert_close(gpu.to_numpy(dx), expected_dx, TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_step_of_a_model_agrees_with_the_reference(
+    gpu: CudaBackend, rng: np.random.Generator, dtype: str, fuse: bool
+) -> None:
+    x, dy = rng.standard_normal((BATCH, *SHAPE)), rng.standard_normal((BATCH, CLASSES))
+    expected = step(create_backend("numpy"), x, dy, dtype="float64", fuse=fuse)
+    value = step(gpu, x, dy, dtype=dtype, fuse=fuse)
+    for name in expected:
+        assert_close(value[name], expected[name], TOLERANCE[dtype])

@@ -1,0 +1,146 @@
+"""The pooling kernels of the cuda backend, emulated on the host, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import PoolGeometry
+from pydtnn.kernels.cuda import pool
+from pydtnn.kernels.cuda.pool import Pool
+from pydtnn.kernels.reference import Pool as Reference
+from tests.kernels.cuda.emulator import COMPILER, emulated_cupy, families, on_device
+from tests.kernels.test_pool import BINS, GEOMETRIES
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+REFERENCE = Reference(np)
+CASES = {
+    **GEOMETRIES,
+    "padding beyond the kernel": PoolGeometry((4, 4), (2, 2), (1, 1), ((3, 3), (2, 3)), 3),
+}
+
+# In units of the largest value: means of up to 20 elements, added in another order.
+TOLERANCE = {"float32": 1e-6, "float64": 1e-15}
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return families(tmp_path_factory.mktemp("pool")).device
+
+
+@pytest.fixture(params=["wide", "single"])
+def family(request: pytest.FixtureRequest, device: Any, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    """The family with its kernels emulated, which take several channels or one."""
+    monkeypatch.setattr(pool, "ENOUGH", 0 if request.param == "wide" else 1 << 60)
+    return Pool(emulated_cupy(), device)
+
+
+def images(
+    rng: np.random.Generator, sizes: tuple[tuple[int, ...], ...], channels: int, dtype: str
+) -> list[Any]:
+    """Three images of each size."""
+    shapes = [(3, *size, channels) for size in sizes]
+    return [on_device(rng.standard_normal(shape).astype(dtype)) for shape in shapes]
+
+
+def blank(shape: tuple[int, ...], dtype: str) -> Any:
+    """An array full of NaN."""
+    return on_device(np.full(shape, np.nan, dtype))
+
+
+every = pytest.mark.parametrize("name", CASES)
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+channels_of = pytest.mark.parametrize("channels", [1, 3, 8])
+
+
+@pytest.mark.parametrize("index_type", ["uint8", "int32"])
+@channels_of
+@dtypes
+@every
+def test_maxima_and_their_taps_are_those_of_the_reference(
+    family: Pool, rng: np.random.Generator, name: str, dtype: str, channels: int, index_type: str
+) -> None:
+    g = replace(CASES[name], channels=channels)
+    x = rng.integers(0, 4, (3, *g.size, channels)).astype(dtype)  # many ties
+    x.ravel()[:: max(x.size // 5, 1)] = np.nan
+    x.ravel()[1 :: max(x.size // 5, 2)] = -np.inf
+    shape = (3, *g.output, channels)
+    y, expected = blank(shape, dtype), blank(shape, dtype)
+    index, expected_index = np.empty(shape, index_type), np.empty(shape, index_type)
+    x, index = on_device(x), on_device(index)
+    family.max_forward(x, g, out=y, index=index)
+    REFERENCE.max_forward(x, g, out=expected, index=expected_index)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(index, expected_index)
+    dy = on_device(rng.integers(-9, 9, shape).astype(dtype))  # sums are exact
+    dx, expected_dx = blank(x.shape, dtype), blank(x.shape, dtype)
+    family.max_backward(dy, index, g, out=dx)
+    REFERENCE.max_backward(dy, index, g, out=expected_dx)
+    np.testing.assert_array_equal(dx, expected_dx)
+
+
+@pytest.mark.parametrize("count_padding", [True, False])
+@channels_of
+@dtypes
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_means_are_those_of_the_reference(
+    family: Pool,
+    rng: np.random.Generator,
+    name: str,
+    dtype: str,
+    channels: int,
+    count_padding: bool,
+) -> None:
+    g = replace(GEOMETRIES[name], channels=channels)
+    x, dy = images(rng, (g.size, g.output), channels, dtype)
+    y, expected_y, dx, expected_dx = (blank(a.shape, dtype) for a in (dy, dy, x, x))
+    option: dict[str, Any] = {"count_padding": count_padding}
+    for kernels, out, gradient in ((family, y, dx), (REFERENCE, expected_y, expected_dx)):
+        kernels.average_forward(x, g, out=out, **option)
+        kernels.average_backward(dy, g, out=gradient, **option)
+    np.testing.assert_allclose(y, expected_y, rtol=0, atol=5 * TOLERANCE[dtype])
+    np.testing.assert_allclose(dx, expected_dx, rtol=0, atol=5 * TOLERANCE[dtype])
+
+
+@channels_of
+@dtypes
+@pytest.mark.parametrize(("size", "output"), [*BINS, ((13, 7), (5, 7))])
+def test_means_of_bins_are_those_of_the_reference(
+    family: Pool,
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    output: tuple[int, int],
+    dtype: str,
+    channels: int,
+) -> None:
+    x, dy = images(rng, (size, output), channels, dtype)
+    y, expected_y, dx, expected_dx = (blank(a.shape, dtype) for a in (dy, dy, x, x))
+    for kernels, out, gradient in ((family, y, dx), (REFERENCE, expected_y, expected_dx)):
+        kernels.adaptive_forward(x, out=out)
+        kernels.adaptive_backward(dy, out=gradient)
+    np.testing.assert_allclose(y, expected_y, rtol=0, atol=5 * TOLERANCE[dtype])
+    np.testing.assert_allclose(dx, expected_dx, rtol=0, atol=5 * TOLERANCE[dtype])
+
+
+def test_more_images_than_blocks_are_taken_in_turns(
+    family: Pool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MOST_BLOCKS", 2)
+    g = CASES["3x3 stride 2, padded"]
+    x = on_device(rng.standard_normal((7, *g.size, 3)))
+    shape = (7, *g.output, 3)
+    y, expected = blank(shape, "float64"), blank(shape, "float64")
+    index, expected_index = on_device(np.empty(shape, "uint8")), np.empty(shape, "uint8")
+    family.max_forward(x, g, out=y, index=index)
+    REFERENCE.max_forward(x, g, out=expected, index=expected_index)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(index, expected_index)
+
+
+def test_kernels_are_ours_and_not_the_reference() -> None:
+    kernels = [name for name in vars(Reference) if not name.startswith("_")]
+    assert all(getattr(Pool, name) is not getattr(Reference, name) for name in kernels)

@@ -1,0 +1,117 @@
+"""Capture and replay, input at fixed addresses and values read late, on a fake device."""
+
+import numpy as np
+import pytest
+
+from pydtnn.device import Device
+from pydtnn.kernels.cuda.feed import SETS, Feed, Late
+from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
+from tests.fake_cuda import Fabric, FakeCupy
+
+
+@pytest.fixture(params=range(5))
+def device(request):
+    return Device(FakeCupy(Fabric(), seed=request.param))
+
+
+def counted(x):
+    """Work that adds 1 to an array, and how often it was called."""
+    calls = []
+
+    def work():
+        calls.append(len(calls))
+        x.change(lambda old: old + 1)
+        return x
+
+    return work, calls
+
+
+def test_work_is_carried_out_once_per_run_and_called_no_more_once_it_is_captured(device):
+    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+    work, calls = counted(x)
+    for run in range(WARM_UP + 4):
+        assert graphs.run("step", work) is x
+        assert (x.get() == run + 1).all()
+    assert len(calls) == WARM_UP + 1
+    assert graphs.why_not == ""
+
+
+def test_each_key_has_a_graph_of_its_own(device):
+    graphs, x, y = Graphs(device), *(device.xp.asarray(np.zeros(2)) for _ in range(2))
+    for _ in range(6):
+        graphs.run(2, counted(x)[0])
+    graphs.run(1, counted(y)[0])
+    assert (x.get() == 6).all()
+    assert (y.get() == 1).all()
+
+
+def test_the_callers_stream_comes_before_and_after(device):
+    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+    work, _ = counted(x)
+    expected = 0
+    for _ in range(8):
+        x.change(lambda old: 2 * old)
+        graphs.run("step", work)
+        expected = 2 * expected + 1
+    assert (x.get() == expected).all()
+
+
+def test_work_that_waits_for_the_device_goes_on_as_it_is_and_says_why(device):
+    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+    work, calls = counted(x)
+
+    def impatient():
+        work()
+        return x.get()
+
+    for run in range(WARM_UP + 3):
+        assert (graphs.run("step", impatient) == run + 1).all()
+    assert len(calls) == WARM_UP + 3 + 1  # once in vain
+    assert graphs.why_not.startswith("test_cuda_graph.py:") or "fake_cuda.py" in graphs.why_not
+    assert graphs.why_not.endswith("operation not permitted when stream is capturing")
+
+
+def test_an_error_of_the_work_itself_is_raised_by_the_run_that_follows(device):
+    graphs, runs = Graphs(device), []
+
+    def work():
+        runs.append(None)
+        if len(runs) > WARM_UP:
+            raise ValueError("no such layer")
+
+    for _ in range(WARM_UP):
+        graphs.run("step", work)
+    with pytest.raises(ValueError, match="no such layer"):
+        graphs.run("step", work)
+
+
+def test_a_replayed_step_reads_what_was_sent_for_it(device):
+    graphs = Graphs(device)
+    feed = Feed(device, [np.empty((2, 3)), np.empty(1, "int64")])
+    x, label = feed.arrays
+    total = device.xp.asarray(np.zeros((2, 3)))
+
+    def work():
+        total.change(lambda old: 10 * old + x.memory + label.memory)
+
+    expected, host = np.zeros((2, 3)), np.empty((2, 3))
+    for step in range(WARM_UP + 3 * SETS):
+        host[...] = step % 3
+        feed.send(host, np.array([step % 2]))
+        host[...] = -1  # the caller may change it at once
+        feed.take()
+        graphs.run("step", work)
+        expected = 10 * expected + step % 3 + step % 2
+    np.testing.assert_array_equal(total.get(), expected)
+
+
+def test_values_are_read_late_but_are_those_of_their_step(device):
+    x = device.xp.asarray(np.zeros(2))
+    late = []
+    for step in range(5):
+        x.change(lambda old: old + 1)
+        late.append(Late(device, x))
+        if step >= 1:
+            assert (late[step - 1].values() == step).all()
+    assert (late[-1].values() == 5).all()
+    assert late[-1].arrived

@@ -125,7 +125,9 @@ class Conv2d(Layer, Finisher):
         keeps = deferred and (x.keep or (self.backend.keeps_values and context.differentiable))
         store = self.empty(len(x), self.input_shapes[0]) if keeps else None
         y = self.empty(len(x), self.output_shape)
-        sums = np.empty(1 + 2 * self.filters) if self.norm and context.training else None
+        sums = None
+        if self.norm and context.training:
+            sums = self.backend.empty((1 + 2 * self.filters,), "float64")
         w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
         self.backend.conv.forward(
             x, w, b, self.geometry, out=y, relu=self.relu, store=store, sums=sums
@@ -171,7 +173,10 @@ class Conv2d(Layer, Finisher):
             conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None
         dx = self.empty(len(x), self.input_shapes[0]) if so_far is None else so_far
-        sums = np.empty((1 + len(gate.terms), self.geometry.channels)) if gate is not None else None
+        sums = None
+        if gate is not None:
+            kinds = 1 + len(gate.terms)
+            sums = self.backend.empty((kinds, self.geometry.channels), "float64")
         conv.backward(
             x,
             dy,
@@ -191,7 +196,7 @@ class Conv2d(Layer, Finisher):
         sums = dy.sums if isinstance(dy, Deferred) else None
         if y is not None:
             dy, dz = self.array(dy), self.gradient_like(dy)
-            sums = np.empty((2, self.filters))
+            sums = self.backend.empty((2, self.filters), "float64")
             self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
             dy = dz
         if self.bias and sums is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.kernels import Deferred, Term
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.two_phase import TwoPhase
@@ -17,7 +18,7 @@ from pydtnn.layers.two_phase import TwoPhase
 class Normalized(NamedTuple):
     """How an input was normalised: over how many rows; mean and 1 / deviation, (2, C) float64."""
 
-    rows: float
+    rows: Number
     moments: Array
 
 
@@ -73,14 +74,14 @@ class NormAddReLU(TwoPhase, Layer):
         """All inputs have the shape of the output."""
         return shapes[0]
 
-    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> np.ndarray:
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
         """Return the sums that each batch norm takes, one after the other."""
         inputs = zip(xs, self.norms, strict=True)
         own = [norm.forward_sums(x, context=context) for x, norm in inputs if norm is not None]
-        return np.concatenate([np.empty(0), *own])
+        return self.backend.xp.concatenate([self.backend.empty((0,), "float64"), *own])
 
     def forward(
-        self, *xs: Array | Deferred, context: StepContext, total: np.ndarray | None = None
+        self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
         """Collect the maps of the inputs; the values are left to whoever reads them."""
         width = 1 + 2 * self.output_shape[-1]
@@ -109,7 +110,7 @@ class NormAddReLU(TwoPhase, Layer):
     def _per_channel(self, rows: int, dtype: Any) -> Array:
         return self.backend.empty((rows, self.output_shape[-1]), dtype)
 
-    def backward_sums(self, dy: Array | Deferred, saved: Saved) -> tuple[Any, np.ndarray]:
+    def backward_sums(self, dy: Array | Deferred, saved: Saved) -> tuple[Any, Array]:
         """Differentiate the ReLU, and take the sums (1 + terms, C) that batch norm needs.
 
         A convolution may have done both.
@@ -118,7 +119,7 @@ class NormAddReLU(TwoPhase, Layer):
         dz, sums = self._gate(dy, value)
         return (dz, sums), sums.reshape(-1)
 
-    def backward_rest(self, needed: Any, saved: Saved, total: np.ndarray | None = None) -> Any:
+    def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:
         """Differentiate each batch norm as `BatchNorm.backward` does."""
         (dz, own), (value, moments) = needed, saved
         whole = None if total is None else total.reshape(own.shape)
@@ -134,11 +135,11 @@ class NormAddReLU(TwoPhase, Layer):
         )
         return dxs if len(dxs) > 1 else dxs[0]
 
-    def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, np.ndarray]:
+    def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
         if isinstance(dy, Deferred) and dy.array is not None:
             return dy.array, dy.sums
         dy = self.array(dy)
-        sums = np.zeros((1 + len(value.terms), dy.shape[-1]))
+        sums = self._per_channel(1 + len(value.terms), "float64")
         dz = self.gradient_like(dy)
         self.backend.fused.gate(dy, value, out=dz, sums=sums)
         return dz, sums
@@ -149,8 +150,8 @@ class NormAddReLU(TwoPhase, Layer):
         term: Term,
         m: Normalized,
         dz: Array,
-        sums: np.ndarray,
-        total: np.ndarray | None,
+        sums: Array,
+        total: Array | None,
     ) -> Deferred:
         map_ = self._per_channel(3, self.dtype)
         gradients = [(sums, norm.gamma.grad, norm.beta.grad, norm.gamma.accumulate)]
@@ -170,7 +171,7 @@ class NormAddReLU(TwoPhase, Layer):
             )
         dx = Deferred(Term(dz, None, map_[0]), Term(term.x, term.pivot, map_[1]), shift=map_[2])
         # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
-        dx.sums = (map_[0] if np.isinf(m.rows) else 0.0) * sums[:1]
+        dx.sums = (map_[0] if m.rows is inf else 0.0) * sums[:1]
         return dx
 
     def cost(self, batch: int) -> Cost:

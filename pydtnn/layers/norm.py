@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.kernels import Deferred
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.limits import number, whole
@@ -17,9 +17,9 @@ from pydtnn.limits import number, whole
 class Moments(NamedTuple):
     """What the rows of a batch say of each channel, in float64."""
 
-    rows: float
-    mean: np.ndarray
-    inv_std: np.ndarray
+    rows: Number
+    mean: Array
+    inv_std: Array
 
 
 class BatchNorm(TwoPhase, Layer):
@@ -63,18 +63,18 @@ class BatchNorm(TwoPhase, Layer):
         self.running = self.statistic(channels, self.momentum)
         return shape
 
-    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> np.ndarray:
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
         """Return count, sums and sums of squares (1 + 2 C,), which somebody may have taken."""
         (x,) = xs
         if isinstance(x, Deferred) and x.sums is not None:
             return x.sums
-        sums = np.zeros(1 + 2 * x.shape[-1])
+        sums = self.backend.empty((1 + 2 * x.shape[-1],), "float64")
         self.backend.norm.statistics(self.array(x), out=sums)
         return sums
 
     def sums(
-        self, x: Array | Deferred, context: StepContext, total: np.ndarray | None = None
-    ) -> tuple[np.ndarray, float]:
+        self, x: Array | Deferred, context: StepContext, total: Array | None = None
+    ) -> tuple[Array, Number]:
         """Return sums to normalise with, as of `Norm.statistics`, and over how many rows.
 
         In training they are the batch's own, which are added to the step's, or the total of all
@@ -83,24 +83,25 @@ class BatchNorm(TwoPhase, Layer):
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
-            return np.concatenate([[1.0], mean, variance + mean * mean]), np.inf
+            one = self.backend.xp.ones(1, "float64")
+            return self.backend.xp.concatenate([one, mean, variance + mean * mean]), inf
         if total is None:
-            total = self.forward_sums(x, context=context)
-            self.running.sums += total
-        else:
-            self.running.sums[:] = total
-        return total, max(float(total[0]), 1.0)
+            sums = self.forward_sums(x, context=context)
+            self.running.sums += sums
+            return sums, max(prod(x.shape[:-1]), 1)
+        self.running.sums[:] = total
+        return total, np.maximum(total[0], 1.0)
 
-    def moments(self, x: Array, context: StepContext, total: np.ndarray | None) -> Moments:
+    def moments(self, x: Array, context: StepContext, total: Array | None) -> Moments:
         """Return the mean and deviation to normalise with."""
         sums, rows = self.sums(x, context, total)
-        count, (total, squares) = max(float(sums[0]), 1.0), sums[1:].reshape(2, -1)
+        count, (total, squares) = np.maximum(sums[0], 1.0), sums[1:].reshape(2, -1)
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0)
         return Moments(rows, mean, 1 / np.sqrt(variance + self.epsilon))
 
     def forward(
-        self, *xs: Array, context: StepContext, total: np.ndarray | None = None
+        self, *xs: Array, context: StepContext, total: Array | None = None
     ) -> tuple[Array, Saved]:
         """Normalise with the batch's statistics in training, with the running ones otherwise."""
         (x,) = xs
@@ -111,19 +112,17 @@ class BatchNorm(TwoPhase, Layer):
         self.backend.norm.normalize(x, scale, shift, out=y)  # float64 maps do not cancel
         return y, (x, moments)
 
-    def backward_sums(self, dy: Array, saved: Saved) -> tuple[Any, np.ndarray]:
+    def backward_sums(self, dy: Array, saved: Saved) -> tuple[Any, Array]:
         """Differentiate gamma and beta: ``dbeta = sum dy``, ``dgamma = sum dy xhat``."""
         x, (_, mean, inv_std) = saved
-        sums = np.zeros((2, x.shape[-1]))
+        sums = self.backend.empty((2, x.shape[-1]), "float64")
         self.backend.norm.backward_statistics(x, dy, mean, inv_std, out=sums)
         dbeta, dgamma = sums
         self.beta.store_grad(dbeta)
         self.gamma.store_grad(dgamma)
         return (dy, sums), sums.reshape(-1)  # (2 C,)
 
-    def backward_rest(
-        self, needed: Any, saved: Saved, total: np.ndarray | None = None
-    ) -> Array | None:
+    def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Array | None:
         """Differentiate through the mean and variance of the batch, or of all shards.
 
         With ``n`` rows, ``dx = gamma inv_std (dy - dbeta / n - xhat dgamma / n)``.

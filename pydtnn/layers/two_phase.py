@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, StepContext
@@ -20,21 +18,21 @@ class TwoPhase(ABC):
     """
 
     @abstractmethod
-    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> np.ndarray:
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
         """Return what this shard contributes to the forward pass: float64, one axis."""
 
     @abstractmethod
     def forward(
-        self, *xs: Any, context: StepContext, total: np.ndarray | None = None
+        self, *xs: Any, context: StepContext, total: Array | None = None
     ) -> tuple[Any, Saved]:
         """Compute the output with the total of `forward_sums` of all shards; see `Layer`."""
 
     @abstractmethod
-    def backward_sums(self, dy: Any, saved: Saved) -> tuple[Any, np.ndarray]:
+    def backward_sums(self, dy: Any, saved: Saved) -> tuple[Any, Array]:
         """Return what `backward_rest` needs of dy, and this shard's contribution, as above."""
 
     @abstractmethod
-    def backward_rest(self, needed: Any, saved: Saved, total: np.ndarray | None = None) -> Any:
+    def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:
         """Compute each input's gradient with the total, those of parameters with one's own sums."""
 
     def backward(self, dy: Any, saved: Saved) -> Any:

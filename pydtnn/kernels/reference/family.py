@@ -7,6 +7,9 @@ from typing import Any
 Array = Any
 """A ``numpy.ndarray`` or an array of the backend's own module."""
 
+Number = Any
+"""A number, or an array of one float64 in the backend's memory, which nobody reads on the host."""
+
 
 class Family:
     """Kernels of one kind over the arrays of module ``xp``."""

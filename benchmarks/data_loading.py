@@ -2,9 +2,11 @@
 
     python benchmarks/data_loading.py                  # synthetic data
     python benchmarks/data_loading.py --cifar10        # and CIFAR-10 from $PYDTNN_DATA
+    python benchmarks/data_loading.py --batch 2048
 
-Each row is a stage added to the one before: reading, normalising, crop and flip, cutout. Columns:
-microseconds per image and images per second, least and median of the batches of 64 images.
+Each row is a stage added to the one before: reading, normalising, crop and flip, cutout. The raw
+row is what is left of all of them where a device augments and normalises: reading, and drawing
+random words. Columns: microseconds per image and images per second, least and median of batches.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import argparse
 import platform
 import statistics
 import time
+from typing import Any
 
 from pydtnn.data import Cutout, Dataset, HorizontalFlip, Loader, RandomCrop, load_dataset
 
-BATCH = 64
-STAGES = {
-    "read and normalise": (),
-    "and crop and flip": (RandomCrop(4), HorizontalFlip()),
-    "and cutout": (RandomCrop(4), HorizontalFlip(), Cutout(8)),
+CROP_FLIP = (RandomCrop(4), HorizontalFlip())
+STAGES: dict[str, dict[str, Any]] = {
+    "raw": {"raw": True, "augment": CROP_FLIP},
+    "read and normalise": {},
+    "and crop and flip": {"augment": CROP_FLIP},
+    "and cutout": {"augment": (*CROP_FLIP, Cutout(8))},
 }
 
 
@@ -35,14 +39,14 @@ def seconds_per_batch(loader: Loader) -> list[float]:
     return times
 
 
-def measure(name: str, data: Dataset) -> None:
+def measure(name: str, data: Dataset, batch: int) -> None:
     """Print the table of one data set."""
     start = time.perf_counter()
     assert data.mean is not None
     print(f"{name}: mean and deviation of the training set in {time.perf_counter() - start:.3f} s")
-    for stage, augment in STAGES.items():
-        loader = Loader(data, global_batch_size=BATCH, augment=augment, prefetch=0)
-        times = [t / BATCH for t in seconds_per_batch(loader)]
+    for stage, options in STAGES.items():
+        loader = Loader(data, global_batch_size=batch, prefetch=0, **options)
+        times = [t / batch for t in seconds_per_batch(loader)]
         least, median = min(times), statistics.median(times)
         print(
             f"  {stage:20} {1e6 * least:7.1f} {1e6 * median:7.1f} us/image"
@@ -55,11 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cifar10", action="store_true", help="from --data-dir or $PYDTNN_DATA")
     parser.add_argument("--data-dir")
+    parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()
-    print(f"{platform.machine()}, Python {platform.python_version()}, batches of {BATCH}, 1 thread")
-    measure("synthetic", load_dataset("synthetic")[0])
+    machine = f"{platform.machine()}, Python {platform.python_version()}"
+    print(f"{machine}, batches of {args.batch}, 1 thread")
+    measure("synthetic", load_dataset("synthetic")[0], args.batch)
     if args.cifar10:
-        measure("cifar10", load_dataset("cifar10", data_dir=args.data_dir)[0])
+        measure("cifar10", load_dataset("cifar10", data_dir=args.data_dir)[0], args.batch)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,14 @@ from pydtnn.data.augment import (
     RandomCrop,
     create_augmentations,
 )
+from pydtnn.data.batch import Batch
 from pydtnn.data.cifar import load_cifar10, load_cifar100
 from pydtnn.data.dataset import Dataset, Subset, split_validation
 from pydtnn.data.digits import load_digits
-from pydtnn.data.loader import Batch, Loader
+from pydtnn.data.loader import Loader
 from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
+from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
 from pydtnn.suggest import unknown
 
@@ -111,6 +113,7 @@ __all__ = [
     "Dataset",
     "HorizontalFlip",
     "Loader",
+    "Prepare",
     "RandomCrop",
     "Subset",
     "Synthetic",

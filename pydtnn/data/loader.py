@@ -5,49 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pydtnn.data.augment import WORDS, Augmentation
+from pydtnn.data.augment import Augmentation
+from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.order import Shard, own_shards, permutation
-from pydtnn.data.statistics import Normalize
-from pydtnn.kernels.reference.random import bits, stream
+from pydtnn.data.order import own_shards, permutation
+from pydtnn.data.prepare import Prepare
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What one rank computes in one step; its arrays are new and contiguous.
-
-    Attributes
-    ----------
-    x : ndarray, shape ``(n, *input_shape)``, of the model's dtype; n may be 0 in the last step
-    y : ndarray, labels int64 ``(n,)``, or targets of the model's dtype ``(n, ...)``
-    samples : ndarray of int64, shape ``(n,)``
-        Indices in the data set.
-    index : int
-        Step of the epoch.
-    total : int
-        Samples of the global batch: the n of all ranks together.
-    shards : tuple of Shard
-        The pieces that are computed one by one; where there are none, all rows together are one.
-    """
-
-    x: Array
-    y: Array
-    samples: NDArray[np.int64]
-    index: int
-    total: int
-    shards: tuple[Shard, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 class Loader:
@@ -71,7 +41,7 @@ class Loader:
     augment : sequence of Augmentation
         Applied in order, before normalisation; their randomness changes with the epoch.
     dtype : dtype, default float32
-        Of ``Batch.x`` and of targets that are no labels.
+        Of the model: of ``Batch.x``, and of targets that are no labels if it has at least 32 bits.
     prefetch : int, default 2
         Batches prepared ahead; with 0 each is prepared when it is asked for, in the caller's
         thread.
@@ -81,6 +51,16 @@ class Loader:
         Fewer steps than the data would give.
     shards : int, optional
         Slices into which each batch is cut; a rank has a run of them. By default one per rank.
+    raw : bool, default False
+        Leave uint8 images as they are read, and augmentation and normalisation to the device: see
+        `Batch.inputs`. Other samples are prepared here all the same.
+
+    Attributes
+    ----------
+    prepare : Prepare
+        Augmentation and normalisation, wherever they are done.
+    why_not_raw : str
+        With `raw`, why samples are prepared here even so, in one sentence; otherwise empty.
 
     Raises
     ------
@@ -104,6 +84,7 @@ class Loader:
         threads: int = 1,
         steps_per_epoch: int | None = None,
         shards: int | None = None,
+        raw: bool = False,
     ) -> None:
         _check(dataset, global_batch_size, rank, size, shuffle, augment, prefetch, threads)
         if shards is not None and shards < size:
@@ -119,10 +100,15 @@ class Loader:
             )
         self.dataset, self.rank, self.size = dataset, rank, size
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
-        self.augment, self.prefetch = tuple(augment), prefetch
+        self.prefetch = prefetch
         self.shards = shards or size
         self._steps = steps_per_epoch or steps
-        self._normalize = Normalize(dataset.statistics, dataset.input_shape, dtype)
+        self.prepare = Prepare(augment, dataset.statistics, dataset.input_shape, dtype)
+        self.why_not_raw = ""
+        if raw:
+            pixels = "" if dataset.pixels else f"{dataset.name} has no uint8 pixels"
+            self.why_not_raw = pixels or self.prepare.why_not
+        self._raw = raw and not self.why_not_raw
         # Threads start with their first task, so a pool that is never used costs nothing.
         self._pool = (
             ThreadPoolExecutor(threads, thread_name_prefix="pydtnn-loader") if prefetch else None
@@ -183,22 +169,13 @@ class Loader:
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]
         x, y = self.dataset.read(samples)
-        if self.augment:
-            x = self._augmented(x, samples, epoch)
         if y.dtype.kind == "f":
-            y = y.astype(self._normalize.dtype)
-        return Batch(self._normalize(x), y, samples, step, len(chosen), shards)
-
-    def _augmented(self, x: Array, samples: NDArray[np.int64], epoch: int) -> Array:
-        mean = self.dataset.mean
-        channels = x.shape[-1]
-        fill = np.zeros(channels, x.dtype)
-        if mean is not None:
-            fill[:] = np.rint(255 * mean) if x.dtype == np.uint8 else mean
-        words = bits(self.seed, stream("augment"), epoch, samples, WORDS * len(self.augment))
-        for i, change in enumerate(self.augment):
-            x = change(x, words[:, WORDS * i : WORDS * (i + 1)], fill)
-        return x
+            y = y.astype(self.prepare.normalize.arithmetic)  # losses compare in at least float32
+        words = self.prepare.draw(self.seed, epoch, samples)
+        if self._raw and x.dtype == np.uint8:
+            x = np.ascontiguousarray(x)
+            return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
+        return Batch(self.prepare.on_host(x, words), y, samples, step, len(chosen), shards)
 
     def close(self) -> None:
         """End the threads; batches that nobody has taken are dropped."""

@@ -71,19 +71,36 @@ class Normalize:
         self, statistics: Statistics | None, input_shape: tuple[int, ...], dtype: DTypeLike
     ) -> None:
         self.statistics, self.dtype = statistics, np.dtype(dtype)
+        # What 16 bits hold is computed in float32 and rounded once.
+        self.arithmetic = np.dtype("float64" if self.dtype.itemsize == 8 else "float32")
+        self.channels = input_shape[-1]
         # An image row: one long inner loop instead of one of C elements.
         self.width = math.prod(input_shape[-2:])
-        self.repeat = self.width // input_shape[-1]
+
+    @property
+    def mean(self) -> Array:
+        """Mean per channel, float64 ``(C,)``: the sample that becomes zero, within rounding."""
+        return self.statistics.mean if self.statistics else np.zeros(self.channels)
+
+    def coefficients(self, dtype: DTypeLike) -> tuple[Array, Array]:
+        """Return (scale, shift) per channel, of type `arithmetic`, for samples of a type.
+
+        A sample becomes ``x scale + shift``: a product, rounded, and then a sum.
+        """
+        if self.statistics is None:
+            return np.ones(self.channels, self.arithmetic), np.zeros(self.channels, self.arithmetic)
+        unit = 255 if np.dtype(dtype) == np.uint8 else 1
+        scale = 1 / (unit * self.statistics.std)
+        shift = -self.statistics.mean / self.statistics.std
+        return scale.astype(self.arithmetic), shift.astype(self.arithmetic)
 
     def __call__(self, x: Array) -> Array:
         """Return a new contiguous array of the shape of `x`; uint8 counts in 255ths."""
         if self.statistics is None:
             return np.array(x, dtype=self.dtype, order="C")
-        unit = 255 if x.dtype == np.uint8 else 1
-        scale = np.tile(1 / (unit * self.statistics.std), self.repeat).astype(self.dtype)
-        shift = np.tile(-self.statistics.mean / self.statistics.std, self.repeat).astype(self.dtype)
-        out = np.empty(x.shape, self.dtype)
+        scale, shift = (np.tile(c, self.width // self.channels) for c in self.coefficients(x.dtype))
+        out = np.empty(x.shape, self.arithmetic)
         rows = out.reshape(-1, self.width)  # (N * H, W * C)
         np.multiply(x.reshape(-1, self.width), scale, out=rows)
         rows += shift
-        return out
+        return out.astype(self.dtype, copy=False)

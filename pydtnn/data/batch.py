@@ -1,0 +1,66 @@
+"""What one rank computes in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pydtnn.data.order import Shard
+from pydtnn.data.prepare import Prepare
+
+if TYPE_CHECKING:
+    from pydtnn.kernels.backend import Backend
+
+Array = NDArray[Any]
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A rank's part of a global batch; its arrays are new and contiguous.
+
+    They are the host's; `dataclasses.replace` may put arrays of a device in their place.
+
+    Attributes
+    ----------
+    x : ndarray, shape ``(n, *input_shape)``; n may be 0 in the last step
+        Of the model's dtype, or uint8 as it was read, where `prepare` is there.
+    y : ndarray, labels int64 ``(n,)``, or targets ``(n, ...)`` of the dtype of a model's outputs
+        The model's own, or float32 where that has 16 bits.
+    samples : ndarray of int64, shape ``(n,)``
+        Indices in the data set.
+    index : int
+        Step of the epoch.
+    total : int
+        Samples of the global batch: the n of all ranks together.
+    shards : tuple of Shard
+        The pieces that are computed one by one; where there are none, all rows together are one.
+    words : ndarray of uint32, shape ``(n, prepare.words)``, or None where `x` is ready
+        Random bits of the augmentations.
+    prepare : Prepare or None
+        What is still to be done to `x`.
+    """
+
+    x: Array
+    y: Array
+    samples: NDArray[np.int64]
+    index: int
+    total: int
+    shards: tuple[Shard, ...] = ()
+    words: NDArray[np.uint32] | None = None
+    prepare: Prepare | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def inputs(self, backend: Backend, rows: slice = ALL) -> Array:
+        """Bring rows of `x` to the device, augmented, normalised and of the model's dtype."""
+        x = backend.asarray(self.x[rows])
+        if self.prepare is None:
+            return x
+        assert self.words is not None
+        return self.prepare(backend, x, backend.asarray(self.words[rows]))

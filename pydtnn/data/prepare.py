@@ -1,0 +1,135 @@
+"""From the raw samples of a batch to what a model computes with, on the host or on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pydtnn.data.augment import WORDS, Augmentation, Cutout, HorizontalFlip, RandomCrop
+from pydtnn.data.statistics import Normalize, Statistics
+from pydtnn.kernels.reference.random import bits, stream
+
+if TYPE_CHECKING:
+    from pydtnn.kernels.backend import Backend
+
+Array = NDArray[Any]
+
+MOST_CHANGES, MOST_CHANNELS = 4, 4
+"""Augmentations, and channels of an image, for which the kernel of a device has room."""
+
+
+class Prepare:
+    """Augment and normalise samples; the same bytes wherever that happens.
+
+    Two that do the same are equal, and so are their hashes.
+
+    Parameters
+    ----------
+    augment : sequence of Augmentation
+        Applied in order, before normalisation.
+    statistics : Statistics or None
+        Of the training set; None where samples are only converted.
+    input_shape : tuple of int
+        Shape of one sample, channels last.
+    dtype : dtype of the result
+
+    Attributes
+    ----------
+    words : int
+        Random 32-bit words that a sample needs.
+    why_not : str
+        Why the device cannot do this to uint8 samples, in one sentence; empty where it can.
+    """
+
+    def __init__(
+        self,
+        augment: Sequence[Augmentation],
+        statistics: Statistics | None,
+        input_shape: tuple[int, ...],
+        dtype: DTypeLike,
+    ) -> None:
+        self.augment = tuple(augment)
+        self.words = WORDS * len(self.augment)
+        self.normalize = Normalize(statistics, input_shape, dtype)
+        self.why_not = _why_not(self.augment, input_shape)
+
+    def draw(self, seed: int, epoch: int, samples: Array) -> Array:
+        """Draw the random bits of samples, ``(n, self.words)`` uint32."""
+        if not self.words:
+            return np.empty((len(samples), 0), np.uint32)
+        return bits(seed, stream("augment"), epoch, samples, self.words)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of what is returned."""
+        return self.normalize.dtype
+
+    def __call__(self, backend: Backend, x: Array, words: Array) -> Array:
+        """Return a new array of the backend's, for `x` as it was read; `x` stays as it is.
+
+        On a device with a kernel for it nothing is copied from the host, so that it may be captured
+        in a graph; `why_not` must be empty there.
+
+        Parameters
+        ----------
+        backend : Backend
+        x : Array of uint8, shape ``(n, H, W, C)``, contiguous
+        words : Array of uint32, shape ``(n, self.words)``, contiguous
+            The random bits of each sample.
+        """
+        if backend.images is None:
+            return self.on_host(x.copy() if self.augment else x, words)
+        out = backend.empty(x.shape, self.dtype)
+        scale, shift = self.normalize.coefficients(np.uint8)
+        changes = [_KNOWN[type(change)](change) for change in self.augment]
+        backend.images.prepare(x, words, changes, self._fill(np.uint8), scale, shift, out=out)
+        return out
+
+    def on_host(self, x: Array, words: Array) -> Array:
+        """Return a new array, with NumPy; `x` itself may be changed."""
+        fill = self._fill(x.dtype)
+        for i, change in enumerate(self.augment):
+            x = change(x, words[:, WORDS * i : WORDS * (i + 1)], fill)
+        return self.normalize(x)
+
+    def _fill(self, dtype: DTypeLike) -> Array:
+        """Colour of what comes from outside of an image, ``(C,)``: the mean, or zero."""
+        mean = self.normalize.mean
+        return (np.rint(255 * mean) if np.dtype(dtype) == np.uint8 else mean).astype(dtype)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        scale, shift = self.normalize.coefficients(np.uint8)
+        numbers = (self._fill(np.float64), scale, shift)
+        return self.augment, self.dtype, *(array.tobytes() for array in numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prepare) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+_KNOWN: dict[type[Augmentation], Any] = {
+    RandomCrop: lambda change: ("crop", change.padding),
+    HorizontalFlip: lambda change: ("flip", 0),
+    Cutout: lambda change: ("cutout", change.size),
+}
+"""What the kernel is told: of these classes, not of those derived from them, which differ."""
+
+
+def _why_not(augment: tuple[Augmentation, ...], input_shape: tuple[int, ...]) -> str:
+    if len(input_shape) != 3:
+        return f"samples of shape {input_shape} are no images (height, width, channels)"
+    if input_shape[-1] > MOST_CHANNELS:
+        return f"images have {input_shape[-1]} channels, and the device takes {MOST_CHANNELS}"
+    for change in augment:
+        if type(change) not in _KNOWN:
+            return f"{type(change).__name__} has no kernel of its own"
+    if len(augment) > MOST_CHANGES:
+        return f"there are {len(augment)} augmentations, and the device takes {MOST_CHANGES}"
+    return ""

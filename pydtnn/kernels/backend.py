@@ -44,6 +44,11 @@ class Backend:
     keeps_values : bool
         Whether what convolutions evaluate of deferred inputs is kept for backward: where they
         cannot evaluate in passing, memory is cheaper than evaluating it again.
+    go : Array or None
+        One float64 in the device's memory, 1 at rest: where it is 0, kernels that update leave
+        everything as it is. None on the host, which decides by itself.
+    images : object or None
+        Kernels that augment and normalise raw images; None where the host does that.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Backend:
     random: reference.Random
     memory: Any = None
     keeps_values: bool = False
+    go: Any = None
+    images: Any = None
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Allocate an array with undefined contents."""

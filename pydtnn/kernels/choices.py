@@ -2,7 +2,8 @@
 
 A key is an operation, a geometry, a batch and a dtype; instruction set and threads are the
 backend's. What a convolution does in passing (a deferred input, sums, an activation) is no part of
-it: that costs every algorithm about the same. Another batch of the same geometry takes the choice
+it: that costs every algorithm about the same; on a GPU, whether it is done in passing is a choice
+of its own. Another batch of the same geometry takes the choice
 of the nearest one, so the last batch of an epoch and an evaluation are not measured again.
 
 The idea is that of PyDTNN's BestOf, which times alternatives the first times they are called.
@@ -140,6 +141,14 @@ class Choices:
             found = self.file.add(self.setting, what, batch, choice)
         self._table.setdefault(what, {})[batch] = found
         return found.name, _told(found)
+
+    def drop(
+        self, operation: str, geometry: ConvGeometry, batch: int, dtype: Any, name: str, why: str
+    ) -> None:
+        """Forget what was picked for a key, since a candidate is none any more; report why."""
+        self.resolved.pop((operation, geometry, batch, dtype), None)
+        what = f"conv.{operation} {geometry} {dtype}, batch {batch}"
+        self._reasons[f"{what}, without {name}"] = why
 
     def report(self) -> dict[str, str]:
         """Say for each key what was chosen, and why.

@@ -10,9 +10,15 @@ import pytest
 from pydtnn.kernels import Backend, create_backend, report
 from pydtnn.kernels.cpu.isa import available
 
+COLD = {"elementwise.convert", "norm.fold"} | {
+    f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")
+}
+"""Kernels of a few numbers, or of models of 16 bits, which are not meant for a CPU."""
+
 
 def test_no_hot_kernel_of_the_cpu_backend_runs_on_the_reference(cpu_backend: Backend) -> None:
-    assert [kernel for kernel, runs_on in report(cpu_backend).items() if runs_on != "cpu"] == []
+    reference = {kernel for kernel, runs_on in report(cpu_backend).items() if runs_on != "cpu"}
+    assert reference == COLD
 
 
 def test_report_names_every_kernel_of_the_reference_backend() -> None:

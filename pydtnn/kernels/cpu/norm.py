@@ -59,11 +59,23 @@ class Norm(Compiled, reference.Norm):
         self.kernels.backward_normalize(contiguous(x), contiguous(dy), a, b, c, out, self.threads)
 
     def coefficients(
-        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+        self,
+        sums: Array,
+        gamma: Array,
+        beta: Array,
+        epsilon: float,
+        *,
+        moments: Array,
+        out: Array,
+        collect: Array | None = None,
     ) -> None:
         """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
         if not (native(out, gamma, beta) and _doubles(sums) and _doubles(moments)):
-            return super().coefficients(sums, gamma, beta, epsilon, moments=moments, out=out)
+            return super().coefficients(
+                sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect
+            )
+        if collect is not None:
+            collect += sums
         self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out)
 
     def backward_coefficients(

@@ -14,13 +14,17 @@ from pydtnn.kernels.choices import create_choices
 from pydtnn.kernels.choices_file import ChoicesFile
 from pydtnn.kernels.cuda import libraries
 from pydtnn.kernels.cuda.conv import Conv, Tools
-from pydtnn.kernels.cuda.cublas import Products
-from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError
+from pydtnn.kernels.cuda.cublas import CublasError, Products
+from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError, Handle
 from pydtnn.kernels.cuda.cudnn_conv import CudnnConvolutions
+from pydtnn.kernels.cuda.cudnn_graph_conv import GraphConvolutions
 from pydtnn.kernels.cuda.elementwise import Elementwise
 from pydtnn.kernels.cuda.fused import Fused
+from pydtnn.kernels.cuda.images import Images
 from pydtnn.kernels.cuda.linear import Linear
 from pydtnn.kernels.cuda.loss import Loss
+from pydtnn.kernels.cuda.measure import Measure
+from pydtnn.kernels.cuda.memory import DeviceMemory
 from pydtnn.kernels.cuda.norm import Norm
 from pydtnn.kernels.cuda.own import Device
 from pydtnn.kernels.cuda.pool import Pool
@@ -37,31 +41,58 @@ TF32 = "PYDTNN_TF32"
 class CudaBackend(Backend):
     """Kernels and memory of one GPU.
 
-    Kernels run on CuPy's current stream, one stream at a time. Arrays and scratch memory come from
-    CuPy's current allocator: its pool, or that of a graph that is being captured.
+    Kernels run on CuPy's current stream, one stream at a time. Arrays come from CuPy's current
+    allocator: its pool, or that of a graph that is being captured (`DeviceMemory.apart`).
 
     Parameters
     ----------
     device : int
         Number of the GPU among those that this process sees.
+    gpu : str
+        What it is called.
     versions : tuple of str
         The libraries, with their versions.
+    tf32 : bool
+        Whether float32 is rounded to TF32 before it is multiplied.
+    go, alive : Array, shape (1,), float64
+        Flags of the device that hold updates back, see `pydtnn.kernels.cuda.own.Device`.
+    stream : cupy.cuda.Stream
+        A stream for work that is captured, which the legacy default stream cannot be. Kernels do
+        not run there by themselves.
     """
 
     device: int = 0
+    gpu: str = ""
     versions: tuple[str, ...] = ()
+    tf32: bool = False
+    go: Array = None
+    alive: Array = None
+    stream: Any = None
 
     def asarray(self, value: Any, dtype: Any = None) -> Array:
-        """Bring an array or a sequence to the GPU, in C order; copies only where it must."""
+        """Bring an array or a sequence to the GPU, in C order; copies only where it must.
+
+        Raises
+        ------
+        RuntimeError
+            For an array of the host while a step is captured: CuPy copies it by way of memory that
+            belongs to others when the step is replayed.
+        """
+        here = hasattr(value, "__cuda_array_interface__")
+        if not here and self.xp.cuda.get_current_stream().is_capturing():
+            raise RuntimeError(
+                "backend cuda: an array of the host cannot be brought to the GPU while a step is "
+                "captured in a graph; bring it there before the step."
+            )
         return self.xp.asarray(value, None if dtype is None else np.dtype(dtype), order="C")
 
     def to_numpy(self, array: Array) -> np.ndarray:
         """Bring an array to the host, when what computes it has finished."""
         return self.xp.asnumpy(array)
 
-    def trim(self) -> None:
-        """Return blocks of CuPy's pool that nobody uses to the driver."""
-        self.xp.get_default_memory_pool().free_all_blocks()
+    def synchronize(self) -> None:
+        """Wait until the GPU has done all that it was given, on every stream."""
+        self.xp.cuda.Device(self.device).synchronize()
 
 
 def create_cuda_backend(
@@ -90,16 +121,17 @@ def create_cuda_backend(
     cupy = libraries.usable_cupy(device)
     gpu = cupy.cuda.Device()
     name = cupy.cuda.runtime.getDeviceProperties(gpu.id)["name"].decode()
-    found = libraries.load("cudnn"), libraries.load("cublas")
+    found = [libraries.load(library) for library in ("cudnn", "cublas", "nvrtc")]
     versions = tuple(map(str, found))
     arithmetic = "TF32" if tf32 else "float32"
     machine = ", ".join((name, *versions, f"pydtnn {__version__}"))
     choices = create_choices(tuning, arithmetic, ChoicesFile(machine))
+    memory, own = DeviceMemory(cupy), Device(cupy)
     try:
-        convolve = CudnnConvolutions(Cudnn(found[0]), cupy, tf32=tf32)
-    except CudnnError as error:
-        raise libraries.Unavailable(f"{found[0]} cannot use {name}: {error}") from error
-    multiply, own = Products(found[1], cupy, tf32=tf32), Device(cupy)
+        cudnn, multiply = Cudnn(found[0]), Products(found[1], cupy, tf32=tf32)
+        handle = Handle(cudnn, cupy)
+    except (CudnnError, CublasError) as error:
+        raise libraries.Unavailable(f"backend cuda: {name} cannot be used: {error}") from error
     families: dict[str, Any] = {
         "elementwise": Elementwise(cupy, own),
         "fused": Fused(cupy, own),
@@ -111,10 +143,13 @@ def create_cuda_backend(
         "update": Update(cupy, own),
     }
     tools = Tools(
-        lambda: cupy.cuda.get_current_stream().synchronize(),
+        Measure(cupy, memory).session,
         *(families[family] for family in ("fused", "norm", "elementwise")),
     )
-    families["conv"] = Conv(cupy, (convolve, Rows(cupy, multiply)), choices, tools)
+    shared = (cudnn, cupy, handle, tools.elementwise, memory.scratch)
+    graphs = GraphConvolutions(*shared, tf32=tf32)
+    engines = graphs, CudnnConvolutions(*shared, tf32=tf32), Rows(cupy, multiply)
+    families["conv"] = Conv(cupy, engines, choices, tools, graphs)
     return CudaBackend(
         name="cuda",
         xp=cupy,
@@ -122,9 +157,16 @@ def create_cuda_backend(
         isa=f"sm_{gpu.compute_capability}",
         choices=choices,
         **families,
+        memory=memory,
         keeps_values=True,
+        images=Images(own),
         device=gpu.id,
+        gpu=name,
         versions=versions,
+        tf32=tf32,
+        go=own.go,
+        alive=own.alive,
+        stream=cupy.cuda.Stream(non_blocking=True),
     )
 
 

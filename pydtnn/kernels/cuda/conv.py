@@ -1,16 +1,20 @@
-"""Convolutions on a GPU: the contract of the reference around an engine that only convolves.
+"""Convolutions on a GPU: the contract of the reference around engines that only convolve.
 
 A convolution of cuDNN cannot evaluate its input or gate its output in passing. So what is deferred
-is evaluated into memory first, bias and ReLU, sums and gates follow in one pass over the output, by
-the kernels of the families `fused` and `norm`.
+is evaluated into memory first; gates and sums, and bias and ReLU where the engine does not do
+them, follow in one pass over the output, by the kernels of the families `fused` and `norm`.
+Whether bias, ReLU and sums of forward are better done in passing is measured, like all choices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
-from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.choices import Choices, Key
+from pydtnn.kernels.cuda.engine import PLAIN, Engine, Passing, PassingEngine, Refused
+from pydtnn.kernels.cuda.measure import CarryOut
 from pydtnn.kernels.cuda.module import ELEMENTS
 from pydtnn.kernels.cuda.own import arithmetic
 from pydtnn.kernels.deferred import Deferred, Term
@@ -19,30 +23,10 @@ from pydtnn.kernels.reference import Elementwise, Fused, Norm
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
 
-REPEATS = 8
-"""Launches for one measurement, so that they, and not the wait for them, are what is timed."""
+HALVES = ("float16", "bfloat16")
 
-
-class Engine(Protocol):
-    """Algorithms for convolutions of arrays that are there, contiguous and of one type."""
-
-    def candidates(
-        self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
-    ) -> tuple[str, ...]:
-        """Names of those that suit, the best guess first."""
-
-    def run(
-        self,
-        algorithm: str,
-        direction: str,
-        first: Array,
-        second: Array,
-        geometry: ConvGeometry,
-        *,
-        out: Array,
-        accumulate: bool = False,
-    ) -> None:
-        """Compute y of x and w, dx of w and dy, or dw of x and dy."""
+APART, IN_PASSING = "apart", "in passing"
+"""When bias, ReLU and sums are seen to."""
 
 
 class Tools(NamedTuple):
@@ -50,13 +34,13 @@ class Tools(NamedTuple):
 
     Parameters
     ----------
-    synchronize : callable
-        Waits for the current stream; used while algorithms are measured, never else.
+    measure : callable
+        Returns a context in which candidates are measured, see `Measure.session`.
     fused, norm, elementwise
         Other families of the backend.
     """
 
-    synchronize: Callable[[], None]
+    measure: Callable[[], AbstractContextManager[CarryOut]]
     fused: Fused
     norm: Norm
     elementwise: Elementwise
@@ -66,7 +50,11 @@ class Conv(reference.Conv):
     """Convolutions of one to three axes on a GPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied; outputs that are not, and mixed types, run on the
-    reference. `algorithm` is the name of one that an engine has for the geometry.
+    reference. Beside 16-bit arrays, biases and the gradient of the filters may be of float32.
+    `algorithm` is the name of one that an engine has for the geometry. All of them are
+    deterministic. What is not measured takes the first: what cuDNN's heuristics put first, with
+    bias, ReLU and sums apart. What an engine refuses when it comes to it is left to the others, and
+    the report of `choices` says so.
 
     Parameters
     ----------
@@ -75,16 +63,25 @@ class Conv(reference.Conv):
         The first with an algorithm for a geometry has the best guess; the last suits everything.
     choices : Choices
     tools : Tools
+    passing : PassingEngine, optional
+        The engine that may also do what follows forward.
     """
 
     def __init__(
-        self, xp: Any, engines: tuple[Engine, ...], choices: Choices, tools: Tools
+        self,
+        xp: Any,
+        engines: tuple[Engine, ...],
+        choices: Choices,
+        tools: Tools,
+        passing: PassingEngine | None = None,
     ) -> None:
         super().__init__(xp)
         self.engines = engines
         self.choices = choices
         self.tools = tools
-        self._found: dict[Any, dict[str, Engine]] = {}
+        self.passing = passing
+        self._found: dict[Key, dict[str, Engine]] = {}
+        self._ways: dict[Key, dict[str, PassingEngine | None]] = {}
 
     def forward(
         self,
@@ -103,12 +100,28 @@ class Conv(reference.Conv):
         if not _writable(out, x, w):
             return super().forward(x, w, b, geometry, out=out, relu=relu, store=store, sums=sums)
         values = self._values(x, store)
-        self._convolve("forward", values, w, geometry, out, False, algorithm)
-        if b is not None or relu:
-            shift = None if b is None else self.xp.asarray(b, arithmetic(out.dtype), order="C")
-            self.tools.fused.evaluate(Deferred(Term(out), shift=shift, relu=relu), out=out)
-        if sums is not None:
-            self.tools.norm.statistics(out, out=sums)
+        shift = None if b is None else self.xp.asarray(b, arithmetic(out.dtype), order="C")
+        passing = Passing(b is not None, relu, sums is not None)
+        given = (self.xp.ascontiguousarray(values), self.xp.ascontiguousarray(w), geometry)
+        ways: dict[str, PassingEngine | None] = {APART: None}
+        if passing != PLAIN and algorithm is None:
+            ways = self._ways_of_passing(geometry, len(values), out.dtype, passing)
+
+        def run(way: str, out: Array, accumulate: bool) -> None:
+            engine = ways[way]
+            if engine:
+                engine.run_passing(*given, out=out, shift=shift, relu=relu, sums=sums)
+                return
+            self._convolve("forward", *given, out, False, algorithm)
+            if shift is not None or relu:
+                self.tools.fused.evaluate(Deferred(Term(out), shift=shift, relu=relu), out=out)
+            if sums is not None:
+                self.tools.norm.statistics(out, out=sums)
+
+        if len(ways) == 1:
+            return run(APART, out, False)
+        key = (f"forward with {passing}", geometry, len(values), out.dtype)
+        self._run(key, ways, run, out, False, None)
 
     def backward_data(
         self,
@@ -145,7 +158,8 @@ class Conv(reference.Conv):
         algorithm: str | None = None,
     ) -> None:
         """Compute the gradient of the filters into `out`."""
-        if not _writable(out, x, dy):
+        widened = out.dtype == "float32" and x.dtype == dy.dtype and x.dtype.name in HALVES
+        if not (_writable(out) if widened else _writable(out, x, dy)):
             return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
         x, dy = self._values(x), self._values(dy)
         self._convolve("backward_filter", x, dy, geometry, out, accumulate, algorithm)
@@ -205,18 +219,73 @@ class Conv(reference.Conv):
             if direction == "backward_filter":
                 self.store(0, out, accumulate)
             return
-        found = self.algorithms(direction, geometry, batch, out.dtype)
-        if algorithm is None:
-            key = (direction, geometry, batch, out.dtype)
-            algorithm = self.choices.resolved.get(key)
-        if algorithm is None:
-            algorithm = self._choose(found, direction, first, second, geometry, out, accumulate)
-        if algorithm not in found:
+        key = (direction, geometry, batch, first.dtype)
+        found = self.algorithms(*key)
+
+        def run(name: str, out: Array, accumulate: bool) -> None:
+            given = (name, direction, first, second, geometry)
+            found[name].run(*given, out=out, accumulate=accumulate)
+
+        self._run(key, found, run, out, accumulate, algorithm)
+
+    def _run(
+        self,
+        key: Key,
+        found: dict[str, Any],
+        run: Callable[[str, Array, bool], None],
+        out: Array,
+        accumulate: bool,
+        algorithm: str | None,
+    ) -> None:
+        """Run what was asked for, or what is best of what was found and not refused."""
+        if algorithm is not None and algorithm not in found:
             suit = ", ".join(found)
-            raise ValueError(f"conv: {algorithm} does not suit {geometry}; choose one of {suit}.")
-        found[algorithm].run(
-            algorithm, direction, first, second, geometry, out=out, accumulate=accumulate
-        )
+            raise ValueError(f"conv: {algorithm} does not suit {key[1]}; choose one of {suit}.")
+        while True:
+            name = algorithm or self.choices.resolved.get(key, "")
+            if name not in found:
+                name = self._pick(key, found, run, out, accumulate)
+            try:
+                return run(name, out, accumulate)
+            except Refused as error:
+                if algorithm or len(found) == 1:
+                    raise
+                self._drop(key, found, name, error)
+
+    def _pick(
+        self,
+        key: Key,
+        found: dict[str, Any],
+        run: Callable[[str, Array, bool], None],
+        out: Array,
+        accumulate: bool,
+    ) -> str:
+        """Choose; what is computed on the way is not added to anything."""
+        scratch = self.xp.empty(out.shape, out.dtype) if accumulate else out
+        tried = ""
+
+        def pick() -> str:
+            with self.tools.measure() as carry_out:
+
+                def measured(name: str) -> None:
+                    nonlocal tried
+                    tried = name
+                    carry_out(name, lambda: run(name, scratch, False))
+
+                return self.choices.pick(*key, tuple(found), measured)
+
+        while True:
+            try:
+                return pick()
+            except (Refused, MemoryError) as error:
+                if len(found) == 1:
+                    raise
+                self._drop(key, found, tried, error)
+
+    def _drop(self, key: Key, found: dict[str, Any], name: str, error: Exception) -> None:
+        """Use an algorithm no more, and report why."""
+        del found[name]
+        self.choices.drop(*key, name, f"refused: {error}")
 
     def algorithms(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
@@ -231,26 +300,16 @@ class Conv(reference.Conv):
             }
         return self._found[key]
 
-    def _choose(
-        self,
-        found: dict[str, Engine],
-        direction: str,
-        first: Array,
-        second: Array,
-        geometry: ConvGeometry,
-        out: Array,
-        accumulate: bool,
-    ) -> str:
-        """Pick an algorithm; what is computed on the way is not added to anything."""
-        scratch = self.xp.empty(out.shape, out.dtype) if accumulate else out
-
-        def run(name: str) -> None:
-            for _ in range(REPEATS):
-                found[name].run(name, direction, first, second, geometry, out=scratch)
-            self.tools.synchronize()
-
-        batch = len(second if direction == "backward_data" else first)
-        return self.choices.pick(direction, geometry, batch, out.dtype, tuple(found), run)
+    def _ways_of_passing(
+        self, geometry: ConvGeometry, batch: int, dtype: Any, passing: Passing
+    ) -> dict[str, PassingEngine | None]:
+        """Name the ways to do what follows forward: apart, and in passing where that may be."""
+        key = (str(passing), geometry, batch, dtype)
+        if key not in self._ways:
+            self._ways[key] = {APART: None}
+            if self.passing and self.passing.passes(geometry, batch, dtype, passing):
+                self._ways[key][IN_PASSING] = self.passing
+        return self._ways[key]
 
 
 def _writable(out: Array, *inputs: Array | Deferred) -> bool:

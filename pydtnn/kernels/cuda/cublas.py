@@ -83,7 +83,8 @@ class Products:
         a : Array, shape (..., M, K)
         b : Array, shape (..., K, N)
         out : Array, shape (..., M, N)
-            With contiguous rows. All three have the same number of axes, two or three.
+            With contiguous rows. All three have the same number of axes, two or three, and one
+            type; the product of 16-bit matrices may also be of float32.
         accumulate : bool
         """
         (rows, columns), inner = out.shape[-2:], a.shape[-1]
@@ -91,7 +92,8 @@ class Products:
         if not (batch and rows and columns):
             return
         self._to_current_stream()
-        kind, compute = KINDS[out.dtype.name], self._compute.get(out.dtype.name, FLOAT32)
+        kind, kind_out = KINDS[a.dtype.name], KINDS[out.dtype.name]
+        compute = self._compute.get(a.dtype.name, FLOAT32)
         scalars = _DOUBLES if compute == FLOAT64 else _FLOATS
         # cuBLAS counts columns first: what it sees is out' = b' a'
         (turn_b, row_b), (turn_a, row_a) = layout(b), layout(a)
@@ -101,7 +103,7 @@ class Products:
             *(self._handle, turn_b, turn_a, columns, rows, inner, scalars[1]),
             *(b.data.ptr, kind, row_b, batch_step(b)),
             *(a.data.ptr, kind, row_a, batch_step(a)),
-            *(scalars[accumulate], out.data.ptr, kind, row_out, batch_step(out)),
+            *(scalars[accumulate], out.data.ptr, kind_out, row_out, batch_step(out)),
             *(batch, compute, DEFAULT_ALGORITHM),
         )
 
@@ -110,10 +112,11 @@ class Products:
         if stream == self._stream:
             return
         if stream not in self._workspaces:
-            self._workspaces[stream] = self._cupy.empty(WORKSPACE_BYTES, "uint8")
+            # from no pool: it stays, whatever the allocator of the moment is for
+            self._workspaces[stream] = self._cupy.cuda.Memory(WORKSPACE_BYTES)
         self._call["cublasSetStream_v2"](self._handle, stream)
         # after the stream, which resets it
-        address = self._workspaces[stream].data.ptr
+        address = self._workspaces[stream].ptr
         self._call["cublasSetWorkspace_v2"](self._handle, address, WORKSPACE_BYTES)
         self._stream = stream
 

@@ -1,10 +1,11 @@
-"""cuDNN 9 through ctypes: the only file that calls it.
+"""cuDNN 9 through ctypes: its functions, and the older of its two interfaces.
 
 We use its convolutions alone. Its pooling has another contract than ours (no index of the maximum,
 no uneven padding), and what batch norm does is part of our own fused kernels.
 
-NVIDIA calls this interface deprecated, in favour of one in which graphs of operations are built. It
-is complete, though, and creating descriptors costs microseconds instead of milliseconds.
+NVIDIA calls this interface deprecated, in favour of one in which graphs of operations are built
+(`cudnn_graph.py`). It is complete, though, and has algorithms that are the fastest for some
+geometries: which one is, is measured.
 
 References
 ----------
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 from pydtnn.kernels.cuda.libraries import Library
@@ -85,6 +86,12 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cudnnConvolutionForward": _CONVOLVE,
     "cudnnConvolutionBackwardData": _CONVOLVE,
     "cudnnConvolutionBackwardFilter": _CONVOLVE,
+    "cudnnBackendCreateDescriptor": (c_int, POINTER(c_void_p)),
+    "cudnnBackendDestroyDescriptor": _DESTROY,
+    "cudnnBackendSetAttribute": (c_void_p, c_int, c_int, c_int64, c_void_p),
+    "cudnnBackendGetAttribute": (c_void_p, c_int, c_int, c_int64, POINTER(c_int64), c_void_p),
+    "cudnnBackendFinalize": _DESTROY,
+    "cudnnBackendExecute": (c_void_p, c_void_p, c_void_p),
 }
 """Argument types of the functions we call; all of them return a status."""
 
@@ -238,6 +245,33 @@ class Descriptor:
         self._as_parameter_ = pointer  # what ctypes passes on
         # when the interpreter ends, the driver may have ended before
         weakref.finalize(self, destroy, pointer).atexit = False
+
+
+class Handle:
+    """cuDNN for one GPU, on the stream that is current when it is asked for.
+
+    Parameters
+    ----------
+    cudnn : Cudnn
+    cupy : module
+
+    Attributes
+    ----------
+    pointer : c_void_p
+    """
+
+    def __init__(self, cudnn: Cudnn, cupy: Any) -> None:
+        self._cudnn, self._cupy = cudnn, cupy
+        self._descriptor = cudnn.create("")
+        self.pointer = self._as_parameter_ = self._descriptor._as_parameter_
+        self._stream: int | None = None
+
+    def to_current_stream(self) -> None:
+        """Let what is called next go to CuPy's current stream."""
+        stream = self._cupy.cuda.get_current_stream().ptr
+        if stream != self._stream:
+            self._cudnn.call["cudnnSetStream"](self, c_void_p(stream))
+            self._stream = stream
 
 
 def ints(values: Sequence[int]) -> Any:

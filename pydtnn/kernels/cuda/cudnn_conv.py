@@ -1,12 +1,12 @@
-"""Convolutions by cuDNN: descriptors and algorithms of each geometry, and what it cannot pad.
+"""Convolutions by cuDNN: descriptors and algorithms of each geometry, and what it cannot do.
 
 cuDNN pads both sides of an axis alike. Where a geometry does not, the input is copied into a larger
-array whose border is zero, and the gradient of that array is cut to size.
+array whose border is zero, and the gradient of that array is cut to size. The gradient of 16-bit
+filters is computed in 16 bits (cuDNN has no other) and converted to float32.
 """
 
 from __future__ import annotations
 
-import ctypes
 from ctypes import byref, c_float, c_int, c_size_t
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,10 +20,13 @@ from pydtnn.kernels.cuda.cudnn import (
     TENSOR_OP_MATH,
     Cudnn,
     CudnnError,
-    Descriptor,
+    Handle,
     Performance,
 )
+from pydtnn.kernels.cuda.engine import Refused
+from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.geometry import ConvGeometry
+from pydtnn.kernels.reference import Elementwise
 from pydtnn.kernels.reference.family import Array
 
 TYPES = ("float32", "float16", "bfloat16")
@@ -52,7 +55,7 @@ class Plan:
     Parameters
     ----------
     cudnn : Cudnn
-    handle : Descriptor
+    handle : Handle
     direction : str
         One of `DIRECTIONS`.
     geometry : ConvGeometry
@@ -71,7 +74,7 @@ class Plan:
     def __init__(
         self,
         cudnn: Cudnn,
-        handle: Descriptor,
+        handle: Handle,
         direction: str,
         geometry: ConvGeometry,
         batch: int,
@@ -156,14 +159,25 @@ class CudnnConvolutions:
     ----------
     cudnn : Cudnn
     cupy : module
+    handle : Handle
+    elementwise : Elementwise
+    scratch : Scratch
     tf32 : bool
         Whether float32 may be rounded to TF32 before it is multiplied.
     """
 
-    def __init__(self, cudnn: Cudnn, cupy: Any, *, tf32: bool) -> None:
-        self._cudnn, self._cupy, self._tf32 = cudnn, cupy, tf32
-        self._handle = cudnn.create("")
-        self._stream: int | None = None
+    def __init__(
+        self,
+        cudnn: Cudnn,
+        cupy: Any,
+        handle: Handle,
+        elementwise: Elementwise,
+        scratch: Scratch,
+        *,
+        tf32: bool,
+    ) -> None:
+        self._cudnn, self._cupy, self._handle, self._tf32 = cudnn, cupy, handle, tf32
+        self._elementwise, self._scratch = elementwise, scratch
         self._plans: dict[Any, Plan | None] = {}
 
     def candidates(
@@ -204,31 +218,37 @@ class CudnnConvolutions:
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute one direction; see `pydtnn.kernels.cuda.rows.Rows.run`."""
+        """Compute one direction. See `pydtnn.kernels.cuda.engine.Engine`."""
         batch = len(second if direction == "backward_data" else first)
-        plan = self._plan(direction, geometry, batch, out.dtype)
+        plan = self._plan(direction, geometry, batch, first.dtype)
         assert plan is not None, f"no plan for {direction} {geometry}"
         chosen = plan.algorithms[algorithm]
-        workspace = self._cupy.empty((chosen.workspace,), "uint8")
-        self._to_current_stream()
+        workspace = self._scratch.take(chosen.workspace)
+        self._handle.to_current_stream()
         if is_even(geometry):
-            return plan.run(chosen, first, second, out, accumulate, workspace)
-        shape = (batch, *even(geometry).size, geometry.channels)
-        padded = self._cupy.empty(shape, out.dtype)
-        if direction != "backward_data":
-            pad(first, geometry, out=padded)
-            return plan.run(chosen, padded, second, out, accumulate, workspace)
-        plan.run(chosen, first, second, padded, False, workspace)
-        if accumulate:
-            out += padded[:, *inside(geometry)]
+            padded = None
         else:
-            out[...] = padded[:, *inside(geometry)]
-
-    def _to_current_stream(self) -> None:
-        stream = self._cupy.cuda.get_current_stream().ptr
-        if stream != self._stream:
-            self._cudnn.call["cudnnSetStream"](self._handle, ctypes.c_void_p(stream))
-            self._stream = stream
+            shape = (batch, *even(geometry).size, geometry.channels)
+            padded = self._cupy.empty(shape, first.dtype)
+        if padded is not None and direction != "backward_data":
+            pad(first, geometry, out=padded)
+            first = padded
+        result = out
+        if padded is not None and direction == "backward_data":
+            result = padded
+        elif out.dtype != first.dtype:
+            result = self._cupy.empty(out.shape, first.dtype)
+        add = accumulate and result is out
+        try:
+            plan.run(chosen, first, second, result, add, workspace)
+        except CudnnError as error:
+            if error.unsupported:
+                raise Refused(str(error)) from error
+            raise
+        if result is padded:
+            crop(padded, geometry, out=out, accumulate=accumulate)
+        elif result is not out:
+            self._elementwise.convert(result, out=out, accumulate=accumulate)
 
 
 def is_even(geometry: ConvGeometry) -> bool:
@@ -250,6 +270,14 @@ def inside(geometry: ConvGeometry) -> tuple[slice, ...]:
         slice(before, before + n)
         for n, (before, _) in zip(geometry.size, geometry.padding, strict=True)
     )
+
+
+def crop(padded: Array, geometry: ConvGeometry, *, out: Array, accumulate: bool) -> None:
+    """Copy into `out`, or add to it, what `pad` has taken from there."""
+    if accumulate:
+        out += padded[:, *inside(geometry)]
+    else:
+        out[...] = padded[:, *inside(geometry)]
 
 
 def pad(x: Array, geometry: ConvGeometry, *, out: Array) -> None:

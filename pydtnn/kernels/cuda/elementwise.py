@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, flat, team
-from pydtnn.kernels.cuda.own import Own, aligned, native
+from pydtnn.kernels.cuda.module import ELEMENTS
+from pydtnn.kernels.cuda.own import Own, aligned, native, vectors
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -39,6 +40,24 @@ class Elementwise(Own, reference.Elementwise):
             return super().add(a, b, out=out)
         self._map("add", (a, b), out)
 
+    def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Copy `x` into `out`, or add it, between any two floating types."""
+        known = x.dtype.name in ELEMENTS and native(out)
+        if not (known and x.shape == out.shape):
+            return super().convert(x, out=out, accumulate=accumulate)
+        if not out.size:
+            return
+        x = self.xp.ascontiguousarray(x)
+        each, width = 16 // min(x.itemsize, out.itemsize), "wide"
+        if not aligned(each, x, out):
+            each, width = 1, "single"
+        self.launch(
+            *(f"convert_{x.dtype.name}_{width}", out.dtype.name),
+            *((flat(out.size, each, FLIGHT),), (THREADS,)),
+            *(x, out, accumulate, out.size),
+            source="convert",
+        )
+
     def softmax_forward(self, x: Array, *, out: Array) -> None:
         """Compute ``exp(x) / sum exp(x)`` over the last axis; `out` may be `x`."""
         if not _alike(out, x):
@@ -55,10 +74,7 @@ class Elementwise(Own, reference.Elementwise):
         if not out.size:
             return
         arrays = [self.xp.ascontiguousarray(x) for x in inputs]
-        each = 16 // out.itemsize
-        width = "wide"
-        if not aligned(each, out, *arrays):
-            width, each = "single", 1
+        width, each = vectors(0, out, *arrays)  # what is left over is taken one by one
         grid = (flat(out.size, each, FLIGHT),)
         kernel = f"{name}_{width}"
         self.launch(kernel, out.dtype.name, grid, (THREADS,), *arrays, *more, out, out.size)
@@ -68,10 +84,11 @@ class Elementwise(Own, reference.Elementwise):
             return
         columns = out.shape[-1]
         rows = out.size // columns
-        who, per_block = team(columns)
         arrays = [self.xp.ascontiguousarray(x) for x in inputs]
-        grid = (ceil(rows, per_block),)
-        self.launch(f"{name}_{who}", out.dtype.name, grid, (THREADS,), *arrays, out, rows, columns)
+        width, each = vectors(columns, out, *arrays)
+        who, per_block = team(columns // each, len(arrays))
+        grid, kernel = (ceil(rows, per_block),), f"{name}_{who}_{width}"
+        self.launch(kernel, out.dtype.name, grid, (THREADS,), *arrays, out, rows, columns)
 
 
 def _alike(out: Array, *inputs: Array) -> bool:

@@ -1,4 +1,33 @@
-"""Grids of our kernels: from the shapes alone, so that results are the same on every GPU."""
+"""Grids of our kernels: from the shapes alone, so that results are the same on every GPU.
+
+What was decided, and why
+-------------------------
+All of these kernels wait for memory and for nothing else, if they are let. An H200 moves 4.8 TB/s
+and a load takes about 1 us, so about 5 MB must be under way at any time: 40 KB on each of 132 SMs.
+
+- *16 bytes at a time.* A thread loads and stores 4 float32, 8 elements of 16 bits or 2 float64 with
+  one instruction; a warp's 512 bytes are then four whole lines of 128. Where channels, sizes or
+  addresses do not allow it, the same kernel takes single elements.
+- *Several loads under way.* A thread issues 2 to 8 loads, 32 to 128 bytes, before it uses the
+  first. They are kept as they came: 16-bit elements are widened when they are used, so that 16
+  bytes take four registers and not eight.
+- *Registers set the number of threads.* Kernels that sum have three blocks of 256 on an SM, 80
+  registers for a thread; those that hold a row have two, 128 registers. Per-channel coefficients of
+  deferred arrays and the second level of the sums are in shared memory for that reason. With
+  3 x 256 threads of 64 bytes, 48 KB are under way.
+- *Sums in one wave.* A kernel that sums has at most `MOST_PARTS` blocks, which all run at once and
+  do equal work: a second wave of a few blocks would cost as much time as the first. The sums of
+  sixteen blocks are added up by the last of them, and so again: no block reads all.
+- *Maps in many waves.* A map has many blocks of 4 to 16 rows per thread, whose ends do not
+  coincide.
+- *No division per element.* Positions of a thread follow from those before by additions. What is
+  divided is divided once per thread, by 32 bits where the size allows it.
+- *Rows are read once.* Softmax, cross-entropy, layer and group norm keep a row in the registers of
+  a warp, or of a block where it has more than `WARP` x `HELD` vectors.
+
+No GPU has confirmed these figures yet: `tests/kernels/cuda/test_compile.py` holds what the compiler
+makes of the kernels to them, `benchmarks/gpu_kernels.py` measures.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +36,23 @@ from typing import NamedTuple
 THREADS, WARP = 256, 32
 """Threads of every block, and of a warp."""
 
-MOST_PARTS = 512
-"""Blocks of a kernel that sums, at most: enough to keep a large GPU busy, few to add up."""
+MOST_BLOCKS = 65535
+"""Blocks along the second axis of a grid."""
 
-ROWS, SUMMED_ROWS = 8, 16
-"""Rows that a thread takes: of a map, and at least of a sum."""
+MOST_PARTS = 384
+"""Blocks of a kernel that sums, at most: three on each of 128 SMs, few enough to add up."""
 
-LONG_ROW = 1024
-"""Elements of a row from which on a whole block works on it."""
+MOST_TEAMS = 256
+"""Blocks of a kernel that sums over rows it holds: two on each SM."""
+
+MANY_BLOCKS = 2048
+"""Blocks of a map, from which on its threads take more rows."""
+
+ROWS, MOST_ROWS, SUMMED_ROWS = 4, 16, 8
+"""Rows that a thread takes: of a map at least and at most, and of a sum at least."""
+
+HELD = 8
+"""Vectors of a row that a thread keeps in registers, shared by all arrays: as in runs.cuh."""
 
 
 class Columns(NamedTuple):
@@ -53,9 +91,11 @@ def columns(rows: int, channels: int, each: int, *, summed: bool) -> Columns:
     """
     across = min(WARP, 1 << max(channels // each - 1, 0).bit_length())
     down, blocks = THREADS // across, max(ceil(channels, across * each), 1)
-    parts = ceil(rows, down * (SUMMED_ROWS if summed else ROWS))
     if summed:
-        parts = min(parts, max(MOST_PARTS // blocks, 1))
+        parts = min(ceil(rows, down * SUMMED_ROWS), max(MOST_PARTS // blocks, 1))
+    else:
+        taken = ceil(rows, down * max(MANY_BLOCKS // blocks, 1))
+        parts = ceil(rows, down * min(max(taken, ROWS), MOST_ROWS))
     part_rows = ceil(ceil(rows, max(parts, 1)), down) * down
     grid = (max(ceil(rows, max(part_rows, 1)), 1), blocks)
     return Columns(grid, (across, down), part_rows, across * each)
@@ -66,9 +106,15 @@ def flat(elements: int, each: int, flight: int) -> int:
     return max(ceil(elements, THREADS * each * flight), 1)
 
 
-def team(columns: int) -> tuple[str, int]:
-    """Who works on a row of so many elements: the name in kernels, and how many fit a block."""
-    return ("warp", THREADS // WARP) if columns <= LONG_ROW else ("block", 1)
+def team(vectors: int, arrays: int = 1) -> tuple[str, int]:
+    """Who works on a row of so many vectors, of so many arrays at once.
+
+    Returns
+    -------
+    tuple of (str, int)
+        The name in kernels, and how many fit a block.
+    """
+    return ("warp", THREADS // WARP) if vectors <= WARP * HELD // arrays else ("block", 1)
 
 
 def ceil(a: int, b: int) -> int:

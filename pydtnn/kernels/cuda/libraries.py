@@ -1,8 +1,4 @@
-"""Where CuPy, the GPU, cuDNN, cuBLAS and NCCL are; one sentence where one of them cannot be used.
-
-The libraries are looked for in wheels, in conda and in the system, in this order, by NVIDIA's own
-`cuda.pathfinder`, which comes with CuPy.
-"""
+"""CuPy, the GPU and NVIDIA's libraries, loaded; one sentence where one of them cannot be used."""
 
 from __future__ import annotations
 
@@ -12,7 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pydtnn.kernels.cuda import find
+
 Version = tuple[int, int, int]
+
+OLDEST_GPU = 70
+"""Compute capability, times ten, of the first GPUs with tensor cores, for which cuDNN 9 is made."""
+
+BUSY = (2, 46)
+"""Statuses of CUDA on a GPU that others fill or have for themselves: cudaErrorMemoryAllocation,
+cudaErrorDevicesUnavailable."""
 
 
 class Unavailable(ImportError):
@@ -31,6 +36,10 @@ class Wanted:
         The oldest version that has all the functions we call.
     wheel : str
         The package that brings it, without the major version of CUDA at its end.
+    folder : str
+        See `pydtnn.kernels.cuda.find.files`.
+    number : int, optional
+        At the end of the file's name; by default the major version of CUDA.
     version : callable
         Asks a loaded library for its version.
     cuda : callable, optional
@@ -40,6 +49,8 @@ class Wanted:
     title: str
     oldest: Version
     wheel: str
+    folder: str
+    number: int | None
     version: Callable[[ctypes.CDLL], Version]
     cuda: Callable[[ctypes.CDLL], int] | None = None
 
@@ -97,12 +108,29 @@ def _nccl_version(functions: ctypes.CDLL) -> Version:
     return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
+def _nvrtc_version(functions: ctypes.CDLL) -> Version:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    functions.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value, 0
+
+
+def _nvrtc_cuda(functions: ctypes.CDLL) -> int:
+    return _nvrtc_version(functions)[0]
+
+
 WANTED = {
-    "cudnn": Wanted("cuDNN", (9, 0, 0), "nvidia-cudnn-cu", _cudnn_version, _cudnn_cuda),
-    "cublas": Wanted("cuBLAS", (12, 0, 0), "nvidia-cublas-cu", _cublas_version, _cublas_cuda),
-    "nccl": Wanted("NCCL", (2, 18, 0), "nvidia-nccl-cu", _nccl_version),
+    "cudnn": Wanted(
+        *("cuDNN", (9, 0, 0), "nvidia-cudnn-cu", "cudnn", 9), _cudnn_version, _cudnn_cuda
+    ),
+    "cublas": Wanted(
+        *("cuBLAS", (12, 0, 0), "nvidia-cublas", "cublas", None), _cublas_version, _cublas_cuda
+    ),
+    "nvrtc": Wanted(
+        *("NVRTC", (12, 0, 0), "nvidia-cuda-nvrtc", "cuda_nvrtc", None), _nvrtc_version, _nvrtc_cuda
+    ),
+    "nccl": Wanted("NCCL", (2, 18, 0), "nvidia-nccl-cu", "nccl", 2, _nccl_version),
 }
-"""The libraries by the names under which they are found."""
+"""The libraries by the names of their files."""
 
 
 @cache
@@ -119,26 +147,21 @@ def load(name: str) -> Library:
     Unavailable
         If it is missing, cannot be loaded, is too old, or was built for another CUDA than CuPy.
     """
-    wanted = WANTED[name]
+    wanted, cuda = WANTED[name], cuda_major()
     install = f"install it with 'pip install {wheel(name)}'"
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-    except ImportError:
-        raise Unavailable(
-            f"{wanted.title}: the package that finds it is missing; "
-            "install it with 'pip install cuda-pathfinder'."
-        ) from None
-    try:
-        path = load_nvidia_dynamic_lib(name).abs_path
-        functions = ctypes.CDLL(path)
-    except (RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unavailable(
-            f"{wanted.title} was not found in wheels, conda or the system; {install} ({reason})."
-        ) from error
-    library = Library(wanted.title, wanted.version(functions), str(path), functions)
-    return checked(
-        wanted, library, wanted.cuda(functions) if wanted.cuda else cuda_major(), install
+    reason = ""
+    for file in find.files(name, wanted.number or cuda, wanted.folder, cuda):
+        try:
+            functions = ctypes.CDLL(file)
+        except OSError as error:  # the file is broken, or misses another one
+            reason = reason or str(error).splitlines()[0]
+            continue
+        library = Library(wanted.title, wanted.version(functions), file, functions)
+        built_for = wanted.cuda(functions) if wanted.cuda else cuda
+        return checked(wanted, library, built_for, install)
+    raise Unavailable(
+        f"{wanted.title} was not found in wheels, conda, a CUDA toolkit or the system; "
+        f"{install} ({reason})."
     )
 
 
@@ -174,10 +197,10 @@ def checked(wanted: Wanted, library: Library, cuda: int, install: str) -> Librar
 
 def wheel(name: str) -> str:
     """Name of the package that brings a library for the CUDA that CuPy was built for."""
-    major = cuda_major()
-    if name == "cublas" and major >= 13:
-        return "nvidia-cublas"
-    return f"{WANTED[name].wheel}{major}"
+    major, package = cuda_major(), WANTED[name].wheel
+    if not package.endswith("-cu"):  # one that comes with CUDA has a plain name from 13 on
+        return package if major >= 13 else f"{package}-cu{major}"
+    return f"{package}{major}"
 
 
 def cuda_major() -> int:
@@ -189,13 +212,17 @@ def cuda_major() -> int:
     return int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
 
 
-def usable_cupy(device: int | None = None) -> Any:
+def usable_cupy(device: int | None = None, *, local_rank: int | None = None) -> Any:
     """Import CuPy and make a GPU the current one of this thread.
 
     Parameters
     ----------
     device : int, optional
         Number of the GPU among those this process sees; by default the current one.
+    local_rank : int, optional
+        Instead of `device`: this rank among those of its host, which takes the GPU of its number.
+        Where a launcher shows each rank its own GPU alone, that is the only one; where there are
+        more ranks than GPUs, they share them in turn.
 
     Returns
     -------
@@ -219,13 +246,22 @@ def usable_cupy(device: int | None = None) -> Any:
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
+        if local_rank is not None:
+            device = local_rank % count
         if device is not None and not 0 <= device < count:
             raise ValueError(f"backend cuda: there is no GPU {device}; this process sees {count}.")
         gpu = cupy.cuda.Device(device)
         gpu.use()
         runtime.free(runtime.malloc(256))  # the first that fails where the GPU is not ours
+        capability = gpu.compute_capability  # "90" is 9.0
     except runtime.CUDARuntimeError as error:
         raise Unavailable(_why_not(error, runtime)) from error
+    if int(capability) < OLDEST_GPU:
+        has, needs = (f"{int(n) // 10}.{int(n) % 10}" for n in (capability, OLDEST_GPU))
+        raise Unavailable(
+            f"backend cuda: GPU {gpu.id} has compute capability {has}, and pydtnn needs {needs} or "
+            "newer; use --device cpu."
+        )
     return cupy
 
 
@@ -233,11 +269,16 @@ def _why_not(error: Exception, runtime: Any) -> str:
     """Say why there is no GPU, and what to do."""
     driver = runtime.driverGetVersion()  # 0 without a driver
     if driver == 0:
-        return "backend cuda: no NVIDIA driver is installed here; use --backend cpu."
+        return "backend cuda: no NVIDIA driver is installed here; use --device cpu."
     if driver // 1000 < runtime.runtimeGetVersion() // 1000:
         return (
             f"backend cuda: CuPy was built for CUDA {cuda_major()} and the driver supports "
             f"CUDA {driver // 1000} only; install 'pydtnn[cuda{driver // 1000}]' or a newer driver."
+        )
+    if getattr(error, "status", None) in BUSY:
+        return (
+            f"backend cuda: the GPU is taken by another process ({error}); see nvidia-smi, and "
+            "choose another one with CUDA_VISIBLE_DEVICES."
         )
     return f"backend cuda: no GPU can be used ({error}); check nvidia-smi and CUDA_VISIBLE_DEVICES."
 

@@ -25,6 +25,9 @@ from pydtnn.files import user_cache, write_file
 ELEMENTS = ("float32", "float64", "float16", "bfloat16")
 """Element types that the kernels know, by the names that dtypes have."""
 
+REALS = ELEMENTS[:2]
+"""Those that are computed with: what parameters, coefficients and sums have."""
+
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = "PYDTNN_CUBINS"
 CACHE = "PYDTNN_CACHE"
@@ -50,6 +53,14 @@ def source_files(name: str) -> dict[str, str]:
             texts[file] = (SOURCES / file).read_text(encoding="utf-8")
             waiting += _INCLUDE.findall(texts[file])
     return texts
+
+
+def elements(name: str) -> tuple[str, ...]:
+    """Element types that a source has kernels for; it ends in a macro with their name."""
+    text = (SOURCES / f"{name}.cu").read_text(encoding="utf-8")
+    kinds = {"ELEMENTS": ELEMENTS, "REALS": REALS}
+    last = re.search(r"^(\w+)\(DEFINE\)\s*\Z", text, re.MULTILINE)
+    return kinds[last[1]] if last else ("float64",)
 
 
 def options(element: str | None) -> list[str]:
@@ -137,7 +148,7 @@ def find_cubin(name: str, arch: str, element: str | None, compiler: Compiler) ->
 def prebuild(folder: Path, arch: str, compiler: Compiler = compile_with_nvcc) -> None:
     """Fill a folder for PYDTNN_CUBINS: all sources and element types for one architecture."""
     for name in source_names():
-        for element in ELEMENTS:
+        for element in elements(name):
             cubin = compiler(name, arch, element)
             write_file("CUDA kernels", folder / cubin_name(name, arch, element), cubin)
 

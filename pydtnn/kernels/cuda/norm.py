@@ -6,9 +6,9 @@ from typing import Any
 
 from pydtnn.kernels.cuda.layout import THREADS, ceil, team
 from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import Own, all_of, arithmetic, native
+from pydtnn.kernels.cuda.own import Own, all_of, arithmetic, native, number, vectors
 from pydtnn.kernels.reference import norm as reference
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 
 
 class Norm(Own, reference.Norm):
@@ -32,8 +32,8 @@ class Norm(Own, reference.Norm):
         if not native(out, x):
             return super().normalize(x, scale, shift, out=out)
         x = self.xp.ascontiguousarray(x)
-        given = (x, *self._doubles(scale, shift), out)
-        self.per_channel("normalize", *_shape(x), out, *given, arrays=(x,))
+        tables = self._doubles(scale, shift)
+        self.per_channel("normalize", *_shape(x), out, x, *tables, out, arrays=(x, *tables))
 
     def backward_statistics(
         self,
@@ -49,8 +49,9 @@ class Norm(Own, reference.Norm):
         if x.dtype.name not in ELEMENTS or dy.dtype != x.dtype or not all_of("float64", out):
             return super().backward_statistics(x, dy, mean, inv_std, out=out, accumulate=accumulate)
         x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
-        given = (x, dy, *self._doubles(mean, inv_std), out, accumulate)
-        self.summed("backward_statistics", *_shape(x), 2, x, *given, arrays=(dy,))
+        tables = self._doubles(mean, inv_std)
+        given = (x, dy, *tables, out, accumulate)
+        self.summed("backward_statistics", *_shape(x), 2, x, *given, arrays=(dy, *tables))
 
     def backward_normalize(
         self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
@@ -59,26 +60,37 @@ class Norm(Own, reference.Norm):
         if not native(out, x, dy):
             return super().backward_normalize(x, dy, a, b, c, out=out)
         x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
-        given = (x, dy, *self._doubles(a, b, c), out)
-        self.per_channel("backward_normalize", *_shape(x), out, *given, arrays=(x, dy))
+        tables = self._doubles(a, b, c)
+        given, arrays = (x, dy, *tables, out), (x, dy, *tables)
+        self.per_channel("backward_normalize", *_shape(x), out, *given, arrays=arrays)
 
     def coefficients(
-        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+        self,
+        sums: Array,
+        gamma: Array,
+        beta: Array,
+        epsilon: float,
+        *,
+        moments: Array,
+        out: Array,
+        collect: Array | None = None,
     ) -> None:
         """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
         kind = out.dtype.name
         taken = _real(kind) and all_of(kind, out, gamma, beta)
-        if not (taken and all_of("float64", sums, moments)):
-            return super().coefficients(sums, gamma, beta, epsilon, moments=moments, out=out)
+        if not (taken and all_of("float64", sums, moments, collect)):
+            return super().coefficients(
+                sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect
+            )
         channels = len(gamma)
         grid = (ceil(channels, THREADS),)
-        given = (sums, gamma, beta, float(epsilon), moments, out, channels)
+        given = (sums, gamma, beta, float(epsilon), moments, out, collect, channels)
         self.launch("coefficients", kind, grid, (THREADS,), *given)
 
     def backward_coefficients(
         self,
         sums: Array,
-        rows: float,
+        rows: Number,
         moments: Array,
         pivot: Array,
         gamma: Array,
@@ -101,8 +113,15 @@ class Norm(Own, reference.Norm):
             )
         channels = len(gamma)
         grid = (ceil(channels, THREADS),)
-        given = (sums, float(rows), moments, pivot, gamma, dgamma, dbeta, out, accumulate, channels)
-        self.launch("backward_coefficients", kind, grid, (THREADS,), *given)
+        given = (sums, *number(rows), moments, pivot, gamma, dgamma, dbeta, out, accumulate)
+        self.launch("backward_coefficients", kind, grid, (THREADS,), *given, channels)
+
+    def fold(self, sums: Array, running: Array, indices: Array, momentum: Array) -> None:
+        """Move running means and variances towards those of a step's sums, and clear these."""
+        channels = len(momentum)
+        if channels:
+            given = (sums, running, indices, momentum, self.device.go, channels)
+            self.step("fold", ceil(channels, THREADS), THREADS, *given, self.device.arrived)
 
     def group_forward(
         self,
@@ -117,13 +136,14 @@ class Norm(Own, reference.Norm):
         inv_std: Array,
     ) -> None:
         """Normalise ``x (N, P, C)`` per sample and group of channels, then scale and shift."""
-        taken = native(out, x) and all_of("float64", mean, inv_std)
+        taken = _grouped(out, x) and all_of("float64", mean, inv_std)
         if not (taken and all_of(arithmetic(out.dtype), gamma, beta)):
             return super().group_forward(
                 x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std
             )
-        given = (self.xp.ascontiguousarray(x), gamma, beta, float(epsilon), out, mean, inv_std)
-        self._groups("group_forward", groups, out, given)
+        x = self.xp.ascontiguousarray(x)
+        given = (x, gamma, beta, float(epsilon), out, mean, inv_std)
+        self._groups("group_forward", groups, given, (out, x, gamma, beta))
 
     def group_backward(
         self,
@@ -140,7 +160,7 @@ class Norm(Own, reference.Norm):
         accumulate: bool = False,
     ) -> None:
         """Compute dx into `out` and the gradients of gamma and beta (C,)."""
-        taken = native(out, x, dy) and all_of("float64", mean, inv_std)
+        taken = _grouped(out, x, dy) and all_of("float64", mean, inv_std)
         if not (taken and all_of(arithmetic(out.dtype), gamma, dgamma, dbeta)):
             return super().group_backward(
                 *(x, dy, gamma, groups, mean, inv_std),
@@ -151,21 +171,34 @@ class Norm(Own, reference.Norm):
             )
         x, dy = self.xp.ascontiguousarray(x), self.xp.ascontiguousarray(dy)
         given = (x, dy, mean, inv_std, dgamma, dbeta, accumulate, x.shape[1], groups)
-        # before dx, which may overwrite dy
-        self.summed("group_parameters", *_shape(x), 2, x, *given, arrays=(dy,))
-        self._groups("group_backward", groups, out, (x, dy, gamma, mean, inv_std, out))
+        # before dx, which may overwrite dy; a thread's channels are of one group
+        rows, channels, width = x.shape[0] * x.shape[1], x.shape[2], x.shape[2] // groups
+        self.summed("group_parameters", rows, channels, 2, x, *given, arrays=(dy,), run=width)
+        arguments = (x, dy, gamma, mean, inv_std, out)
+        self._groups("group_backward", groups, arguments, (out, x, dy, gamma))
 
-    def _groups(self, name: str, groups: int, out: Array, given: tuple[Any, ...]) -> None:
-        rows, positions, channels = out.shape
+    def _groups(
+        self, name: str, groups: int, given: tuple[Any, ...], arrays: tuple[Array, ...]
+    ) -> None:
+        """Start a kernel with a team for each group of each row, by `arrays`, the output first."""
+        out, *_ = arrays
         if not out.size:
             return
-        who, per_block = team(positions * channels // groups)
+        rows, positions, channels = out.shape
+        width, each = vectors(channels // groups, *arrays)
+        inputs = 1 if name == "group_forward" else 2
+        who, per_block = team(positions * channels // groups // each, inputs)
         grid = (ceil(rows * groups, per_block),)
-        shape = (rows, positions, channels, groups)
-        self.launch(f"{name}_{who}", out.dtype.name, grid, (THREADS,), *given, *shape)
+        kernel = f"{name}_{who}_{width}"
+        self.launch(kernel, out.dtype.name, grid, (THREADS,), *given, *out.shape, groups)
 
     def _doubles(self, *tables: Array) -> list[Array]:
         return [self.xp.ascontiguousarray(table, "float64") for table in tables]
+
+
+def _grouped(out: Array, *inputs: Array) -> bool:
+    """Whether the kernels take these: a row of all channels is counted in 32 bits."""
+    return native(out, *inputs) and out[:1].size < 1 << 31
 
 
 def _real(kind: str) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pydtnn.kernels.cuda.layout import MOST_PARTS, Columns, columns
+from pydtnn.kernels.cuda.layout import MOST_PARTS, columns
 from pydtnn.kernels.cuda.module import ELEMENTS, Module
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 
 NULL = np.uint64(0)
 
@@ -28,15 +28,23 @@ class Device:
     ----------
     arrived : Array
         Counters of blocks, 0 between kernels.
+    go : Array, shape (1,), float64
+        Where 0, parameters, the state of optimizers and running statistics stay as they are.
+    alive : Array, shape (1,), float64
+        0 once and for all when a total has not been finite.
     """
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self.arrived = cupy.zeros(MOST_PARTS, "uint32")
+        self.go, self.alive = (cupy.ones(1, "float64") for _ in range(2))
+        self._modules: dict[str, Module] = {}
 
     def module(self, source: str) -> Module:
         """Return the kernels of a source."""
-        return Module(self._cupy, source)
+        if source not in self._modules:
+            self._modules[source] = Module(self._cupy, source)
+        return self._modules[source]
 
 
 class Own:
@@ -53,14 +61,13 @@ class Own:
     """
 
     source: ClassVar[str]
-    """Name of the source of the family's kernels, without the suffix."""
+    """Name of the source of most of the family's kernels, without the suffix."""
 
     xp: Any
 
     def __init__(self, xp: Any, device: Device) -> None:
         super().__init__(xp)  # type: ignore[call-arg]  # the reference family comes after us
         self.device = device
-        self.module = device.module(self.source)
 
     def launch(
         self,
@@ -69,10 +76,18 @@ class Own:
         grid: tuple[int, ...],
         block: tuple[int, ...],
         *arguments: Any,
+        source: str | None = None,
     ) -> None:
-        """Start kernel ``name_element`` on the current stream; None is a null pointer."""
+        """Start kernel ``name_element`` on the current stream; None is a null pointer.
+
+        `source` is another than the family's own.
+        """
         given = tuple(NULL if a is None else int(a) if type(a) is bool else a for a in arguments)
-        self.module.kernel(name, element)(grid, block, given)
+        self.device.module(source or self.source).kernel(name, element)(grid, block, given)
+
+    def step(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
+        """Start a kernel of step.cu."""
+        self.launch(name, "float64", (blocks,), (threads,), *arguments, source="step")
 
     def per_channel(
         self,
@@ -85,11 +100,13 @@ class Own:
     ) -> None:
         """Start a map over (rows, channels), whose kernel takes `arguments` and the layout.
 
-        `out` and `arrays` decide whether vectors can be loaded.
+        Vectors are loaded if the addresses of `out` and of `arrays`, inputs and coefficients,
+        allow it.
         """
         if not (rows and channels):
             return
-        kernel, layout = self._columns(name, rows, channels, (out, *arrays), summed=False)
+        width, each = vectors(channels, out, *arrays)
+        kernel, layout = f"{name}_{width}", columns(rows, channels, each, summed=False)
         self.launch(
             kernel,
             out.dtype.name,
@@ -110,9 +127,14 @@ class Own:
         x: Array,
         *arguments: Any,
         arrays: tuple[Array | None, ...] = (),
+        run: int | None = None,
     ) -> None:
-        """Start a kernel with so many sums per channel; like `per_channel`, of the type of `x`."""
-        kernel, layout = self._columns(name, rows, channels, (x, *arrays), summed=True)
+        """Start a kernel with so many sums per channel; like `per_channel`, of the type of `x`.
+
+        Channels that a thread takes together are of one `run` of so many.
+        """
+        width, each = vectors(run or channels, x, *arrays)
+        kernel, layout = f"{name}_{width}", columns(rows, channels, each, summed=True)
         partial = self.xp.empty(layout.partial(sums), "float64")
         self.launch(
             kernel,
@@ -126,16 +148,6 @@ class Own:
             partial,
             self.device.arrived,
         )
-
-    @staticmethod
-    def _columns(
-        name: str, rows: int, channels: int, arrays: tuple[Array | None, ...], *, summed: bool
-    ) -> tuple[str, Columns]:
-        each = min(4, *(16 // a.itemsize for a in arrays if a is not None))
-        width = "wide"
-        if channels % each or not aligned(each, *arrays):
-            width, each = "single", 1
-        return f"{name}_{width}", columns(rows, channels, each, summed=summed)
 
 
 def native(out: Array, *inputs: Array | None) -> bool:
@@ -158,11 +170,25 @@ def all_of(dtype: str, *arrays: Array | None) -> bool:
 
 
 def aligned(elements: int, *arrays: Array | None) -> bool:
-    """Whether vectors of so many elements can be loaded from all of these."""
-    return all(a is None or a.data.ptr % (elements * a.itemsize) == 0 for a in arrays)
+    """Whether vectors of so many elements can be loaded from all of these, 16 bytes at once."""
+    return all(a is None or a.data.ptr % min(elements * a.itemsize, 16) == 0 for a in arrays)
 
 
-def number(value: float | Array) -> tuple[float, Array | None]:
+def vectors(neighbours: int, *arrays: Array | None) -> tuple[str, int]:
+    """Find how many of these neighbours are loaded at once, by the type of the first array.
+
+    Returns
+    -------
+    tuple of (str, int)
+        The name in kernels, and the elements: of 16 bytes, or one.
+    """
+    first = next(a for a in arrays if a is not None)
+    each: int = 16 // first.itemsize
+    fit = neighbours % each == 0 and aligned(each, *arrays)
+    return ("wide", each) if fit else ("single", 1)
+
+
+def number(value: Number) -> tuple[float, Array | None]:
     """Two arguments of a kernel for a number: its value, or where it is in device memory.
 
     Raises
@@ -172,7 +198,7 @@ def number(value: float | Array) -> tuple[float, Array | None]:
     """
     if isinstance(value, Real):
         return float(value), None
-    array: Array = value
+    array = value
     if array.dtype != "float64" or array.size != 1:
         raise TypeError(
             f"a number in device memory must be one float64, not {array.dtype} {array.shape}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from pydtnn.kernels.cuda.layout import THREADS, ceil
-from pydtnn.kernels.cuda.own import Own, aligned, native
+from pydtnn.kernels.cuda.layout import MANY_BLOCKS, MOST_BLOCKS, THREADS, ceil
+from pydtnn.kernels.cuda.own import Own, native, vectors
 from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
@@ -13,8 +13,8 @@ from pydtnn.kernels.reference.family import Array
 INDICES = ("uint8", "int32")
 """Types of `index`; uint8 holds the taps of windows of up to 256."""
 
-MOST_BLOCKS = 65535
-"""Along the second axis of a grid."""
+MOST_IMAGES = 8
+"""That a thread takes, where there are blocks enough: what it divides, it divides once."""
 
 ENOUGH = 1 << 16
 """Threads from which on each may take several channels; a GPU needs about as many to be busy."""
@@ -65,14 +65,14 @@ class Pool(Own, reference.Pool):
 
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
         """Take the means of bins of nearly equal size; one bin is the global average."""
-        if not _native(out, x):
+        if not (_native(out, x) and _countable(x, out)):
             return super().adaptive_forward(x, out=out)
         x = self.xp.ascontiguousarray(x)
         self._launch("adaptive_forward", (x, out), x, out, out)
 
     def adaptive_backward(self, dy: Array, *, out: Array) -> None:
         """Share each gradient equally among the inputs of its bin; overlapping bins add."""
-        if not _native(out, dy):
+        if not (_native(out, dy) and _countable(out, dy)):
             return super().adaptive_backward(dy, out=out)
         dy = self.xp.ascontiguousarray(dy)
         self._launch("adaptive_backward", (dy, out), out, dy, out)
@@ -103,11 +103,12 @@ class Pool(Own, reference.Pool):
         images, *_, channels = written.shape
         if not written.size:
             return
-        lanes = min(4, 16 // written.itemsize)
-        wide = written.size // lanes >= ENOUGH and channels % lanes == 0 and aligned(lanes, *arrays)
-        kernel = f"{kind}_{'wide' if wide else 'single'}"
-        positions = written.size // images // (lanes if wide else 1)
-        grid = (ceil(positions, THREADS), min(images, MOST_BLOCKS))
+        width, lanes = vectors(channels, written, *arrays)
+        if written.size // lanes < ENOUGH:
+            width, lanes = "single", 1
+        across = ceil(written.size // images // lanes, THREADS)
+        turns = min(max(across * images // MANY_BLOCKS, 1), MOST_IMAGES)
+        kernel, grid = f"{kind}_{width}", (across, min(ceil(images, turns), MOST_BLOCKS))
         sizes = (images, channels, *inputs.shape[1:3], *outputs.shape[1:3])
         self.launch(kernel, written.dtype.name, grid, (THREADS,), *arrays, *sizes, *rest)
 
@@ -122,3 +123,9 @@ def _native(out: Array, array: Array) -> bool:
     """Whether the kernels take these: images of one type, each with fewer than 2^31 elements."""
     largest = max(prod(out.shape[1:]), prod(array.shape[1:]))
     return out.ndim == 4 and native(out, array) and largest < BITS_32
+
+
+def _countable(inputs: Array, outputs: Array) -> bool:
+    """Whether the kernels can tell the bins of these sizes in 32 bits."""
+    sizes = zip(inputs.shape[1:3], outputs.shape[1:3], strict=True)
+    return all((size + 1) * (count + 1) < BITS_32 for size, count in sizes)

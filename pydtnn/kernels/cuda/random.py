@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from math import prod
-from numbers import Integral
-from typing import Any
 
-from pydtnn.kernels.cuda.layout import THREADS, ceil
-from pydtnn.kernels.cuda.own import Own, aligned, native
+from pydtnn.kernels.cuda.layout import MOST_BLOCKS, THREADS, ceil
+from pydtnn.kernels.cuda.own import Own, native, number, vectors
 from pydtnn.kernels.reference import random as reference
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 
 WORD = 0xFFFFFFFF
+
+FLIGHT = 2
+"""Vectors of a thread, as in random.cu."""
 
 
 class Random(Own, reference.Random):
     """Dropout with the same bits as the reference.
 
-    `samples` (N,) int64 are on the device; so may be `epoch`, one int64, which a captured graph
+    `samples` (N,) int64 are on the device; so may be `epoch`, one float64, which a captured graph
     then reads anew.
     """
 
@@ -29,7 +30,7 @@ class Random(Own, reference.Random):
         rate: float,
         seed: int,
         stream: int,
-        epoch: int | Array,
+        epoch: Number,
         samples: Array,
         *,
         out: Array,
@@ -39,29 +40,27 @@ class Random(Own, reference.Random):
         Raises
         ------
         TypeError
-            For arrays that are not all of one type, with `out` contiguous: what the reference
-            draws, it draws on the host.
+            For arrays that are not all of one type, with `out` contiguous, and samples of 2^30
+            elements and more: what the reference draws, it draws on the host.
         """
-        if not native(out, x):
+        rows, count = len(x), prod(x.shape[1:])
+        if not (native(out, x) and count < 1 << 30):
             raise TypeError(
-                f"dropout: arrays must be contiguous and of one floating type, not {x.dtype} and "
-                f"{out.dtype}"
+                f"dropout: arrays must be contiguous and of one floating type, with fewer than "
+                f"2^30 elements per sample, not {x.dtype} {x.shape} and {out.dtype}"
             )
         if not x.size:
             return
-        rows, count = len(x), prod(x.shape[1:])
         x = self.xp.ascontiguousarray(x)
-        width = "single" if count % 4 or not aligned(4, x, out) else "wide"
-        now: tuple[Any, ...] = (
-            (int(epoch) & WORD, None) if isinstance(epoch, Integral) else (0, epoch)
-        )
+        width, each = vectors(count, out, x)
+        each = max(each, 4)
+        across = min(1 << max(ceil(count, each * FLIGHT) - 1, 0).bit_length(), THREADS)
+        down = THREADS // across
+        grid = (ceil(count, each * FLIGHT * across), min(ceil(rows, down), MOST_BLOCKS))
+        now, now_at = number(epoch)
         self.launch(
-            f"dropout_{width}",
-            out.dtype.name,
-            (ceil(rows * ceil(count, 4), THREADS),),
-            (THREADS,),
-            x,
-            self.xp.ascontiguousarray(samples, "int64"),
-            *(seed & WORD, stream & WORD, *now, int(rate * 2.0**32), 1 / (1 - rate)),
-            *(out, rows, count),
+            *(f"dropout_{width}", out.dtype.name, grid, (across, down)),
+            *(x, self.xp.ascontiguousarray(samples, "int64")),
+            *(seed & WORD, stream & WORD, float(int(now) & WORD), now_at),
+            *(int(rate * 2.0**32), 1 / (1 - rate), out, rows, count),
         )

@@ -109,19 +109,7 @@ class Rows:
         out: Array,
         accumulate: bool = False,
     ) -> None:
-        """Compute one direction: "forward", "backward_data" or "backward_filter".
-
-        Parameters
-        ----------
-        algorithm, direction : str
-        first, second : Array
-            x and w, w and dy, or x and dy.
-        geometry : ConvGeometry
-        out : Array
-            y, dx or dw.
-        accumulate : bool
-            Whether to add to `out`.
-        """
+        """Compute one direction. See `pydtnn.kernels.cuda.engine.Engine`."""
         directions = {
             "forward": self._forward,
             "backward_data": self._backward_data,
@@ -140,12 +128,22 @@ class Rows:
         filters = _filters(w, g)
         if _is_pointwise(g):
             return self._multiply(_flat(dy, g), filters, _flat(out, g), accumulate)
-        if not accumulate:
-            out[...] = 0
-        for images in _portions(len(dy), g, dy.itemsize):
-            rows = self._rows(images, g, dy.dtype)
+        # rows of 16 bits, added up, would be rounded once per tap
+        exact = "float32" if dy.itemsize == 2 else dy.dtype
+        for images in _portions(len(dy), g, max(dy.itemsize, 4)):
+            rows = self._rows(images, g, exact)
             self._multiply(_flat(dy[images], g), filters, _matrices(rows, g), False)
-            row2im(rows, g, out=out[images])
+            if out.dtype == exact:
+                total = out[images]
+                if not accumulate:
+                    total[...] = 0
+                row2im(rows, g, out=total)
+            else:
+                total = self._xp.zeros(out[images].shape, exact)
+                row2im(rows, g, out=total)
+                if accumulate:
+                    total += out[images]
+                out[images] = total
 
     def _backward_filter(
         self, x: Array, dy: Array, g: ConvGeometry, out: Array, accumulate: bool

@@ -1,7 +1,8 @@
 """Updates of flat parameters on a GPU.
 
 What changes from step to step (`lr`, `step`, the terms of Nadam's schedule) may be a number or one
-float64 on the device, which a captured graph then reads anew.
+float64 on the device, which a captured graph then reads anew. Where the device's flag `go` is 0 the
+rules change nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.layout import MOST_PARTS, THREADS, ceil, flat
-from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import Own, aligned, all_of, arithmetic, number
+from pydtnn.kernels.cuda.module import REALS
+from pydtnn.kernels.cuda.own import Own, all_of, number, vectors
 from pydtnn.kernels.reference import update as reference
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
+
+FLIGHT = 2
+"""Vectors of a thread of a map, as in update.cu."""
 
 
 class Update(Own, reference.Update):
     """The rules of the optimizers; parameters as in the reference.
 
-    Parameters and state are float32 or float64, gradients of the same type, or of 16 bits beside
-    float32.
+    Parameters, gradients and state are all float32 or all float64.
     """
 
     source = "update"
@@ -30,8 +33,8 @@ class Update(Own, reference.Update):
         g: Array,
         velocity: Array | None,
         *,
-        lr: float | Array,
-        decay: float,
+        lr: Number,
+        decay: Number,
         momentum: float,
         nesterov: bool,
     ) -> None:
@@ -40,7 +43,7 @@ class Update(Own, reference.Update):
             return super().sgd(
                 w, g, velocity, lr=lr, decay=decay, momentum=momentum, nesterov=nesterov
             )
-        terms = (*number(lr), float(decay), float(momentum), nesterov)
+        terms = (*number(lr), *number(decay), float(momentum), nesterov)
         self._step("sgd", w, g, (velocity,), terms)
 
     def rmsprop(
@@ -49,7 +52,7 @@ class Update(Own, reference.Update):
         g: Array,
         square: Array,
         *,
-        lr: float | Array,
+        lr: Number,
         decay: float,
         rho: float,
         epsilon: float,
@@ -67,9 +70,9 @@ class Update(Own, reference.Update):
         m: Array,
         v: Array,
         *,
-        lr: float | Array,
+        lr: Number,
         decay: float,
-        step: int | Array,
+        step: Number,
         beta1: float,
         beta2: float,
         epsilon: float,
@@ -98,15 +101,15 @@ class Update(Own, reference.Update):
         m: Array,
         v: Array,
         *,
-        lr: float | Array,
+        lr: Number,
         decay: float,
         beta1: float,
         beta2: float,
         epsilon: float,
-        mu: float | Array,
-        mu_next: float | Array,
-        mu_product: float | Array,
-        step: int | Array,
+        mu: Number,
+        mu_next: Number,
+        mu_product: Number,
+        step: Number,
     ) -> None:
         """Nadam with the momentum schedule's terms given."""
         if not _native(w, g, m, v):
@@ -127,27 +130,70 @@ class Update(Own, reference.Update):
         terms = (*number(lr), float(decay), *number(step), *betas, *schedule)
         self._step("nadam", w, g, (m, v), terms)
 
-    def squared_norm(self, x: Array) -> Any:
+    def squared_norm(self, x: Array) -> Number:
         """Sum of squares of a flat array, added up in float64: an array () on the device."""
-        if x.dtype.name not in ELEMENTS:
+        if x.dtype.name not in REALS:
             return self.xp.square(x, dtype="float64").sum()
         x = self.xp.ascontiguousarray(x)
-        width, each = _width(16 // x.itemsize, x)
+        width, each = vectors(0, x)
         blocks = min(flat(x.size, each, 4), MOST_PARTS)
         out, partial = self.xp.empty((), "float64"), self.xp.empty(blocks, "float64")
         given = (x, out, x.size, partial, self.device.arrived)
         self.launch(f"squared_norm_{width}", x.dtype.name, (blocks,), (1, THREADS), *given)
         return out
 
-    def scale(self, x: Array, factor: float | Array) -> None:
+    def scale(self, x: Array, factor: Number) -> None:
         """``x *= factor``, in place."""
-        if not (x.dtype.name in ELEMENTS and x.flags.c_contiguous):
+        if not (x.dtype.name in REALS and x.flags.c_contiguous):
             return super().scale(x, factor)
+        self._map("scale", x, *number(factor))
+
+    def unscale(self, g: Array, scale: Array, go: Array) -> None:
+        """``g /= scale``, in place; clears `go` where an element of the result is not finite."""
+        if not (g.dtype.name in REALS and g.flags.c_contiguous):
+            g /= scale.astype(g.dtype)
+            go *= self.xp.isfinite(g).all()
+            return
+        self._map("unscale", g, scale, go)
+
+    def clip_factor(self, square: Number, limit: float) -> Number:
+        """Compute ``min(1, limit / norm)`` on the device."""
+        out = self.xp.empty((), "float64")
+        self.step("clip_factor", 1, 1, *number(square), float(limit), out)
+        return out
+
+    def trust(
+        self, lr: Number, square_w: Number, square_u: Number, *, factor: float, decay: float
+    ) -> Number:
+        """Scale a learning rate by the norms of a parameter and its step, on the device."""
+        out = self.xp.empty((), "float64")
+        numbers = (*number(lr), *number(square_w), *number(square_u))
+        self.step("trust", 1, 1, *numbers, float(factor), float(decay), out)
+        return out
+
+    def watch(self, totals: Array, alive: Array, go: Array) -> None:
+        """Clear `alive` for good where a total is not finite, and set `go` to `alive`."""
+        self.step("watch", 1, THREADS, totals, alive, go, totals.size)
+
+    def rescale(
+        self,
+        scale: Array,
+        good: Array,
+        go: Array,
+        *,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ) -> None:
+        """Adapt the scale of the loss, in place."""
+        factors = (float(growth), float(backoff), interval)
+        self.step("rescale", 1, 1, scale, good, go, *factors)
+
+    def _map(self, name: str, x: Array, *more: Any) -> None:
         if x.size:
-            width, each = _width(16 // x.itemsize, x)
-            grid = (flat(x.size, each, 2),)
-            given = (x, *number(factor), x.size)
-            self.launch(f"scale_{width}", x.dtype.name, grid, (THREADS,), *given)
+            width, each = vectors(0, x)
+            grid = (flat(x.size, each, FLIGHT),)
+            self.launch(f"{name}_{width}", x.dtype.name, grid, (THREADS,), x, *more, x.size)
 
     def _step(
         self, rule: str, w: Array, g: Array, slots: tuple[Array | None, ...], terms: tuple[Any, ...]
@@ -155,16 +201,12 @@ class Update(Own, reference.Update):
         if not w.size:
             return
         g = self.xp.ascontiguousarray(g)
-        width, each = _width(16 // w.itemsize, w, g, *slots)
+        width, each = vectors(0, w, g, *slots)
         grid = (ceil(w.size, THREADS * each),)
-        given = (w, g, *slots, w.size, *terms)
-        self.launch(f"{rule}_{width}", g.dtype.name, grid, (THREADS,), *given)
+        given = (w, g, *slots, w.size, *terms, self.device.go)
+        self.launch(f"{rule}_{width}", w.dtype.name, grid, (THREADS,), *given)
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:
     """Whether the kernels take these; what they write to must not need a copy."""
-    return g.dtype.name in ELEMENTS and all_of(arithmetic(g.dtype), w, *slots)
-
-
-def _width(each: int, *arrays: Array | None) -> tuple[str, int]:
-    return ("wide", each) if aligned(each, *arrays) else ("single", 1)
+    return w.dtype.name in REALS and g.dtype == w.dtype and all_of(w.dtype.name, w, *slots)

@@ -3,7 +3,8 @@
 A convolution is a sum over the offsets of its kernel. At each offset every output position meets
 one input position, so the inputs it meets are a strided slice of the padded input. The three
 directions are the same loop with the roles of the three arrays exchanged. Any number of spatial
-axes.
+axes. Beside 16-bit arrays, biases and gradients of filters are float32; sums are taken in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Iterator
 from itertools import product
 
 from pydtnn.kernels.deferred import Deferred
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, wide
 from pydtnn.kernels.reference.fused import Fused
 from pydtnn.kernels.reference.norm import Norm
 
@@ -68,14 +70,14 @@ class Conv(Family):
         sums : Array, shape (1 + 2 O,), float64, optional
             Receives what `Norm.statistics` computes of `out`.
         """
-        x = self._values(x, store)
+        x, w = self._values(x, store), wide(w)
         padded = self._pad(x, geometry)
-        out[...] = 0 if b is None else b
+        y = self.xp.zeros(out.shape, arithmetic(out.dtype))
+        y += 0 if b is None else b
         for offset, window in taps(geometry):
             for channels, filters in self._groups(geometry):
-                out[..., filters] += padded[:, *window, channels] @ w[filters, *offset].T
-        if relu:
-            self.xp.maximum(out, 0, out=out)
+                y[..., filters] += padded[:, *window, channels] @ w[filters, *offset].T
+        out[...] = self.xp.maximum(y, 0) if relu else y
         if sums is not None:
             Norm(self.xp).statistics(out, out=sums)
 
@@ -94,7 +96,7 @@ class Conv(Family):
 
         With `add` (which may be `out`), `gate` and `sums`, what `Fused.gate` makes of it.
         """
-        dy = self._values(dy)
+        dy, w = wide(self._values(dy)), wide(w)
         padded = self._padded_zeros(out, geometry)
         for offset, window in taps(geometry):
             for channels, filters in self._groups(geometry):
@@ -103,7 +105,7 @@ class Conv(Family):
         if gate is not None:
             Fused(self.xp).gate(dx, gate, out=out, sums=sums, add=add)
         else:
-            out[...] = dx if add is None else dx + add
+            out[...] = dx if add is None else dx + wide(add)
 
     def backward_filter(
         self,
@@ -115,7 +117,7 @@ class Conv(Family):
         accumulate: bool = False,
     ) -> None:
         """Compute the gradient of the filters: per tap, ``dy' x`` over all images and positions."""
-        x, dy = self._values(x), self._values(dy)
+        x, dy = self._values(x), wide(self._values(dy))
         padded = self._pad(x, geometry)
         if not accumulate:
             out[...] = 0
@@ -170,8 +172,8 @@ class Conv(Family):
         )
 
     def _pad(self, x: Array, geometry: ConvGeometry) -> Array:
-        return self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)))
+        return self.xp.pad(wide(x), ((0, 0), *geometry.padding, (0, 0)))
 
     def _padded_zeros(self, x: Array, geometry: ConvGeometry) -> Array:
         size = (n + sum(p) for n, p in zip(geometry.size, geometry.padding, strict=True))
-        return self.xp.zeros((len(x), *size, geometry.channels), x.dtype)
+        return self.xp.zeros((len(x), *size, geometry.channels), arithmetic(x.dtype))

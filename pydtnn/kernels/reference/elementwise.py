@@ -11,7 +11,9 @@ from collections.abc import Callable
 from math import pi, sqrt
 from typing import Any, NamedTuple
 
-from pydtnn.kernels.reference.family import Array, Family
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 class Activation(NamedTuple):
@@ -111,24 +113,31 @@ class Elementwise(Family):
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Apply activation `name` to `x`; `out` may be `x`."""
-        out[...] = ACTIVATIONS[name].forward(self.xp, x, alpha)
+        out[...] = ACTIVATIONS[name].forward(self.xp, wide(x), alpha)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Multiply `dy` by the derivative.
 
         `z` is what `ACTIVATIONS` says it reads; `out` may be `dy`.
         """
-        out[...] = ACTIVATIONS[name].backward(self.xp, dy, z, alpha)
+        out[...] = ACTIVATIONS[name].backward(self.xp, wide(dy), wide(z), alpha)
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""
         self.xp.add(a, b, out=out)
 
+    def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Copy `x` into `out`, or add it, between any two floating types."""
+        with np.errstate(over="ignore"):  # beyond the range is infinite, as on any device
+            out[...] = out + x if accumulate else x
+
     def softmax_forward(self, x: Array, *, out: Array) -> None:
         """Compute ``exp(x) / sum exp(x)`` over the last axis, shifted by its maximum."""
+        x = wide(x)
         e = self.xp.exp(x - x.max(axis=-1, keepdims=True))
         out[...] = e / e.sum(axis=-1, keepdims=True)
 
     def softmax_backward(self, dy: Array, y: Array, *, out: Array) -> None:
         """Compute ``dx = y (dy - sum(dy y))`` over the last axis."""
+        dy, y = wide(dy), wide(y)
         out[...] = y * (dy - (dy * y).sum(axis=-1, keepdims=True))

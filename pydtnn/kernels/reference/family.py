@@ -11,6 +11,11 @@ Number = Any
 """A number, or an array of one float64 in the backend's memory, which nobody reads on the host."""
 
 
+def wide(x: Array) -> Array:
+    """Widen an array of 16-bit floats to float32, with which they are computed; others stay."""
+    return x.astype("float32") if x.dtype.itemsize == 2 else x
+
+
 class Family:
     """Kernels of one kind over the arrays of module ``xp``."""
 

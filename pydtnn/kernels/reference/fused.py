@@ -1,9 +1,12 @@
-"""Reference kernels of deferred arrays: what batch norm, residual sums and ReLU do, in one pass."""
+"""Reference kernels of deferred arrays: what batch norm, residual sums and ReLU do, in one pass.
+
+Coefficients of 16-bit arrays are float32.
+"""
 
 from __future__ import annotations
 
 from pydtnn.kernels.deferred import Deferred
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 class Fused(Family):
@@ -13,7 +16,7 @@ class Fused(Family):
         """Compute the values into `out`, which may be the array of a term."""
         result = 0 if value.shift is None else value.shift
         for x, pivot, factor in value.terms:
-            centred = x if pivot is None else x - pivot
+            centred = wide(x) if pivot is None else wide(x) - pivot
             result = result + (centred if factor is None else centred * factor)
         if value.relu:
             result = self.xp.maximum(result, 0)
@@ -34,7 +37,7 @@ class Fused(Family):
         `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
         ``sum out (x - pivot)``: all that the backward of batch norm needs.
         """
-        total = dy if add is None else dy + add
+        total = wide(dy) if add is None else wide(dy) + wide(add)
         if value.relu:
             total = total * (self.values(value) > 0)
         out[...] = total

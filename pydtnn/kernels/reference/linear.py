@@ -1,8 +1,12 @@
-"""Reference kernels of fully connected layers: three matrix products and a column sum."""
+"""Reference kernels of fully connected layers: three matrix products and a column sum.
+
+Beside 16-bit arrays, biases and gradients of parameters are float32; products are summed in float32
+and rounded once.
+"""
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 class Linear(Family):
@@ -10,18 +14,17 @@ class Linear(Family):
 
     def forward(self, x: Array, w: Array, b: Array | None, *, out: Array) -> None:
         """Compute ``out = x w' + b``."""
-        self.xp.matmul(x, w.T, out=out)
-        if b is not None:
-            out += b
+        y = wide(x) @ wide(w).T
+        out[...] = y if b is None else y + b
 
     def backward_data(self, dy: Array, w: Array, *, out: Array) -> None:
         """Compute ``dx = dy w`` into `out` (N, I)."""
-        self.xp.matmul(dy, w, out=out)
+        out[...] = wide(dy) @ wide(w)
 
     def backward_filter(self, x: Array, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute ``dw = dy' x`` into `out` (O, I)."""
-        self.store(self.xp.matmul(dy.T, x), out, accumulate)
+        self.store(wide(dy).T @ wide(x), out, accumulate)
 
     def backward_bias(self, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Sum `dy` (..., C) over all axes but the last into `out` (C,)."""
-        self.store(dy.reshape(-1, dy.shape[-1]).sum(axis=0), out, accumulate)
+        self.store(wide(dy).reshape(-1, dy.shape[-1]).sum(axis=0), out, accumulate)

@@ -1,12 +1,13 @@
 """Reference losses: the sum over the samples, and its gradient times a scale.
 
 A loss is summed, never averaged: `scale` (usually 1 / global batch) multiplies the gradient, so
-that uneven shards add up exactly. Each returns a Python float, added up in float64.
+that uneven shards add up exactly. Each returns a Python float, added up in float64. What is given
+in 16 bits is widened first.
 """
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, Number, wide
 
 
 def wrong_target(loss: str, row: int, target: int, classes: int) -> IndexError:
@@ -21,7 +22,7 @@ class Loss(Family):
     """Losses of predictions ``(N, ...)``; gradients go to `out`, shaped like the predictions."""
 
     def cross_entropy(
-        self, logits: Array, target: Array, smoothing: float, scale: float, *, out: Array
+        self, logits: Array, target: Array, smoothing: float, scale: Number, *, out: Array
     ) -> float:
         """Softmax cross-entropy of logits (N, K) with classes (N,) int64.
 
@@ -31,50 +32,53 @@ class Loss(Family):
         """
         xp, classes = self.xp, logits.shape[1]
         rows = self._rows("cross_entropy", target, classes)
+        logits = wide(logits)
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_p = shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
-        out[...] = (xp.exp(log_p) - smoothing / classes) * scale
-        out[rows, target] -= (1 - smoothing) * scale
+        dx = (xp.exp(log_p) - smoothing / classes) * scale
+        dx[rows, target] -= (1 - smoothing) * scale
+        out[...] = dx
         loss = (1 - smoothing) * log_p[rows, target].sum(dtype="float64")
         if smoothing > 0:  # otherwise log_p may be -infinity
             loss += smoothing / classes * log_p.sum(dtype="float64")
         return -float(loss)
 
     def binary_cross_entropy(
-        self, logits: Array, target: Array, scale: float, *, out: Array
+        self, logits: Array, target: Array, scale: Number, *, out: Array
     ) -> float:
         """Cross-entropy of sigmoid(logits) with targets in [0, 1], mean over a sample's outputs.
 
         ``L = max(x, 0) - x t + log(1 + exp(-|x|))``, ``dx = sigmoid(x) - t``.
         """
-        xp = self.xp
+        xp, logits, target = self.xp, wide(logits), wide(target)
         e = xp.exp(-abs(logits))
         sigmoid = xp.where(logits >= 0, 1 / (1 + e), e / (1 + e))
         return self._mean_over_outputs(
             xp.maximum(logits, 0) - logits * target + xp.log1p(e), sigmoid - target, scale, out
         )
 
-    def squared_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+    def squared_error(self, y: Array, target: Array, scale: Number, *, out: Array) -> float:
         """Squared error ``(y - t)^2``, mean over a sample's outputs."""
-        d = y - target
+        d = wide(y) - wide(target)
         return self._mean_over_outputs(d * d, 2 * d, scale, out)
 
-    def absolute_error(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+    def absolute_error(self, y: Array, target: Array, scale: Number, *, out: Array) -> float:
         """Absolute error ``|y - t|``, mean over a sample's outputs; the gradient at 0 is 0."""
-        d = y - target
+        d = wide(y) - wide(target)
         return self._mean_over_outputs(abs(d), self.xp.sign(d), scale, out)
 
-    def hinge(self, y: Array, target: Array, scale: float, *, out: Array) -> float:
+    def hinge(self, y: Array, target: Array, scale: Number, *, out: Array) -> float:
         """Multi-class hinge loss of scores (N, K) with classes (N,) int64.
 
         ``L = sum_{k != t} max(0, 1 + y_k - y_t)`` (Weston and Watkins 1999, equation 6). A target
         that is no class raises IndexError.
         """
-        xp, rows = self.xp, self._rows("hinge", target, y.shape[1])
+        xp, rows, y = self.xp, self._rows("hinge", target, y.shape[1]), wide(y)
         margin = 1 + y - y[rows, target][:, None]
         margin[rows, target] = 0
-        out[...] = xp.where(margin > 0, scale, 0)
-        out[rows, target] = -out.sum(axis=1)
+        dx = xp.where(margin > 0, scale, 0).astype(y.dtype)
+        dx[rows, target] = -dx.sum(axis=1)
+        out[...] = dx
         return float(xp.maximum(margin, 0).sum(dtype="float64"))
 
     def _rows(self, loss: str, target: Array, classes: int) -> Array:
@@ -85,7 +89,7 @@ class Loss(Family):
             raise wrong_target(loss, row, int(target[row]), classes)
         return self.xp.arange(len(target))
 
-    def _mean_over_outputs(self, value: Array, slope: Array, scale: float, out: Array) -> float:
+    def _mean_over_outputs(self, value: Array, slope: Array, scale: Number, out: Array) -> float:
         outputs = max(value[:1].size, 1)
         out[...] = slope * (scale / outputs)
         return float(value.sum(dtype="float64")) / outputs

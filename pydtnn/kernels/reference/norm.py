@@ -3,12 +3,12 @@
 Batch norm comes in phases, so that statistics of several shards or ranks can be added between them:
 `statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
 float64: ``sum x^2 / n - mean^2`` then keeps nine digits even where the mean is a thousand times the
-deviation.
+deviation. Beside 16-bit arrays, parameters, their gradients and coefficients are float32.
 """
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, Number, wide
 
 
 class Norm(Family):
@@ -28,8 +28,7 @@ class Norm(Family):
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with a scale and a shift (C,); `out` may be `x`."""
-        self.xp.multiply(x, scale, out=out)
-        out += shift
+        out[...] = wide(x) * scale + shift
 
     def backward_statistics(
         self,
@@ -57,18 +56,29 @@ class Norm(Family):
         With ``g = gamma inv_std`` the gradient of batch norm is of this form:
         ``dx = g (dy - sum dy / n - xhat sum(dy xhat) / n)``.
         """
-        out[...] = a * dy + b * x + c
+        out[...] = a * wide(dy) + b * wide(x) + c
 
     # -- batch norm as a map: the coefficients of `Deferred` arrays
 
     def coefficients(
-        self, sums: Array, gamma: Array, beta: Array, epsilon: float, *, moments: Array, out: Array
+        self,
+        sums: Array,
+        gamma: Array,
+        beta: Array,
+        epsilon: float,
+        *,
+        moments: Array,
+        out: Array,
+        collect: Array | None = None,
     ) -> None:
         """Compute from the sums of `statistics` what normalises: ``factor (x - pivot) + shift``.
 
         `moments` (2, C) float64 receives the mean and 1 / deviation, `out` (3, C) the pivot, which
-        is the mean rounded to the type of `out`, the factor and the shift.
+        is the mean rounded to the type of `out`, the factor and the shift. `sums` are added to
+        `collect`, if it is there.
         """
+        if collect is not None:
+            collect += sums
         count, (total, squares) = self.xp.maximum(sums[0], 1), sums[1:].reshape(2, -1)
         mean = total / count
         variance = self.xp.maximum(squares / count - mean * mean, 0)
@@ -80,7 +90,7 @@ class Norm(Family):
     def backward_coefficients(
         self,
         sums: Array,
-        rows: float,
+        rows: Number,
         moments: Array,
         pivot: Array,
         gamma: Array,
@@ -103,6 +113,31 @@ class Norm(Family):
         a = gamma * inv_std
         b = -a * inv_std * gradient / rows
         out[0], out[1], out[2] = a, b, -a * total / rows - b * offset
+
+    def fold(self, sums: Array, running: Array, indices: Array, momentum: Array) -> None:
+        """Move running means and variances towards those of a step's sums, and clear these.
+
+        ``running += momentum (new - running)`` with the unbiased variance; what saw nothing stays.
+        A device whose flag `go` is 0 changes nothing.
+
+        Parameters
+        ----------
+        sums : Array, float64
+            Of all layers, each as `statistics` computes them.
+        running : Array, shape (2 C,), float64
+            Means of the channels of all layers, then their variances.
+        indices : Array, shape (3, C), int64
+            Where in `sums` each channel finds its count, sum and sum of squares.
+        momentum : Array, shape (C,), float64
+        """
+        xp = self.xp
+        count, total, squares = sums[indices]
+        n = xp.maximum(count, 1)
+        mean = total / n
+        variance = xp.maximum(squares / n - mean * mean, 0) * n / xp.maximum(n - 1, 1)
+        values = running.reshape(2, -1)
+        values += xp.where(count > 0, momentum, 0) * (xp.stack([mean, variance]) - values)
+        sums[...] = 0
 
     # -- layer and group norm: one mean and variance per row and group of channels
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import PoolGeometry
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
@@ -30,6 +31,7 @@ class Pool(Family):
         Taps count in row-major order within the window; of equal values the first wins; padding
         never wins. A NaN in a window is its maximum.
         """
+        x = wide(x)
         lowest = -self.xp.inf if x.dtype.kind == "f" else self.xp.iinfo(x.dtype).min
         padded = self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)), constant_values=lowest)
         windows = self.xp.stack([padded[:, *window] for window in taps(geometry)])
@@ -43,24 +45,22 @@ class Pool(Family):
         """Send each gradient to the input that was the maximum; overlapping windows add."""
         padded = self._padded_zeros(out, geometry)
         for tap, window in enumerate(taps(geometry)):
-            padded[:, *window] += self.xp.where(index == tap, dy, 0)
+            padded[:, *window] += self.xp.where(index == tap, wide(dy), 0)
         out[...] = self._inside(padded, geometry)
 
     def average_forward(
         self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
         """Take the mean of each window, padding counted as zeros or not counted at all."""
-        padded = self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)))
-        out[...] = 0
-        for window in taps(geometry):
-            out += padded[:, *window]
-        out /= self._counts(geometry, count_padding, x.dtype)
+        padded = self.xp.pad(wide(x), ((0, 0), *geometry.padding, (0, 0)))
+        total = sum(padded[:, *window] for window in taps(geometry))
+        out[...] = total / self._counts(geometry, count_padding, padded.dtype)
 
     def average_backward(
         self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
         """Share each gradient equally among the inputs of its window."""
-        share = dy / self._counts(geometry, count_padding, dy.dtype)
+        share = wide(dy) / self._counts(geometry, count_padding, arithmetic(dy.dtype))
         padded = self._padded_zeros(out, geometry)
         for window in taps(geometry):
             padded[:, *window] += share
@@ -69,15 +69,16 @@ class Pool(Family):
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
         """Take the mean of bins: output i covers ``floor(i H / OH) : ceil((i + 1) H / OH)``."""
         for position, window in self._bins(x.shape[1:-1], out.shape[1:-1]):
-            out[:, *position] = x[:, *window].mean(axis=tuple(range(1, x.ndim - 1)))
+            out[:, *position] = wide(x[:, *window]).mean(axis=tuple(range(1, x.ndim - 1)))
 
     def adaptive_backward(self, dy: Array, *, out: Array) -> None:
         """Share each gradient equally among the inputs of its bin; overlapping bins add."""
-        out[...] = 0
+        dx = self.xp.zeros(out.shape, arithmetic(out.dtype))
         axes = tuple(range(1, out.ndim - 1))
         for position, window in self._bins(out.shape[1:-1], dy.shape[1:-1]):
             count = prod(w.stop - w.start for w in window)
-            out[:, *window] += self.xp.expand_dims(dy[:, *position] / count, axes)
+            dx[:, *window] += self.xp.expand_dims(wide(dy[:, *position]) / count, axes)
+        out[...] = dx
 
     def _counts(self, geometry: PoolGeometry, count_padding: bool, dtype: Array) -> Array:
         if count_padding:
@@ -88,7 +89,7 @@ class Pool(Family):
 
     def _padded_zeros(self, x: Array, geometry: PoolGeometry) -> Array:
         size = (n + sum(p) for n, p in zip(geometry.size, geometry.padding, strict=True))
-        return self.xp.zeros((len(x), *size, geometry.channels), x.dtype)
+        return self.xp.zeros((len(x), *size, geometry.channels), arithmetic(x.dtype))
 
     @staticmethod
     def _inside(padded: Array, geometry: PoolGeometry) -> Array:

@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from pydtnn.kernels.reference.family import Array, Family
+from pydtnn.kernels.reference.family import Array, Family, wide
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -89,4 +89,4 @@ class Random(Family):
         """
         words = bits(seed, stream, epoch, samples, max(x[:1].size, 1) if len(x) else 0)
         keep = (words >= np.uint32(int(rate * 2.0**32))).reshape(x.shape)
-        out[...] = self.xp.where(self.xp.asarray(keep), x * (1 / (1 - rate)), 0)
+        out[...] = self.xp.where(self.xp.asarray(keep), wide(x) * (1 / (1 - rate)), 0)

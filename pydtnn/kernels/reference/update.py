@@ -1,13 +1,20 @@
-"""Reference updates of flat parameters, in place.
+"""Reference updates of flat parameters, in place, and the numbers that steer them.
 
-Each takes the parameters `w`, the gradient `g` (left as it is) and the state arrays, all flat and
-of equal length. `decay` is the L2 coefficient added to the gradient, except in AdamW, where it
+Each rule takes the parameters `w`, the gradient `g` (left as it is) and the state arrays, all flat
+and of equal length. `decay` is the L2 coefficient added to the gradient, except in AdamW, where it
 shrinks the parameter itself.
+
+A `Number` is a float here, and on a device possibly one float64 in its memory. Flags are float64
+arrays (1,), 1 or 0: a device whose `go` is 0 leaves parameters and state as they are.
 """
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array, Family
+import math
+
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array, Family, Number
 
 
 class Update(Family):
@@ -19,8 +26,8 @@ class Update(Family):
         g: Array,
         velocity: Array | None,
         *,
-        lr: float,
-        decay: float,
+        lr: Number,
+        decay: Number,
         momentum: float,
         nesterov: bool,
     ) -> None:
@@ -41,7 +48,7 @@ class Update(Family):
         g: Array,
         square: Array,
         *,
-        lr: float,
+        lr: Number,
         decay: float,
         rho: float,
         epsilon: float,
@@ -62,9 +69,9 @@ class Update(Family):
         m: Array,
         v: Array,
         *,
-        lr: float,
+        lr: Number,
         decay: float,
-        step: int,
+        step: Number,
         beta1: float,
         beta2: float,
         epsilon: float,
@@ -89,15 +96,15 @@ class Update(Family):
         m: Array,
         v: Array,
         *,
-        lr: float,
+        lr: Number,
         decay: float,
         beta1: float,
         beta2: float,
         epsilon: float,
-        mu: float,
-        mu_next: float,
-        mu_product: float,
-        step: int,
+        mu: Number,
+        mu_next: Number,
+        mu_product: Number,
+        step: Number,
     ) -> None:
         """Nadam (Dozat 2016, algorithm 2) with the momentum schedule's terms given.
 
@@ -117,10 +124,75 @@ class Update(Family):
         v *= beta2
         v += (1 - beta2) * g * g
 
-    def squared_norm(self, x: Array) -> float:
+    def squared_norm(self, x: Array) -> Number:
         """Sum of squares of a flat array, added up in float64."""
         return float(self.xp.square(x, dtype="float64").sum())
 
-    def scale(self, x: Array, factor: float) -> None:
+    def scale(self, x: Array, factor: Number) -> None:
         """``x *= factor``, in place."""
         x *= factor
+
+    # -- numbers of a step
+
+    def clip_factor(self, square: Number, limit: float) -> Number:
+        """Compute what gradients of this squared norm are scaled by: ``min(1, limit / norm)``.
+
+        Pascanu et al. 2013, algorithm 1. Gradients that are not finite stay as they are: a product
+        with such a factor would spoil the padding between parameters for good.
+        """
+        norm = math.sqrt(square)
+        return limit / norm if limit < norm < math.inf else 1.0
+
+    def trust(
+        self, lr: Number, square_w: Number, square_u: Number, *, factor: float, decay: float
+    ) -> Number:
+        """Scale a learning rate: ``lr factor |w| / (|u| + decay |w|)``, `lr` where either is 0.
+
+        `square_w` and `square_u` are the squared norms of a parameter and of its step. You et al.
+        2017 (LARS) and 2020 (LAMB).
+        """
+        norm_w, norm_u = math.sqrt(square_w), math.sqrt(square_u)
+        if norm_w and norm_u:
+            return lr * (factor * norm_w / (norm_u + decay * norm_w))
+        return lr
+
+    def watch(self, totals: Array, alive: Array, go: Array) -> None:
+        """Clear `alive` for good where a total is not finite, and set `go` to `alive`."""
+        alive *= np.isfinite(totals).all()
+        go[...] = alive
+
+    def unscale(self, g: Array, scale: Array, go: Array) -> None:
+        """``g /= scale``, in place; clears `go` where an element of the result is not finite."""
+        g /= g.dtype.type(scale[0])
+        go *= np.isfinite(g).all()
+
+    def rescale(
+        self,
+        scale: Array,
+        good: Array,
+        go: Array,
+        *,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ) -> None:
+        """Adapt the scale of the loss, in place: dynamic loss scaling.
+
+        A step that was made counts in `good`; after `interval` of them `scale` grows. After one
+        that was not (`go` is 0) it shrinks, and `good` starts again. Micikevicius et al. 2018,
+        section 3.2.
+
+        Parameters
+        ----------
+        scale, good, go : Array, shape (1,), float64
+        growth, backoff : float
+            Factors above and below 1.
+        interval : int
+            Steps in a row.
+        """
+        good[...] = good + 1 if go[0] else 0
+        if not go[0]:
+            scale *= backoff
+        elif good[0] >= interval:
+            scale *= growth
+            good[...] = 0

@@ -1,4 +1,4 @@
-"""Whole models on the cuda backend, its kernels emulated and cuDNN stood in for."""
+"""Whole models on the cuda backend, on a simulated device."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.model import Model
-from tests.kernels.cuda.emulator import COMPILER
-from tests.kernels.cuda.on_host import backend as emulated
 from tests.kernels.guarded import assert_close
+from tests.simulated import simulated_backend, why_not
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}  # in norm, what the cuda backend promises
 SHAPE, CLASSES, BATCH = (9, 9, 3), 5, 4
 
 
-@pytest.fixture(scope="module")
-def cuda(tmp_path_factory: pytest.TempPathFactory) -> Backend:
-    return emulated(tmp_path_factory.mktemp("backend"))
+@pytest.fixture
+def cuda() -> Backend:
+    return simulated_backend()
 
 
 def network() -> Sequential:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import ctypes
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.kernels.cuda import libraries
-from pydtnn.kernels.cuda.cublas import NO, PROTOTYPES, CublasError, batch_step, declared, layout
+from pydtnn.kernels.cuda import cublas
+from pydtnn.kernels.cuda.cublas import (
+    DEFAULT_ALGORITHM,
+    FLOAT32,
+    FLOAT64,
+    FULL_SUMS,
+    NO,
+    PROTOTYPES,
+    TF32,
+    YES,
+    CublasError,
+    Products,
+    batch_step,
+    declared,
+    layout,
+)
+from tests.kernels.cuda.headers import check_prototypes, header, installed, numbers
 
 
 def as_cublas_reads(matrix: np.ndarray) -> np.ndarray:
@@ -62,19 +78,76 @@ def test_groups_are_a_batch_whose_matrices_interleave() -> None:
     assert batch_step(groups[0]) == 0
 
 
-def test_prototypes_have_as_many_arguments_as_in_the_header() -> None:
-    try:
-        library = libraries.load("cublas")
-    except libraries.Unavailable as error:
-        pytest.skip(str(error))
+def test_prototypes_and_numbers_are_those_of_the_header() -> None:
+    library = installed("cublas")
     call = declared(library)
     with pytest.raises(CublasError, match="cublasSetStream_v2 failed: CUBLAS_STATUS_NOT_INIT"):
         call["cublasSetStream_v2"](None, None)
-    header = Path(library.path).parents[1] / "include" / "cublas_api.h"
-    if not header.exists():
-        pytest.skip(f"cuBLAS's header is not in {header.parent}")
-    text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
-    for name, arguments in PROTOTYPES.items():
-        found = re.search(rf"\b{name}\(([^)]*)\);", text)
-        assert found, f"{name} is not in the header"
-        assert len(found[1].split(",")) == len(arguments), name
+    text = header(library, "cublas_api.h")
+    check_prototypes(PROTOTYPES, text)
+    known = numbers(text)
+    assert known["CUBLAS_OP_N"] == NO
+    assert known["CUBLAS_OP_T"] == YES
+    assert known["CUBLAS_COMPUTE_32F"] == FLOAT32
+    assert known["CUBLAS_COMPUTE_32F_FAST_TF32"] == TF32
+    assert known["CUBLAS_COMPUTE_64F"] == FLOAT64
+    assert known["CUBLAS_GEMM_DEFAULT"] == DEFAULT_ALGORITHM
+    assert known["CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION"] == FULL_SUMS
+
+
+class Recorder:
+    """A cuBLAS that keeps what it is called with, and a CuPy with one stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.products: list[tuple[Any, ...]] = []
+        call: dict[str, Any] = dict.fromkeys(PROTOTYPES, lambda *arguments: None)
+        call["cublasGemmStridedBatchedEx"] = lambda *arguments: self.products.append(arguments)
+        monkeypatch.setattr(cublas, "declared", lambda library: call)
+        stream = SimpleNamespace(ptr=1)
+        memory = SimpleNamespace(ptr=256)
+        cuda = SimpleNamespace(get_current_stream=lambda: stream, Memory=lambda size: memory)
+        self.cupy: Any = SimpleNamespace(cuda=cuda)
+
+    def multiply(self, a: Any, b: Any, out: Any, *, accumulate: bool, tf32: bool) -> Any:
+        """Return the arguments of the product."""
+        library: Any = None
+        Products(library, self.cupy, tf32=tf32)(*map(on_device, (a, b, out)), accumulate)
+        return self.products[-1]
+
+
+def on_device(array: np.ndarray) -> Any:
+    pointer = SimpleNamespace(ptr=array.ctypes.data)
+    names = {"shape": array.shape, "strides": array.strides, "dtype": array.dtype}
+    rest = {"ndim": array.ndim, "itemsize": array.itemsize, "nbytes": array.nbytes}
+    return SimpleNamespace(data=pointer, **names, **rest)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "tf32", "kinds", "compute"),
+    [
+        ("float32", "float32", True, (0, 0), TF32),
+        ("float32", "float32", False, (0, 0), FLOAT32),
+        ("float64", "float64", True, (1, 1), FLOAT64),
+        ("float16", "float16", True, (2, 2), FLOAT32),
+        ("float16", "float32", False, (2, 0), FLOAT32),
+        ("bfloat16", "float32", True, (14, 0), FLOAT32),
+    ],
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_products_of_16_bits_are_added_up_in_float32_and_may_be_stored_so(
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: str,
+    output: str,
+    tf32: bool,
+    kinds: tuple[int, int],
+    compute: int,
+    accumulate: bool,
+) -> None:
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if inputs == "bfloat16" else inputs
+    a, b, out = np.zeros((5, 7), dtype), np.zeros((7, 3), dtype), np.zeros((5, 3), output)
+    given = Recorder(monkeypatch).multiply(a, b, out, accumulate=accumulate, tf32=tf32)
+    assert given[3:6] == (3, 5, 7)  # columns, rows, what is summed over
+    assert (given[8], given[12], given[17]) == (kinds[0], kinds[0], kinds[1])
+    assert given[20:] == (1, compute, DEFAULT_ALGORITHM)
+    scalar = ctypes.c_double if inputs == "float64" else ctypes.c_float
+    assert (type(given[15]._obj), given[15]._obj.value) == (scalar, float(accumulate))

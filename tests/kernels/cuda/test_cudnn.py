@@ -9,10 +9,26 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import ConvGeometry
-from pydtnn.kernels.cuda import libraries
-from pydtnn.kernels.cuda.cudnn import DIRECTIONS, PROTOTYPES, Cudnn, CudnnError
+from pydtnn.kernels.cuda import cudnn_graph, cudnn_nodes
+from pydtnn.kernels.cuda.cudnn import (
+    CONVERSION_MATH,
+    CROSS_CORRELATION,
+    DATA_TYPES,
+    DEFAULT_MATH,
+    DETERMINISTIC,
+    DIRECTIONS,
+    FMA_MATH,
+    NHWC,
+    NOT_SUPPORTED,
+    PROTOTYPES,
+    TENSOR_OP_MATH,
+    Cudnn,
+    CudnnError,
+)
 from pydtnn.kernels.cuda.cudnn_conv import even, inside, is_even, pad
+from pydtnn.kernels.cuda.cudnn_nodes import ATTRIBUTES, KINDS
 from pydtnn.kernels.reference import Conv as Reference
+from tests.kernels.cuda.headers import check_prototypes, header, installed, numbers
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import AWKWARD, operands
 
@@ -22,22 +38,52 @@ CASES = [case for case, (batch, _) in AWKWARD.items() if batch]
 
 @pytest.fixture
 def cudnn() -> Cudnn:
-    try:
-        return Cudnn(libraries.load("cudnn"))
-    except libraries.Unavailable as error:
-        pytest.skip(str(error))
+    return Cudnn(installed("cudnn"))
 
 
-def test_prototypes_have_as_many_arguments_as_in_the_headers(cudnn: Cudnn) -> None:
-    folder = Path(cudnn.library.path).parents[1] / "include"
-    text = "".join(path.read_text() for path in folder.glob("cudnn_*_v9.h"))
-    if not text:
-        pytest.skip(f"cuDNN's headers are not in {folder}")
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    for name, arguments in PROTOTYPES.items():
-        found = re.search(rf"\b{name}\(([^)]*)\);", text)
-        assert found, f"{name} is not in the headers"
-        assert len(found[1].split(",")) == len(arguments), name
+def test_prototypes_are_those_of_the_headers(cudnn: Cudnn) -> None:
+    check_prototypes(PROTOTYPES, header(cudnn.library, "cudnn_*_v9.h"))
+
+
+def test_numbers_are_those_of_the_headers(cudnn: Cudnn) -> None:
+    known = numbers(header(cudnn.library, "cudnn_*_v9.h"))
+    assert known["CUDNN_TENSOR_NHWC"] == NHWC
+    assert known["CUDNN_CROSS_CORRELATION"] == CROSS_CORRELATION
+    assert known["CUDNN_DETERMINISTIC"] == DETERMINISTIC
+    assert known["CUDNN_DEFAULT_MATH"] == DEFAULT_MATH
+    assert known["CUDNN_TENSOR_OP_MATH"] == TENSOR_OP_MATH
+    assert known["CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION"] == CONVERSION_MATH
+    assert known["CUDNN_FMA_MATH"] == FMA_MATH
+    assert known["CUDNN_STATUS_NOT_SUPPORTED"] == NOT_SUPPORTED
+    names = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
+    assert {name: known[f"CUDNN_DATA_{names[name]}"] for name in names} == DATA_TYPES
+
+
+def test_descriptors_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> None:
+    known = numbers(header(cudnn.library, "cudnn_graph_v9.h"))
+    for kind, number in KINDS.items():
+        assert known[f"CUDNN_BACKEND_{kind}_DESCRIPTOR"] == number, kind
+    for name, (number, _) in ATTRIBUTES.items():
+        assert known[f"CUDNN_ATTR_{name}"] == number, name
+    for name in ("HANDLE", "DATA_TYPE", "BOOLEAN", "INT64", "FLOAT", "VOID_PTR", "HEUR_MODE"):
+        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_nodes)[name].number, name
+    for name in ("CONVOLUTION_MODE", "NUMERICAL_NOTE", "POINTWISE_MODE", "GENSTATS_MODE"):
+        assert known[f"CUDNN_TYPE_{name}"] == vars(cudnn_nodes)[name].number, name
+    assert known["CUDNN_TYPE_BACKEND_DESCRIPTOR"] == cudnn_nodes.DESCRIPTOR.number
+
+
+def test_operations_and_notes_of_graphs_have_the_numbers_of_the_header(cudnn: Cudnn) -> None:
+    known = numbers(header(cudnn.library, "cudnn_graph_v9.h"))
+    modes = (known["CUDNN_HEUR_MODE_A"], known["CUDNN_HEUR_MODE_FALLBACK"])
+    assert modes == cudnn_graph.HEURISTICS
+    assert known["CUDNN_POINTWISE_ADD"] == cudnn_graph.ADD
+    assert known["CUDNN_POINTWISE_RELU_FWD"] == cudnn_graph.RELU
+    assert known["CUDNN_GENSTATS_SUM_SQSUM"] == cudnn_graph.SUM_SQUARES
+    note = "CUDNN_NUMERICAL_NOTE_"
+    assert known[f"{note}TENSOR_CORE"] == cudnn_graph.TENSOR_CORE
+    assert known[f"{note}DOWN_CONVERT_INPUTS"] == cudnn_graph.DOWN_CONVERTED
+    assert known[f"{note}REDUCED_PRECISION_REDUCTION"] == cudnn_graph.REDUCED_SUMS
+    assert known[f"{note}NONDETERMINISTIC"] == cudnn_graph.NONDETERMINISTIC
 
 
 def test_algorithms_have_the_numbers_of_the_headers(cudnn: Cudnn) -> None:

@@ -11,7 +11,8 @@ import pytest
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
 from tests.kernels.checks import DTYPES, REFERENCE
-from tests.kernels.cuda.emulator import COMPILER, families, on_device
+from tests.simulated.host import families, on_device
+from tests.simulated.kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -22,9 +23,14 @@ BOUNDS = {"float32": 1e-5, "float64": 1e-10, "float16": 2.0**-10, "bfloat16": 2.
 SAMPLES = on_device(np.arange(700))
 
 
+def fine(dtype: str) -> str:
+    """Type of the coefficients, biases and parameters beside arrays of a type."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return families(tmp_path_factory.mktemp("kernels"))
+def cuda() -> Any:
+    return families()
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def assert_close(actual: Any, expected: Any, bound: float) -> None:
 def test_deferred_arrays(
     cuda: Any, draw: Any, shape: tuple[int, int], terms: int, dtype: str
 ) -> None:
-    channels, kind = shape[1], "float64" if dtype == "float64" else "float32"
+    channels, kind = shape[1], fine(dtype)
     xs = [draw(shape, dtype, mean=3) for _ in range(terms)]
     first = Term(xs[0], draw(channels, kind), draw(channels, kind))
     value = Deferred(*[first, *map(Term, xs[1:])], shift=draw(channels, kind), relu=True)
@@ -71,15 +77,15 @@ def test_deferred_arrays(
     assert not cuda.device.arrived.any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_batch_norm(cuda: Any, draw: Any, shape: tuple[int, int], dtype: str) -> None:
-    channels, bound = shape[1], BOUNDS[dtype]
+    channels, bound, kind = shape[1], BOUNDS[dtype], fine(dtype)
     x, dy = draw(shape, dtype, mean=5), draw(shape, dtype)
-    gamma, beta = draw(channels, dtype), draw(channels, dtype)
+    gamma, beta = draw(channels, kind), draw(channels, kind)
     a, b, c = (draw(channels) for _ in range(3))
     start = draw(1 + 2 * channels)
-    outs = blank(x, x, np.empty((2, channels)), np.empty((3, channels), dtype), gamma, gamma)
+    outs = blank(x, x, np.empty((2, channels)), np.empty((3, channels), kind), gamma, gamma)
     results = []
     for norm, (y, dx, moments, maps, dgamma, dbeta) in zip(
         (REFERENCE.norm, cuda.norm), outs, strict=True
@@ -129,13 +135,25 @@ def test_statistics_survive_a_mean_of_a_thousand_deviations(
     np.testing.assert_allclose(sums[9:] / sums[0] - mean * mean, exact, rtol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "groups"), [((3, 7, 8), 2), ((9, 1, 50), 1), ((2, 300, 6), 1)])
+# vectors and not; held by a warp, by a block, too long for that; samples that end within a block
+GROUPS = [
+    ((3, 7, 8), 2),
+    ((9, 1, 50), 1),
+    ((2, 300, 6), 1),
+    ((5, 3, 64), 4),
+    ((2, 1, 3000), 1),
+    ((2, 70, 512), 2),
+    ((40, 5, 24), 3),
+]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("shape", "groups"), GROUPS)
 def test_group_norm(
     cuda: Any, draw: Any, shape: tuple[int, int, int], groups: int, dtype: str
 ) -> None:
     x, dy = draw(shape, dtype, mean=2), draw(shape, dtype)
-    gamma, beta = draw(shape[2], dtype), draw(shape[2], dtype)
+    gamma, beta = draw(shape[2], fine(dtype)), draw(shape[2], fine(dtype))
     statistics = np.empty((shape[0], groups))
     outs = blank(x, statistics, statistics, x, gamma, gamma)
     for norm, (y, mean, inv_std, dx, dgamma, dbeta) in zip(
@@ -149,9 +167,9 @@ def test_group_norm(
         assert_close(actual, expected, BOUNDS[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", BOUNDS)
 def test_outputs_may_be_inputs(cuda: Any, draw: Any, dtype: str) -> None:
-    x, dy, table = draw((700, 8), dtype), draw((700, 8), dtype), draw(8, dtype)
+    x, dy, table = draw((700, 8), dtype), draw((700, 8), dtype), draw(8, fine(dtype))
     value = Deferred(Term(x.copy(), table, table), relu=True)
     cases = (
         (dy, lambda out, source: cuda.fused.gate(source, value, out=out)),
@@ -198,11 +216,11 @@ def test_arrays_that_are_not_aligned_are_taken_one_by_one(cuda: Any, draw: Any) 
     np.testing.assert_array_equal(y, np.maximum(x, 0))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (9, 10), (3, 1500)])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("shape", [(1, 1), (9, 10), (3, 1500), (70, 64), (2, 9001)])
 def test_softmax_and_losses(cuda: Any, draw: Any, shape: tuple[int, int], dtype: str) -> None:
-    x, dy = 3 * draw(shape, dtype), draw(shape, dtype)
-    numbers = on_device(np.abs(np.tanh(draw(shape, dtype))))
+    x, dy = (3 * draw(shape)).astype(dtype), draw(shape, dtype)
+    numbers = on_device(np.abs(np.tanh(draw(shape))).astype(dtype))
     classes = on_device(np.arange(shape[0]) * 7 % shape[1])
     outs = blank(*[x] * 8, np.empty(6))
     for backend, (y, dx, *grads, losses) in zip((REFERENCE, cuda), outs, strict=True):
@@ -231,12 +249,13 @@ def test_a_target_that_is_no_class_makes_the_loss_nan(cuda: Any, draw: Any) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 1030])
+@pytest.mark.parametrize("size", [1, 2100])
 def test_updates_with_numbers_given_and_in_device_memory(
     cuda: Any, draw: Any, size: int, dtype: str
 ) -> None:
     w, g, m, v = draw(size, dtype), draw(size, dtype), draw(size, dtype), abs(draw(size, dtype))
-    on_gpu = {name: on_device(np.array([n])) for name, n in (("lr", 0.1), ("step", 3.0))}
+    rate = 0.1 if size == 1 else 0.2  # other numbers than those that a kernel may still hold
+    on_gpu = {name: on_device(np.array([n])) for name, n in (("lr", rate), ("step", 3.0))}
     betas = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8}
     schedule = {"mu": 0.8, "mu_next": 0.85, "mu_product": 0.7}
     cases: list[tuple[str, int, dict[str, Any]]] = [
@@ -250,7 +269,7 @@ def test_updates_with_numbers_given_and_in_device_memory(
     ]
     for rule, slots, options in cases:
         has_step = "beta1" in options
-        given: dict[str, Any] = {"lr": 0.1, **({"step": 3} if has_step else {})}
+        given: dict[str, Any] = {"lr": rate, **({"step": 3} if has_step else {})}
         results = []
         for family, numbers in (
             (REFERENCE.update, given),
@@ -274,7 +293,7 @@ def test_updates_with_numbers_given_and_in_device_memory(
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 5, 7), (2, 16, 4), (3, 1024)])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 5, 7), (70, 16, 4), (3, 5000)])
 def test_dropout_has_the_bytes_of_the_reference(
     cuda: Any, draw: Any, shape: tuple[int, ...], dtype: str
 ) -> None:
@@ -282,20 +301,16 @@ def test_dropout_has_the_bytes_of_the_reference(
     samples = on_device(3 * np.arange(len(x)) + 2**33)
     (expected,), (y,) = blank(x)
     REFERENCE.random.dropout(x, 0.3, 2**32 + 11, 7, 5, samples, out=expected)
-    for epoch in (5, on_device(np.array([5]))):
+    for epoch in (5, on_device(np.array(5.0))):
         cuda.random.dropout(x, 0.3, 2**32 + 11, 7, epoch, samples, out=y)
-        if dtype == "bfloat16":  # ml_dtypes multiplies by a factor that is not rounded first
-            np.testing.assert_array_equal(y == 0, expected == 0)
-            assert_close(y, expected, BOUNDS[dtype])
-        else:
-            assert y.tobytes() == expected.tobytes()
+        assert y.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fully_connected_layers(cuda: Any, draw: Any, shape: tuple[int, int], dtype: str) -> None:
-    x, w, b = draw((shape[0], 5), dtype), draw((shape[1], 5), dtype), draw(shape[1], dtype)
-    dy, start = draw(shape, dtype), draw(shape[1], dtype)
+    x, w, b = draw((shape[0], 5), dtype), draw((shape[1], 5), dtype), draw(shape[1], fine(dtype))
+    dy, start = draw(shape, dtype), draw(shape[1], fine(dtype))
     outs = blank(dy, b)
     for linear, (y, db) in zip((REFERENCE.linear, cuda.linear), outs, strict=True):
         linear.forward(x, w, b, out=y)

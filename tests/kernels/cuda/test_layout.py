@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pydtnn.kernels.cuda.layout import MOST_PARTS, THREADS, columns
+from pydtnn.kernels.cuda import elementwise, random, update
+from pydtnn.kernels.cuda.layout import (
+    HELD,
+    MOST_PARTS,
+    MOST_ROWS,
+    ROWS,
+    THREADS,
+    WARP,
+    ceil,
+    columns,
+    team,
+)
+from pydtnn.kernels.cuda.module import SOURCES
 
 SHAPES = [(0, 4), (1, 1), (7, 3), (255, 64), (100_000, 16), (3, 5000), (10**7, 1), (12, 10**6)]
 
@@ -24,13 +38,48 @@ def test_columns_cover_every_row_and_channel_and_no_block_is_idle(
         assert (parts - 1) * layout.part_rows < max(rows, 1)
 
 
-@pytest.mark.parametrize(("rows", "channels"), SHAPES)
-def test_sums_have_a_counter_for_each_column_of_blocks_that_needs_one(
-    rows: int, channels: int
-) -> None:
-    layout = columns(rows, channels, 1, summed=True)
-    assert layout.grid[0] == 1 or layout.grid[1] <= MOST_PARTS
-    assert layout.partial(3) == 3 * layout.width * layout.grid[0] * layout.grid[1]
+@pytest.mark.parametrize("rows", [0, 1, 100, 5000, 10**5, 10**7])
+def test_sums_have_a_counter_for_each_group_of_blocks_and_run_all_at_once(rows: int) -> None:
+    found = re.search(r"\bGROUP = (\d+)", (SOURCES / "columns.cuh").read_text())
+    assert found
+    group = int(found[1])
+    for channels in (1, 3, 64, 100, 1000, 5000, 20_000, 100_000):
+        for each in (1, 4):
+            layout = columns(rows, channels, each, summed=True)
+            parts, blocks = layout.grid
+            groups = ceil(parts, group)
+            counters = blocks * (groups + 1 if groups > 1 else 1)
+            assert parts == 1 or counters <= MOST_PARTS
+            assert parts == 1 or parts * blocks <= MOST_PARTS
+            assert layout.partial(3) == 3 * layout.width * parts * blocks
+
+
+def test_constants_are_those_of_the_sources() -> None:
+    for name, value, file in (
+        ("THREADS", THREADS, "element.cuh"),
+        ("WARP", WARP, "element.cuh"),
+    ):
+        assert re.search(rf"\b{name} = {value}\b", (SOURCES / file).read_text())
+    for file, value in (
+        ("elementwise.cu", elementwise.FLIGHT),
+        ("convert.cu", elementwise.FLIGHT),
+        ("random.cu", random.FLIGHT),
+    ):
+        assert f"enum {{ FLIGHT = {value} }};" in (SOURCES / file).read_text()
+    assert f"{HELD} / INPUTS" in (SOURCES / "runs.cuh").read_text()
+    assert f"map_elements<R, N, {update.FLIGHT}>" in (SOURCES / "update.cu").read_text()
+
+
+def test_small_maps_have_many_blocks_and_large_ones_many_rows_per_thread() -> None:
+    small, large = (columns(rows, 64, 4, summed=False) for rows in (2**11, 2**20))
+    assert small.part_rows == ROWS * small.block[1]
+    assert large.part_rows == MOST_ROWS * large.block[1]
+
+
+def test_rows_go_to_a_warp_as_long_as_its_registers_hold_them() -> None:
+    assert team(WARP * HELD) == ("warp", THREADS // WARP)
+    assert team(WARP * HELD + 1) == ("block", 1)
+    assert team(WARP * HELD // 2 + 1, 2) == ("block", 1)
 
 
 @pytest.mark.parametrize(("rows", "channels"), SHAPES)

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.cuda import libraries
+from pydtnn.kernels.cuda import find, libraries
 from pydtnn.kernels.cuda.libraries import WANTED, Library, Unavailable
 
 
 class CUDARuntimeError(RuntimeError):
     """Like CuPy's."""
 
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
-def fake_cupy(*, gpus: int = 1, driver: int = 13000, memory: bool = True) -> Any:
-    """A CuPy for CUDA 13 on a machine with some GPUs."""
+
+def fake_cupy(
+    *,
+    gpus: int = 1,
+    driver: int = 13000,
+    runtime: int = 13000,
+    memory: bool = True,
+    capability: str = "90",
+) -> Any:
+    """A CuPy on a machine with some GPUs."""
 
     def count() -> int:
-        if driver < 13000:
-            raise CUDARuntimeError("cudaErrorInsufficientDriver: driver version is insufficient")
+        if driver < runtime:
+            raise CUDARuntimeError(35, "cudaErrorInsufficientDriver: driver is insufficient")
         if not gpus:
-            raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+            raise CUDARuntimeError(100, "cudaErrorNoDevice: no CUDA-capable device is detected")
         return gpus
 
     def malloc(size: int) -> int:
         if not memory:
-            raise CUDARuntimeError(
-                "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy"
-            )
+            raise CUDARuntimeError(46, "cudaErrorDevicesUnavailable: device(s) is/are busy")
         return size
 
     module: Any = ModuleType("cupy")
@@ -40,12 +53,14 @@ def fake_cupy(*, gpus: int = 1, driver: int = 13000, memory: bool = True) -> Any
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
             driverGetVersion=lambda: driver,
-            runtimeGetVersion=lambda: 13000,
+            runtimeGetVersion=lambda: runtime,
             getDeviceCount=count,
             malloc=malloc,
             free=lambda pointer: None,
         ),
-        Device=lambda number: SimpleNamespace(use=lambda: None),
+        Device=lambda number: SimpleNamespace(
+            use=lambda: None, id=number or 0, compute_capability=capability
+        ),
     )
     return module
 
@@ -74,20 +89,110 @@ def test_a_library_that_does_not_fit_is_named_with_what_is_needed(
     assert libraries.checked(wanted, new, 13, install) is new
 
 
-def test_a_library_that_is_missing_is_named_with_the_package_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def nowhere(name: str) -> Any:
-        raise RuntimeError(f'Failure finding "lib{name}.so"\n  listdir("/usr/lib"):')
+SOURCES = {
+    "cudnn": """
+        unsigned long cudnnGetVersion() { return %d; }
+        unsigned long cudnnGetCudartVersion() { return %d000; }
+    """,
+    "nvrtc": "int nvrtcVersion(int *a, int *b) { *a = %d / 10000; *b = 0; return %d - %d; }",
+}
 
-    finder: Any = ModuleType("cuda.pathfinder")
-    finder.load_nvidia_dynamic_lib = nowhere
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", finder)
+
+def build(folder: Path, name: str, number: int, version: int, cuda: int) -> None:
+    """Compile a library that knows its version, and no more."""
+    folder.mkdir(parents=True)
+    values = (version, cuda) if name == "cudnn" else (version, cuda, cuda)
+    command = ["g++", "-xc", "-", "-shared", "-fPIC", "-o", str(folder / f"lib{name}.so.{number}")]
+    subprocess.run(command, input=(SOURCES[name] % values).encode(), check=True)
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A Python without wheels of NVIDIA's, conda or a toolkit; a folder for some."""
+    places: list[str] = [str(tmp_path / "nvidia")]
+    spec = SimpleNamespace(submodule_search_locations=places)
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'compiler' / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "compiler" / "bin").mkdir(parents=True)
+    nvcc = tmp_path / "compiler" / "bin" / "nvcc"
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    for variable in ("CONDA_PREFIX", *find.HOMES):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    for name, package in [("cudnn", "nvidia-cudnn-cu13"), ("cublas", "nvidia-cublas")]:
-        with pytest.raises(Unavailable, match=f"was not found .* 'pip install {package}'") as error:
-            libraries.load.__wrapped__(name)
-        assert "\n" not in str(error.value)
+    return tmp_path
+
+
+def test_a_library_that_is_missing_is_named_with_the_package_that_brings_it(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {
+        13000: ("nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-cuda-nvrtc", "nvidia-nccl-cu13"),
+        12090: ("nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc-cu12"),
+    }
+
+    def nowhere(path: str) -> Any:
+        raise OSError(f"{path}: cannot open shared object file\nand more")
+
+    monkeypatch.setattr(libraries.ctypes, "CDLL", nowhere)
+    for runtime, names in packages.items():
+        monkeypatch.setitem(sys.modules, "cupy", fake_cupy(runtime=runtime))
+        for name, package in zip(("cudnn", "cublas", "nvrtc", "nccl"), names, strict=False):
+            with pytest.raises(Unavailable, match=f"was not found .* 'pip install {package}'") as e:
+                libraries.load.__wrapped__(name)
+            assert "\n" not in str(e.value)
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("place", "variable"),
+    [
+        ("nvidia/cudnn/lib", None),
+        ("nvidia/cu13/lib", None),
+        ("conda/lib", "CONDA_PREFIX"),
+        ("python/lib", None),
+        ("toolkit/lib64", "CUDA_HOME"),
+        ("compiler/lib64", None),
+    ],
+)
+def test_libraries_are_found_in_wheels_in_conda_and_in_a_toolkit(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch, place: str, variable: str | None
+) -> None:
+    folder = nothing_installed / place
+    build(folder, "cudnn", 9, 91900, 13)
+    if variable:
+        monkeypatch.setenv(variable, str(folder.parent))
+    library = libraries.load.__wrapped__("cudnn")
+    assert str(library) == "cuDNN 9.19.0"
+    assert library.path == str(folder / "libcudnn.so.9")
+
+
+@needs_compiler
+def test_wheels_come_before_a_toolkit_and_a_broken_file_is_passed_over(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(nothing_installed / "toolkit" / "lib64", "nvrtc", 12, 120000, 12)
+    wheel = nothing_installed / "nvidia" / "cuda_nvrtc" / "lib"
+    monkeypatch.setenv("CUDA_PATH", str(nothing_installed / "toolkit"))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(runtime=12090))
+    wheel.mkdir(parents=True)
+    (wheel / "libnvrtc.so.12").write_text("no library")
+    assert "toolkit" in libraries.load.__wrapped__("nvrtc").path
+    (wheel / "libnvrtc.so.12").unlink()
+    wheel.rmdir()
+    build(wheel, "nvrtc", 12, 120000, 12)
+    assert libraries.load.__wrapped__("nvrtc").path.startswith(str(wheel))
+
+
+@needs_compiler
+def test_a_library_for_another_cuda_than_that_of_cupy_is_refused(nothing_installed: Path) -> None:
+    build(nothing_installed / "nvidia" / "cudnn" / "lib", "cudnn", 9, 91900, 12)
+    with pytest.raises(Unavailable, match="was built for CUDA 12 and CuPy for CUDA 13; install it"):
+        libraries.load.__wrapped__("cudnn")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +201,8 @@ def test_a_library_that_is_missing_is_named_with_the_package_that_brings_it(
         ({"driver": 0}, "no NVIDIA driver is installed here"),
         ({"driver": 12080}, r"driver supports CUDA 12 only; install 'pydtnn\[cuda12\]'"),
         ({"gpus": 0}, "no GPU can be used .cudaErrorNoDevice.*CUDA_VISIBLE_DEVICES"),
-        ({"memory": False}, "no GPU can be used .*busy"),
+        ({"memory": False}, "the GPU is taken by another process .*busy.*CUDA_VISIBLE_DEVICES"),
+        ({"capability": "61"}, "GPU 0 has compute capability 6.1, and pydtnn needs 7.0 or newer"),
     ],
 )
 def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(

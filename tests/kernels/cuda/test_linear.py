@@ -9,10 +9,11 @@ import pytest
 
 from pydtnn.kernels.cuda.linear import Linear
 from pydtnn.kernels.reference import Linear as Reference
-from tests.kernels.cuda.emulator import COMPILER, emulated_cupy, families, on_device
-from tests.kernels.cuda.on_host import multiply
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_linear import KERNELS, SIZES, TOLERANCE, operands
+from tests.simulated.host import emulated_cupy, families, on_device
+from tests.simulated.kernels import COMPILER
+from tests.simulated.libraries import multiply
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -20,8 +21,8 @@ REFERENCE = Reference(np)
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory) -> Linear:
-    return Linear(emulated_cupy(), families(tmp_path_factory.mktemp("linear")).device, multiply)
+def linear() -> Linear:
+    return Linear(emulated_cupy(), families().device, multiply)
 
 
 def run(family: Reference, kernel: str, arrays: dict[str, Any], **options: bool) -> Any:
@@ -54,6 +55,29 @@ def test_all_kernels_agree_with_the_reference(
     for kernel in ("backward_filter", "backward_bias"):
         added = run(linear, kernel, arrays, accumulate=True)
         assert_close(added, 1 + run(REFERENCE, kernel, exact), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 2e-3), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_beside_16_bits_biases_and_gradients_of_parameters_are_of_float32(
+    linear: Linear, rng: np.random.Generator, size: tuple[int, int, int], dtype: str, bound: float
+) -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    arrays = {name: on_device(a.astype(kind)) for name, a in operands(rng, size).items()}
+    exact = {name: np.asarray(a, np.float64) for name, a in arrays.items()}
+    x, w, dy = (arrays[name] for name in ("x", "w", "dy"))
+    b = on_device(exact["b"].astype(np.float32))
+    y, dx = on_device(np.empty_like(dy)), on_device(np.empty_like(x))
+    linear.forward(x, w, b, out=y)
+    linear.backward_data(dy, w, out=dx)
+    assert_close(y.astype(np.float64), run(REFERENCE, "forward", exact), bound)
+    assert_close(dx.astype(np.float64), run(REFERENCE, "backward_data", exact), bound)
+    dw, db = (on_device(np.ones(a.shape, np.float32)) for a in (w, b))
+    linear.backward_filter(x, dy, out=dw, accumulate=True)
+    linear.backward_bias(dy, out=db, accumulate=True)
+    for value, kernel in ((dw, "backward_filter"), (db, "backward_bias")):
+        assert value.dtype == np.float32
+        assert_close(value, 1 + run(REFERENCE, kernel, exact), 1e-5)
 
 
 def test_arrays_that_are_not_contiguous_give_the_same_result(

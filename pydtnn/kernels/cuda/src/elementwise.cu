@@ -1,6 +1,7 @@
 /* Activations, sums of arrays, and softmax over rows. */
 #include "activations.cuh"
 #include "flat.cuh"
+#include "runs.cuh"
 #include "team.cuh"
 
 /* Two vectors in flight hide the latency of memory at full occupancy; a function of many
@@ -28,43 +29,59 @@ template <class T, int N> DEVICE void add(const T *a, const T *b, T *out, index_
     map_elements<T, N, FLIGHT>(in, out, n, [](const real<T>(&v)[2]) { return v[0] + v[1]; });
 }
 
-/* Three passes over a row, of which the caches serve the last two. */
-template <class T, int SIZE>
+/* Three passes over a row, of which registers and caches serve the last two (runs.cuh). */
+template <class T, int N, int SIZE>
 DEVICE void softmax_forward(const T *x, T *out, index_t rows, index_t columns) {
     typedef real<T> R;
     const Team<SIZE> team;
     const bool real_team = team.index < rows;
-    const T *row = x + (real_team ? team.index : 0) * columns;
-    R top = widen(row[0]), sum = 0;
-    for (index_t j = team.lane; j < columns; j += SIZE) {
-        const R v = widen(row[j]);
-        top = top >= v || top != top ? top : v;
-    }
+    const index_t first = (real_team ? team.index : 0) * columns;
+    Runs<T, N, SIZE, 1> row(team.lane, (int)columns, 1, 0);
+    row.from[0] = x + first;
+    row.hold();
+    R top = widen(x[first]), sum = 0;
+    row.each([&](int, int, const R(&v)[1][N]) {
+#pragma unroll
+        for (int n = 0; n < N; n++) top = top >= v[0][n] || top != top ? top : v[0][n];
+    });
     top = team.maximum(top);
-    for (index_t j = team.lane; j < columns; j += SIZE) sum += exp_of(widen(row[j]) - top);
-    sum = team.sum(sum);
+    row.each([&](int, int, const R(&v)[1][N]) {
+#pragma unroll
+        for (int n = 0; n < N; n++) sum += exp_of(v[0][n] - top);
+    });
+    const R share = 1 / team.sum(sum);
     if (!real_team) return;
-    T *to = out + team.index * columns;
-    for (index_t j = team.lane; j < columns; j += SIZE) {
-        to[j] = Narrow<T>::of(exp_of(widen(row[j]) - top) / sum);
-    }
+    row.each([&](int at, int, const R(&v)[1][N]) {
+        R y[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) y[n] = exp_of(v[0][n] - top) * share;
+        store<N>(y, out + first + at);
+    });
 }
 
-template <class T, int SIZE>
+template <class T, int N, int SIZE>
 DEVICE void softmax_backward(const T *dy, const T *y, T *out, index_t rows, index_t columns) {
     typedef real<T> R;
     const Team<SIZE> team;
     const bool real_team = team.index < rows;
     const index_t first = (real_team ? team.index : 0) * columns;
+    Runs<T, N, SIZE, 2> row(team.lane, (int)columns, 1, 0);
+    row.from[0] = dy + first;
+    row.from[1] = y + first;
+    row.hold();
     R sum = 0;
-    for (index_t j = first + team.lane; j < first + columns; j += SIZE) {
-        sum += widen(dy[j]) * widen(y[j]);
-    }
+    row.each([&](int, int, const R(&v)[2][N]) {
+#pragma unroll
+        for (int n = 0; n < N; n++) sum += v[0][n] * v[1][n];
+    });
     sum = team.sum(sum);
     if (!real_team) return;
-    for (index_t j = first + team.lane; j < first + columns; j += SIZE) {
-        out[j] = Narrow<T>::of(widen(y[j]) * (widen(dy[j]) - sum));
-    }
+    row.each([&](int at, int, const R(&v)[2][N]) {
+        R dx[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) dx[n] = v[1][n] * (v[0][n] - sum);
+        store<N>(dx, out + first + at);
+    });
 }
 
 #define ACTIVATION_KERNELS(T, NAME, FUNCTION, WIDTH, N)                                            \
@@ -91,19 +108,22 @@ DEVICE void softmax_backward(const T *dy, const T *y, T *out, index_t rows, inde
         add<T, N>(a, b, out, n);                                                                   \
     }
 
-#define TEAMS(T, NAME, SIZE)                                                                       \
-    KERNEL(softmax_forward_##NAME##_##T)(const T *x, T *out, index_t rows, index_t columns) {      \
-        softmax_forward<T, SIZE>(x, out, rows, columns);                                           \
+#define TEAMS(T, NAME, SIZE, WIDTH, N)                                                             \
+    KERNEL_OF(2, softmax_forward_##NAME##_##WIDTH##_##T)                                           \
+    (const T *x, T *out, index_t rows, index_t columns) {                                          \
+        softmax_forward<T, N, SIZE>(x, out, rows, columns);                                        \
     }                                                                                              \
-    KERNEL(softmax_backward_##NAME##_##T)                                                          \
+    KERNEL_OF(2, softmax_backward_##NAME##_##WIDTH##_##T)                                          \
     (const T *dy, const T *y, T *out, index_t rows, index_t columns) {                             \
-        softmax_backward<T, SIZE>(dy, y, out, rows, columns);                                      \
+        softmax_backward<T, N, SIZE>(dy, y, out, rows, columns);                                   \
     }
 
 #define DEFINE(T)                                                                                  \
     WIDTHS(T, wide, Width<T>::FLAT)                                                                \
     WIDTHS(T, single, 1)                                                                           \
-    TEAMS(T, warp, WARP)                                                                           \
-    TEAMS(T, block, THREADS)
+    TEAMS(T, warp, WARP, wide, Width<T>::FLAT)                                                     \
+    TEAMS(T, block, THREADS, wide, Width<T>::FLAT)                                                 \
+    TEAMS(T, warp, WARP, single, 1)                                                                \
+    TEAMS(T, block, THREADS, single, 1)
 
 ELEMENTS(DEFINE)

@@ -10,66 +10,89 @@
 template <class T, int N, int TERMS>
 DEVICE void evaluate(Terms<T> terms, const real<T> *shift, index_t relu, T *out, index_t rows,
                      index_t channels, index_t part_rows) {
+    __shared__ real<T> shared[Map<T, N, TERMS>::SIZE];
     const Place p = place<N>(rows, channels, part_rows);
-    const Map<T, N, TERMS> map(terms, shift, p);
-    for_rows<4>(p, [&](index_t row, auto flight) {
-        real<T> x[flight.value][TERMS][N];
+    const Map<T, N, TERMS> map(terms, shift, channels, shared);
+    for_rows<4 / TERMS>(p, [&](index_t at, auto flight) {
+        Pack<T, N> x[flight.value][TERMS];
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
-            map.load_terms(terms, (row + f * p.stride) * channels + p.channel, x[f]);
+            fetch_terms(terms, at + f * p.pitch, x[f]);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const auto channel = map.channel(n);
+#pragma unroll
+            for (int f = 0; f < flight.value; f++) {
+                real<T> centred[TERMS];
+                const real<T> v = channel.value(x[f], n, centred);
+                x[f][0].at[n] = Narrow<T>::of(relu && v < 0 ? 0 : v);
+            }
         }
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
-            real<T> v[N];
-            map.centre(x[f]);
-            map.value(x[f], v);
-#pragma unroll
-            for (int n = 0; n < N; n++) v[n] = relu && v[n] < 0 ? 0 : v[n];
-            store<N>(v, out + (row + f * p.stride) * channels + p.channel);
+            put_pack(x[f][0], out + at + f * p.pitch);
         }
     });
 }
+
+template <class T, int N, int TERMS> struct Gated {
+    Pack<T, N> dy, add, x[TERMS];
+};
 
 template <class T, int N, int TERMS, bool SUMS>
 DEVICE void gate(const T *dy, const T *add, Terms<T> terms, const real<T> *shift, index_t relu,
                  T *out, double *sums, index_t rows, index_t channels, index_t part_rows,
                  double *partial, unsigned *arrived) {
+    __shared__ real<T> shared[Map<T, N, TERMS>::SIZE];
     const Place p = place<N>(rows, channels, part_rows);
-    const Map<T, N, TERMS> map(terms, shift, p);
-    double total[1 + TERMS][N] = {};
-    /* two terms fill the registers twice as fast */
-    sum_rows<4 / TERMS, real<T>>(p, total, [&](index_t row, auto flight, auto &run) {
-        real<T> g[flight.value][N], more[flight.value][N], x[flight.value][TERMS][N];
+    const Map<T, N, TERMS> map(terms, shift, channels, shared);
+    const auto step = [&](index_t at, auto flight, auto &run) {
+        Gated<T, N, TERMS> from[flight.value];
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
-            const index_t at = (row + f * p.stride) * channels + p.channel;
-            load<N>(dy + at, g[f]);
-            if (add) load<N>(add + at, more[f]);
-            map.load_terms(terms, at, x[f]);
+            const index_t here = at + f * p.pitch;
+            from[f].dy = fetch<N>(dy + here);
+            if (add) from[f].add = fetch<N>(add + here);
+            fetch_terms(terms, here, from[f].x);
         }
 #pragma unroll
-        for (int f = 0; f < flight.value; f++) {
-            real<T> v[N];
-            map.centre(x[f]);
-            map.value(x[f], v);
+        for (int n = 0; n < N; n++) {
+            const auto channel = map.channel(n);
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                if (add) g[f][n] += more[f][n];
+            for (int f = 0; f < flight.value; f++) {
+                real<T> centred[TERMS], g = widen(from[f].dy.at[n]);
+                const real<T> v = channel.value(from[f].x, n, centred);
+                if (add) g += widen(from[f].add.at[n]);
                 /* v as it is stored: who reads it forward must see the same sign */
-                g[f][n] = relu && !(rounded<T>(v[n]) > 0) ? 0 : rounded<T>(g[f][n]);
-                if (!SUMS) continue;
-                run[0][n] += g[f][n];
+                const T stored = Narrow<T>::of(relu && !positive<T>(v) ? 0 : g);
+                from[f].dy.at[n] = stored;
+                if constexpr (SUMS) {
+                    g = widen(stored);
+                    run[0][n] += g;
 #pragma unroll
-                for (int k = 0; k < TERMS; k++) run[1 + k][n] += g[f][n] * x[f][k][n];
+                    for (int k = 0; k < TERMS; k++) run[1 + k][n] += g * centred[k];
+                }
             }
-            store<N>(g[f], out + (row + f * p.stride) * channels + p.channel);
         }
-    });
-    if (!SUMS) return;
-    finish_columns(total, channels, partial, arrived, [&](index_t channel, const double *totals) {
 #pragma unroll
-        for (int s = 0; s <= TERMS; s++) sums[s * channels + channel] = totals[s];
-    });
+        for (int f = 0; f < flight.value; f++) {
+            put_pack(from[f].dy, out + at + f * p.pitch);
+        }
+    };
+    if constexpr (SUMS) {
+        __shared__ double table[Table<T, 1 + TERMS, N>::DOUBLES];
+        typename Slot<T>::type total[1 + TERMS][N];
+        sum_rows<T, 2 / TERMS>(p, table, total, step);
+        finish_columns(total, table, channels, partial, arrived,
+                       [&](index_t channel, const double *totals) {
+#pragma unroll
+                           for (int s = 0; s <= TERMS; s++) sums[s * channels + channel] = totals[s];
+                       });
+    } else {
+        int none = 0;
+        for_rows<2>(p, [&](index_t at, auto flight) { step(at, flight, none); });
+    }
 }
 
 #define EVALUATE(T, TERMS, WIDTH, N)                                                               \
@@ -90,7 +113,7 @@ DEVICE void gate(const T *dy, const T *add, Terms<T> terms, const real<T> *shift
         gate<T, N, TERMS, false>(dy, add, terms, shift, relu, out, nullptr, rows, channels,        \
                                  part_rows, nullptr, nullptr);                                     \
     }                                                                                              \
-    KERNEL(gate_sums_##TERMS##_##WIDTH##_##T)                                                      \
+    KERNEL_OF(3, gate_sums_##TERMS##_##WIDTH##_##T)                                                \
     (const T *x0, const real<T> *pivot0, const real<T> *factor0, const T *x1,                      \
      const real<T> *pivot1, const real<T> *factor1, const real<T> *shift, index_t relu,            \
      const T *dy, const T *add, T *out, double *sums, index_t rows, index_t channels,              \
@@ -105,9 +128,9 @@ DEVICE void gate(const T *dy, const T *add, Terms<T> terms, const real<T> *shift
     GATE(T, TERMS, WIDTH, N)
 
 #define DEFINE(T)                                                                                  \
-    VARIANTS(T, 1, wide, Width<T>::CHANNELS)                                                       \
+    VARIANTS(T, 1, wide, Width<T>::FLAT)                                                           \
     VARIANTS(T, 1, single, 1)                                                                      \
-    VARIANTS(T, 2, wide, Width<T>::CHANNELS)                                                       \
+    VARIANTS(T, 2, wide, Width<T>::FLAT)                                                           \
     VARIANTS(T, 2, single, 1)
 
 ELEMENTS(DEFINE)

@@ -3,7 +3,8 @@
  * Sums of x and x^2 are taken about a pivot, the first row that a thread reads, and are turned into
  * those about 0 in double: with a pivot k deviations from the mean, float32 arithmetic costs the
  * variance eps k^2, however large the mean is. Coefficients that come in double are used in double,
- * so that x scale + shift does not cancel either.
+ * so that x scale + shift does not cancel either; not so for elements of 16 bits, which cancel more
+ * digits by themselves.
  */
 #include "columns.cuh"
 #include "group_norm.cuh"
@@ -11,39 +12,35 @@
 template <class T, int N>
 DEVICE void statistics(const T *x, double *out, index_t accumulate, index_t rows, index_t channels,
                        index_t part_rows, double *partial, unsigned *arrived) {
+    __shared__ double table[Table<T, 2, N>::DOUBLES];
     const Place p = place<N>(rows, channels, part_rows);
     real<T> pivot[N] = {};
-    double total[2][N] = {};
-    if (p.first < p.end) load<N>(x + p.first * channels + p.channel, pivot);
-    sum_rows<4, real<T>>(p, total, [&](index_t row, auto flight, auto &run) {
-        real<T> u[flight.value][N];
+    typename Slot<T>::type total[2][N];
+    if (p.count) load<N>(x + p.at, pivot);
+    sum_rows<T, 4>(p, table, total, [&](index_t at, auto flight, auto &run) {
+        Pack<T, N> from[flight.value];
 #pragma unroll
-        for (int f = 0; f < flight.value; f++) {
-            load<N>(x + (row + f * p.stride) * channels + p.channel, u[f]);
-        }
+        for (int f = 0; f < flight.value; f++) from[f] = fetch<N>(x + at + f * p.pitch);
 #pragma unroll
         for (int i = 0; i < flight.value * N; i++) {
-            const real<T> centred = u[i / N][i % N] - pivot[i % N];
+            const real<T> centred = widen(from[i / N].at[i % N]) - pivot[i % N];
             run[0][i % N] += centred;
             run[1][i % N] += centred * centred;
         }
     });
-    if (p.first < p.end) {
-        const double count = (double)((p.end - 1 - p.first) / p.stride + 1);
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const double shift = pivot[n], sum = total[0][n];
-            total[0][n] = sum + count * shift;
-            total[1][n] += shift * (2 * sum + count * shift);
-        }
-    }
     if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y == 0) {
         put(out, (double)rows, accumulate);
     }
-    finish_columns(total, channels, partial, arrived, [&](index_t channel, const double *totals) {
+    const auto about_zero = [&](int n, double (&sums)[2]) {
+        const double shift = pivot[n], sum = total[0][n], moved = p.count * shift;
+        sums[0] = sum + moved;
+        sums[1] = total[1][n] + shift * (2 * sum + moved);
+    };
+    const auto finish = [&](index_t channel, const double *totals) {
         put(out + 1 + channel, totals[0], accumulate);
         put(out + 1 + channels + channel, totals[1], accumulate);
-    });
+    };
+    finish_columns<2, N>(about_zero, table, channels, partial, arrived, finish);
 }
 
 /* sum dy and sum dy (x - mean) inv_std; x is taken relative to the mean rounded to its type. */
@@ -51,57 +48,70 @@ template <class T, int N>
 DEVICE void backward_statistics(const T *x, const T *dy, const double *mean, const double *inv_std,
                                 double *out, index_t accumulate, index_t rows, index_t channels,
                                 index_t part_rows, double *partial, unsigned *arrived) {
+    __shared__ double table[Table<T, 2, N>::DOUBLES];
     const Place p = place<N>(rows, channels, part_rows);
     real<T> pivot[N];
-    double total[2][N] = {};
+    typename Slot<T>::type total[2][N];
     coefficients(mean, p.channel, p.inside, (real<T>)0, pivot);
-    sum_rows<4, real<T>>(p, total, [&](index_t row, auto flight, auto &run) {
-        real<T> u[flight.value][N], g[flight.value][N];
+    sum_rows<T, 2>(p, table, total, [&](index_t at, auto flight, auto &run) {
+        Pack<T, N> u[flight.value], g[flight.value];
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
-            const index_t at = (row + f * p.stride) * channels + p.channel;
-            load<N>(x + at, u[f]);
-            load<N>(dy + at, g[f]);
+            u[f] = fetch<N>(x + at + f * p.pitch);
+            g[f] = fetch<N>(dy + at + f * p.pitch);
         }
 #pragma unroll
         for (int i = 0; i < flight.value * N; i++) {
-            run[0][i % N] += g[i / N][i % N];
-            run[1][i % N] += g[i / N][i % N] * (u[i / N][i % N] - pivot[i % N]);
+            const real<T> slope = widen(g[i / N].at[i % N]);
+            run[0][i % N] += slope;
+            run[1][i % N] += slope * (widen(u[i / N].at[i % N]) - pivot[i % N]);
         }
     });
-    finish_columns(total, channels, partial, arrived, [&](index_t channel, const double *totals) {
+    const auto finish = [&](index_t channel, const double *totals) {
         const double off = (double)(real<T>)mean[channel] - mean[channel];
         put(out + channel, totals[0], accumulate);
         put(out + channels + channel, (totals[1] + off * totals[0]) * inv_std[channel], accumulate);
-    });
+    };
+    finish_columns(total, table, channels, partial, arrived, finish);
 }
+
+/* What coefficients of maps are multiplied in. */
+template <class T> struct Fine {
+    typedef double type;
+};
+template <> struct Fine<float16> {
+    typedef float type;
+};
+template <> struct Fine<bfloat16> {
+    typedef float type;
+};
 
 /* out = a dy + b x + c, or without dy b x + c. */
 template <class T, int N, bool BACKWARD>
 DEVICE void affine(const T *x, const T *dy, const double *a, const double *b, const double *c,
                    T *out, index_t rows, index_t channels, index_t part_rows) {
+    typedef typename Fine<T>::type F;
     const Place p = place<N>(rows, channels, part_rows);
-    double of_dy[N], of_x[N], constant[N];
-    coefficients(a, p.channel, p.inside, 0., of_dy);
-    coefficients(b, p.channel, p.inside, 0., of_x);
-    coefficients(c, p.channel, p.inside, 0., constant);
-    for_rows<4>(p, [&](index_t row, auto flight) {
-        real<T> u[flight.value][N], g[flight.value][N];
+    F of_dy[N], of_x[N], constant[N];
+    if (BACKWARD) coefficients(a, p.channel, p.inside, (F)0, of_dy);
+    coefficients(b, p.channel, p.inside, (F)0, of_x);
+    coefficients(c, p.channel, p.inside, (F)0, constant);
+    for_rows<BACKWARD ? 2 : 4>(p, [&](index_t at, auto flight) {
+        Pack<T, N> u[flight.value], g[flight.value];
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
-            const index_t at = (row + f * p.stride) * channels + p.channel;
-            load<N>(x + at, u[f]);
-            if (BACKWARD) load<N>(dy + at, g[f]);
+            u[f] = fetch<N>(x + at + f * p.pitch);
+            if (BACKWARD) g[f] = fetch<N>(dy + at + f * p.pitch);
         }
 #pragma unroll
         for (int f = 0; f < flight.value; f++) {
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                double y = of_x[n] * u[f][n] + constant[n];
-                if (BACKWARD) y += of_dy[n] * g[f][n];
-                u[f][n] = (real<T>)y;
+                F y = of_x[n] * widen(u[f].at[n]) + constant[n];
+                if (BACKWARD) y += of_dy[n] * widen(g[f].at[n]);
+                u[f].at[n] = Narrow<T>::of((real<T>)y);
             }
-            store<N>(u[f], out + (row + f * p.stride) * channels + p.channel);
+            put_pack(u[f], out + at + f * p.pitch);
         }
     });
 }
@@ -109,9 +119,14 @@ DEVICE void affine(const T *x, const T *dy, const double *a, const double *b, co
 /* The pivot is the mean rounded; what rounding took away goes into the shift. */
 template <class R>
 DEVICE void map_forward(const double *sums, const R *gamma, const R *beta, double epsilon,
-                        double *moments, R *out, index_t channels) {
+                        double *moments, R *out, double *collect, index_t channels) {
     const index_t j = (index_t)blockIdx.x * THREADS + threadIdx.x;
     if (j >= channels) return;
+    if (collect) {
+        if (j == 0) collect[0] += sums[0];
+        collect[1 + j] += sums[1 + j];
+        collect[1 + channels + j] += sums[1 + channels + j];
+    }
     const double count = sums[0] > 1 ? sums[0] : 1;
     const double mean = sums[1 + j] / count;
     const double spread = sums[1 + channels + j] / count - mean * mean;
@@ -127,11 +142,12 @@ DEVICE void map_forward(const double *sums, const R *gamma, const R *beta, doubl
 
 /* dx = a dz + b (x - pivot) + c, and the gradients of gamma and beta. */
 template <class R>
-DEVICE void map_backward(const double *sums, double rows, const double *moments, const R *pivot,
+DEVICE void map_backward(const double *sums, Number count, const double *moments, const R *pivot,
                          const R *gamma, R *dgamma, R *dbeta, R *out, index_t accumulate,
                          index_t channels) {
     const index_t j = (index_t)blockIdx.x * THREADS + threadIdx.x;
     if (j >= channels) return;
+    const double rows = count.get();
     const double offset = moments[j] - pivot[j], inv_std = moments[channels + j];
     const double total = sums[j], gradient = inv_std * (sums[channels + j] - offset * total);
     const double a = gamma[j] * inv_std, b = -a * inv_std * gradient / rows;
@@ -143,12 +159,12 @@ DEVICE void map_backward(const double *sums, double rows, const double *moments,
 }
 
 #define WIDTHS(T, WIDTH, N)                                                                        \
-    KERNEL(statistics_##WIDTH##_##T)                                                               \
+    KERNEL_OF(3, statistics_##WIDTH##_##T)                                                         \
     (const T *x, double *out, index_t accumulate, index_t rows, index_t channels,                  \
      index_t part_rows, double *partial, unsigned *arrived) {                                      \
         statistics<T, N>(x, out, accumulate, rows, channels, part_rows, partial, arrived);         \
     }                                                                                              \
-    KERNEL(backward_statistics_##WIDTH##_##T)                                                      \
+    KERNEL_OF(3, backward_statistics_##WIDTH##_##T)                                                \
     (const T *x, const T *dy, const double *mean, const double *inv_std, double *out,              \
      index_t accumulate, index_t rows, index_t channels, index_t part_rows, double *partial,       \
      unsigned *arrived) {                                                                          \
@@ -168,19 +184,19 @@ DEVICE void map_backward(const double *sums, double rows, const double *moments,
 
 /* Coefficients have the type of the arithmetic: those of 16-bit arrays are float32's. */
 #define DEFINE(T)                                                                                  \
-    WIDTHS(T, wide, Width<T>::CHANNELS)                                                            \
+    WIDTHS(T, wide, Width<T>::FLAT)                                                                \
     WIDTHS(T, single, 1)                                                                           \
     KERNEL(coefficients_##T)                                                                       \
     (const double *sums, const real<T> *gamma, const real<T> *beta, double epsilon,                \
-     double *moments, real<T> *out, index_t channels) {                                            \
-        map_forward<real<T>>(sums, gamma, beta, epsilon, moments, out, channels);                  \
+     double *moments, real<T> *out, double *collect, index_t channels) {                           \
+        map_forward<real<T>>(sums, gamma, beta, epsilon, moments, out, collect, channels);         \
     }                                                                                              \
     KERNEL(backward_coefficients_##T)                                                              \
-    (const double *sums, double rows, const double *moments, const real<T> *pivot,                 \
-     const real<T> *gamma, real<T> *dgamma, real<T> *dbeta, real<T> *out, index_t accumulate,      \
-     index_t channels) {                                                                           \
-        map_backward<real<T>>(sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate,   \
-                              channels);                                                           \
+    (const double *sums, double rows, const double *rows_at, const double *moments,                \
+     const real<T> *pivot, const real<T> *gamma, real<T> *dgamma, real<T> *dbeta, real<T> *out,    \
+     index_t accumulate, index_t channels) {                                                       \
+        map_backward<real<T>>(sums, Number{rows, rows_at}, moments, pivot, gamma, dgamma, dbeta,   \
+                              out, accumulate, channels);                                          \
     }                                                                                              \
     GROUP_KERNELS(T)
 

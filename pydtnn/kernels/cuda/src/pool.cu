@@ -1,17 +1,20 @@
 /* Maximum and mean over windows of images (images, rows, columns, channels).
  *
- * A thread takes N channels at one position of what it writes: of the output in forward, of the
- * input in backward, where it looks for the windows that cover it. So nothing is added atomically,
- * and neighbouring threads read neighbouring channels. Each input is read once from memory and, as
- * windows overlap, again from the caches: the bound is that of copying both arrays.
+ * A thread takes 16 bytes of channels at one position of what it writes: of the output in forward,
+ * of the input in backward, where it looks for the windows that cover it. So nothing is added
+ * atomically, and neighbouring threads read neighbouring channels. Each input is read once from
+ * memory and, as windows overlap, again from the caches: the bound is that of copying both arrays.
+ * AHEAD neighbours of a window are under way at once.
  *
- *   blockIdx.x   positions and channels of an image, 32 bits of them, whose divisions are cheap
- *   blockIdx.y   images, in turns where there are more of them than blocks
+ *   blockIdx.x   positions and channels of an image: divided once, in 32 bits, by each thread
+ *   blockIdx.y   images, in turns where a thread takes several
  */
 #include "element.cuh"
 
 typedef unsigned char uint8;
 typedef int int32;
+
+enum { AHEAD = 3 };
 
 DEVICE int larger(int a, int b) { return a > b ? a : b; }
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
@@ -33,18 +36,17 @@ struct Slide {
     DEVICE int last(int input) const { return smaller((input + before) / stride, outputs - 1); }
 };
 
-/* Bins that cut an axis into nearly equal parts, which may overlap by one input. */
+/* Bins that cut an axis into nearly equal parts, which may overlap by one input. Their products fit
+   32 bits. */
 struct Bins {
-    int size, outputs;
+    unsigned size, outputs;
 
-    DEVICE int start(int output) const { return (int)((index_t)output * size / outputs); }
+    DEVICE int start(int output) const { return (unsigned)output * size / outputs; }
     DEVICE int stop(int output) const {
-        return (int)(((index_t)(output + 1) * size + outputs - 1) / outputs);
+        return ((unsigned)(output + 1) * size + outputs - 1) / outputs;
     }
-    DEVICE int first(int input) const { return (int)((index_t)input * outputs / size); }
-    DEVICE int last(int input) const {
-        return (int)(((index_t)(input + 1) * outputs - 1) / size);
-    }
+    DEVICE int first(int input) const { return (unsigned)input * outputs / size; }
+    DEVICE int last(int input) const { return ((unsigned)(input + 1) * outputs - 1) / size; }
 };
 
 /* Call step(image, row, column, channel) for each position of a map of these sizes. */
@@ -73,6 +75,24 @@ DEVICE index_t output_at(const Axis &r, const Axis &c, index_t image, int row, i
     return ((image * r.outputs + row) * c.outputs + column) * channels + channel;
 }
 
+/* Call step(i, values[N]) for i = first ... last - 1, the elements at line + i pitch. */
+template <int N, class T, class Step>
+DEVICE void for_line(const T *line, int first, int last, int pitch, Step step) {
+    for (int i = first; i < last; i += AHEAD) {
+        Pack<T, N> from[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (i + k < last) from[k] = fetch<N>(line + (index_t)(i + k) * pitch);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            real<T> v[N];
+            widen<N>(from[k], v);
+            if (i + k < last) step(i + k, v);
+        }
+    }
+}
+
 /* The first of equal values wins, NaN over all numbers; padding is not looked at. */
 template <class T, class I, int N>
 DEVICE void max_forward(const T *x, T *y, I *index, Slide r, Slide c, index_t images,
@@ -88,23 +108,23 @@ DEVICE void max_forward(const T *x, T *y, I *index, Slide r, Slide c, index_t im
         }
         bool any = false;
         for (int i = r.start(row); i < r.stop(row); i++) {
-            for (int j = c.start(column); j < c.stop(column); j++) {
-                const int tap = (i - r.origin(row)) * c.kernel + j - c.origin(column);
-                real<T> v[N];
-                load<N>(x + input_at(r, c, image, i, j, channels, channel), v);
+            const T *line = x + input_at(r, c, image, i, 0, channels, channel);
+            const int tap = (i - r.origin(row)) * c.kernel - c.origin(column);
+            for_line<N>(line, c.start(column), c.stop(column), channels,
+                        [&](int j, const real<T>(&v)[N]) {
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (!any || v[n] > best[n] || (v[n] != v[n] && best[n] == best[n])) {
-                        best[n] = v[n];
-                        which.at[n] = (I)tap;
-                    }
-                }
-                any = true;
-            }
+                            for (int n = 0; n < N; n++) {
+                                if (!any || v[n] > best[n] || (v[n] != v[n] && best[n] == best[n])) {
+                                    best[n] = v[n];
+                                    which.at[n] = (I)(tap + j);
+                                }
+                            }
+                            any = true;
+                        });
         }
         const index_t at = output_at(r, c, image, row, column, channels, channel);
         store<N>(best, y + at);
-        *reinterpret_cast<Pack<I, N> *>(index + at) = which;
+        put_pack(which, index + at);
     });
 }
 
@@ -118,7 +138,7 @@ DEVICE void max_backward(const T *dy, const I *index, T *dx, Slide r, Slide c, i
             for (int j = c.first(column); j <= c.last(column); j++) {
                 const int tap = (row - r.origin(i)) * c.kernel + column - c.origin(j);
                 const index_t at = output_at(r, c, image, i, j, channels, channel);
-                const Pack<I, N> which = *reinterpret_cast<const Pack<I, N> *>(index + at);
+                const Pack<I, N> which = fetch<N>(index + at);
                 real<T> g[N];
                 load<N>(dy + at, g);
 #pragma unroll
@@ -137,20 +157,17 @@ DEVICE void mean_forward(const T *x, T *y, Axis r, Axis c, index_t images, int c
                                                                  int channel) {
         const int first = c.start(column), last = c.stop(column);
         const int height = larger(r.stop(row) - r.start(row), 0), width = larger(last - first, 0);
+        const real<T> share = 1 / (real<T>)(count ? count : height * width);
         real<T> sum[N] = {};
         for (int i = r.start(row); i < r.stop(row); i++) {
             const T *line = x + input_at(r, c, image, i, 0, channels, channel);
-#pragma unroll 4
-            for (int j = first; j < last; j++) {
-                real<T> v[N];
-                load<N>(line + (index_t)j * channels, v);
+            for_line<N>(line, first, last, channels, [&](int, const real<T>(&v)[N]) {
 #pragma unroll
                 for (int n = 0; n < N; n++) sum[n] += v[n];
-            }
+            });
         }
-        const real<T> share = count ? count : height * width;
 #pragma unroll
-        for (int n = 0; n < N; n++) sum[n] /= share;
+        for (int n = 0; n < N; n++) sum[n] *= share;
         store<N>(sum, y + output_at(r, c, image, row, column, channels, channel));
     });
 }
@@ -161,15 +178,17 @@ DEVICE void mean_backward(const T *dy, T *dx, Axis r, Axis c, index_t images, in
     for_positions<N>(images, r.size, c.size, channels, [&](index_t image, int row, int column,
                                                            int channel) {
         real<T> sum[N] = {};
+        const real<T> constant = 1 / (real<T>)(count ? count : 1);
         for (int i = r.first(row); i <= r.last(row); i++) {
-            for (int j = c.first(column); j <= c.last(column); j++) {
-                const int height = r.stop(i) - r.start(i), width = c.stop(j) - c.start(j);
-                const real<T> share = count ? count : height * width;
-                real<T> g[N];
-                load<N>(dy + output_at(r, c, image, i, j, channels, channel), g);
+            const int height = r.stop(i) - r.start(i);
+            const T *line = dy + output_at(r, c, image, i, 0, channels, channel);
+            for_line<N>(line, c.first(column), c.last(column) + 1, channels,
+                        [&](int j, const real<T>(&g)[N]) {
+                            const int width = c.stop(j) - c.start(j);
+                            const real<T> share = count ? constant : 1 / (real<T>)(height * width);
 #pragma unroll
-                for (int n = 0; n < N; n++) sum[n] += g[n] / share;
-            }
+                            for (int n = 0; n < N; n++) sum[n] += g[n] * share;
+                        });
         }
         store<N>(sum, dx + input_at(r, c, image, row, column, channels, channel));
     });
@@ -185,8 +204,8 @@ DEVICE void mean_backward(const T *dy, T *dx, Axis r, Axis c, index_t images, in
     const Slide c = {(int)columns, (int)out_columns, (int)kernel_columns, (int)stride_columns,     \
                      (int)before_columns};
 #define BINS                                                                                       \
-    const Bins r = {(int)rows, (int)out_rows};                                                     \
-    const Bins c = {(int)columns, (int)out_columns};
+    const Bins r = {(unsigned)rows, (unsigned)out_rows};                                           \
+    const Bins c = {(unsigned)columns, (unsigned)out_columns};
 
 #define MAXIMUM(T, I, WIDTH, N)                                                                    \
     KERNEL(max_forward_##I##_##WIDTH##_##T)(const T *x, T *y, I *index, SIZES, WINDOWS) {          \
@@ -217,7 +236,7 @@ DEVICE void mean_backward(const T *dy, T *dx, Axis r, Axis c, index_t images, in
     MEAN(T, WIDTH, N)
 
 #define DEFINE(T)                                                                                  \
-    VARIANTS(T, wide, Width<T>::CHANNELS)                                                          \
+    VARIANTS(T, wide, Width<T>::FLAT)                                                              \
     VARIANTS(T, single, 1)
 
 ELEMENTS(DEFINE)

@@ -1,0 +1,175 @@
+"""What convolutions of the cuda backend do beyond the reference, on a GPU and a simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.cuda import Unavailable
+from pydtnn.kernels.cuda.engine import Passing
+from pydtnn.kernels.reference import Conv
+from tests.kernels.guarded import assert_close
+from tests.kernels.test_conv import AWKWARD, DIRECTIONS, operands, run
+from tests.simulated import simulated_backend
+from tests.simulated.backend import why_not
+
+REFERENCE = Conv(np)
+
+# In norm, beside float64 on the same rounded inputs. Results are rounded once; the gradient of the
+# filters is of 16 bits before it is converted; sums add up values that are rounded, or not yet.
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+CASES = ["16 filters", "primes", "stride 2", "three groups", "depthwise", "first layer"]
+
+
+@pytest.fixture(scope="module", params=["simulated", "cuda"])
+def device(request: pytest.FixtureRequest) -> Any:
+    """A backend whose float32 is float32."""
+    if request.param == "simulated":
+        if reason := why_not():
+            pytest.skip(reason)
+        return simulated_backend(tf32=False, tuning="fixed")
+    try:
+        return create_backend("cuda", tf32=False, tuning="fixed")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def to_float64(backend: Any, array: Any) -> np.ndarray:
+    return backend.to_numpy(array).astype(np.float64)
+
+
+def given(
+    backend: Any, rng: np.random.Generator, case: str, dtype: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray], Any]:
+    """Operands on the device, the same in float64, and the geometry; biases are of float32."""
+    kind: Any = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    batch, geometry = AWKWARD[case]
+    host = {name: array.astype(kind) for name, array in operands(rng, batch, geometry).items()}
+    host["b"] = rng.standard_normal(geometry.filters).astype(np.float32)
+    on_device = {name: backend.asarray(array) for name, array in host.items()}
+    return on_device, {name: a.astype(np.float64) for name, a in host.items()}, geometry
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_algorithm_adds_the_gradient_of_16_bit_filters_to_one_of_float32(
+    device: Any, rng: np.random.Generator, case: str, dtype: str
+) -> None:
+    arrays, exact, geometry = given(device, rng, case, dtype)
+    x, dy = arrays["x"], arrays["dy"]
+    start = rng.standard_normal(geometry.weight_shape).astype(np.float32)
+    expected = start.astype(np.float64)
+    REFERENCE.backward_filter(exact["x"], exact["dy"], geometry, out=expected, accumulate=True)
+    for algorithm in device.conv.algorithms("backward_filter", geometry, len(x), x.dtype):
+        dw = device.asarray(start.copy())
+        device.conv.backward_filter(x, dy, geometry, out=dw, accumulate=True, algorithm=algorithm)
+        assert_close(to_float64(device, dw), expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("case", CASES)
+def test_every_algorithm_adds_the_gradient_of_the_input_in_place(
+    device: Any, rng: np.random.Generator, case: str, dtype: str
+) -> None:
+    arrays, exact, geometry = given(device, rng, case, dtype)
+    dy, w = arrays["dy"], arrays["w"]
+    expected = np.empty_like(exact["x"])
+    REFERENCE.backward_data(exact["dy"], exact["w"], geometry, out=expected, add=exact["x"])
+    for algorithm in device.conv.algorithms("backward_data", geometry, len(dy), dy.dtype):
+        dx = device.empty(expected.shape, dy.dtype)
+        dx[...] = arrays["x"]
+        device.conv.backward_data(dy, w, geometry, out=dx, add=dx, algorithm=algorithm)
+        assert_close(to_float64(device, dx), expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "passing", [(True, False, False), (True, True, False), (False, True, False)]
+)
+@pytest.mark.parametrize("case", CASES)
+def test_biases_and_relu_in_passing_give_what_they_give_apart(
+    device: Any, rng: np.random.Generator, case: str, passing: tuple[bool, bool], dtype: str
+) -> None:
+    arrays, exact, geometry = given(device, rng, case, dtype)
+    x, w, y = arrays["x"], arrays["w"], arrays["dy"]
+    engine, wanted = device.conv.passing, Passing(*passing)
+    if not engine.plans("forward", geometry, len(x), dtype, passing=wanted):
+        pytest.skip(f"cuDNN has no graph with {wanted} for {geometry} {dtype}")
+    shift = arrays["b"] if wanted.shift else None
+    engine.run_passing(x, w, geometry, out=y, shift=shift, relu=wanted.relu, sums=None)
+    b = exact["b"] if wanted.shift else None
+    expected = np.empty(y.shape)
+    REFERENCE.forward(exact["x"], exact["w"], b, geometry, out=expected, relu=wanted.relu)
+    assert_close(to_float64(device, y), expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_sums_in_passing_are_those_of_the_output(
+    device: Any, rng: np.random.Generator, case: str, dtype: str
+) -> None:
+    arrays, exact, geometry = given(device, rng, case, dtype)
+    x, w, y = arrays["x"], arrays["w"], arrays["dy"]
+    engine = device.conv.passing
+    shape, passing = (geometry, len(x)), Passing(sums=True)
+    possible = engine.passes(*shape, x.dtype, passing)
+    if not (possible and engine.plans("forward", *shape, dtype, passing=passing)):
+        pytest.skip(f"cuDNN has no graph with sums for {geometry} {dtype}")
+    sums, expected = device.zeros((1 + 2 * geometry.filters,), "float64"), np.empty(y.shape)
+    engine.run_passing(x, w, geometry, out=y, shift=None, relu=False, sums=sums)
+    expected_sums = np.empty(1 + 2 * geometry.filters)
+    REFERENCE.forward(exact["x"], exact["w"], None, geometry, out=expected, sums=expected_sums)
+    assert_close(to_float64(device, y), expected, TOLERANCE[dtype])
+    found = to_float64(device, sums)
+    assert found[0] == expected_sums[0]
+    rows = expected_sums[0]
+    deviation = np.sqrt(expected_sums[1 + geometry.filters :] / rows)
+    first, second = found[1:].reshape(2, -1) / rows
+    bound = TOLERANCE[dtype]
+    assert (abs(first - expected_sums[1 : 1 + geometry.filters] / rows) <= bound * deviation).all()
+    assert_close(second, deviation**2, 2 * bound)
+
+
+def test_a_captured_step_is_replayed_on_what_was_allocated_apart(
+    device: Any, rng: np.random.Generator
+) -> None:
+    cases = {case: given(device, rng, case, "float32") for case in ("16 filters", "three groups")}
+    expected = {
+        (case, direction): run(REFERENCE, direction, exact, geometry)
+        for case, (_, exact, geometry) in cases.items()
+        for direction in DIRECTIONS
+    }
+
+    def step() -> dict[Any, Any]:
+        results: dict[Any, Any] = {}
+        for case, (arrays, _, geometry) in cases.items():
+            x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
+            y, dx, dw = (device.empty(array.shape, "float32") for array in (dy, x, w))
+            device.conv.forward(x, w, b, geometry, out=y)
+            device.conv.backward_data(dy, w, geometry, out=dx)
+            device.conv.backward_filter(x, dy, geometry, out=dw)
+            results.update(zip(((case, d) for d in DIRECTIONS), (y, dx, dw), strict=True))
+        return results
+
+    device.synchronize()
+    with device.memory.apart(), device.stream as stream:
+        for _ in range(2):
+            step()
+        held = device.memory.held
+        stream.begin_capture()
+        results = step()
+        graph = stream.end_capture()
+        assert device.memory.held == held
+    for _ in range(2):
+        others = [device.empty(a.shape, a.dtype) for a in results.values()]  # between replays
+        for array in others:
+            array[...] = np.nan
+        device.synchronize()
+        graph.launch(device.stream)
+        device.synchronize()
+        for what, array in results.items():
+            assert_close(to_float64(device, array), expected[what], TOLERANCE["float32"])
+        assert all(np.isnan(to_float64(device, array)).all() for array in others)

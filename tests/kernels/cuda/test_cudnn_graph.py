@@ -1,0 +1,275 @@
+"""Convolutions as graphs of cuDNN: what cuDNN itself says of them, and how they are used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import ConvGeometry
+from pydtnn.kernels.cuda import cudnn_graph_conv
+from pydtnn.kernels.cuda.cudnn import CudnnError
+from pydtnn.kernels.cuda.cudnn_graph import (
+    DOWN_CONVERTED,
+    NONDETERMINISTIC,
+    REDUCED_SUMS,
+    SHIFT,
+    SQUARES,
+    SUM,
+    TENSOR_CORE,
+    WORKSPACE_BYTES,
+    GraphPlan,
+    W,
+    X,
+    Y,
+    plans,
+)
+from pydtnn.kernels.cuda.cudnn_graph_conv import NAMES, GraphConvolutions
+from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
+from pydtnn.kernels.cuda.memory import Scratch
+from pydtnn.kernels.reference import Elementwise
+from tests.kernels.cuda.deviceless import questions
+from tests.kernels.cuda.headers import installed
+
+ROOT = Path(__file__).parents[3]
+GEOMETRY = ConvGeometry((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 16, 32)
+
+
+def test_cudnn_plans_every_geometry_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    installed("cudnn")
+    installed("nvrtc")
+    command = [sys.executable, "-m", "tests.kernels.cuda.deviceless", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    answers = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    assert len(answers) == len(questions()), run.stderr
+    without = [answer for answer in answers if not answer.get("workspaces")]
+    assert not without
+    assert all(bytes <= WORKSPACE_BYTES for answer in answers for bytes in answer["workspaces"])
+
+
+# -- which engines are taken: cuDNN's answers are made up
+
+
+class Scripted:
+    """Stands for `Node`: a heuristics node proposes what is prepared.
+
+    Parameters
+    ----------
+    proposals : dict of int to list of (notes, workspace or error)
+        By the mode of the heuristics; an error in place of the list is one of the query.
+    """
+
+    def __init__(self, proposals: dict[int, Any]) -> None:
+        self.proposals = proposals
+        self.made = 0
+
+    def __call__(self, cudnn: Any, kind: str, attributes: dict[str, Any]) -> Any:
+        if kind == "ENGINEHEUR":
+            found = self.proposals.get(attributes["ENGINEHEUR_MODE"], [])
+            if isinstance(found, CudnnError):
+                raise found
+            return SimpleNamespace(get=lambda *_: [self._proposal(*one) for one in found])
+        assert kind == "EXECUTION_PLAN"
+        self.made += 1
+        size = attributes["EXECUTION_PLAN_ENGINE_CONFIG"].size
+        if isinstance(size, CudnnError):
+            raise size
+        return SimpleNamespace(get=lambda *_: [size])
+
+    @staticmethod
+    def _proposal(notes: set[int], size: Any) -> Any:
+        engine = SimpleNamespace(get=lambda *_: sorted(notes))
+        return SimpleNamespace(size=size, get=lambda *_: [engine])
+
+
+def workspaces(
+    monkeypatch: pytest.MonkeyPatch, script: Scripted, most: int = 4, *, tensor_cores: bool = True
+) -> list[int]:
+    monkeypatch.setattr("pydtnn.kernels.cuda.cudnn_graph.Node", script)
+    nothing: Any = SimpleNamespace(graph={}, heuristics={}, plan={})
+    found = plans(nothing, nothing, nothing, most, tensor_cores=tensor_cores)
+    return [plan.workspace for plan in found]
+
+
+def test_engines_that_are_not_deterministic_or_compute_with_less_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes = [{NONDETERMINISTIC}, {TENSOR_CORE}, {DOWN_CONVERTED}, set(), {REDUCED_SUMS, 9}, {9}]
+    script = Scripted({3: [(note, size) for size, note in enumerate(notes)]})
+    assert workspaces(monkeypatch, script) == [1, 3, 5]
+    assert workspaces(monkeypatch, script, tensor_cores=False) == [3, 5]
+
+
+def test_engines_that_fail_or_need_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = CudnnError("cudnnBackendFinalize", 5000, "no compiler")
+    sizes = [broken, WORKSPACE_BYTES + 1, WORKSPACE_BYTES, 7]
+    script = Scripted({3: [(set(), size) for size in sizes]})
+    assert workspaces(monkeypatch, script) == [WORKSPACE_BYTES, 7]
+
+
+def test_no_more_plans_are_made_than_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted({3: [(set(), size) for size in range(9)]})
+    assert workspaces(monkeypatch, script, most=2) == [0, 1]
+    assert script.made == 2
+
+
+def test_what_no_usual_engine_does_is_left_to_those_for_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsupported = CudnnError("cudnnBackendFinalize", 3002, "shape")
+    assert workspaces(monkeypatch, Scripted({3: unsupported, 2: [(set(), 5)]})) == [5]
+    assert workspaces(monkeypatch, Scripted({3: unsupported, 2: unsupported})) == []
+    with pytest.raises(CudnnError, match="broken"):
+        workspaces(monkeypatch, Scripted({3: CudnnError("f", 4000, "broken")}))
+
+
+# -- the engine: what is executed, with which arrays
+
+
+class Recorded(GraphConvolutions):
+    """Keeps what it executes, and writes sums that are known."""
+
+    def __init__(self) -> None:
+        stream = SimpleNamespace(ptr=0)
+        cupy: Any = SimpleNamespace(
+            empty=empty, cuda=SimpleNamespace(get_current_stream=lambda: stream)
+        )
+        nothing: Any = None
+        handle: Any = SimpleNamespace(pointer=None, to_current_stream=lambda: None)
+        super().__init__(nothing, cupy, handle, Elementwise(np), Scratch(cupy), tf32=False)
+        self.executed: list[tuple[Any, dict[int, Any]]] = []
+
+    def _execute(self, plan: GraphPlan, arrays: dict[int, Any]) -> None:
+        self.executed.append((plan.node, dict(arrays)))
+        for uid in (SUM, SQUARES):
+            if uid in arrays:
+                arrays[uid][...] = uid
+
+
+class Pointed(np.ndarray):
+    """An array that tells its address as CuPy's do."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def empty(shape: Any, dtype: Any) -> Any:
+    return np.zeros(shape, dtype).view(Pointed)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Graphs that were made, each with three plans, whose node is the graph and a number."""
+    graphs: list[tuple[Any, ...]] = []
+
+    def graph(cudnn: Any, target: Any, *shape: Any, accumulate: bool, passing: Passing) -> Any:
+        graphs.append((*shape, accumulate, passing))
+        return graphs[-1]
+
+    def three(cudnn: Any, target: Any, graph: Any, most: int, *, tensor_cores: bool) -> Any:
+        assert tensor_cores == (graph[3] != "float32")
+        return [GraphPlan((graph, i), 64) for i in range(min(most, 3))]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cudnn_graph_conv, "convolution_graph", graph)
+    monkeypatch.setattr(cudnn_graph_conv, "plans", three)
+    return graphs
+
+
+def operands(direction: str, dtype: str) -> list[Any]:
+    x, w, y = (4, 8, 8, 16), GEOMETRY.weight_shape, (4, 8, 8, 32)
+    shapes = {"forward": (x, w, y), "backward_data": (w, y, x), "backward_filter": (x, y, w)}
+    return [empty(shape, dtype) for shape in shapes[direction]]
+
+
+@pytest.mark.parametrize(
+    ("direction", "uids"),
+    [("forward", (X, W, Y)), ("backward_data", (W, Y, X)), ("backward_filter", (X, Y, W))],
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_plans_are_made_once_and_given_the_arrays_that_they_are_for(
+    made: list[Any], direction: str, uids: tuple[int, ...], accumulate: bool
+) -> None:
+    engine = Recorded()
+    first, second, out = operands(direction, "float32")
+    assert engine.candidates(direction, GEOMETRY, 4, out.dtype) == NAMES[:3]
+    for name in ("graph 2", "graph 2", "graph"):
+        engine.run(*(name, direction, first, second, GEOMETRY), out=out, accumulate=accumulate)
+    graph = (direction, GEOMETRY, 4, "float32", accumulate, PLAIN)
+    assert [node for node, _ in engine.executed] == [(graph, 1), (graph, 1), (graph, 0)]
+    for _, arrays in engine.executed:
+        assert all(arrays[uid] is a for uid, a in zip(uids, (first, second, out), strict=True))
+    assert made.count(graph) == 1
+
+
+def test_the_gradient_of_16_bit_filters_is_added_to_one_of_float32(made: list[Any]) -> None:
+    engine = Recorded()
+    x, dy, _ = operands("backward_filter", "float16")
+    out = empty(GEOMETRY.weight_shape, "float32") + 1
+    before = np.array(out)
+    engine.run("graph", "backward_filter", x, dy, GEOMETRY, out=out, accumulate=True)
+    ((_, *_, accumulate, _), _), arrays = engine.executed[0]
+    assert arrays[W].dtype == "float16"
+    assert not accumulate  # that is for the conversion
+    np.testing.assert_array_equal(out, before)
+
+
+def test_biases_and_relu_are_done_in_passing_where_there_is_a_plan(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, both = Recorded(), Passing(shift=True, relu=True)
+    x, w, y = operands("forward", "float32")
+    shift = empty(32, "float32")
+    for _ in range(2):
+        assert engine.passes(GEOMETRY, 4, y.dtype, both)
+        engine.run_passing(x, w, GEOMETRY, out=y, shift=shift, relu=True, sums=None)
+        (graph, number), arrays = engine.executed[-1]
+        assert (graph[-1], number) == (both, 0)
+        assert arrays == {X: x, W: w, Y: y, SHIFT: shift}
+    assert len(made) == 1
+    monkeypatch.setattr(cudnn_graph_conv, "plans", lambda *given, **options: [])
+    with pytest.raises(Refused, match="no graph for forward 3x3 .* with relu"):
+        engine.run_passing(x, w, GEOMETRY, out=y, shift=None, relu=True, sums=None)
+    assert not engine.passes(GEOMETRY, 4, np.dtype("float64"), both)
+
+
+def test_sums_are_taken_in_passing_beside_16_bits_only(made: list[Any]) -> None:
+    engine, sums, passing = Recorded(), np.full(65, np.nan), Passing(sums=True)
+    assert not engine.passes(GEOMETRY, 4, np.dtype("float32"), passing)
+    assert engine.passes(GEOMETRY, 4, np.dtype("float16"), passing)
+    uneven = replace(GEOMETRY, filters=30)
+    assert not engine.passes(uneven, 4, np.dtype("float16"), passing)  # of which halves are aligned
+    x, w, y = operands("forward", "float16")
+    engine.run_passing(x, w, GEOMETRY, out=y, shift=None, relu=False, sums=sums)
+    assert sums[0] == 4 * 8 * 8
+    assert (sums[1:33] == SUM).all()
+    assert (sums[33:] == SQUARES).all()
+
+
+def test_a_graph_that_cannot_add_to_its_output_is_refused(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Recorded()
+    first, second, out = operands("backward_data", "float32")
+    engine.candidates("backward_data", GEOMETRY, 4, out.dtype)
+    monkeypatch.setattr(cudnn_graph_conv, "plans", lambda *given, **options: [])
+    with pytest.raises(Refused, match="no graph for backward_data 3x3 .* adds to the output"):
+        engine.run("graph", "backward_data", first, second, GEOMETRY, out=out, accumulate=True)
+    engine.run("graph", "backward_data", first, second, GEOMETRY, out=out)
+
+
+def test_arrays_that_are_not_aligned_are_refused(made: list[Any]) -> None:
+    x, w, y = operands("forward", "float32")
+    shifted = empty(x.size + 1, "float32")[1:].reshape(x.shape)
+    engine = Recorded()
+    with pytest.raises(Refused, match="aligned to 16 B"):
+        GraphConvolutions._execute(
+            engine, engine.plans("forward", GEOMETRY, 4, "float32")[0], {X: shifted, W: w, Y: y}
+        )

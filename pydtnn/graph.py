@@ -188,7 +188,8 @@ class Graph:
             layer = node.layer
             if isinstance(layer, Finisher):
                 first = node.inputs[0].consumers[0] is node
-                layer.finishes = first and layer.needs_dx and layer.takes_deferred
+                takes = layer.takes_deferred and layer.dtype == self.dtype
+                layer.finishes = first and layer.needs_dx and takes
 
     @staticmethod
     def _hands_over(consumer: Node, owners: set[Node]) -> bool:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pydtnn.kernels.backend import create_backend
 from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.layers.base import StepContext
+from pydtnn.statistics import RunningStatistics, Statistic
 
 if TYPE_CHECKING:
     from pydtnn.kernels import Backend
@@ -32,8 +34,9 @@ class Memory:
 
     Attributes
     ----------
-    parameters, gradients, slots : int
-        The flat arrays, padding included; slots are those of the optimizer.
+    parameters, copies, gradients, slots : int
+        The flat arrays, padding included; copies are the 16-bit ones of the parameters, slots those
+        of the optimizer.
     kept : tuple of int
         For each node of the graph, what its backward keeps alive that no earlier node's does. The
         sum is what forward leaves behind; the batch is part of it if a layer keeps it.
@@ -46,10 +49,11 @@ class Memory:
         About what kernels allocate for themselves at one time.
     resident : int
         About how much more memory the process has at the peak than before the model was built, with
-        the batch.
+        the batch; on a GPU, how much of its memory.
     """
 
     parameters: int
+    copies: int
     gradients: int
     slots: int
     kept: tuple[int, ...]
@@ -88,16 +92,18 @@ def forecast_memory(model: Model, batch: int, *, slots: int = 0) -> Memory:
         pool = large.memory.peak
         held = large.memory.peak_held + sum(part.nbytes for part in x)
     parameters = sum(buffer.values.nbytes for buffer in model.buffers)
+    copies = [buffer.working for buffer in model.buffers if buffer.working is not None]
     extra = scratch(model.backend, everything.backend, model.dtype.itemsize)
     return Memory(
         parameters=parameters,
+        copies=sum(copy.nbytes for copy in copies),
         gradients=parameters,
         slots=slots * parameters,
         kept=kept,
         peak=peak,
         pool=pool,
         scratch=extra,
-        resident=held + extra + PROCESS,
+        resident=held + extra + (PROCESS if model.backend.name != "cuda" else 0),
     )
 
 
@@ -151,17 +157,27 @@ def _dry_copy(model: Model, backend: Backend) -> Model:
     known: dict[int, Any] = {id(model.backend): backend}
     for buffer in model.buffers:
         for flat, member, view in (
-            (buffer.values, "values", "value"),
+            (buffer.working, None, "value"),
+            (buffer.values, "values", "master"),  # after "value", which may be the same array
             (buffer.grads, "grads", "grad"),
         ):
-            array = backend.zeros((buffer.size,), buffer.dtype)
+            if flat is None:
+                continue
+            array = backend.zeros((buffer.size,), flat.dtype)
             known[id(flat)] = array
             for bucket in buffer.buckets:
                 part = array[bucket.start : bucket.stop]
-                known[id(getattr(bucket, member))] = part
+                if member:
+                    known[id(getattr(bucket, member))] = part
                 for entry in bucket.parameters:
                     p = model.parameters[entry.name]
                     known[id(getattr(p, view))] = part[entry.slice].reshape(p.shape)
+    running = {
+        id(s): Statistic(s.name, s.channels, s.momentum) for s in model.statistics.statistics
+    }
+    host = create_backend("numpy")  # whose arrays are not counted: they are no part of a step
+    known |= running
+    known[id(model.statistics)] = RunningStatistics(list(running.values()), host)
     # Nodes refer to each other along the whole graph, deeper than Python recurses: all of them
     # first, then what they hold.
     for node in model.graph.nodes:

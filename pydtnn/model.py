@@ -11,6 +11,7 @@ import numpy as np
 from pydtnn.fusion import fuse as fuse_graph
 from pydtnn.graph import Graph, Node
 from pydtnn.kernels import Backend, create_backend, recycled
+from pydtnn.kernels.dtypes import DTYPES, arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net, nodes
@@ -18,8 +19,6 @@ from pydtnn.limits import whole
 from pydtnn.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.statistics import RunningStatistics
 from pydtnn.walks import Total, run_together, walk_backward, walk_forward
-
-DTYPES = ("float32", "float64")
 
 
 class Model:
@@ -33,7 +32,10 @@ class Model:
         Shape of one sample, ``(H, W, C)`` for images; one shape per input if there are several.
     backend : Backend or str
     dtype : str
-        "float32" or "float64".
+        "float32", "float64", "bfloat16" or "float16": of activations and their gradients. With 16
+        bits, matrices are multiplied by 16-bit copies of the weights; parameters, their gradients
+        and the model's outputs are float32. That is for GPUs: the compiled kernels of a "cpu"
+        backend take 32 bits and more, so that it computes 16 bits with the reference, slowly.
     seed : int
         Of the initial weights: they are a function of the seed and each parameter's name.
     bucket_bytes : int
@@ -80,7 +82,8 @@ class Model:
         self.graph.finish(outputs, input_gradient=input_gradient)
         self._place_parameters(bucket_bytes)
         self.backend.trim()  # what initial values needed on the way
-        self.statistics = RunningStatistics([s for layer in self.layers for s in layer.statistics])
+        statistics = [s for layer in self.layers for s in layer.statistics]
+        self.statistics = RunningStatistics(statistics, self.backend)
 
     @recycled
     def _place_parameters(self, bucket_bytes: int) -> None:
@@ -93,7 +96,8 @@ class Model:
                 ParameterBuffer(
                     members,
                     backend=self.backend,
-                    dtype=self.dtype.name,
+                    dtype=arithmetic(self.dtype),
+                    working=self.dtype,
                     bucket_bytes=bucket_bytes,
                     first_index=first,
                 )
@@ -103,7 +107,13 @@ class Model:
         buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
         self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
         for p in self.parameters.values():
-            p.value[...] = self.backend.asarray(p.initial_value(self.seed), self.dtype)
+            p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Round the parameters into the working copies of a 16-bit model; forward begins so."""
+        for buffer in self.buffers:
+            buffer.refresh()
 
     @property
     def layers(self) -> list[Layer]:
@@ -137,6 +147,7 @@ class Model:
         Returns
         -------
         y : Array, shape (N, *output_shape), or a tuple of arrays if the model has several outputs
+            Of a 16-bit model float32, as losses and metrics want it.
         residuals : list
             What `backward` needs.
         """
@@ -170,6 +181,7 @@ class Model:
         list
             For each shard, what `forward` returns.
         """
+        self.refresh()
         walks = [
             walk_forward(self.graph, x, context, keep, after_node, joint=total is not None)
             for x, context in zip(xs, contexts, strict=True)
@@ -304,7 +316,8 @@ class Model:
             )
         context = StepContext(training=False)
         samples = len(inputs[0])
-        outputs = [np.empty((samples, *node.shape), self.dtype) for node in self.graph.outputs]
+        dtype = arithmetic(self.dtype)
+        outputs = [np.empty((samples, *node.shape), dtype) for node in self.graph.outputs]
         for start in range(0, samples, batch_size):
             rows = slice(start, start + batch_size)
             batch = tuple(self.backend.asarray(a[rows], self.dtype) for a in inputs)
@@ -315,7 +328,7 @@ class Model:
 
     def state(self) -> dict[str, np.ndarray]:
         """Parameters and running statistics by name; on a CPU views, which training changes."""
-        values = {name: self.backend.to_numpy(p.value) for name, p in self.parameters.items()}
+        values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
         return values | self.statistics.state()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -329,10 +342,9 @@ class Model:
         own = self.state()
         check_fit(own, state)
         for name, p in self.parameters.items():
-            p.value[...] = self.backend.asarray(state[name], self.dtype)
-        for name, array in self.statistics.state().items():
-            array[...] = state[name]
-        self.statistics.samples = 0.0
+            p.master[...] = self.backend.asarray(state[name], p.buffer.dtype)
+        self.statistics.load(state)
+        self.refresh()
 
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.summary.summarize`."""

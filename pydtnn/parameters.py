@@ -1,17 +1,22 @@
 """Parameters, and the flat arrays they live in.
 
-All values, and all gradients, of a model are two flat arrays, laid out in the order in which
-backward completes the gradients. A parameter's `value` and `grad` are views. So a layer's matrix
-product writes straight into the message that the ranks exchange, an optimizer updates whole
+All values, and all gradients, of a model are two flat arrays, bucket by bucket in the order in
+which backward completes the gradients. A parameter's `value` and `grad` are views. So a layer's
+matrix product writes straight into the message that the ranks exchange, an optimizer updates whole
 stretches at once, and "this bucket is ready" is one comparison of integers.
+
+A model whose activations have 16 bits computes matrix products with 16-bit copies of its matrices.
+The values themselves, the *master weights*, are float32: a step moves a weight by less than the
+distance between neighbours of 16 bits (Micikevicius et al., "Mixed precision training", ICLR 2018,
+section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,11 +46,16 @@ class Parameter:
         Whether weight decay applies; biases and the parameters of norms leave it out.
     group : str
         Reduction group: parameters of one group are summed over the same ranks.
+    working : bool
+        Whether a 16-bit model computes with a 16-bit copy: for matrices beside 16-bit activations.
 
     Attributes
     ----------
-    value, grad : Array
-        Views into the flat arrays, once a `ParameterBuffer` holds the parameter.
+    master, grad : Array
+        Views into the flat arrays, once a `ParameterBuffer` holds the parameter. Who changes a
+        parameter changes `master`.
+    value : Array
+        What layers compute with: the copy, where there is one, otherwise `master`.
     """
 
     def __init__(
@@ -58,6 +68,7 @@ class Parameter:
         fan_out: int = 1,
         decay: bool = True,
         group: str = "data",
+        working: bool = False,
     ) -> None:
         self.name = name
         self.shape = shape
@@ -66,7 +77,9 @@ class Parameter:
         self.fan_out = fan_out
         self.decay = decay
         self.group = group
+        self.working = working
         self.buffer: ParameterBuffer
+        self.master: Array
         self.value: Array
         self.grad: Array
 
@@ -142,6 +155,9 @@ class Bucket:
 class ParameterBuffer:
     """The flat values and gradients of parameters of one dtype and reduction group.
 
+    Where some parameters want a working copy of another type, there is one flat array of that type
+    too, with the same layout.
+
     Parameters
     ----------
     parameters : sequence of (Parameter, int)
@@ -149,6 +165,9 @@ class ParameterBuffer:
         it.
     backend : Backend
     dtype : str or numpy.dtype
+        Of values and gradients.
+    working : str or numpy.dtype, optional
+        Of working copies; by default the same, so that there are none.
     bucket_bytes : int
         A bucket is closed when it holds at least this many bytes. The layout does not depend on the
         number of ranks.
@@ -161,25 +180,39 @@ class ParameterBuffer:
         parameters: Sequence[tuple[Parameter, int]],
         *,
         backend: Backend,
-        dtype: str,
+        dtype: Any,
+        working: Any = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         first_index: int = 0,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.accumulate = False
         line = ALIGNMENT // self.dtype.itemsize
-        offsets = np.cumsum([0] + [-(-p.size // line) * line for p, _ in parameters]).tolist()
+        cut = _cut(parameters, bucket_bytes, self.dtype.itemsize, line)
+        self.parameters = tuple(p for members, _ in cut for p in members)
+        offsets = np.cumsum([0] + [_padded(p, line) for p in self.parameters]).tolist()
         self.size: int = offsets[-1]
         self.values = backend.zeros((self.size,), self.dtype)
         self.grads = backend.zeros((self.size,), self.dtype)
+        self.working: Array | None = None
+        copied = working is not None and np.dtype(working) != self.dtype
+        if copied and any(p.working for p, _ in parameters):
+            self.working = backend.zeros((self.size,), np.dtype(working))
         self.slots = [self.grads]
-        self.parameters = tuple(p for p, _ in parameters)
         self._backend, self._offsets, self._slot = backend, offsets, 0
         for p, offset in zip(self.parameters, offsets, strict=False):
+            place = slice(offset, offset + p.size)
             p.buffer = self
-            p.value = self.values[offset : offset + p.size].reshape(p.shape)
-            p.grad = self.grads[offset : offset + p.size].reshape(p.shape)
-        self.buckets = tuple(self._cut(parameters, offsets, bucket_bytes, first_index))
+            p.master = p.value = self.values[place].reshape(p.shape)
+            p.grad = self.grads[place].reshape(p.shape)
+            if p.working and self.working is not None:
+                p.value = self.working[place].reshape(p.shape)
+        self.buckets = tuple(self._buckets(cut, offsets, first_index))
+
+    def refresh(self) -> None:
+        """Round the values into the working copies, all at once."""
+        if self.working is not None:
+            self._backend.elementwise.convert(self.values, out=self.working)
 
     def write_to(self, slot: int) -> None:
         """Let backward write gradients to one of several sets, which is made when it is needed."""
@@ -190,36 +223,53 @@ class ParameterBuffer:
             for p, offset in zip(self.parameters, self._offsets, strict=False):
                 p.grad = self.slots[slot][offset : offset + p.size].reshape(p.shape)
 
-    def _cut(
+    def _buckets(
         self,
-        parameters: Sequence[tuple[Parameter, int]],
+        cut: Sequence[tuple[Sequence[Parameter], int]],
         offsets: list[int],
-        bucket_bytes: int,
         first_index: int,
-    ) -> list[Bucket]:
-        buckets: list[Bucket] = []
+    ) -> Iterator[Bucket]:
         first = 0
-        for i, (parameter, node) in enumerate(parameters):
-            start, stop = offsets[first], offsets[i + 1]
-            full = (stop - start) * self.dtype.itemsize >= bucket_bytes
-            if not full and i + 1 < len(parameters):
-                continue
+        for index, (members, node) in enumerate(cut, start=first_index):
+            last = first + len(members)
+            start, stop = offsets[first], offsets[last]
             entries = tuple(
                 Entry(p.name, p.shape, slice(o - start, o - start + p.size), p.decay)
-                for (p, _), o in zip(parameters[first : i + 1], offsets[first:], strict=False)
+                for p, o in zip(members, offsets[first:last], strict=True)
             )
-            buckets.append(
-                Bucket(
-                    index=first_index + len(buckets),
-                    start=start,
-                    stop=stop,
-                    values=self.values[start:stop],
-                    grads=self.grads[start:stop],
-                    parameters=entries,
-                    ready_at=node,
-                    group=parameter.group,
-                    buffer=self,
-                )
+            yield Bucket(
+                index=index,
+                start=start,
+                stop=stop,
+                values=self.values[start:stop],
+                grads=self.grads[start:stop],
+                parameters=entries,
+                ready_at=node,
+                group=members[0].group,
+                buffer=self,
             )
-            first = i + 1
-        return buckets
+            first = last
+
+
+def _cut(
+    parameters: Sequence[tuple[Parameter, int]], bucket_bytes: int, itemsize: int, line: int
+) -> list[tuple[list[Parameter], int]]:
+    """Cut parameters into buckets, each with the node that completes it.
+
+    In a bucket those with weight decay come first: an optimizer updates neighbours with equal decay
+    by one call.
+    """
+    cut: list[tuple[list[Parameter], int]] = []
+    members: list[Parameter] = []
+    for i, (parameter, node) in enumerate(parameters, start=1):
+        members.append(parameter)
+        full = sum(_padded(p, line) for p in members) * itemsize >= bucket_bytes
+        if full or i == len(parameters):
+            cut.append((sorted(members, key=lambda p: not p.decay), node))
+            members = []
+    return cut
+
+
+def _padded(parameter: Parameter, line: int) -> int:
+    """Elements that a parameter takes up to the beginning of the next."""
+    return -(-parameter.size // line) * line

@@ -70,11 +70,12 @@ def summarize(model: Model, batch: int = 1, *, slots: int = 0) -> str:
         (
             "of which",
             f"{quantity(memory.parameters, 1024, 'B')} parameters, "
-            f"{quantity(memory.gradients, 1024, 'B')} gradients, "
+            + f"{quantity(memory.copies, 1024, 'B')} 16-bit copies, " * bool(memory.copies)
+            + f"{quantity(memory.gradients, 1024, 'B')} gradients, "
             f"{quantity(memory.slots, 1024, 'B')} the optimizer's slots",
         ),
         (
-            "process",
+            "process" if model.backend.name != "cuda" else "GPU",
             f"{quantity(memory.resident, 1024, 'B')} more than before, "
             f"about {quantity(memory.scratch, 1024, 'B')} of it scratch memory of kernels",
         ),

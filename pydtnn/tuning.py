@@ -39,6 +39,7 @@ def settle_choices(model: Model, comm: Communicator, batch: int, *, training: bo
     if first:
         with contextlib.suppress(Exception):  # the first step meets it again, and tells it better
             _rehearse(model, batch, training)
+        model.backend.trim()  # what candidates needed that were not chosen
     tables = comm.gather_object((choices.kind, table) if first else None)
     choices.freeze(dict(entry for entry in tables if entry))
 
@@ -49,7 +50,8 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
     rng = np.random.default_rng(0)
     backend, dtype = model.backend, model.dtype
     xs = tuple(
-        backend.asarray(rng.standard_normal((batch, *shape), dtype)) for shape in model.input_shapes
+        backend.asarray(rng.standard_normal((batch, *shape), np.float32), dtype)
+        for shape in model.input_shapes
     )
     context = StepContext(training=training, samples=np.arange(batch))
     y, residuals = model.forward(xs, context, keep=training)

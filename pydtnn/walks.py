@@ -14,6 +14,7 @@ import numpy as np
 
 from pydtnn.graph import Graph, Node
 from pydtnn.kernels import Backend, Deferred
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.two_phase import TwoPhase
@@ -41,13 +42,12 @@ def walk_forward(
     """
     inputs = x if isinstance(x, tuple) else (x,)
     context = replace(context, differentiable=keep)
-    values: list[Array | Deferred] = [*inputs, *[None] * (len(graph.nodes) - len(inputs))]
+    values: list[Array | Deferred] = [None] * len(graph.nodes)
+    values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     residuals: list[Saved] = [None] * len(graph.nodes)
     for node in graph.nodes[len(inputs) :]:
         layer = node.layer
-        xs = [values[i.index] for i in node.inputs]
-        if not layer.takes_deferred:
-            xs = [layer.array(x) for x in xs]
+        xs = [layer.accept(values[i.index]) for i in node.inputs]
         if joint and context.training and isinstance(layer, TwoPhase):
             total = yield layer.forward_sums(*xs, context=context)
             y, saved = layer.forward(*xs, context=context, total=total)
@@ -61,7 +61,7 @@ def walk_forward(
             values[index] = None
         if after_node:
             after_node(node, layer.array(values[node.index]))
-    outputs = tuple(node.layer.array(values[node.index]) for node in graph.outputs)
+    outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)
     return (outputs if len(outputs) > 1 else outputs[0]), residuals
 
 
@@ -81,7 +81,7 @@ def walk_backward(
     """
     sums = _Gradients(graph.backend)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
-        sums.add(node, g, new=False)
+        sums.add(node, _regular(graph, g), new=False)
     del dy
     pending = iter(buckets)
     bucket = next(pending, None)
@@ -89,6 +89,7 @@ def walk_backward(
         g = sums.take(node)
         if node.index in graph.trained:
             layer, saved = node.layer, residuals[node.index]
+            g = layer.accept(g)
             if joint and isinstance(layer, TwoPhase):
                 needed, own = layer.backward_sums(g, saved)
                 dxs = layer.backward_rest(needed, saved, (yield own))
@@ -108,7 +109,8 @@ def walk_backward(
             bucket = next(pending, None)
         if after_node:
             after_node(node)
-    dx = tuple(sums.take(node) for node in graph.inputs)
+    dxs = ((node, sums.take(node)) for node in graph.inputs)
+    dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
     return dx if len(dx) > 1 else dx[0]
 
 
@@ -168,8 +170,13 @@ def _regular(graph: Graph, array: Array | Deferred) -> Array | Deferred:
     if isinstance(array, Deferred):
         return array
     # Kernels count on C order and the model's dtype; a layer of a user's own may well return a
-    # transposed view.
-    return graph.backend.asarray(array, graph.dtype)
+    # transposed view, or float32 in a model of 16 bits.
+    backend, dtype = graph.backend, graph.dtype
+    if array.dtype == dtype or array.dtype != arithmetic(dtype):
+        return backend.asarray(array, dtype)
+    rounded = backend.empty(array.shape, dtype)
+    backend.elementwise.convert(backend.asarray(array), out=rounded)
+    return rounded
 
 
 class _Gradients:

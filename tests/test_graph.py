@@ -31,6 +31,7 @@ from pydtnn.layers import (
     Tanh,
 )
 from pydtnn.model import Model
+from tests.gpu import to_host
 
 
 class Wired(Block):
@@ -255,15 +256,15 @@ def step(model: Model, training: bool) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 4, 4, 3)).astype(model.dtype)
     context = StepContext(training=training, samples=np.arange(3))
-    given = x.copy()
+    given = model.backend.asarray(x.copy())
     y, residuals = model.forward(given, context)
-    y_before, dy = y.copy(), rng.normal(size=y.shape).astype(model.dtype)
-    given_dy = dy.copy()
+    y_before, dy = to_host(y), rng.normal(size=y.shape).astype(model.dtype)
+    given_dy = model.backend.asarray(dy.copy())
     dx = model.backward(given_dy, residuals)
-    np.testing.assert_array_equal(given, x)
-    np.testing.assert_array_equal(given_dy, dy)
-    np.testing.assert_array_equal(y, y_before)
-    return [y, *([] if dx is None else [dx]), *(p.grad for p in model.parameters.values())]
+    for now, before in ((given, x), (given_dy, dy), (y, y_before)):
+        np.testing.assert_array_equal(to_host(now), before)
+    gradients = [p.grad for p in model.parameters.values()]
+    return [to_host(array) for array in (y, dx, *gradients) if array is not None]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -292,6 +293,6 @@ def test_arrays_between_layers_have_the_models_dtype_and_c_order(backend: Backen
     def look(node: Node, y: np.ndarray) -> None:
         seen.append((y.dtype.name, y.flags.c_contiguous))
 
-    x = np.ones((2, 4, 4, 3), "float32")
+    x = backend.asarray(np.ones((2, 4, 4, 3), "float32"))
     model.forward(x, StepContext(training=True), after_node=look)
     assert set(seen) == {("float32", True)}

@@ -198,6 +198,27 @@ class Imprecise(Square):
         return ((xs[0] + shift) - shift) ** 2, xs[0]
 
 
+class Widens(Square):
+    takes_16_bits = True
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0] * np.float32(1) * xs[0], xs[0]
+
+
+class Coarse(Square):
+    """Has enough digits in float32, but not in what it claims to take."""
+
+    takes_16_bits = True
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        shift = xs[0].dtype.type(100)
+        return ((xs[0] + shift) - shift) ** 2, xs[0]
+
+
+class CoarseInFloat32(Coarse):
+    takes_16_bits = False
+
+
 class WrongInEvaluation(BatchNorm):
     def forward(self, *xs: Any, context: StepContext) -> Any:
         y, (x, moments) = super().forward(*xs, context=context)
@@ -236,6 +257,8 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (FailsOnEmpty(), IMAGE, r"the output has shape \(1, 3, 2\) instead of \(0, 3, 2\) for a batch"),
     (Promotes(), IMAGE, "forward gives float64 in a float32 model"),
     (Imprecise(), IMAGE, "the output is wrong in float32"),
+    (Widens(), IMAGE, "forward gives float32 in a bfloat16 model"),
+    (Coarse(), IMAGE, "the output is wrong in bfloat16"),
     (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
 ]
 
@@ -249,6 +272,10 @@ def test_a_broken_layer_is_told_what_it_breaks(
     with pytest.raises(AssertionError, match=sentence) as caught:
         check_layer(layer, *shapes)
     assert str(caught.value).startswith(type(layer).__name__)
+
+
+def test_a_layer_that_does_not_take_16_bits_gets_more() -> None:
+    check_layer(CoarseInFloat32(), *IMAGE)
 
 
 def test_domains_without_negative_numbers_can_be_asked_for() -> None:

@@ -23,7 +23,7 @@ class Activation(Layer):
 
     kernel: ClassVar[str]
     alpha: float = 0.0
-    new_output = new_gradient = may_overwrite_dy = True
+    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
         """Take from the kernel what backward reads, and with it what may be overwritten."""
@@ -132,7 +132,7 @@ class Softmax(Layer):
     """
 
     saves = ("output",)
-    may_overwrite_input = may_overwrite_dy = new_output = new_gradient = True
+    may_overwrite_input = may_overwrite_dy = new_output = new_gradient = takes_16_bits = True
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Normalise the exponentials of each row."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from pydtnn.initializers import Initializer, get_initializer
 from pydtnn.kernels import Backend, Deferred
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.parameters import Parameter
 from pydtnn.statistics import Statistic
@@ -81,10 +82,16 @@ class Layer(ABC):
         the "gradient" of dy (for each input, if there are several).
     takes_deferred : bool
         Whether inputs of forward and dy of backward may be `Deferred`; other layers get arrays.
+    takes_16_bits : bool
+        Whether the layer computes well with the activations of a 16-bit model as they are; other
+        layers get and return float32, which the model rounds.
     backend : Backend
         The device's kernels; set before `build`.
     dtype : numpy.dtype
-        What the layer computes in.
+        Of the arrays that go in and out.
+    parameter_dtype : numpy.dtype
+        Of parameters, coefficients and gradients of parameters: float32 where `dtype` has 16 bits,
+        otherwise the same. Parameters declared as `working` come in `dtype`.
     needs_dx : bool
         Whether anybody reads this layer's dx; if not, backward may return None.
     overwrites_input, overwrites_dy : bool
@@ -103,9 +110,11 @@ class Layer(ABC):
     new_gradient: bool = False
     views: tuple[str, ...] = ()
     takes_deferred: bool = False
+    takes_16_bits: bool = False
 
     backend: Backend
     dtype: np.dtype
+    parameter_dtype: np.dtype
     name: str | None = None
     needs_dx = True
     overwrites_input = False
@@ -172,8 +181,9 @@ class Layer(ABC):
         fan_in: int = 1,
         fan_out: int = 1,
         decay: bool = True,
+        working: bool = False,
     ) -> Parameter:
-        """Declare a trainable array; to be called in `build`."""
+        """Declare a trainable array, see `Parameter`; to be called in `build`."""
         p = Parameter(
             f"{self.name}.{name}",
             shape,
@@ -181,6 +191,7 @@ class Layer(ABC):
             fan_in=fan_in,
             fan_out=fan_out,
             decay=decay,
+            working=working and self.dtype != self.parameter_dtype,
         )
         self.parameters.append(p)
         return p
@@ -218,13 +229,31 @@ class Layer(ABC):
     # -- what the graph uses
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
-        """Build the layer for a device, a dtype and input shapes under its dotted name."""
-        self.backend, self.dtype, self.name = backend, dtype, name
+        """Build the layer for a device, a model's dtype and input shapes under its dotted name."""
+        self.backend, self.name = backend, name
+        self.parameter_dtype = arithmetic(dtype)
+        self.dtype = dtype if self.takes_16_bits else self.parameter_dtype
         self.parameters: list[Parameter] = []
         self.statistics: list[Statistic] = []
         self.input_shapes = shapes
         self.output_shape = self.build(*shapes)
         self.bound = True
+
+    def accept(self, x: Array | Deferred) -> Array | Deferred:
+        """Return an input, or dy, as this layer takes it."""
+        takes_bits = self.takes_16_bits or x.dtype.itemsize != 2
+        if isinstance(x, Deferred) and self.takes_deferred and takes_bits:
+            return x
+        x = self.array(x)
+        return x if takes_bits else self.wide(x)
+
+    def wide(self, x: Array) -> Array:
+        """Return `x` itself, or a copy in which 16 bits are float32."""
+        if x.dtype.itemsize != 2:
+            return x
+        y = self.backend.empty(x.shape, self.parameter_dtype)
+        self.backend.elementwise.convert(x, out=y)
+        return y
 
     @classmethod
     def fail(cls, message: str) -> ValueError:

@@ -42,7 +42,7 @@ class Conv2d(Layer, Finisher):
 
     axes: ClassVar[int] = 2
     saves: tuple[str, ...] = ("input",)
-    new_output = new_gradient = takes_deferred = True
+    new_output = new_gradient = takes_deferred = takes_16_bits = True
 
     relu = False
     """Whether the output is cut off below 0, in place of a ReLU that follows."""
@@ -52,9 +52,9 @@ class Conv2d(Layer, Finisher):
     inference it is folded into the filters."""
 
     def __init_subclass__(cls) -> None:
-        """Give arrays to a subclass that computes in its own way."""
+        """Give arrays of at least 32 bits to a subclass that computes in its own way."""
         if {"forward", "backward"} & vars(cls).keys():
-            cls.takes_deferred = False
+            cls.takes_deferred = cls.takes_16_bits = False
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class Conv2d(Layer, Finisher):
             self.initializer,
             fan_in=taps * channels // self.groups,
             fan_out=taps * self.filters // self.groups,
+            working=True,
         )
         if self.bias:
             self.b = self.parameter("b", (self.filters,), self.bias_initializer, decay=False)
@@ -147,11 +148,12 @@ class Conv2d(Layer, Finisher):
     def _folded(self) -> tuple[Array, Array]:
         # gamma (x * w + b - mean) / std + beta is a convolution with other filters and bias
         assert self.norm is not None
-        running, dtype = self.norm.running, self.dtype
+        running = self.norm.running
         scale = self.norm.gamma.value / np.sqrt(running.variance + self.norm.epsilon)
         bias = self.b.value if self.bias else 0.0
-        w = self.w.value * scale.reshape(-1, *(1,) * (self.axes + 1))
-        return w.astype(dtype), (self.norm.beta.value + (bias - running.mean) * scale).astype(dtype)
+        w = self.w.master * scale.reshape(-1, *(1,) * (self.axes + 1))
+        b = self.norm.beta.value + (bias - running.mean) * scale
+        return w.astype(self.dtype), b.astype(self.parameter_dtype)
 
     def backward(self, dy: Array | Deferred, saved: Saved) -> Array | None:
         """Compute dw (x correlated with dy), ``db = sum dy``, dx (dy scattered by the filters)."""

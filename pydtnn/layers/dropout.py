@@ -25,7 +25,7 @@ class Dropout(Layer):
     """
 
     saves = ()
-    may_overwrite_input = may_overwrite_dy = new_gradient = True
+    may_overwrite_input = may_overwrite_dy = new_gradient = takes_16_bits = True
 
     def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -44,7 +44,8 @@ class Dropout(Layer):
         if context.samples is None:
             raise self.fail("training needs the ids of the samples; give StepContext `samples`")
         y = self.output_like(x)
-        key = (context.seed, self.stream, context.epoch, context.samples)
+        samples = self.backend.asarray(context.samples)
+        key = (context.seed, self.stream, context.epoch, samples)
         self.backend.random.dropout(x, self.rate, *key, out=y)
         return y, key
 

@@ -51,7 +51,7 @@ class NormAddReLU(TwoPhase, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = takes_deferred = True
+    new_output = new_gradient = may_overwrite_dy = takes_deferred = takes_16_bits = True
 
     def __init__(
         self, parts: Sequence[Layer], norms: Sequence[BatchNorm | None], *, relu: bool
@@ -72,6 +72,7 @@ class NormAddReLU(TwoPhase, Layer):
 
     def build(self, *shapes: Shape) -> Shape:
         """All inputs have the shape of the output."""
+        self._nothing = self.backend.zeros((1, shapes[0][-1]), "float64")
         return shapes[0]
 
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
@@ -95,10 +96,13 @@ class NormAddReLU(TwoPhase, Layer):
                 terms.append(Term(array))
                 moments.append(None)
                 continue
-            sums, rows = norm.sums(x, context, next(totals, None))
-            own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.dtype)
+            sums, rows, collect = norm.sums(x, context, next(totals, None))
+            own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
             self.backend.norm.coefficients(
-                sums, norm.gamma.value, norm.beta.value, norm.epsilon, moments=own, out=map_
+                *(sums, norm.gamma.value, norm.beta.value, norm.epsilon),
+                moments=own,
+                out=map_,
+                collect=collect,
             )
             terms.append(Term(array, map_[0], map_[1]))
             moments.append(Normalized(rows, own))
@@ -126,14 +130,16 @@ class NormAddReLU(TwoPhase, Layer):
         dxs = tuple(
             dz
             if norm is None or m is None
-            else self._backward_norm(
-                norm, term, m, dz, own[[0, i]], None if whole is None else whole[[0, i]]
-            )
+            else self._backward_norm(norm, term, m, dz, self._pair(own, i), self._pair(whole, i))
             for i, (norm, term, m) in enumerate(
                 zip(self.norms, value.terms, moments, strict=True), start=1
             )
         )
         return dxs if len(dxs) > 1 else dxs[0]
+
+    def _pair(self, sums: Array | None, i: int) -> Any:
+        """Take the sums of dz, and those of dz times what term `i` normalises: (2, C)."""
+        return None if sums is None else self.backend.xp.ascontiguousarray(sums[0 : i + 1 : i])
 
     def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
         if isinstance(dy, Deferred) and dy.array is not None:
@@ -153,10 +159,10 @@ class NormAddReLU(TwoPhase, Layer):
         sums: Array,
         total: Array | None,
     ) -> Deferred:
-        map_ = self._per_channel(3, self.dtype)
+        map_ = self._per_channel(3, self.parameter_dtype)
         gradients = [(sums, norm.gamma.grad, norm.beta.grad, norm.gamma.accumulate)]
         if total is not None:  # of all shards: another map; what it makes of gamma is not wanted
-            gradients.append((total, *self._per_channel(2, self.dtype), False))
+            gradients.append((total, *self._per_channel(2, self.parameter_dtype), False))
         for given, dgamma, dbeta, accumulate in gradients:
             self.backend.norm.backward_coefficients(
                 given,
@@ -171,7 +177,7 @@ class NormAddReLU(TwoPhase, Layer):
             )
         dx = Deferred(Term(dz, None, map_[0]), Term(term.x, term.pivot, map_[1]), shift=map_[2])
         # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
-        dx.sums = (map_[0] if m.rows is inf else 0.0) * sums[:1]
+        dx.sums = map_[0] * sums[:1] if m.rows is inf else self._nothing
         return dx
 
     def cost(self, batch: int) -> Cost:

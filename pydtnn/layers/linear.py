@@ -26,7 +26,7 @@ class Linear(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Linear(Layer):
         shape = self.single(shapes, axes=1)
         inputs, outputs = shape[-1], self.features
         self.w = self.parameter(
-            "w", (outputs, inputs), self.initializer, fan_in=inputs, fan_out=outputs
+            "w", (outputs, inputs), self.initializer, fan_in=inputs, fan_out=outputs, working=True
         )
         if self.bias:
             self.b = self.parameter("b", (outputs,), self.bias_initializer, decay=False)

@@ -12,7 +12,7 @@ class Add(Layer):
     """Sum of two or more inputs of equal shape."""
 
     saves = ()
-    may_overwrite_input = new_output = True
+    may_overwrite_input = new_output = takes_16_bits = True
     views = ("gradient",)
 
     def build(self, *shapes: Shape) -> Shape:
@@ -49,7 +49,7 @@ class Concat(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(self, axis: int = -1, *, name: str | None = None) -> None:
         super().__init__(name=name)

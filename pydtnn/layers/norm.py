@@ -44,7 +44,7 @@ class BatchNorm(TwoPhase, Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = True
+    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
 
     def __init__(
         self, *, momentum: float = 0.1, epsilon: float = 1e-5, name: str | None = None
@@ -74,27 +74,29 @@ class BatchNorm(TwoPhase, Layer):
 
     def sums(
         self, x: Array | Deferred, context: StepContext, total: Array | None = None
-    ) -> tuple[Array, Number]:
+    ) -> tuple[Array, Number, Array | None]:
         """Return sums to normalise with, as of `Norm.statistics`, and over how many rows.
 
-        In training they are the batch's own, which are added to the step's, or the total of all
-        shards, which is the step's. Otherwise one row stands for the running values, which backward
-        takes for constants: no batch moves the mean of infinitely many rows.
+        In training they are the batch's own, which the caller adds to the step's, returned last; or
+        the total of all shards, which is the step's. Otherwise one row stands for the running
+        values, which backward takes for constants: no batch moves the mean of infinitely many rows.
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
             one = self.backend.xp.ones(1, "float64")
-            return self.backend.xp.concatenate([one, mean, variance + mean * mean]), inf
+            sums = self.backend.xp.concatenate([one, mean, variance + mean * mean])
+            return sums, inf, None
         if total is None:
             sums = self.forward_sums(x, context=context)
-            self.running.sums += sums
-            return sums, max(prod(x.shape[:-1]), 1)
+            return sums, max(prod(x.shape[:-1]), 1), self.running.sums
         self.running.sums[:] = total
-        return total, np.maximum(total[0], 1.0)
+        return total, np.maximum(total[0], 1.0), None
 
     def moments(self, x: Array, context: StepContext, total: Array | None) -> Moments:
         """Return the mean and deviation to normalise with."""
-        sums, rows = self.sums(x, context, total)
+        sums, rows, collect = self.sums(x, context, total)
+        if collect is not None:
+            collect += sums
         count, (total, squares) = np.maximum(sums[0], 1.0), sums[1:].reshape(2, -1)
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0)
@@ -159,7 +161,7 @@ class GroupNorm(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = True
+    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
 
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)

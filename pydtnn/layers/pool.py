@@ -30,7 +30,7 @@ class _Pool2d(Layer):
 
     axes: ClassVar[int] = 2
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class AdaptiveAvgPool2d(Layer):
 
     axes: ClassVar[int] = 2
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(self, output_size: int | tuple[int, int], *, name: str | None = None) -> None:
         super().__init__(name=name)

@@ -13,6 +13,7 @@ class Identity(Layer):
 
     saves = ()
     views = ("output", "gradient")
+    takes_16_bits = True
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Return the input."""
@@ -34,6 +35,7 @@ class Reshape(Layer):
 
     saves = ()
     views = ("output", "gradient")
+    takes_16_bits = True
 
     def __init__(self, shape: tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -83,7 +85,7 @@ class Pad(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(self, padding: tuple[tuple[int, int], ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -131,7 +133,7 @@ class Slice(Layer):
     """
 
     saves = ()
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_16_bits = True
 
     def __init__(self, *slices: slice, name: str | None = None) -> None:
         super().__init__(name=name)

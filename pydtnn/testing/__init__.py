@@ -16,6 +16,7 @@ CHECKS = (
     values.check_unneeded_gradient,
     values.check_empty_batch,
     values.check_float32,
+    values.check_16_bits,
     declarations.check_saves,
     declarations.check_new_output,
     declarations.check_new_gradient,
@@ -37,7 +38,7 @@ def check_layer(
     central differences in float64. Two forward passes can be in flight. Gradients accumulate. What
     may not be overwritten is left alone. `saves`, `new_output`, `new_gradient`,
     `views`, `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32
-    agrees with float64.
+    and bfloat16 agree with float64 within their precision.
 
     Parameters
     ----------

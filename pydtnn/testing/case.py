@@ -73,7 +73,7 @@ class Case:
         self.model = self.build("float64")
         self.layer = self.model.layers[0]
         for p in self.model.parameters.values():
-            p.value += backend.asarray(0.1 * self.rng.normal(size=p.shape))
+            p.master += backend.asarray(0.1 * self.rng.normal(size=p.shape))
         self.xs, self.dy = self.draw(batch)
 
     def build(self, dtype: str) -> Model:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
-
 from pydtnn.kernels.reference.family import Array
 from pydtnn.testing.case import Case
 
@@ -37,9 +35,9 @@ def check_new_output(case: Case) -> None:
     y, _ = case.forward(case.xs)
     if case.layer.new_output:
         for i, x in enumerate(case.xs):
-            if np.shares_memory(y, x):
+            if _shares(case, y, x):
                 raise case.fail(f"the output shares memory with input {i}, despite `new_output`")
-    if "output" in case.layer.views and not _is_view(y, case.xs[0]):
+    if "output" in case.layer.views and not _is_view(case, y, case.xs[0]):
         raise case.fail('the output is no view of the input, although `views` has "output"')
 
 
@@ -52,12 +50,12 @@ def check_new_gradient(case: Case) -> None:
     dxs = result if isinstance(result, tuple) else (result,)
     for i, dx in enumerate(dxs):
         others = [*given, *dxs[:i]]
-        if layer.new_gradient and any(np.shares_memory(dx, other) for other in others):
+        if layer.new_gradient and any(_shares(case, dx, other) for other in others):
             raise case.fail(
                 f"the gradient of input {i} shares memory with what was given or with another "
                 "gradient, despite `new_gradient`"
             )
-        if "gradient" in layer.views and not _is_view(dx, dy):
+        if "gradient" in layer.views and not _is_view(case, dx, dy):
             raise case.fail('the gradient is no view of dy, although `views` has "gradient"')
 
 
@@ -76,19 +74,23 @@ def check_overwriting(case: Case) -> None:
                 layer.overwrites_input = layer.overwrites_dy = False
             places = [what for what, on in (("input", over_input), ("dy", over_dy)) if on]
             case.compare(got, want, f"when it may overwrite {' and '.join(places) or 'nothing'}")
-            if over_input and not _is_view(y, xs[0]):
+            if over_input and not _is_view(case, y, xs[0]):
                 raise case.fail("forward does not overwrite its input when it shall")
-            if over_dy and not _is_view(got.dxs[0], dy):
+            if over_dy and not _is_view(case, got.dxs[0], dy):
                 raise case.fail("backward does not overwrite dy when it shall")
 
 
-def _is_view(a: Array, b: Array) -> bool:
-    return bool(a.size == b.size and np.shares_memory(a, b))
+def _is_view(case: Case, a: Array, b: Array) -> bool:
+    return a.size == b.size and _shares(case, a, b)
+
+
+def _shares(case: Case, a: Array, b: Array) -> bool:
+    return type(a) is type(b) and bool(case.backend.xp.shares_memory(a, b))
 
 
 def _parameters(case: Case) -> Iterator[Array]:
     for p in case.layer.parameters:
-        yield from (p.value, p.grad)
+        yield from (p.master, p.grad)
 
 
 def _owner(array: Array) -> Array:

@@ -18,6 +18,7 @@ from pydtnn.finite import NotFiniteError
 from pydtnn.layers import Linear, Sequential, Sigmoid
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
+from pydtnn.parameters import Bucket, Entry
 from pydtnn.testing.scheme_course import BAD_STEP, BATCH, FAILING_STEP, MIDDLE, STEPS, Course, Plan
 from pydtnn.testing.scheme_watch import Injected, Ledger, Watched
 from pydtnn.trainer import Trainer
@@ -75,7 +76,7 @@ class Rank:
             dtype="float64",
             prefetch=0,
         )
-        entries = [entry for bucket in self.model.buckets for entry in bucket.parameters]
+        entries = [entry for _, entry in self._entries()]
         self.course = Course(
             equal=self.exchange.equal,
             names=[e.name for e in entries for _ in range(e.slice.start, e.slice.stop)],
@@ -146,8 +147,12 @@ class Rank:
 
     def _values(self) -> np.ndarray:
         """Copy all parameters, without the padding between them."""
-        parts = [b.values[entry.slice] for b in self.model.buckets for entry in b.parameters]
-        return np.concatenate(parts)
+        return np.concatenate([bucket.values[entry.slice] for bucket, entry in self._entries()])
+
+    def _entries(self) -> list[tuple[Bucket, Entry]]:
+        """List all parameters in an order that does not depend on the buckets."""
+        entries = [(b, entry) for b in self.model.buckets for entry in b.parameters]
+        return sorted(entries, key=lambda one: one[1].name)
 
 
 def _fail(*args: Any) -> None:

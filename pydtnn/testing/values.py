@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
+from pydtnn.model import Model
 from pydtnn.testing.case import Case, Pass
 
 STEP = 1e-5
@@ -18,6 +19,9 @@ DIFFERENCES = 1e-6
 SINGLE = 1e-4
 """Tolerance of float32 against float64: its rounding error, 6e-8, times a thousand operations."""
 
+HALF = 0.03
+"""Tolerance of bfloat16 against float64: its rounding error, 2e-3, times a few roundings."""
+
 ENTRIES = 40
 """Entries of each array that are moved one by one; random directions move all of them."""
 
@@ -25,7 +29,7 @@ ENTRIES = 40
 def check_output(case: Case) -> None:
     """Check the output's shape, and that nothing is overwritten."""
     xs, dy = tuple(x.copy() for x in case.xs), case.dy.copy()
-    values = {name: p.value.copy() for name, p in case.model.parameters.items()}
+    values = {name: p.master.copy() for name, p in case.model.parameters.items()}
     y, residuals = case.forward(xs)
     if tuple(y.shape[1:]) != case.layer.output_shape or len(y) != len(dy):
         raise case.fail(
@@ -39,14 +43,14 @@ def check_output(case: Case) -> None:
     if not (dy == case.dy).all():
         raise case.fail("dy is overwritten, although `overwrites_dy` is not set")
     for name, p in case.model.parameters.items():
-        if not (p.value == values[name]).all():
+        if not (p.master == values[name]).all():
             raise case.fail(f"the value of {name} is changed")
 
 
 def check_gradients(case: Case) -> None:
     """Check backward against central differences of ``sum(y dy)``."""
     got = case.run(case.xs, case.dy)
-    arrays = [*case.xs, *(p.value for p in case.model.parameters.values())]
+    arrays = [*case.xs, *(p.master for p in case.model.parameters.values())]
     for (what, slope), array in zip(list(got.named())[1:], arrays, strict=True):
         if tuple(slope.shape) != tuple(array.shape):
             raise case.fail(f"{what} has shape {slope.shape} instead of {array.shape}")
@@ -122,7 +126,7 @@ def check_unneeded_gradient(case: Case) -> None:
 def check_empty_batch(case: Case) -> None:
     """Check that a batch of no samples gives empty arrays and gradients of zero."""
     got = case.run(*case.draw(0))
-    zeros = {name: 0 * p.value for name, p in case.model.parameters.items()}
+    zeros = {name: 0 * p.master for name, p in case.model.parameters.items()}
     want = Pass(
         case.backend.zeros((0, *case.layer.output_shape), "float64"),
         tuple(case.backend.zeros((0, *shape), "float64") for shape in case.shapes),
@@ -133,17 +137,40 @@ def check_empty_batch(case: Case) -> None:
 
 def check_float32(case: Case) -> None:
     """Check that a float32 model computes in float32, and the same within its precision."""
-    single, double = case.build("float32"), case.model
-    for name, p in single.parameters.items():
-        p.value[...] = double.parameters[name].value
-        double.parameters[name].value[...] = p.value
+    single = _alike(case, "float32")
     xs, dy = tuple(x.astype("float32") for x in case.xs), case.dy.astype("float32")
-    layer = single.layers[0]
-    y, saved = layer.forward(*(x.copy() for x in xs), context=case.context(len(dy)))
-    dx = layer.backward(dy.copy(), saved)
-    for what, array in zip(("forward", "backward"), (y, dx), strict=True):
-        for result in array if isinstance(array, tuple) else (array,):
-            if result.dtype != dy.dtype:
-                raise case.fail(f"{what} gives {result.dtype} in a float32 model")
+    _check_types(case, single, xs, dy)
     want = case.run(tuple(x.astype("float64") for x in xs), dy.astype("float64"))
     case.compare(case.run(xs, dy, single), want, "in float32", SINGLE)
+
+
+def check_16_bits(case: Case) -> None:
+    """Check that a layer computes the same in a bfloat16 model, within its precision."""
+    half = _alike(case, "bfloat16")
+    xs, dy = tuple(x.astype(half.dtype) for x in case.xs), case.dy.astype(half.dtype)
+    _check_types(case, half, xs, dy)
+    want = case.run(tuple(x.astype("float64") for x in xs), dy.astype("float64"))
+    case.compare(case.run(xs, dy, half), want, "in bfloat16", HALF)
+
+
+def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> None:
+    """Check that the layer gives what it is given: float32 if it does not take 16 bits."""
+    layer = model.layers[0]
+    given = [layer.accept(x.copy()) for x in xs]
+    y, saved = layer.forward(*given, context=case.context(len(dy)))
+    dx = layer.backward(layer.accept(dy.copy()), saved)
+    for what, array in zip(("forward", "backward"), (y, dx), strict=True):
+        for result in array if isinstance(array, tuple) else (array,):
+            if result.dtype != layer.dtype:
+                raise case.fail(f"{what} gives {result.dtype} in a {model.dtype} model")
+
+
+def _alike(case: Case, dtype: str) -> Model:
+    """Make a model of another dtype; what it rounds of the parameters, round in the case's too."""
+    model, parameters = case.build(dtype), case.model.parameters
+    for name, p in model.parameters.items():
+        p.master[...] = parameters[name].value
+    model.refresh()
+    for name, p in model.parameters.items():
+        parameters[name].master[...] = p.value
+    return model

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pydtnn.kernels import Backend, create_backend
-from tests.conftest import instruction_sets
+from tests.conftest import cuda_backend, instruction_sets
 
 
-@pytest.fixture(params=["numpy", *instruction_sets()])
+@pytest.fixture(params=["numpy", "cuda", *instruction_sets()])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """The reference, then the cpu backend with each instruction set."""
+    """The reference, a GPU, then the cpu backend with each instruction set."""
     if request.param == "numpy":
         return create_backend("numpy")
+    if request.param == "cuda":
+        return cuda_backend()
     return create_backend("cpu", threads=1, isa=request.param)

@@ -21,7 +21,7 @@ def test_linear_computes_x_w_transposed_plus_b(backend: Backend) -> None:
     rng = np.random.default_rng(0)
     model = Model(Linear(2, bias_initializer="ones"), (3,), backend=backend, dtype="float64")
     x = rng.normal(size=(4, 3))
-    expected = x @ model.parameters["linear.w"].value.T + 1
+    expected = x @ model.state()["linear.w"].T + 1
     np.testing.assert_allclose(model.predict(x), expected, rtol=1e-13)
 
 

@@ -84,7 +84,7 @@ def test_a_layer_equals_pytorch(case: str, backend: str) -> None:
     rng = np.random.default_rng(0)
     model = Model(net, shape, backend=backend, dtype="float64", input_gradient=True)
     for p in model.parameters.values():
-        p.value[...] = rng.normal(size=p.shape)
+        p.master[...] = rng.normal(size=p.shape)
     twin = Twin(model)
     x = rng.uniform(0.1, 2, (4, *shape)) if case == "log" else 3 * rng.normal(size=(4, *shape))
     dy = rng.normal(size=(4, *model.output_shape))
@@ -110,7 +110,7 @@ def test_running_statistics_equal_pytorch() -> None:
         x = 2 + rng.normal(size=(4, *IMAGE))
         twin(to_torch(x))
         model.forward(x, StepContext(training=True))
-        model.statistics.update()
+        model.statistics.fold()
     norm = twin.steps[0]
     (ours,) = model.statistics.statistics
     assert_close(ours.mean, norm.running_mean.numpy(), "mean")

@@ -104,7 +104,13 @@ class TrainConfig:
         at_least=1,
     )
     seed: int = option(TRAINING, 0, "of weights, order, augmentation and dropout", at_least=0)
-    dtype: Literal["float32", "float64"] = option(TRAINING, "float32", "precision")
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = option(
+        TRAINING,
+        "float32",
+        "float32, float64, bfloat16 or float16; with the latter two, parameters and gradients stay "
+        "float32, and --device cpu is slow: it runs the readable reference",
+        metavar="TYPE",
+    )
 
     optimizer: str = option(OPTIMIZER, "sgd", "update rule")
     lr: float | None = option(
@@ -177,8 +183,28 @@ class TrainConfig:
     bucket_bytes: int = option(
         COMMUNICATION, 1 << 20, "size of the messages with gradients, in B", at_least=1
     )
-    backend: Literal["cpu", "numpy"] = option(
-        DEVICE, "cpu", "compiled kernels, or the readable reference"
+    comm: Literal["auto", "mpi", "nccl"] = option(
+        COMMUNICATION,
+        "auto",
+        "what carries arrays between GPUs: auto is nccl where there are several ranks; mpi goes "
+        "through memory of the host",
+    )
+    cuda_aware: bool = option(
+        COMMUNICATION, False, "with --comm mpi: the MPI library takes arrays of GPUs as they are"
+    )
+    device: Literal["cpu", "cuda", "numpy"] = option(
+        DEVICE, "cpu", "compiled kernels, one GPU per rank, or the readable reference (slow)"
+    )
+    tf32: bool | None = option(
+        DEVICE,
+        None,
+        "with --device cuda: round float32 to 10 bits before it is multiplied; otherwise "
+        "PYDTNN_TF32, otherwise yes",
+    )
+    graph: bool = option(
+        DEVICE,
+        True,
+        "with --device cuda: replay the training step as one CUDA graph where that can be done",
     )
     fusion: bool = option(
         DEVICE, True, "let convolutions do batch norm, additions and ReLU in passing"
@@ -237,9 +263,34 @@ class TrainConfig:
                 "train: --evaluate-only needs weights: give --load FILE, or --resume with "
                 "--output-dir"
             )
-
+        self._check_device()
         if self.exact:
             self._check_exact()
+
+    def _check_device(self) -> None:
+        cuda, schedule = self.device == "cuda", self.allreduce != "vendor"
+        for wrong, sentence in (
+            (self.comm == "nccl" and not cuda, "--comm nccl needs --device cuda"),
+            (self.cuda_aware and not cuda, "--cuda-aware needs --device cuda"),
+            (self.cuda_aware and self.comm != "mpi", "--cuda-aware needs --comm mpi"),
+            (
+                schedule and cuda and self.comm != "mpi",
+                f"--allreduce {self.allreduce} with --device cuda needs --comm mpi: NCCL sums in "
+                "its own way",
+            ),
+            (
+                schedule and self.cuda_aware,
+                f"--allreduce {self.allreduce} does not go with --cuda-aware: it adds up in "
+                "memory of the host; leave one of them out",
+            ),
+            (self.tf32 and not cuda, "--tf32 needs --device cuda"),
+            (
+                self.tf32 and self.dtype != "float32",
+                f"--tf32 needs --dtype float32, not {self.dtype}",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"train: {sentence}")
 
     def _check_exact(self) -> None:
         for option_, wrong, instead in (

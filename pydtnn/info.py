@@ -35,6 +35,8 @@ PACKAGES = (
 """The distributions that pydtnn works with; CuPy's name depends on its version of CUDA."""
 
 VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_MULTI_RANK_GPU_ENABLE",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "OPENBLAS_CORETYPE",
@@ -42,6 +44,7 @@ VARIABLES = (
     "PYDTNN_CACHE",
     "PYDTNN_DATA",
     "PYDTNN_ISA",
+    "PYDTNN_TF32",
     "PYDTNN_TUNING",
 )
 """Environment variables that change what runs, or how fast."""
@@ -107,7 +110,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("tuning", found["tuning"]),
         ("BLAS", "; ".join(found["blas"]) or "unknown to threadpoolctl"),
         ("MPI", found["mpi"]),
-        ("GPU", found["gpu"]),
+        *found["gpu"].items(),
         *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
     ]
 
@@ -192,19 +195,47 @@ def _mpi() -> str:
     return f"{library} {'.'.join(map(str, numbers))} (MPI {standard})"
 
 
-def _gpu() -> str:
-    """Name of each GPU and the version of CUDA, or why there is none."""
+def _gpu() -> dict[str, str]:
+    """The GPUs, and the versions of what `--device cuda` needs; or why there is none of it."""
+    from pydtnn.kernels.cuda.libraries import WANTED, Unavailable, load, usable_cupy
+
     try:
         import cupy
     except (ImportError, OSError) as error:
-        return f"none: {' '.join(str(error).split())}"
-    if not cupy.cuda.is_available():
-        return f"none: CuPy {cupy.__version__} finds no CUDA device"
+        return {"GPU": f"none: {' '.join(str(error).split())}; pip install 'pydtnn[cuda13]'"}
     runtime = cupy.cuda.runtime
-    names = [
-        runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())
-    ]
-    return f"{', '.join(names)} (CuPy {cupy.__version__}, CUDA {runtime.runtimeGetVersion()})"
+    driver = runtime.driverGetVersion()  # 0 where there is none
+    found = {
+        "GPU": "",
+        "CuPy": f"{cupy.__version__} for CUDA {_dotted(runtime.runtimeGetVersion())}, "
+        + (f"driver for CUDA {_dotted(driver)}" if driver else "no driver"),
+    }
+    try:
+        usable_cupy()
+        found["GPU"] = "; ".join(map(_gpu_name, range(runtime.getDeviceCount())))
+    except Unavailable as error:
+        found["GPU"] = f"none: {error}"
+    for name, wanted in WANTED.items():
+        try:
+            library = load(name)
+            found[wanted.title] = f"{'.'.join(map(str, library.version))} in {library.path}"
+        except Unavailable as error:
+            found[wanted.title] = f"none: {error}"
+    return found
+
+
+def _gpu_name(number: int) -> str:
+    """What a GPU is called, its architecture and memory: "NVIDIA H200 (sm_90, 139 GiB)"."""
+    import cupy
+
+    told = cupy.cuda.runtime.getDeviceProperties(number)
+    name, gibibytes = told["name"].decode(), told["totalGlobalMem"] / 2**30
+    return f"{name} (sm_{told['major']}{told['minor']}, {gibibytes:.0f} GiB)"
+
+
+def _dotted(version: int) -> str:
+    """Write a version of CUDA, 13020, as people do: "13.2"."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     model = Model(
         create_network(config, train),
         train.input_shape,
-        backend=create_backend(config.backend, threads=threads, tuning=tuning),
+        backend=create_backend(config.device, threads=threads, tuning=tuning, tf32=config.tf32),
         dtype=config.dtype,
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
@@ -114,6 +114,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         callbacks=create_callbacks(config, directory, monitor),
         accumulation=config.accumulation,
         sync_batch_norm=config.sync_batch_norm,
+        graph=config.graph,
     )
     if config.load:
         load_weights(model, config.load)
@@ -189,7 +190,7 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
 def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
     """Refuse a model that cannot be trained, or whose output the loss or a metric cannot judge.
 
-    They are shown the last class and an output of 0.
+    They are shown the last class, and the shape of the output.
     """
     if not model.parameters:
         raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
@@ -197,7 +198,7 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
     target = np.array([(data.classes or 1) - 1])
     loss.check(shape, target)
     for metric in metrics:
-        metric(np, np.zeros(shape), target)
+        metric.check(shape, target)
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:

@@ -8,20 +8,24 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.comm.schedules.auto import VENDOR, Auto, Choice
+from pydtnn.comm.staged import Staged
 from pydtnn.config import TrainConfig
 from pydtnn.files import write_file
 from pydtnn.info import collect
 from pydtnn.summary import align
+from pydtnn.transport import describe_transport
 
 if TYPE_CHECKING:
     from pydtnn.job import Job
+    from pydtnn.kernels.cuda.backend import CudaBackend
+    from pydtnn.trainer import Trainer
 
 
 def write_run_file(job: Job) -> None:
-    """Write run.json: configuration, versions, ranks, threads, instruction set and commit.
+    """Write run.json: configuration, versions, ranks, threads, device and commit.
 
     With several ranks, call it on one of them.
 
@@ -38,8 +42,9 @@ def write_run_file(job: Job) -> None:
         "ranks": trainer.comm.size,
         "hosts": len(set(trainer.comm.hosts)),
         "threads": backend.threads,
-        "backend": backend.name,
+        "device": backend.name,
         "instruction_set": backend.isa,
+        "gpu": describe_gpu(trainer),
         "tuning": backend.choices.mode,
         "parameters": sum(p.size for p in trainer.model.parameters.values()),
         "samples": {"train": len(job.train), "validation": len(job.validation)},
@@ -63,6 +68,7 @@ def print_report(job: Job) -> None:
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
         "bytes": comm.traffic.bytes,
+        "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
     ranks = comm.gather_object(own)
     if comm.rank == 0:
@@ -72,10 +78,25 @@ def print_report(job: Job) -> None:
         print("\n".join(["", title, rule, *lines]), flush=True)
 
 
+def describe_gpu(trainer: Trainer) -> dict[str, Any]:
+    """Say what computes on a GPU, and how arrays come from one to another; nothing of a CPU."""
+    backend = trainer.model.backend
+    if backend.name != "cuda":
+        return {}
+    cuda = cast("CudaBackend", backend)
+    return {
+        "name": cuda.gpu,
+        "libraries": list(cuda.versions),
+        "tf32": cuda.tf32,
+        "graph": trainer.steps.graph,
+        "transport": describe_transport(trainer.comm),
+    }
+
+
 def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Name and value of each line: times are means over the ranks, memory is the largest."""
     trainer = job.trainer
-    threads = trainer.model.backend.threads
+    backend = trainer.model.backend
     steps, communication, data, evaluation = (
         sum(r["seconds"][part] for r in ranks) / len(ranks)
         for part in ("steps", "communication", "data", "evaluation")
@@ -83,26 +104,52 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     wall = steps + data
     last = trainer.history[-1] if trainer.history else {}
     megabytes = max(r["bytes"] for r in ranks) / 1e6
+    gpu_peak = max(r["gpu_peak"] for r in ranks)
     exchanged = [("exchanged per rank", f"{megabytes:.1f} MB")] if len(ranks) > 1 else []
+    threads = f"with {backend.threads} thread{'s' * (backend.threads > 1)} each"
+    # A GPU carries its messages out by itself; the host does not learn how long they take.
+    times = [("time in steps", f"{steps:.1f} s")]
+    if backend.name != "cuda" or not trainer.comm.capturable:
+        times = [
+            ("time in compute", f"{steps - communication:.1f} s"),
+            ("time in communication", f"{communication:.1f} s not hidden behind compute"),
+        ]
     return [
-        ("ranks", f"{len(ranks)}, with {threads} thread{'s' * (threads > 1)} each"),
+        ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
+        *_gpu(trainer),
         *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
         *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
         ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was made"),
-        ("time in compute", f"{steps - communication:.1f} s"),
-        ("time in communication", f"{communication:.1f} s not hidden behind compute"),
+        *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
         *exchanged,
         ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
+        *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
         ("run folder", str(job.directory)),
+    ]
+
+
+def _gpu(trainer: Trainer) -> list[tuple[str, str]]:
+    """Say what computed on a GPU, and how."""
+    gpu = describe_gpu(trainer)
+    if not gpu:
+        return []
+    tf32 = "float32 rounded to TF32 in products" if gpu["tf32"] else "no TF32"
+    dtype = trainer.model.dtype.name
+    return [
+        ("GPU", ", ".join([gpu["name"], *gpu["libraries"]])),
+        ("precision", f"{dtype}, {tf32}" if dtype == "float32" else dtype),
+        ("steps", gpu["graph"]),
+        *([("between GPUs", gpu["transport"])] if gpu["transport"] else []),
     ]
 
 
 def _communication(job: Job) -> list[tuple[str, str]]:
     """Say how the ranks trained together, where that is not the usual way."""
     config, inner = job.config, job.trainer.comm.inner
+    inner = inner.inner if isinstance(inner, Staged) else inner  # schedules sum in host memory
     words = [
         _with_options(config.scheme, config.scheme_options),
         f"exact, {config.shards} shards" if config.exact else "",

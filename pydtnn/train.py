@@ -105,17 +105,24 @@ def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
 
 
 def _run(config: TrainConfig, comm: Communicator) -> None:
+    from pydtnn.comm.gpus import shared_gpu
     from pydtnn.job import create_job, fetch_data
     from pydtnn.machine import cpu_model
     from pydtnn.parallel import choose_allreduce
     from pydtnn.run_directory import run_directory
     from pydtnn.threads import limit_blas_threads, threads_per_rank
+    from pydtnn.transport import choose_transport, gpu_facts, take_gpu
 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
-    if config.exact:  # other kernels of BLAS would round in another way
-        _require_equal(comm, {"CPU": cpu_model(), "NumPy": np.__version__})
+    cupy = _together(comm, take_gpu, config, comm)
+    if config.exact:  # other kernels would round in another way
+        facts = {"CPU": cpu_model(), "NumPy": np.__version__}
+        _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
     threads = _together(comm, threads_per_rank, comm)
     comm = _together(comm, choose_allreduce, config, comm)
+    comm = _together(comm, choose_transport, config, comm, cupy)
+    if cupy is not None and (shared := shared_gpu(comm, cupy)):
+        _say(comm, f"{shared}, so each of them is slower than alone")
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
@@ -123,6 +130,9 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
         job = _together(comm, create_job, config, comm, config.threads or threads, directory)
         backend = job.trainer.model.backend
         _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.choices.mode})
+        if config.exact:
+            names = {"libraries of the GPU": "versions", "TF32": "tf32"}
+            _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
         _carry_out(job)
 
 

@@ -15,8 +15,8 @@ from pydtnn.train import main
 
 PROMISED = """
     model dataset data-dir epochs steps-per-epoch batch-size global-batch-size optimizer lr momentum
-    weight-decay schedule loss metrics augment validation-split dtype backend threads seed
-    output-dir save load resume evaluate-only lr-scaling download
+    weight-decay schedule loss metrics augment validation-split dtype device threads seed
+    output-dir save load resume evaluate-only lr-scaling download comm cuda-aware tf32 graph
 """
 
 
@@ -95,7 +95,7 @@ def test_the_help_page_has_groups_names_and_examples(page: str) -> None:
 
 
 def test_the_help_page_has_every_option_and_those_that_were_promised(page: str) -> None:
-    flags = set(re.findall(r"^  --(?:\[no-\])?([a-z-]+)", page, re.MULTILINE))
+    flags = set(re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE))
     names = {name.replace("_", "-") for name in options(TrainConfig)}
     assert flags == names | {"config", "print-config"}
     assert set(PROMISED.split()) <= names

@@ -36,7 +36,8 @@ def test_a_configuration_does_not_change() -> None:
         ("save", "", "--save must not be empty"),
         ("download", 1, "--download must be true or false, not 1"),
         ("model_options", "A", '--model-options must be names and values, such as {"name": 1}'),
-        ("dtype", "float16", "unknown value of --dtype 'float16'; did you mean 'float64'"),
+        ("dtype", "float8", "unknown value of --dtype 'float8'; did you mean 'float64'"),
+        ("tf32", 1, "--tf32 must be true or false, not 1"),
         ("warmup_epochs", 4, "--warmup-epochs 4 must be below --epochs 4"),
         ("resume", True, "--resume needs --output-dir"),
         ("evaluate_only", True, "--evaluate-only needs weights"),
@@ -49,8 +50,39 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words:
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"comm": "nccl"}, "--comm nccl needs --device cuda"),
+        ({"cuda_aware": True, "comm": "mpi"}, "--cuda-aware needs --device cuda"),
+        ({"cuda_aware": True, "device": "cuda"}, "--cuda-aware needs --comm mpi"),
+        (
+            {"allreduce": "ring", "device": "cuda"},
+            "--allreduce ring with --device cuda needs --comm mpi: NCCL sums in its own way",
+        ),
+        (
+            {"allreduce": "ring", "device": "cuda", "comm": "mpi", "cuda_aware": True},
+            "--allreduce ring does not go with --cuda-aware: it adds up in memory of the host",
+        ),
+        ({"tf32": True, "device": "numpy"}, "--tf32 needs --device cuda"),
+        (
+            {"tf32": True, "device": "cuda", "dtype": "bfloat16"},
+            "--tf32 needs --dtype float32, not bfloat16",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="^train: ") as error:
+        TrainConfig(**values)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
     "values",
     [
+        {"device": "cuda", "tf32": True, "comm": "nccl", "graph": False},
+        {"device": "cuda", "comm": "mpi", "cuda_aware": True, "dtype": "float16"},
+        {"device": "cuda", "comm": "mpi", "allreduce": "ring", "compress": "sign"},
+        {"tf32": False, "graph": False, "comm": "mpi"},
         {"lr": None, "momentum": 0, "weight_decay": 0},
         {"metrics": "", "augment": ""},
         {"resume": True, "output_dir": "run"},

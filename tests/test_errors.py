@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.train import main
+from tests import gpu
 from tests.bad_data import DATA
 from tests.launch import Finished, Program, why_not
 from tests.small_run import TINY, TRAIN, only_line, processes_in
@@ -70,7 +71,7 @@ ARGUMENTS = {
     "augmentation": (["--augment=crop:4,flop"], "unknown augmentation 'flop'; did you mean 'flip'"),
     "scheme": (["--scheme=allreduse"], "unknown scheme 'allreduse'; did you mean 'allreduce'?"),
     "monitor": (["--monitor=val_acuracy"], "'val_acuracy'; did you mean 'val_accuracy'"),
-    "choice": (["--dtype=float16"], "unknown value of --dtype 'float16'; did you mean 'float64'"),
+    "choice": (["--dtype=float8"], "unknown value of --dtype 'float8'; did you mean 'float64'"),
     "option": (["--epoch=3"], "unknown option '--epoch'; did you mean '--epochs'"),
     "option like none": (["-x"], "unknown option '-x'; see --help"),
     # numbers and words
@@ -99,6 +100,7 @@ ARGUMENTS = {
     # what does not go together
     "warm-up": (["--warmup-epochs=2"], "--warmup-epochs 2 must be below --epochs 2"),
     "resume what": (["--resume"], "--resume needs --output-dir"),
+    "NCCL without GPUs": (["--comm=nccl"], "--comm nccl needs --device cuda"),
     "evaluate what": (["--evaluate-only"], "--evaluate-only needs weights: give --load"),
     "a batch larger than the data": (
         ["--global-batch-size=200"],
@@ -305,6 +307,19 @@ def test_all_ranks_end_together(
 ) -> None:
     done = mpiexec(2, [*TRAIN, *TINY, f"--output-dir={tmp_path / 'run'}", *arguments])
     assert_one_line(done, words)
+
+
+@pytest.mark.skipif(not gpu.why_not(), reason="there is a GPU")
+@pytest.mark.parametrize("option", [[], ["--comm=mpi", "--cuda-aware"], ["--comm=nccl", "--exact"]])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_gpu_all_ranks_end_before_any_work(
+    option: list[str], ranks: int, mpiexec: MpiExec, tmp_path: Path
+) -> None:
+    options = ["--device=cuda", "--dataset=nowhere", f"--output-dir={tmp_path / 'run'}", *option]
+    done = mpiexec(ranks, [*TRAIN, *TINY, *options])
+    assert_one_line(done, "backend cuda")
+    assert done.stdout == ""
+    assert not (tmp_path / "run").exists()
 
 
 THING = "rank 1: KeyError: 'thing' ("

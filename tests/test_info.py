@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import pydtnn
 from pydtnn import info
+from pydtnn.kernels.cuda import libraries
 
 
 def test_what_is_collected_survives_json():
@@ -49,9 +51,38 @@ def test_the_report_names_every_part():
 @pytest.mark.parametrize("missing", ["mpi4py", "cupy"])
 def test_a_missing_package_is_a_reason_and_no_error(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)  # the import system then raises ImportError
-    report = {"mpi4py": info._mpi, "cupy": info._gpu}[missing]()
+    report = {"mpi4py": info._mpi, "cupy": lambda: info._gpu()["GPU"]}[missing]()
     assert report.startswith("none: ")
     assert missing in report
+
+
+def test_gpus_are_told_with_their_libraries_and_what_is_missing(monkeypatch):
+    told = {"name": b"NVIDIA H200", "major": 9, "minor": 0, "totalGlobalMem": 139 * 2**30}
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 2,
+        getDeviceProperties=lambda number: told,
+        driverGetVersion=lambda: 13010,
+        runtimeGetVersion=lambda: 13000,
+    )
+    cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(libraries, "usable_cupy", lambda: cupy)
+
+    def load(name):
+        if name == "nccl":
+            raise libraries.Unavailable("NCCL was not found in wheels, conda or the system")
+        return SimpleNamespace(version=(9, 19, 0), path=f"/usr/lib/lib{name}.so")
+
+    monkeypatch.setattr(libraries, "load", load)
+    assert info._gpu() == {
+        "GPU": "NVIDIA H200 (sm_90, 139 GiB); NVIDIA H200 (sm_90, 139 GiB)",
+        "CuPy": "14.2.0 for CUDA 13.0, driver for CUDA 13.1",
+        **{
+            library.title: f"9.19.0 in /usr/lib/lib{name}.so"
+            for name, library in libraries.WANTED.items()
+        },
+        "NCCL": "none: NCCL was not found in wheels, conda or the system",
+    }
 
 
 def test_an_impossible_number_of_threads_is_one_sentence(monkeypatch, capsys):

@@ -114,7 +114,7 @@ CHOICES = [
     *("--metrics=", "--metrics=top3_accuracy, accuracy", "--augment=crop:2,flip,cutout:3"),
     *("--lr-scaling=linear", "--lr-scaling=sqrt", "--warmup-epochs=0.5", "--label-smoothing=0.1"),
     *("--validation-split=0.25", "--accumulation=3", "--loader-threads=0", "--no-overlap"),
-    *("--dtype=float64", "--backend=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
+    *("--dtype=float64", "--device=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
     *("--plateau=1", "--early-stopping=1", "--stop-at=0.1", "--monitor=loss", "--model=cnn"),
     *("--checkpoint-epochs=0", "--checkpoint-steps=3", "--bucket-bytes=1", "--lr=0.01"),
 ]

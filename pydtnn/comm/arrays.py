@@ -42,6 +42,19 @@ def address(array: Any) -> int:
     return int(pointer)
 
 
+def to_host(array: Any) -> np.ndarray:
+    """Copy an array to one of NumPy's; where it is a device's, wait for what computes it."""
+    return np.array(array) if on_host(array) else array.get()
+
+
+def fill(array: Any, values: np.ndarray) -> None:
+    """Copy values of the host into a contiguous array of the same shape, wherever it lies."""
+    if on_host(array):
+        array[...] = values
+    else:
+        array.set(np.ascontiguousarray(values, array.dtype))
+
+
 def overlap(a: Any, b: Any) -> bool:
     """Whether two contiguous arrays share memory."""
     begin, other = address(a), address(b)

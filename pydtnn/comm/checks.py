@@ -60,6 +60,12 @@ def check_rank(who: str, rank: int, size: int) -> int:
     return rank
 
 
+def check_other(who: str, rank: int, own: int, size: int) -> None:
+    """Refuse a rank that is not in the group, or the one that calls."""
+    if check_rank(who, rank, size) == own:
+        raise ValueError(f"{who}: rank {own} cannot exchange with itself; copy the array.")
+
+
 def check_tag(who: str, tag: int) -> int:
     """Return `tag` as an int, refusing one that some MPI would not accept."""
     tag = operator.index(tag)

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.arrays import address, overlap
-from pydtnn.comm.checks import check_array, check_parts, check_rank, check_reduction, check_tag
+from pydtnn.comm.checks import (
+    check_array,
+    check_other,
+    check_parts,
+    check_rank,
+    check_reduction,
+    check_tag,
+)
 
 
 class Request(ABC):
@@ -41,6 +48,29 @@ class Completed(Request):
 
     def test(self) -> bool:
         return True
+
+
+class Together(Request):
+    """Several operations as one.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        for request in self._requests:
+            request.wait()
+
+    def test(self) -> bool:
+        return all([request.test() for request in self._requests])  # each gets its moment
+
+
+Message = tuple[np.ndarray, int]
+"""An array, and the rank that it is sent to or comes from."""
 
 
 class Communicator(ABC):
@@ -193,6 +223,33 @@ class Communicator(ABC):
         check_array("recv", array)
         return self._irecv(array, check_rank("recv", source, self.size), check_tag("recv", tag))
 
+    def exchange(
+        self, sends: Sequence[Message], receives: Sequence[Message], tag: int = 0
+    ) -> Request:
+        """Start all messages of one round at once. Collective: all ranks call it.
+
+        Messages from one rank to another arrive in the order in which they are listed. All ranks
+        start rounds and other collectives in one order: so a round can be one operation of the
+        device, where `isend` and `irecv` cannot. Where `capturable` is false rounds are told apart
+        by their tags, and their order may differ.
+
+        Parameters
+        ----------
+        sends : sequence of (ndarray, int)
+            Arrays, and the ranks that they are sent to; not this rank itself.
+        receives : sequence of (ndarray, int)
+            Places for arrays of exactly the length that is sent, and the ranks they come from.
+        tag : int
+            Of the messages, which must meet no others that are under way.
+        """
+        for array, to in sends:
+            check_array("exchange", array, writes=False)
+            check_other("exchange", to, self.rank, self.size)
+        for array, source in receives:
+            check_array("exchange", array)
+            check_other("exchange", source, self.rank, self.size)
+        return self._exchange(sends, receives, check_tag("exchange", tag))
+
     # -- groups -----------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> Communicator:
@@ -239,6 +296,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request: ...
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
+        requests = [self._irecv(array, source, tag) for array, source in receives]
+        return Together(requests + [self._isend(array, to, tag) for array, to in sends])
 
     @abstractmethod
     def _split(self, color: int, key: int) -> Communicator: ...

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pydtnn.comm.arrays import fill, to_host
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.metered import Metered
 from pydtnn.comm.option import option, set_options, signature_of
 from pydtnn.comm.sums import Sums
+from pydtnn.kernels.reference.family import Number
 from pydtnn.parameters import Bucket
 
 if TYPE_CHECKING:
@@ -55,6 +57,13 @@ class GradientExchange:
     exact : bool
         Of the class, not inherited: whether nothing else depends on the number of ranks, so that
         sums in a fixed order make all of training exact.
+    keeps_gradients : bool
+        Of the class: whether gradients of one step are used in another, as float16 models, whose
+        loss is scaled from step to step, do not bear.
+    static : bool
+        Of the class, not inherited: whether every step makes the same calls and reads nothing on
+        the host that changes from step to step, so that one of them can be captured in a CUDA graph
+        and replayed.
 
     Raises
     ------
@@ -65,11 +74,14 @@ class GradientExchange:
     equal = False
     sums_gradients = False
     exact = False
+    static = True
+    keeps_gradients = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if "exact" not in vars(cls):  # not inherited: who changes gradients must say it anew
-            cls.exact = False
+        for name in ("exact", "static"):  # not inherited: who changes a step must say them anew
+            if name not in vars(cls):
+                setattr(cls, name, False)
         cls.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
 
     def __init__(
@@ -91,6 +103,16 @@ class GradientExchange:
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
         self._aside: tuple[list[np.ndarray], int] | None = None  # one's own values and samples
+
+    def why_not_captured(self) -> str:
+        """Say why a step's messages cannot be captured in a CUDA graph; empty where they can."""
+        if not self.static:
+            return f"the steps of {type(self).__name__} are not all alike"
+        if not self.sums.capturable:
+            return f"{type(self.sums).__name__} works on the host"
+        if not self.comm.capturable:
+            return "messages go by way of MPI (--comm nccl avoids it)"
+        return ""
 
     def loss_scale(self, local: int, total: int) -> float:
         """Factor on the gradient of a rank's summed loss.
@@ -163,7 +185,7 @@ class GradientExchange:
         """Put together what the ranks hold of an array as long as a bucket."""
         return part
 
-    def total(self, value: float) -> float:
+    def total(self, value: Number) -> Number:
         """Add up a number that each rank has of its `own` stretches."""
         return value
 
@@ -192,9 +214,9 @@ class GradientExchange:
 def by_name(
     what: str, buckets: Iterable[Bucket], arrays: Iterable[np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Copy arrays as long as the buckets into arrays of their parameters: "<what>/<name>"."""
+    """Copy arrays as long as the buckets into NumPy's, of their parameters: "<what>/<name>"."""
     return {
-        f"{what}/{entry.name}": array[entry.slice].reshape(entry.shape).copy()
+        f"{what}/{entry.name}": to_host(array[entry.slice]).reshape(entry.shape)
         for bucket, array in zip(buckets, arrays, strict=True)
         for entry in bucket.parameters
     }
@@ -209,7 +231,7 @@ def from_names(
     """Fill arrays as long as the buckets from what `by_name` returned."""
     for bucket, array in zip(buckets, arrays, strict=True):
         for entry in bucket.parameters:
-            array[entry.slice] = state[f"{what}/{entry.name}"].reshape(-1)
+            fill(array[entry.slice], state[f"{what}/{entry.name}"].reshape(-1))
 
 
 class AllReduce(GradientExchange):
@@ -231,7 +253,7 @@ class AllReduce(GradientExchange):
     section 3.2.
     """
 
-    equal = sums_gradients = exact = True
+    equal = sums_gradients = exact = static = True
     overlap: bool = option(True)
 
     def __init__(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator, Message, Request
 from pydtnn.comm.wrapper import Wrapper
 
 
@@ -33,6 +34,25 @@ class Traffic:
         """Count one call that sends so many bytes."""
         self.messages += 1
         self.bytes += round(sent)
+
+    @contextmanager
+    def apart(self) -> Iterator[Traffic]:
+        """Count the messages that are said inside apart, in what is yielded; time counts as ever.
+
+        So a step that is captured in a CUDA graph is known by its own messages, and those of each
+        replay, which calls nobody, can be added by `repeat`.
+        """
+        before, part = (self.messages, self.bytes), Traffic()
+        try:
+            yield part
+        finally:
+            part.messages, part.bytes = self.messages - before[0], self.bytes - before[1]
+            self.messages, self.bytes = before
+
+    def repeat(self, part: Traffic) -> None:
+        """Count once more the messages that were counted apart."""
+        self.messages += part.messages
+        self.bytes += part.bytes
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call and add the time it took."""
@@ -90,6 +110,12 @@ class Metered(Wrapper):
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         """Start what takes time later on, too."""
         return _MeteredRequest(self.called(what, call, *args), self.traffic)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
+        """Hand a round over as a whole: to some it is one operation."""
+        for array, _ in sends:
+            self.traffic.count(array.nbytes)
+        return self.started("exchange", self.inner._exchange, sends, receives, tag)
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Count what a group says, too."""

@@ -6,15 +6,17 @@ wait for each other crosswise. Events before and after put them in order with th
 and the host waits for nothing; so they can be captured in a CUDA graph, too.
 
 Everything else is left to the communicator of the host, staged where the arrays are a device's.
-That includes messages from rank to rank: NCCL has neither tags nor lengths to compare, and its send
-holds the stream until the other side receives, so that ranks which start their messages in
-different orders, as the contract allows, would wait for ever.
+That includes single messages from rank to rank: NCCL has neither tags nor lengths to compare, and
+its send holds the stream until the other side receives, so that ranks which start their messages in
+different orders, as the contract allows, would wait for ever. A round of messages that all ranks
+start together (`exchange`) is one group of NCCL's calls.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +24,8 @@ import numpy as np
 
 from pydtnn.comm.agree import agree
 from pydtnn.comm.arrays import address, on_host
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator, Completed, Message, Request
+from pydtnn.comm.gpus import shared_gpu
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.device import Device, DeviceArray, Event
@@ -60,52 +63,55 @@ def create_nccl(host: Communicator, xp: Any = None) -> NcclCommunicator:
         On all ranks, where on any of them CuPy, NCCL or a GPU is missing, or where ranks share one.
     """
     problem: Exception | None = None
-    place = None
     try:
         xp = xp or _import_cupy()
-        place = host.hosts[host.rank], _choose_gpu(xp, host.local_rank)
+        _check_library(xp)
+        _choose_gpu(xp, host.local_rank)
     except (ImportError, RuntimeError, ValueError) as error:  # CuPy's own are RuntimeErrors
         problem = error
     agree(host, problem)
-    places = host.gather_object(place)
-    shared = next((p for rank, p in enumerate(places) if p in places[:rank]), None)
+    shared = shared_gpu(host, xp)
     if shared and not _may_share(xp):
         problem = ValueError(
-            f"nccl: ranks {', '.join(str(r) for r, p in enumerate(places) if p == shared)} share "
-            f"GPU {shared[1]}, and NCCL wants one for each; start as many ranks on a host as it "
-            "has GPUs, or use --comm mpi."
+            f"nccl: {shared}, and NCCL wants one for each; start as many ranks on a host as it has "
+            "GPUs, or use --comm mpi."
         )
     agree(host, problem)
-    return _join(Staged(host, xp), Device(xp).stream())
+    comm = NcclCommunicator(Staged(host, xp), Device(xp).stream())
+    comm.connect()
+    return comm
 
 
 def _import_cupy() -> Any:
     try:
         import cupy
-        import cupy.cuda.nccl  # a module of its own, which says whether there is the library
     except ImportError as error:
         raise ImportError(
             "nccl: CuPy cannot be imported; install it with `pip install 'pydtnn[cuda13]'`, or "
             "'pydtnn[cuda12]' for an older driver."
         ) from error
     if not cupy.cuda.is_available():
-        raise ValueError("nccl: CuPy finds no GPU that can be used here; use --comm mpi.")
-    if not cupy.cuda.nccl.available:
-        raise ImportError(
-            "nccl: the NCCL library cannot be loaded; install nvidia-nccl-cu13, or -cu12 for an "
-            "older driver."
-        )
+        raise ValueError("nccl: CuPy finds no GPU that can be used here; use --device cpu.")
     return cupy
 
 
-def _choose_gpu(xp: Any, local_rank: int) -> str:
-    """Take the GPU of this rank's number among those it sees; return its address on the bus.
+def _check_library(xp: Any) -> None:
+    """Refuse to go on where there is no NCCL."""
+    if not hasattr(xp.cuda, "nccl"):
+        import cupy.cuda.nccl  # noqa: F401  a module of its own, which nothing else imports
+    if not xp.cuda.nccl.available:
+        raise ImportError(
+            "nccl: the NCCL library cannot be loaded; install nvidia-nccl-cu13, or -cu12 for an "
+            "older driver, or use --comm mpi."
+        )
+
+
+def _choose_gpu(xp: Any, local_rank: int) -> None:
+    """Take the GPU of this rank's number among those it sees.
 
     Where a launcher shows each rank its own GPU alone, that is the only one, whatever the number.
     """
-    gpu = xp.cuda.Device(local_rank % xp.cuda.runtime.getDeviceCount())
-    gpu.use()
-    return str(gpu.pci_bus_id)
+    xp.cuda.Device(local_rank % xp.cuda.runtime.getDeviceCount()).use()
 
 
 def _may_share(xp: Any) -> bool:
@@ -113,39 +119,53 @@ def _may_share(xp: Any) -> bool:
     return wanted and xp.cuda.nccl.get_version() >= SHARING
 
 
-def _join(host: Staged, stream: Any) -> NcclCommunicator:
-    """Make the communicator of a group. Collective: its ranks call it."""
-    nccl = host.device.xp.cuda.nccl
-    unique = nccl.get_unique_id() if host.rank == 0 else None
-    unique = host.gather_object(unique)[0]
-    return NcclCommunicator(host, nccl.NcclCommunicator(host.size, unique, host.rank), stream)
-
-
 class NcclCommunicator(Wrapper):
     """A group of GPUs, one per rank.
+
+    NCCL's own communicator is made by `connect`, or with the first operation on device arrays: it
+    takes memory, and many a group only ever says what the host has to say.
 
     Parameters
     ----------
     inner : Staged
         The same ranks, through memory of the host.
-    group : cupy.cuda.nccl.NcclCommunicator
     stream : cupy.cuda.Stream
         On which NCCL works; that of the group this one was split off.
     """
 
     inner: Staged
 
-    def __init__(self, inner: Staged, group: Any, stream: Any) -> None:
+    def __init__(self, inner: Staged, stream: Any) -> None:
         super().__init__(inner)
         self.capturable = True
         self.device = inner.device
         self._nccl = inner.device.xp.cuda.nccl
-        self._group, self._stream = group, stream
+        self._stream = stream
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """Make NCCL's communicator, if it is not there. Collective: all ranks call it.
+
+        It lives as long as the process. NCCL's destructor is a collective call, and waits for all
+        CUDA graphs that know the communicator (``commDestroySync`` in its init.cc), while Python
+        lets go of objects in an order of its own: runs would hang at their end.
+        """
+        if self._group is None:
+            unique = self._nccl.get_unique_id() if self.rank == 0 else None
+            unique = self.gather_object(unique)[0]
+            self._group = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    @property
+    def version(self) -> str:
+        """NCCL's: "2.28.9"."""
+        number = self._nccl.get_version()
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def _split(self, color: int, key: int) -> Communicator:
         child = self.inner._split(color, key)
         assert isinstance(child, Staged)
-        return _join(child, self._stream)
+        return NcclCommunicator(child, self._stream)
 
     def _allreduce(self, array: Array, op: str) -> None:
         self._iallreduce(array, op).wait()
@@ -198,6 +218,21 @@ class NcclCommunicator(Wrapper):
 
         self._launch(even if _equal(counts) else self._together(uneven), array, out).wait()
 
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
+        arrays = [array for array, _ in (*sends, *receives)]
+        if any(map(on_host, arrays)):
+            return self.inner._exchange(sends, receives, tag)
+
+        def all_at_once(stream: int) -> None:
+            for array, to in sends:
+                if array.nbytes:
+                    self._group.send(address(array), array.nbytes, BYTES, to, stream)
+            for array, source in receives:
+                if array.nbytes:
+                    self._group.recv(address(array), array.nbytes, BYTES, source, stream)
+
+        return self._launch(self._together(all_at_once), *arrays)
+
     def _reduces(self, array: Array) -> bool:
         """Whether NCCL reduces arrays of this place and type."""
         return not on_host(array) and array.dtype.name in TYPES
@@ -216,6 +251,7 @@ class NcclCommunicator(Wrapper):
 
     def _launch(self, call: Callable[[int], None], *arrays: Array) -> Request:
         """Enqueue an operation of NCCL behind what the current stream has been given so far."""
+        self.connect()
         if not any(array.nbytes for array in arrays):
             return Completed()  # on all ranks: what is empty on each of them is empty in sum
         self._stream.wait_event(self.device.mark(self.device.current))

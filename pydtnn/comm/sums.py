@@ -37,9 +37,16 @@ class Sums:
     shards : int or None
         Into how many shards a batch must be cut, whatever the number of ranks. None: into whatever
         suits, and the gradients of a rank's shards are added up by backward.
+    capturable : bool
+        Of the class: whether sums of device arrays are work of the device and the communicator
+        alone, the same in every step, so that they may be captured in a CUDA graph.
+    keeps_gradients : bool
+        Of the class: whether what is left of one step's gradients is added to the next one's.
     """
 
     shards: int | None = None
+    capturable = True
+    keeps_gradients = False
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm

@@ -13,6 +13,8 @@ from pydtnn.comm.communicator import Communicator, Request
 class Wrapper(Communicator):
     """Hand every call over to another communicator, through three methods to override.
 
+    Of `exchange`, each message by itself.
+
     Parameters
     ----------
     inner : Communicator

@@ -228,6 +228,36 @@ class CommunicatorContract:
         for request in requests:
             request.wait()
 
+    def test_a_round_of_messages_is_exchanged_by_all_at_once(self, comm):
+        """Two rounds under way, of two messages each to every other rank; some are empty."""
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        rounds = []
+        for number in range(2):
+            lengths = [0, 1013 + number]
+            sends = [(whole(comm.rank + n, n), rank) for rank in others for n in lengths]
+            receives = [(np.empty(n), rank) for rank in others for n in lengths]
+            rounds.append((receives, comm.exchange(sends, receives, tag=number)))
+        for receives, request in reversed(rounds):
+            request.wait()
+            assert request.test()
+            for array, rank in receives:
+                np.testing.assert_array_equal(array, whole(rank + array.size, array.size))
+
+    def test_ranks_may_have_nothing_to_say_in_a_round(self, comm):
+        last = comm.size - 1
+        x = whole(comm.rank, 7)
+        sends = [(x, last)] if comm.rank == 0 < last else []
+        receives = [(x, 0)] if comm.rank == last > 0 else []
+        comm.exchange(sends, receives).wait()
+        np.testing.assert_array_equal(x, whole(0 if comm.rank == last else comm.rank, 7))
+        comm.barrier()  # a sender must not leave before its device has sent
+
+    def test_exchanging_with_oneself_or_nobody_is_refused(self, comm):
+        with pytest.raises(ValueError, match="cannot exchange with itself"):
+            comm.exchange([(np.ones(1), comm.rank)], [])
+        with pytest.raises(ValueError, match=f"rank {comm.size} is not in a group"):
+            comm.exchange([], [(np.ones(1), comm.size)])
+
     # -- groups -----------------------------------------------------------------------------------
 
     def test_split_makes_a_group_of_each_color(self, comm):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator, Request
 from pydtnn.comm.arrays import overlap
+from pydtnn.comm.communicator import Message
 from pydtnn.comm.wrapper import Wrapper
 
 
@@ -66,6 +67,46 @@ class OnDevice(Wrapper):
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
         copy = self.xp.asarray(array)
         return _Fetching(self.inner.irecv(copy, source, tag), lambda: _fetch(copy, array))
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
+        copies = [self.xp.asarray(array) for array, _ in receives]
+        request = self.inner.exchange(
+            [(self.xp.asarray(array), to) for array, to in sends],
+            [(copy, source) for copy, (_, source) in zip(copies, receives, strict=True)],
+            tag,
+        )
+
+        def fetch() -> None:
+            for copy, (array, _) in zip(copies, receives, strict=True):
+                _fetch(copy, array)
+
+        return _Fetching(request, fetch)
+
+
+class Aware(Wrapper):
+    """Stands for an MPI that takes arrays of the simulated device.
+
+    It knows no streams: it reads and writes their memory, as it is when it is called.
+    """
+
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        return call(*(getattr(arg, "memory", arg) for arg in args))
+
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        return _Keeping(self.called(what, call, *args), args)
+
+
+class _Keeping(Request):
+    """A request that keeps its arrays alive, as those of mpi4py do."""
+
+    def __init__(self, inner: Request, arrays: object) -> None:
+        self.inner, self.arrays = inner, arrays
+
+    def wait(self) -> None:
+        self.inner.wait()
+
+    def test(self) -> bool:
+        return self.inner.test()
 
 
 class _Fetching(Request):

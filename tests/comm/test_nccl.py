@@ -1,6 +1,8 @@
 """NCCL: the contract on a fake device, who takes which GPU, and on GPUs where there are any."""
 
+import gc
 import importlib.util
+import weakref
 
 import numpy as np
 import pytest
@@ -11,12 +13,12 @@ from pydtnn.errors import AgreedError
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.comm.on_device import OnDevice
-from tests.fake_cuda import Fabric, FakeCupy
+from tests.simulated import Fabric, SimulatedCupy
 
 
 def connected(comm, gpus=8, seed=0):
     """The communicator of fake GPUs that meet in one fabric, and the rank's module of arrays."""
-    xp = FakeCupy(shared(comm, Fabric(gpus)), seed=seed + comm.rank)
+    xp = SimulatedCupy(shared(comm, Fabric(gpus)), seed=seed + comm.rank)
     return create_nccl(comm, xp), xp
 
 
@@ -45,13 +47,13 @@ class TestNccl(CommunicatorContract):
 def test_the_callers_stream_comes_before_and_after(comm, seed):
     comm, xp = connected(comm, seed=100 * seed)
     x, out = xp.asarray(np.zeros(9)), xp.asarray(np.zeros(3))
-    x.change(lambda old: old + comm.rank)
+    x += comm.rank
     requests = [comm.iallreduce(x[:3]), comm.iallreduce(x[3:6])]
     mine = [0, 2, 1][comm.rank]
     comm.reduce_scatter(x[6:], [0, 2, 1], out[:mine])
     for request in reversed(requests):
         request.wait()
-    x.change(lambda old: old + 1)
+    x += 1
     np.testing.assert_array_equal(x.get(), [4.0] * 6 + [comm.rank + 1.0] * 3)
     assert out.get().tolist() == [3.0] * mine + [0.0] * (3 - mine)
 
@@ -61,9 +63,10 @@ def test_the_host_does_not_wait_and_a_capture_is_not_asked(comm):
     comm, xp = connected(comm)
     x = xp.asarray(np.ones(4))
     request = comm.iallreduce(x)
-    xp.current.capturing = True
-    assert not any(request.test() for _ in range(100))
-    xp.current.capturing = False
+    with xp.cuda.Stream() as stream:
+        stream.begin_capture()
+        assert not any(request.test() for _ in range(100))
+        stream.end_capture()
     request.wait()
     comm.broadcast(x)
     comm.allgather(x[2 * comm.rank : 2 * comm.rank + 2], [2, 2], x)
@@ -80,6 +83,7 @@ def test_a_request_keeps_its_array_alive(comm, seed):
     request = comm.iallreduce(x)
     if comm.rank == 0:
         del x  # its memory would be used again by what the stream is given next
+        xp.zeros(1000)
         request.wait()
         xp.current.synchronize()
     else:
@@ -105,6 +109,32 @@ def test_groups_share_the_stream_and_can_be_captured(comm):
     assert isinstance(group, NcclCommunicator)
     assert group._stream is comm._stream
     assert group.capturable
+
+
+@pytest.mark.threads(2)
+def test_a_group_connects_when_it_is_needed_and_is_never_taken_down(comm):
+    comm, xp = connected(comm)
+    made = comm._group
+    assert made is not None  # whoever cannot is to hear of it at the start
+    group = comm.split(0)
+    group.allreduce(np.ones(3))
+    assert group._group is None
+    group.allreduce(xp.ones(3))
+    watched = weakref.ref(group._group)
+    del group
+    gc.collect()
+    # NCCL would wait there for all ranks, and for graphs that Python may let go of later.
+    assert watched() is not None
+
+
+@pytest.mark.threads(2)
+def test_a_rank_without_messages_connects_with_the_others(comm):
+    group = connected(comm)[0].split(0)
+    x = group.device.xp.ones(3)
+    group.exchange([(x, 1)] if comm.rank == 0 else [], [(x, 0)] if comm.rank else []).wait()
+    third = comm.split(0)
+    assert group._group is not None
+    third.barrier()
 
 
 def test_ranks_that_share_a_gpu_are_refused_on_all_ranks():

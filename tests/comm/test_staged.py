@@ -7,13 +7,13 @@ from pydtnn.comm import create_communicator
 from pydtnn.comm.staged import Handed, Staged
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
-from tests.comm.on_device import OnDevice
-from tests.fake_cuda import Fabric, FakeCupy
+from tests.comm.on_device import Aware, OnDevice
+from tests.simulated import Fabric, SimulatedCupy
 
 
 def staged(comm):
     """Stage the arrays of a fake device, whose streams take turns in another order on each rank."""
-    xp = FakeCupy(Fabric(), seed=comm.rank)
+    xp = SimulatedCupy(Fabric(), seed=comm.rank)
     return OnDevice(Staged(comm, xp), xp)
 
 
@@ -45,13 +45,29 @@ class TestStagedGpuMpi(CommunicatorContract):
     pass
 
 
-@pytest.mark.threads(1, 3, through=lambda comm: Staged(comm, FakeCupy(Fabric())))
+def handed(comm):
+    """Hand the arrays of a simulated device to a communicator that takes them."""
+    xp = SimulatedCupy(Fabric(), seed=comm.rank)
+    return OnDevice(Handed(Aware(comm), xp), xp)
+
+
+@pytest.mark.threads(1, 2, 3, 4, through=handed)
+class TestHandedThreads(CommunicatorContract):
+    pass
+
+
+@pytest.mark.mpi(1, 2, 3, through=handed)
+class TestHandedMpi(CommunicatorContract):
+    pass
+
+
+@pytest.mark.threads(1, 3, through=lambda comm: Staged(comm, SimulatedCupy(Fabric())))
 class TestHostArrays(CommunicatorContract):
     pass
 
 
 def with_device(comm, seed=0):
-    xp = FakeCupy(Fabric(), seed=seed + comm.rank)
+    xp = SimulatedCupy(Fabric(), seed=seed + comm.rank)
     return Staged(comm, xp), xp
 
 
@@ -61,10 +77,10 @@ def test_kernels_before_and_after_see_what_they_should(comm, seed):
     comm, xp = with_device(comm, 100 * seed)
     x = xp.asarray(np.zeros(100))
     for _ in range(3):
-        x.change(lambda old: old + comm.rank)
+        x += comm.rank
         request = comm.iallreduce(x)
         request.wait()
-        x.change(lambda old: old + 1)
+        x += 1
     expected = 0.0
     for _ in range(3):
         expected = 3 * expected + 0 + 1 + 2 + 1
@@ -123,7 +139,7 @@ def test_mistakes_with_device_arrays_are_refused(comm):
 
 
 def test_a_group_that_was_split_off_is_staged_too():
-    xp = FakeCupy(Fabric())
+    xp = SimulatedCupy(Fabric())
     comm = Staged(create_communicator("serial"), xp)
     group = comm.split(0)
     x = xp.asarray(np.arange(3.0))
@@ -131,31 +147,18 @@ def test_a_group_that_was_split_off_is_staged_too():
     np.testing.assert_array_equal(x.get(), [0, 1, 2])
 
 
-class Aware(Staged):
-    """Stands for an MPI that takes device arrays: it reads them when it is called, as they are."""
-
-    def _iallreduce(self, array, op):
-        host = array.memory.copy()
-        self.inner.allreduce(host, op)
-        array.memory[...] = host
-        return super()._iallreduce(np.zeros(1), "sum")
-
-    def _allreduce(self, array, op):
-        self._iallreduce(array, op)
-
-
 @pytest.mark.threads(2)
 def test_arrays_are_handed_over_once_the_device_has_written_them(comm):
-    xp = FakeCupy(Fabric(), seed=comm.rank)
-    handed = Handed(Aware(comm, xp), xp)
+    xp = SimulatedCupy(Fabric(), seed=comm.rank)
+    handed = Handed(Aware(comm), xp)
     x = xp.asarray(np.full(4, comm.rank + 1.0))
-    x.change(lambda old: 10 * old)
+    x *= 10
     handed.allreduce(x)
     assert (x.get() == 30).all()
 
 
 def test_only_work_of_the_device_can_be_captured():
-    xp = FakeCupy(Fabric())
+    xp = SimulatedCupy(Fabric())
     serial = create_communicator("serial")
     assert serial.capturable
     assert not Staged(serial, xp).capturable

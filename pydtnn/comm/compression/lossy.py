@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.arrays import fill, on_host, to_host
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.compression.steps import Steps
 from pydtnn.comm.sums import Sums
 from pydtnn.parameters import Bucket
 
@@ -17,6 +20,9 @@ STEPS = "compression_steps"
 
 class LossySums(Sums):
     """Sums of what is left of gradients when they have been sent.
+
+    They are computed on the host: the gradients of a device are brought there, for which the host
+    waits, and the sum is brought back.
 
     Parameters
     ----------
@@ -30,6 +36,9 @@ class LossySums(Sums):
         How often each bucket has been sent, by its index.
     """
 
+    capturable = False
+    keeps_gradients = True
+
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm)
         self.group = comm
@@ -39,6 +48,19 @@ class LossySums(Sums):
         """Start at step 0. Collective: all ranks call it."""
         self.group = self.comm.split(0)
         self.steps = {bucket.index: 0 for bucket in buckets}
+
+    def start(self, bucket: Bucket) -> Request:
+        """Start to replace a bucket's gradients by their sum over all ranks."""
+        return self.send(bucket) if on_host(bucket.grads) else Steps(self._by_way_of_host(bucket))
+
+    def _by_way_of_host(self, bucket: Bucket) -> Iterator[Request]:
+        mirror = replace(bucket, grads=to_host(bucket.grads))
+        yield self.send(mirror)
+        fill(bucket.grads, mirror.grads)
+
+    @abstractmethod
+    def send(self, bucket: Bucket) -> Request:
+        """Do as `start` says with a bucket whose gradients are on the host."""
 
     @abstractmethod
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:

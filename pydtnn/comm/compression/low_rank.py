@@ -191,7 +191,7 @@ class PowerSGD(LossySums):
                 yield f"error/{matrix.entry.name}", matrix.error
                 yield f"q/{matrix.entry.name}", matrix.q
 
-    def start(self, bucket: Bucket) -> Request:
+    def send(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""
         if bucket.index in self._last:  # with delayed gradients; its `q` is the first guess now
             self._last[bucket.index].wait()

@@ -56,7 +56,7 @@ class CompressedSums(LossySums):
         for kept in self._kept.values():
             yield from kept.errors()
 
-    def start(self, bucket: Bucket) -> Request:
+    def send(self, bucket: Bucket) -> Request:
         """Compress a bucket's gradients and start to replace them by the sum over all ranks."""
         kept = self._kept[bucket.index]
         if not kept.x.size:

@@ -69,18 +69,13 @@ def swap(
     Collective: all ranks call it. A bucket's values may be changed once it is yielded.
     """
     received = [[np.empty_like(bucket.values) for _ in hops] for bucket in buckets]
+    sources, targets = ([(comm.rank + sign * hop) % comm.size for hop in hops] for sign in (-1, 1))
     requests = [
-        [
-            request
-            for hop, array in zip(hops, arrays, strict=True)
-            for request in (
-                comm.irecv(array, (comm.rank - hop) % comm.size),
-                comm.isend(bucket.values, (comm.rank + hop) % comm.size),
-            )
-        ]
+        comm.exchange(
+            [(bucket.values, to) for to in targets], list(zip(arrays, sources, strict=True))
+        )
         for bucket, arrays in zip(buckets, received, strict=True)
     ]
-    for bucket, arrays, under_way in zip(buckets, received, requests, strict=True):
-        for request in under_way:
-            request.wait()
+    for bucket, arrays, request in zip(buckets, received, requests, strict=True):
+        request.wait()
         yield bucket, arrays

@@ -28,6 +28,7 @@ class Hierarchical(AllReduce):
     """
 
     sums_gradients = exact = False  # gradients meet on the hosts first
+    static = True
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         if not self.buckets:  # training may be started more than once

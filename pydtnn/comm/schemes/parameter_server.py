@@ -31,6 +31,8 @@ class ParameterServer(Partition):
     sequential consistency of section 3.4.
     """
 
+    static = True
+
     def divide(self, bucket: Bucket, whole: bool) -> list[int]:
         """Give the bucket to the rank that serves least so far."""
         counts = [0] * self.comm.size
@@ -48,21 +50,19 @@ class ParameterServer(Partition):
             for bucket in buckets
             if self.servers[bucket.index] == self.comm.rank
         }
-        self.requests: dict[int, list[Request]] = {}
+        self.requests: dict[int, Request] = {}
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Push the bucket's gradients to its server."""
-        if bucket.index in self.pushed:
-            pushed = self.pushed[bucket.index].items()
-            self.requests[bucket.index] = [self.comm.irecv(a, rank, PUSH) for rank, a in pushed]
-        else:
-            server = self.servers[bucket.index]
-            self.requests[bucket.index] = [self.comm.isend(bucket.grads, server, PUSH)]
+        pushed = self.pushed.get(bucket.index)  # None where another rank is the server
+        sends = [(bucket.grads, self.servers[bucket.index])] if pushed is None else []
+        receives = [(array, rank) for rank, array in (pushed or {}).items()]
+        self.requests[bucket.index] = self.comm.exchange(sends, receives, PUSH)
 
     def progress(self) -> None:
         """Poke the oldest messages."""
-        for requests in self.requests.values():
-            if not all([request.test() for request in requests]):
+        for request in self.requests.values():
+            if not request.test():
                 return
 
     def update(self, optimizer: Optimizer) -> None:
@@ -73,25 +73,21 @@ class ParameterServer(Partition):
 
     def add(self, bucket: Bucket) -> None:
         """Wait for what was pushed and add it to the server's own gradients."""
-        for request in self.requests.pop(bucket.index):
-            request.wait()
+        self.requests.pop(bucket.index).wait()
         for array in self.pushed.get(bucket.index, {}).values():
             bucket.grads[...] += array
 
     def pull(self, bucket: Bucket) -> None:
         """Start to bring the bucket's parameters from its server."""
-        if bucket.index in self.pushed:
-            others = self.pushed[bucket.index]
-            self.requests[bucket.index] = [self.comm.isend(bucket.values, r, PULL) for r in others]
-        else:
-            server = self.servers[bucket.index]
-            self.requests[bucket.index] = [self.comm.irecv(bucket.values, server, PULL)]
+        pushed = self.pushed.get(bucket.index)
+        sends = [(bucket.values, rank) for rank in pushed or {}]
+        receives = [(bucket.values, self.servers[bucket.index])] if pushed is None else []
+        self.requests[bucket.index] = self.comm.exchange(sends, receives, PULL)
 
     def complete(self) -> None:
         """Wait for all messages under way."""
-        for requests in self.requests.values():
-            for request in requests:
-                request.wait()
+        for request in self.requests.values():
+            request.wait()
         self.requests.clear()
 
     def abandon(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.sums import Sums
+from pydtnn.kernels.reference.family import Number
 from pydtnn.parameters import ALIGNMENT, Bucket
 
 
@@ -70,11 +71,12 @@ class Partition(GradientExchange):
         self.comm.allgather(part, self.counts[bucket.index], whole)
         return whole
 
-    def total(self, value: float) -> float:
+    def total(self, value: Number) -> Number:
         """Add up the ranks' numbers."""
-        array = np.array([value])
+        is_plain = isinstance(value, float | int)
+        array = np.array([value]) if is_plain else value.reshape(1).copy()
         self.comm.allreduce(array)
-        return float(array[0])
+        return float(array[0]) if is_plain else array.reshape(())
 
 
 def level(loads: np.ndarray, places: np.ndarray) -> list[int]:

@@ -26,7 +26,7 @@ class ShardedOptimizer(Partition):
     2020, section 5.1 (P_os).
     """
 
-    equal = sums_gradients = exact = True
+    equal = sums_gradients = exact = static = True
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.reduce)

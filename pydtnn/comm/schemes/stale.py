@@ -51,7 +51,7 @@ class StaleGradients(GradientExchange):
     that a bounded delay converges.
     """
 
-    equal = sums_gradients = True
+    equal = sums_gradients = keeps_gradients = True
     delay: int = option(1, at_least=0)
     steps: Sequence[dict[int, Late]] = ()
 

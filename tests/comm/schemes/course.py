@@ -11,6 +11,7 @@ from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.comm.schemes import SCHEMES
 from pydtnn.data import ArrayDataset, Batch, Loader
+from pydtnn.kernels import Backend
 from pydtnn.layers import LayerNorm, Linear, Net, Sequential, Sigmoid, StepContext
 from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
@@ -62,12 +63,13 @@ def trainer_of(
     *,
     net: Net | None = None,
     bucket_bytes: int = 300,
+    backend: Backend | str = "numpy",
     **options: Any,
 ) -> Trainer:
     model = Model(
         net or small_net(),
         (FEATURES,),
-        backend="numpy",
+        backend=backend,
         dtype="float64",
         bucket_bytes=bucket_bytes,
         seed=exchange.comm.rank,  # ranks differ unless the scheme makes them equal

@@ -1,0 +1,217 @@
+"""Schemes on arrays of a device: the bytes of training on the host, whatever carries them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial
+from pydtnn.comm.compression import create_sums
+from pydtnn.comm.exact import ExactSums
+from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.comm.schemes import SCHEMES, create_scheme
+from pydtnn.comm.schemes.sharded import ShardedOptimizer
+from pydtnn.device import Device
+from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
+from pydtnn.kernels.cuda.memory import DeviceMemory
+from pydtnn.layers import BatchNorm, Linear, ReLU, Sequential
+from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.trainer import Trainer
+from tests.comm.devices import TRANSPORTS, device_of, reference_on
+from tests.comm.schemes.course import CASES, RULES, Weights, fit, trainer_of
+
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+over_mpi = pytest.mark.parametrize("transport", ["staged", "handed"])
+
+
+def label(value: str | dict[str, Any]) -> str:
+    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "default"
+
+
+every_scheme = pytest.mark.parametrize(("name", "options"), CASES, ids=label)
+
+
+def momentum() -> Optimizer:
+    return SGD(0.1, momentum=0.9, weight_decay=0.01)
+
+
+def on_device(
+    comm: Communicator, transport: str, scheme: Any, rule: Any = momentum, **options: Any
+) -> Trainer:
+    """Make a trainer whose arrays are a device's."""
+    xp = device_of(comm)
+    exchange = scheme(TRANSPORTS[transport](comm, xp))
+    trainer = trainer_of(exchange, rule(), backend=reference_on(xp), **options)
+    assert all(isinstance(bucket.grads, xp.ndarray) for bucket in trainer.model.buckets)
+    return trainer
+
+
+def assert_same(ours: Weights, expected: Weights) -> None:
+    assert {name: value.tobytes() for name, value in ours.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+def check(comm: Communicator, transport: str, scheme: Any, rule: Any = momentum) -> None:
+    """Train on the device and on the host, with an evaluation, and compare."""
+    ours = on_device(comm, transport, scheme, rule)
+    expected = trainer_of(scheme(comm), rule())
+    assert_same(fit(ours, 1), fit(expected, 1))
+    assert ours.history == expected.history
+    comm.barrier()  # nobody's device leaves before the others have heard of it
+
+
+@pytest.mark.threads(3)
+@every_transport
+@every_scheme
+def test_a_scheme_trains_to_the_bytes_of_the_host(
+    comm: Communicator, transport: str, name: str, options: dict[str, Any]
+) -> None:
+    check(comm, transport, lambda comm: create_scheme(name, comm, **options))
+
+
+@pytest.mark.mpi(2)
+@over_mpi
+@every_scheme
+def test_a_scheme_trains_to_the_bytes_of_the_host_over_mpi(
+    comm: Communicator, transport: str, name: str, options: dict[str, Any]
+) -> None:
+    check(comm, transport, lambda comm: create_scheme(name, comm, **options))
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_trains_with_a_sharded_state(comm: Communicator, rule: str) -> None:
+    check(comm, "nccl", ShardedOptimizer, RULES[rule])
+
+
+@pytest.mark.threads(1, 2)
+@pytest.mark.parametrize("transport", ["nccl", "staged"])
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize("name", ["float16", "top_k", "power_sgd"])
+def test_compressors_work_on_the_gradients_of_a_device(
+    comm: Communicator, transport: str, scheme: type[GradientExchange], name: str
+) -> None:
+    """Summed on the way, gathered, and in two rounds."""
+    check(comm, transport, partial(scheme, sums=create_sums(name)))
+
+
+@pytest.mark.threads(1, 2, 3)
+@every_transport
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize("sync", [False, True])
+def test_exact_training_gives_the_bytes_of_one_rank_on_the_host(
+    comm: Communicator, transport: str, scheme: type[GradientExchange], sync: bool
+) -> None:
+    """With batch norm, by shards or over the whole batch."""
+
+    def net() -> Sequential:
+        return Sequential(Linear(7), BatchNorm(), ReLU(), Linear(3))
+
+    exact = partial(scheme, sums=partial(ExactSums, shards=5))
+    ours = on_device(comm, transport, exact, net=net(), sync_batch_norm=sync)
+    alone = trainer_of(exact(Serial()), momentum(), net=net(), sync_batch_norm=sync)
+    assert_same(fit(ours, 1), fit(alone, 1))
+    assert ours.history == alone.history
+    comm.barrier()
+
+
+@pytest.mark.threads(2)
+@every_transport
+def test_batch_norm_over_all_ranks_is_that_of_the_host(comm: Communicator, transport: str) -> None:
+    def net() -> Sequential:
+        return Sequential(Linear(7), BatchNorm(), ReLU(), Linear(3))
+
+    ours = on_device(comm, transport, AllReduce, net=net(), sync_batch_norm=True)
+    expected = trainer_of(AllReduce(comm), momentum(), net=net(), sync_batch_norm=True)
+    assert_same(fit(ours, 1), fit(expected, 1))
+    comm.barrier()
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("name", ["elastic", "stale", "local_sgd", "sharded"])
+def test_state_is_on_the_host_and_goes_back_to_a_device(comm: Communicator, name: str) -> None:
+    trainer = on_device(comm, "nccl", partial(create_scheme, name))
+    fit(trainer, 1)
+    state = trainer.exchange.state()
+    arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+    assert len(arrays) == sum(not isinstance(value, int | float) for value in state.values())
+    other = on_device(comm, "staged", partial(create_scheme, name))
+    other.exchange.start(other.model.buckets)
+    other.exchange.load(state)
+    again = other.exchange.state()
+    assert {key: again[key].tobytes() for key in arrays} == {
+        key: value.tobytes() for key, value in arrays.items()
+    }
+    comm.barrier()
+
+
+class Steps:
+    """Training steps without a model: gradients that depend on the parameters and the rank."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.exchange, self.optimizer = trainer.exchange, trainer.optimizer
+        self.buckets = trainer.model.buckets
+        self.exchange.start(self.buckets)
+
+    def __call__(self) -> None:
+        sums, rank = self.exchange.sums, self.exchange.comm.rank
+        sums.begin(8)
+        for bucket in self.buckets:
+            bucket.grads[...] = bucket.values * (0.1 * rank + 0.1)
+            if sums.shards is not None:
+                sums.push(rank, bucket, bucket.grads)
+            self.exchange.bucket_ready(bucket)
+            self.exchange.progress()
+        self.exchange.update(self.optimizer)
+
+    def values(self) -> list[bytes]:
+        return [bucket.values.get().tobytes() for bucket in self.buckets]
+
+
+STATIC = [name for name in SCHEMES if SCHEMES[name].static]  # type: ignore[attr-defined]
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", STATIC)
+def test_a_captured_step_says_the_same_as_steps_that_are_not(
+    comm: Communicator, name: str, exact: bool
+) -> None:
+    if exact and not SCHEMES[name].exact:  # type: ignore[attr-defined]
+        pytest.skip(f"{name} is not exact")
+    sums = {"sums": partial(ExactSums, shards=comm.size)} if exact else {}
+    trainers = [
+        on_device(comm, "nccl", lambda comm: create_scheme(name, comm, **sums), lambda: SGD(0.1))
+        for _ in range(2)
+    ]
+    eager, captured = map(Steps, trainers)
+    assert captured.exchange.why_not_captured() == ""
+    xp = trainers[1].model.backend.xp
+    graphs = Graphs(Device(xp), memory=DeviceMemory(xp).apart)
+    for _ in range(WARM_UP + 3):
+        eager()
+        with xp.watched() as seen:
+            graphs.run("step", captured)
+        assert not seen.waits + seen.uploads
+    assert graphs.why_not == ""
+    assert captured.values() == eager.values()
+    comm.barrier()
+
+
+@pytest.mark.threads(2)
+def test_what_cannot_be_captured_is_told(comm: Communicator) -> None:
+    xp = device_of(comm)
+    nccl, staged = (TRANSPORTS[name](comm, xp) for name in ("nccl", "staged"))
+    for exchange, words in (
+        (create_scheme("gossip", nccl), "the steps of Gossip are not all alike"),
+        (AllReduce(nccl, sums=create_sums("sign")), "CompressedSums works on the host"),
+        (AllReduce(staged), "messages go by way of MPI"),
+        (type("Mine", (AllReduce,), {})(nccl), "the steps of Mine are not all alike"),
+        (AllReduce(nccl), ""),
+    ):
+        assert exchange.why_not_captured().startswith(words)
+        assert bool(words) == bool(exchange.why_not_captured())

@@ -1,4 +1,4 @@
-# make demo | test | parity | lint | bench: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | test | parity | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 DEMO_FLAGS ?= --epochs 6
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+GPU_FLAGS ?=
 
 export CC  # the compiler that is looked for below is the one that builds
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -29,7 +30,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test parity lint bench setup clean
+.PHONY: demo test parity lint bench gpu-check setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -51,6 +52,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(RUN) benchmarks/step_time.py $(BENCH_FLAGS)
+
+# In an environment of its own, build/gpu, which sees PyTorch and CuPy of $(PYTHON).
+gpu-check:
+	$(PYTHON) benchmarks/gpu_check.py --out gpu-check $(GPU_FLAGS)
 
 setup: $(READY)
 

@@ -5,11 +5,38 @@ So Python's time to launch a kernel is not counted, as it is not in a step that 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 Call = Callable[[], object]
 WARM_UP = 3
+
+
+class Replay(Protocol):
+    """A call that is timed; `captured` says whether without its launches."""
+
+    captured: bool
+
+    def seconds(self) -> float:
+        """Time one call, as the mean of a replay."""
+
+
+class OnHost:
+    """A call that computes on the host: a way to try the scripts out."""
+
+    captured = True
+
+    def __init__(self, call: Call, repeat: int) -> None:
+        self.call, self.repeat = call, repeat
+        call()
+
+    def seconds(self) -> float:
+        """Time one call."""
+        start = time.perf_counter()
+        for _ in range(self.repeat):
+            self.call()
+        return (time.perf_counter() - start) / self.repeat
 
 
 class OursReplay:
@@ -19,25 +46,29 @@ class OursReplay:
     """
 
     def __init__(self, backend: Any, call: Call, repeat: int) -> None:
-        self.cuda, self.stream = backend.xp.cuda, backend.stream
+        self.cuda, self.stream, self.apart = backend.xp.cuda, backend.stream, backend.memory.apart
         self.call, self.repeat = call, repeat
-        for _ in range(WARM_UP):
-            call()
-        self.stream.synchronize()
+        backend.synchronize()  # operands were made on another stream
+        with self.apart(), self.stream:
+            for _ in range(WARM_UP):
+                call()
+            self.stream.synchronize()
+            self.captured = self.capture()
         self.events = self.cuda.Event(), self.cuda.Event()
+
+    def capture(self) -> bool:
+        """Capture the calls, if that can be done."""
+        broken = False
         self.stream.begin_capture()
         try:
             self.launch_all()
         except Exception:  # whatever breaks a capture: reading a value back, a library that cannot
-            self.captured = False
-        else:
-            self.captured = True
+            broken = True
         try:
             self.graph = self.stream.end_capture()
         except RuntimeError:
-            self.captured = False
-        if self.captured:
-            self.graph.upload(self.stream)
+            broken = True
+        return not broken
 
     def launch_all(self) -> None:
         """Launch the call as often as asked."""
@@ -47,18 +78,21 @@ class OursReplay:
     def seconds(self) -> float:
         """Time one call, as the mean of a replay."""
         start, end = self.events
-        self.stream.record(start)
-        if self.captured:
-            self.graph.launch(self.stream)
-        else:
-            self.launch_all()
-        self.stream.record(end)
+        with self.apart(), self.stream:
+            start.record(self.stream)
+            if self.captured:
+                self.graph.launch(self.stream)
+            else:
+                self.launch_all()
+            end.record(self.stream)
         end.synchronize()
-        return self.cuda.get_elapsed_time(start, end) / 1e3 / self.repeat
+        return float(self.cuda.get_elapsed_time(start, end)) / 1e3 / self.repeat
 
 
 class TheirsReplay:
     """The same of a call of PyTorch's."""
+
+    captured = True
 
     def __init__(self, call: Call, repeat: int) -> None:
         import torch
@@ -84,3 +118,14 @@ class TheirsReplay:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / self.repeat
+
+
+def ours(backend: Any, call: Call, repeat: int) -> Replay:
+    """Time a call of ours where its arrays are."""
+    on_gpu = backend.name == "cuda"
+    return OursReplay(backend, call, repeat) if on_gpu else OnHost(call, repeat)
+
+
+def theirs(backend: Any, call: Call, repeat: int) -> Replay:
+    """Time a call of PyTorch's where our arrays are."""
+    return TheirsReplay(call, repeat) if backend.name == "cuda" else OnHost(call, repeat)

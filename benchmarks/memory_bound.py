@@ -1,4 +1,7 @@
-"""Kernels that move data: each as a call and the bytes that it has to read and write, each once."""
+"""Kernels that move data: each as a call and the bytes that it has to read and write, each once.
+
+As in training, coefficients beside 16-bit arrays are float32.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend, PoolGeometry
 from pydtnn.kernels.deferred import Deferred, Term
+from pydtnn.kernels.dtypes import arithmetic
 
 SHAPES = {"warm": (64, 32, 32, 16), "cold": (1024, 32, 32, 64)}
 POOLS = {
@@ -33,13 +37,14 @@ class Arrays:
         self.dy, self.out = self.x[::-1].copy(), xp.zeros_like(self.x)
         self.state = [xp.zeros(prod(shape), dtype) for _ in range(2)]
         self.size = self.x.nbytes
+        self.coefficients = arithmetic(dtype)
 
 
 def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Batch norm in its four passes, group and layer norm."""
     norm, channels, n = backend.norm, a.shape[-1], a.size
     sums, two = a.xp.zeros(1 + 2 * channels), a.xp.zeros((2, channels))
-    one = a.xp.ones(channels, a.x.dtype)
+    one = a.xp.ones(channels, a.coefficients)
     yield "statistics", n, lambda: norm.statistics(a.x, out=sums)
     yield "normalize", 2 * n, lambda: norm.normalize(a.x, one, one, out=a.out)
     yield (
@@ -58,7 +63,7 @@ def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     ):
         x, dy, out = (array.reshape(view) for array in (a.x, a.dy, a.out))
         mean, inv_std = a.xp.zeros((2, len(x), groups))
-        weights = a.xp.ones((4, x.shape[2]), a.x.dtype)
+        weights = a.xp.ones((4, x.shape[2]), a.coefficients)
 
         def forward(x=x, out=out, mean=mean, inv_std=inv_std, w=weights, groups=groups):
             norm.group_forward(x, w[0], w[1], groups, 1e-5, out=out, mean=mean, inv_std=inv_std)
@@ -73,7 +78,7 @@ def norm_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
 def fused_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     """Deferred arrays: batch norm, with ReLU, with the sum of a residual block; and their gate."""
     fused, n, channels = backend.fused, a.size, a.shape[-1]
-    half, sums = a.xp.full(channels, 0.5, a.x.dtype), a.xp.zeros((3, channels))
+    half, sums = a.xp.full(channels, 0.5, a.coefficients), a.xp.zeros((3, channels))
     norm = Deferred(Term(a.x, half, half), shift=half, relu=True)
     block = Deferred(Term(a.x, half, half), Term(a.dy), shift=half, relu=True)
     yield "evaluate, 1 term", 2 * n, lambda: fused.evaluate(norm, out=a.out)
@@ -88,7 +93,7 @@ def pool_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     for name, pool_geometry in POOLS.items():
         g = replace(pool_geometry, channels=channels)
         small = (batch, *g.output, channels)
-        y, index = a.xp.zeros(small, a.x.dtype), a.xp.zeros(small, "int32")
+        y, index = a.xp.zeros(small, a.x.dtype), a.xp.zeros(small, "uint8")
         both = y.nbytes + index.nbytes
         yield (
             f"max {name}",
@@ -116,7 +121,7 @@ def pool_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
 
 
 def elementwise_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
-    """Activations, the sum of two arrays, softmax."""
+    """Activations, the sum of two arrays, softmax, conversion to another type and back."""
     kernels = backend.elementwise
     yield "add", 3 * a.size, lambda: kernels.add(a.x, a.dy, out=a.out)
     for name in ACTIVATIONS:
@@ -134,6 +139,17 @@ def elementwise_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     x, dy, out = (array.reshape(-1, 1024) for array in (a.x, a.dy, a.out))
     yield "softmax of 1024", 2 * a.size, lambda: kernels.softmax_forward(x, out=out)
     yield "softmax backward", 3 * a.size, lambda: kernels.softmax_backward(dy, x, out=out)
+    other = a.xp.zeros(a.shape, "bfloat16" if a.x.dtype == "float32" else "float32")
+    both = a.size + other.nbytes
+    yield f"convert to {other.dtype}", both, lambda: kernels.convert(a.x, out=other)
+    yield f"convert from {other.dtype}", both, lambda: kernels.convert(other, out=a.out)
+
+
+def bias_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
+    """The gradient of a bias: sums of columns."""
+    dy = a.dy.reshape(-1, 1024)
+    out = a.xp.zeros(1024, a.coefficients)
+    yield "gradient of 1024", a.size, lambda: backend.linear.backward_bias(dy, out=out)
 
 
 def loss_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
@@ -150,9 +166,11 @@ def loss_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
 
 
 def update_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
-    """The optimizers and the norm of the gradient."""
+    """The optimizers and what else is done to whole gradients; all of that in float32 or 64."""
+    if a.x.dtype != a.coefficients:
+        return
     update, w, g, (m, v) = backend.update, a.out.reshape(-1), a.dy.reshape(-1), a.state
-    n = a.size
+    n, one, go = a.size, a.xp.ones(1), a.xp.ones(1)
     yield (
         "sgd with momentum",
         5 * n,
@@ -167,6 +185,8 @@ def update_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
         ),
     )  # fmt: skip
     yield "squared_norm", n, lambda: update.squared_norm(g)
+    yield "scale", 2 * n, lambda: update.scale(g, 1.0)
+    yield "unscale", 2 * n, lambda: update.unscale(g, one, go)
 
 
 def random_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
@@ -179,6 +199,23 @@ def random_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
     )
 
 
+def image_cases(backend: Backend, a: Arrays) -> Iterator[Case]:
+    """Augmentation and normalisation of raw images, on devices that do it."""
+    if backend.images is None:
+        return
+    images, n = backend.images, a.size // (32 * 32 * 3 * a.x.itemsize)
+    x = a.xp.zeros((n, 32, 32, 3), "uint8")
+    words = a.xp.asarray(np.random.default_rng(0).integers(2**32, size=(n, 8), dtype="uint32"))
+    out = a.xp.zeros(x.shape, a.x.dtype)
+    fill, scale = np.zeros(3, "uint8"), np.ones(3)
+    changes = [("crop", 4), ("flip", 0)]
+    yield (
+        "crop, flip, normalise",
+        x.nbytes + words.nbytes + out.nbytes,
+        lambda: images.prepare(x, words, changes, fill, scale, scale, out=out),
+    )
+
+
 FAMILIES = {
     "norm": norm_cases,
     "fused": fused_cases,
@@ -187,4 +224,6 @@ FAMILIES = {
     "loss": loss_cases,
     "update": update_cases,
     "random": random_cases,
+    "bias": bias_cases,
+    "images": image_cases,
 }

@@ -24,10 +24,12 @@ class Report:
     ----------
     path : Path, optional
         Overwritten.
+    keep : bool
+        Append to it instead.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.file: TextIO | None = path.open("w") if path else None
+    def __init__(self, path: Path | None = None, *, keep: bool = False) -> None:
+        self.file: TextIO | None = path.open("a" if keep else "w") if path else None
         for line in describe():
             self.line(line)
 
@@ -43,6 +45,7 @@ def describe() -> list[str]:
     torch = importlib.metadata.version("torch") if WITH_TORCH else "absent"
     held = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     return [
+        *gpu_name(),
         f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"Python {platform.python_version()}, PyTorch {torch}, commit {commit()}",
         f"command: {''.join(f'{k}={v} ' for k, v in held.items())}python {' '.join(sys.argv)}",
@@ -53,8 +56,22 @@ VARIABLES = ("OPENBLAS_CORETYPE", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "PYDTNN_IS
 """What of the environment changes speed: a table says it."""
 
 
+def gpu_name() -> list[str]:
+    """Name the GPU and its driver, in tables of benchmarks that use one."""
+    if not Path(sys.argv[0]).name.startswith("gpu_"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ["no GPU"]
+    return done.stdout.strip().splitlines()
+
+
 def commit() -> str:
-    """Short name of the commit, with a plus if files differ from it."""
+    """Short name of the commit, with a plus if files differ from it; or what PYDTNN_COMMIT says."""
+    if name := os.environ.get("PYDTNN_COMMIT"):
+        return name
     command = ["git", "describe", "--always", "--dirty=+"]
     root = Path(__file__).parent
     try:

@@ -48,6 +48,8 @@ def distributions(tmp_path_factory):
     tree = folder / "tree"  # a copy, where nothing that an earlier build left behind can help
     shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
     # Optimisation takes most of the time of a build and is none of what is tested here.
+    (tree / "pydtnn" / "kernels" / "cuda" / "cubins").mkdir(exist_ok=True)
+    (tree / "pydtnn" / "kernels" / "cuda" / "cubins" / "old.cubin").touch()
     compiler = folder / "cc"
     default = os.environ.get("CC") or sysconfig.get_config_var("CC")
     compiler.write_text(f'#!/bin/sh\nexec {default} "$@" -O0\n')
@@ -78,13 +80,14 @@ def test_the_source_distribution_holds_every_source(distributions):
     sdist, _ = distributions
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    kinds = ("*.py", "*.pyx", "*.pxd", "*.c", "*.h")
+    kinds = ("*.py", "*.pyx", "*.pxd", "*.c", "*.h", "*.cu", "*.cuh")
     folders = [ROOT / "pydtnn", ROOT / "models"]
     sources = [path for folder in folders for kind in kinds for path in folder.rglob(kind)]
     missing = {str(path.relative_to(ROOT)) for path in sources} - packed
     assert sources
     assert not missing
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "pydtnn/py.typed"} <= packed
+    assert not [name for name in packed if name.endswith(".cubin")]
 
 
 def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
@@ -97,7 +100,18 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
     assert any(name.startswith("pydtnn/kernels/cpu/_") and name.endswith(".so") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"pydtnn"}
-    assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxd"))]
+    assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxd", ".cubin"))]
+
+
+def test_the_wheel_holds_the_cuda_sources_which_are_compiled_where_they_run(distributions):
+    _, wheel = distributions
+    folder = ROOT / "pydtnn" / "kernels" / "cuda" / "src"
+    sources = {str(path.relative_to(ROOT)) for path in folder.iterdir()}
+    assert any(name.endswith(".cu") for name in sources)
+    assert any(name.endswith(".cuh") for name in sources)
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("pydtnn/kernels/cuda/src")}
+    assert packed == sources
 
 
 def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):

@@ -1,0 +1,123 @@
+"""PyTorch's side of the benchmarks of a GPU, on the CPU: the same training, and nothing breaks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def siblings(monkeypatch):
+    """Benchmarks are programs: they import each other by their file's name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    torch.set_default_dtype(torch.float32)  # as in the benchmarks' own processes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("peer", ["eager", "compiled"])
+def test_the_peer_makes_steps(peer, dtype, monkeypatch):
+    from gpu_work import WORK, Theirs
+
+    asked_for = {}
+
+    def compile_nothing(function, **options):
+        asked_for.update(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)  # a minute, and CUDA graphs need a GPU
+    side, turns, said = Theirs(WORK["mlp-8"], dtype, "cpu", peer), [2, 1, 0], []
+    before = [p.detach().clone() for p in side.net.parameters()]
+
+    def ask(seconds):
+        said.append(seconds)
+        return turns.pop(0)
+
+    side.turns(ask)
+    assert said[0] is None
+    assert min(said[1:]) > 0
+    assert any((a != b).any() for a, b in zip(before, side.net.parameters(), strict=True))
+    assert asked_for == (
+        {"mode": "reduce-overhead", "dynamic": False} if peer == "compiled" else {}
+    )
+
+
+@pytest.mark.parametrize("augment", ["crop:4,flip", "none"])
+def test_pytorch_is_fed_the_same_images(augment):
+    from gpu_recipe import OnTorch
+
+    from pydtnn.data import Loader, create_augmentations, load_dataset
+
+    train, _ = load_dataset("synthetic")
+    train = train.subset(np.arange(50))
+    options = {"global_batch_size": 20, "augment": create_augmentations(augment), "seed": 3}
+    with Loader(train, **options) as ready, Loader(train, raw=True, **options) as raw:
+        pairs = list(zip(ready.epoch(1), OnTorch(raw, "cpu").epoch(1), strict=True))
+    assert len(pairs) == 3
+    for batch, (x, y) in pairs:
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        assert x.dtype == torch.float32
+        images = x.permute(0, 2, 3, 1).numpy()
+        np.testing.assert_allclose(images, batch.x, rtol=0, atol=1e-5)  # float32, rounded twice
+        np.testing.assert_array_equal(y.numpy(), batch.y)
+
+
+def test_both_sides_of_the_recipe_learn_the_same():
+    from gpu_recipe import Recipe, ours, theirs
+
+    losses = {"ours": [], "eager": []}
+    recipe = Recipe("synthetic", "mlp", "", 300, 2, "float32", "cpu")
+    found = ours(recipe, losses["ours"].append), theirs(recipe, losses["eager"].append, "eager")
+    mine, other = ([line["loss"] for line in side] for side in losses.values())
+    assert len(mine) == 2
+    np.testing.assert_allclose(mine, other, rtol=1e-3)  # six steps of float32
+    assert abs(found[0]["accuracy"] - found[1]["accuracy"]) < 0.01
+    assert all(set(side) == {"accuracy", "seconds", "first", "evaluation"} for side in found)
+
+
+def words(script: str, *options: str) -> list[str]:
+    """What the last line that a benchmark prints consists of."""
+    command = [sys.executable, str(FOLDER / script), "--device", "cpu", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_step_time_compares_both_sides(tmp_path):
+    numbers = tmp_path / "steps.json"
+    options = ("--peers", "eager", "--turns", "2", "--json", str(numbers))
+    model, batch, dtype, mine, other, ratio, *_ = words(
+        "gpu_step_time.py", "mlp-8:float32", *options
+    )
+    assert (model, batch, dtype) == ("mlp-8", "8", "float32")
+    found = json.loads(numbers.read_text())["mlp-8 float32"]
+    assert found["failed"] == {}
+    assert float(ratio) == pytest.approx(found["ratio"]["eager"], abs=0.01)
+    assert min(float(mine), float(other)) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_are_timed_beside_pytorch(dtype):
+    options = ("--families", "linear", "--only", "784", "--dtypes", dtype)
+    *_, direction, mine, _, other, _, ratio = words(
+        "gpu_kernels.py", *options, "--runs", "2", "--repeat", "1"
+    )
+    assert direction == "filter"
+    assert min(float(mine), float(other), float(ratio.removesuffix("x"))) > 0
+
+
+def test_the_training_of_both_sides_is_a_table(tmp_path):
+    numbers = tmp_path / "cifar.json"
+    small = ("--dataset", "synthetic", "--model", "mlp", "--samples", "200", "--epochs", "1")
+    words("gpu_cifar.py", *small, "--peers", "eager", "--json", str(numbers))
+    found = json.loads(numbers.read_text())
+    assert set(found["sides"]) == {"ours", "eager"}
+    assert found["failed"] == {}

@@ -44,7 +44,7 @@ def not_finite(trainer: Trainer, batch: Batch, context: StepContext, when: str) 
 
     if not np.isfinite(batch.x).all():
         found.append("the input")
-    model.forward(model.backend.asarray(batch.x), context, keep=False, after_node=look)
+    model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
     reports = trainer.comm.gather_object(found[0] if found else None)
     rank = next((r for r, report in enumerate(reports) if report), None)
     where = "the loss itself" if rank is None else str(reports[rank])
@@ -54,3 +54,9 @@ def not_finite(trainer: Trainer, batch: Batch, context: StepContext, when: str) 
         f"the loss is not finite {when}: first in {where}; use a lower learning rate, a warm-up or "
         "clipping (--lr, --warmup-epochs, --clip-norm)"
     )
+
+
+def not_finite_at(trainer: Trainer, batch: Batch, epoch: int, seed: int) -> NotFiniteError:
+    """Make the error for a training step. Collective: all ranks call it."""
+    context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
+    return not_finite(trainer, batch, context, f"at epoch {epoch + 1}, step {batch.index + 1}")

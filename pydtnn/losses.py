@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.limits import number
 from pydtnn.registry import create
 from pydtnn.targets import check_classes, check_dense, dense, is_classes
@@ -24,8 +24,8 @@ class Loss(ABC):
     """
 
     def __call__(
-        self, backend: Backend, y: Array, target: Array, scale: float, out: Array | None = None
-    ) -> tuple[float, Array]:
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
+    ) -> tuple[Number, Array]:
         """Compute the loss and its gradient.
 
         Parameters
@@ -35,15 +35,16 @@ class Loss(ABC):
             Predictions; N may be 0.
         target : Array
             One entry per sample: classes ``(N,)`` or numbers, as the loss demands.
-        scale : float
+        scale : Number
             Factor on the gradient (not on the loss).
         out : Array, shape (N, ...), optional
             Where the gradient goes; by default it is allocated.
 
         Returns
         -------
-        loss : float
-            Sum of the samples' losses.
+        loss : Number
+            Sum of the samples' losses; on a device an array of no axes, for which the host does not
+            wait.
         dy : Array, shape (N, ...)
             ``scale * d loss / d y``.
 
@@ -74,7 +75,9 @@ class Loss(ABC):
         """
 
     @abstractmethod
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         """Return the sum of the losses and write the gradient to `out`."""
 
 
@@ -117,7 +120,9 @@ class CategoricalCrossEntropy(_ClassLoss):
             "CategoricalCrossEntropy", "label_smoothing", label_smoothing, at_least=0, below=1
         )
 
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         target = target.astype("int64", copy=False)
         return backend.loss.cross_entropy(y, target, self.label_smoothing, scale, out=out)
 
@@ -144,7 +149,9 @@ class BinaryCrossEntropy(_DenseLoss):
                 f"but sample {sample} of the batch has {target.reshape(-1)[at]}"
             )
 
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         target = dense(backend.xp, y, target)
         return backend.loss.binary_cross_entropy(y, target, scale, out=out)
 
@@ -155,7 +162,9 @@ class MeanSquaredError(_DenseLoss):
     Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         return backend.loss.squared_error(y, dense(backend.xp, y, target), scale, out=out)
 
 
@@ -165,7 +174,9 @@ class MeanAbsoluteError(_DenseLoss):
     The gradient at 0 is 0. Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
     """
 
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         return backend.loss.absolute_error(y, dense(backend.xp, y, target), scale, out=out)
 
 
@@ -178,7 +189,9 @@ class Hinge(_ClassLoss):
     equation 6.
     """
 
-    def compute(self, backend: Backend, y: Array, target: Array, scale: float, out: Array) -> float:
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
         return backend.loss.hinge(y, target.astype("int64", copy=False), scale, out=out)
 
 

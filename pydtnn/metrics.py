@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.limits import whole
 from pydtnn.registry import create
 from pydtnn.targets import check_classes, check_dense, dense, one_hot
@@ -32,8 +32,7 @@ class Metric(ABC):
     name: str
     better: str = "max"
 
-    @abstractmethod
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+    def __call__(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the metric over the samples.
 
         Parameters
@@ -47,13 +46,41 @@ class Metric(ABC):
 
         Returns
         -------
-        float
+        Number
+            On a device an array of no axes, for which the host does not wait.
 
         Raises
         ------
         ValueError
             If the target does not fit the predictions.
         """
+        self.check(y.shape, target)
+        return self.compute(xp, y, target)
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse a target that does not fit predictions of `shape`, see `Loss.check`."""
+
+    @abstractmethod
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Return the sum over the samples: what a metric of one's own writes."""
+
+
+class _ClassMetric(Metric):
+    """A metric of scores ``(N, K)`` and classes ``(N,)``."""
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that are not classes from 0 to K - 1."""
+        check_classes(type(self).__name__, shape, target)
+
+
+class _DenseMetric(Metric):
+    """A metric of predictions and targets of equal shape; classes are compared as one-hot rows."""
+
+    better = "min"
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that cannot be brought to the shape of the predictions."""
+        check_dense(type(self).__name__, shape, target)
 
 
 class Accuracy(Metric):
@@ -65,16 +92,18 @@ class Accuracy(Metric):
 
     name = "accuracy"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that are not classes; beside one output per sample, numbers will do."""
+        (check_dense if shape[1:] == (1,) else check_classes)("Accuracy", shape, target)
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         if y.shape[1:] == (1,):
-            check_dense("Accuracy", y.shape, target)
-            return float(((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum())
-        check_classes("Accuracy", y.shape, target)
-        return float((y.argmax(axis=1) == target).sum())
+            return ((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum()
+        return (y.argmax(axis=1) == target).sum()
 
 
-class TopKAccuracy(Metric):
+class TopKAccuracy(_ClassMetric):
     """Share of samples whose class is among the k largest scores.
 
     A wrong class with an equal score counts as ahead, so constant outputs are never right by
@@ -90,19 +119,22 @@ class TopKAccuracy(Metric):
         self.k = whole("TopKAccuracy", "k", k, at_least=1)
         self.name = f"top{k}_accuracy"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
-        """Count the samples predicted right."""
-        check_classes("TopKAccuracy", y.shape, target)
-        if self.k > y.shape[1]:
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that are not classes, and fewer classes than k."""
+        super().check(shape, target)
+        if self.k > shape[1]:
             raise ValueError(
-                f"TopKAccuracy: k must be at most the number of classes {y.shape[1]}, not {self.k}"
+                f"TopKAccuracy: k must be at most the number of classes {shape[1]}, not {self.k}"
             )
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        """Count the samples predicted right."""
         own = y[xp.arange(len(y)), target][:, None]  # (N, 1)
         ahead = (~(y < own)).sum(axis=1)  # itself included
-        return float((ahead <= self.k).sum())
+        return (ahead <= self.k).sum()
 
 
-class _Categorical(Metric):
+class _Categorical(_ClassMetric):
     """An error of class probabilities against one-hot rows, mean over the classes.
 
     Parameters
@@ -118,7 +150,6 @@ class _Categorical(Metric):
 
     def difference(self, xp: Any, y: Array, target: Array) -> Array:
         """Return the probabilities minus the one-hot rows, (N, K)."""
-        check_classes(type(self).__name__, y.shape, target)
         if self.from_logits:
             e = xp.exp(y - y.max(axis=1, keepdims=True))
             y = e / e.sum(axis=1, keepdims=True)
@@ -136,7 +167,7 @@ class CategoricalMSE(_Categorical):
 
     name = "categorical_mse"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(xp.square(self.difference(xp, y, target)))
 
 
@@ -151,11 +182,11 @@ class CategoricalMAE(_Categorical):
 
     name = "categorical_mae"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(abs(self.difference(xp, y, target)))
 
 
-class CategoricalHinge(Metric):
+class CategoricalHinge(_ClassMetric):
     """Hinge of scores against the strongest wrong class: ``max(0, 1 + max_{k != t} y_k - y_t)``.
 
     References
@@ -167,40 +198,35 @@ class CategoricalHinge(Metric):
     name = "categorical_hinge"
     better = "min"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the hinges over the samples."""
-        check_classes("CategoricalHinge", y.shape, target)
         rows = xp.arange(len(y))
         margin = 1 + y - y[rows, target][:, None]
         margin[rows, target] = 0  # the max with 0, too
-        return float(margin.max(axis=1, initial=0).sum(dtype="float64"))
+        return xp.maximum(margin.max(axis=1), 0).sum(dtype="float64")
 
 
-class RegressionMSE(Metric):
+class RegressionMSE(_DenseMetric):
     """Squared error, mean over a sample's outputs; classes are compared as one-hot rows."""
 
     name = "regression_mse"
-    better = "min"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
-        check_dense("RegressionMSE", y.shape, target)
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(xp.square(y - dense(xp, y, target)))
 
 
-class RegressionMAE(Metric):
+class RegressionMAE(_DenseMetric):
     """Absolute error, mean over a sample's outputs; classes are compared as one-hot rows."""
 
     name = "regression_mae"
-    better = "min"
 
-    def __call__(self, xp: Any, y: Array, target: Array) -> float:
-        check_dense("RegressionMAE", y.shape, target)
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(abs(y - dense(xp, y, target)))
 
 
-def _sum_of_means(errors: Array) -> float:
+def _sum_of_means(errors: Array) -> Number:
     """Sum over samples of the mean over a sample's outputs, added up in float64."""
-    return float(errors.sum(dtype="float64")) / max(errors[:1].size, 1)
+    return errors.sum(dtype="float64") / max(errors[:1].size, 1)
 
 
 METRICS: dict[str, Callable[..., Metric]] = {

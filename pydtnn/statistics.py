@@ -1,15 +1,18 @@
 """Running statistics of batch norm: sums collected during a step, folded in once at its end.
 
 During a step every batch norm adds the count, sum and sum of squares of what it saw to one flat
-array; over micro-batches and shards these simply add up. `RunningStatistics.update` then moves the
+array; over micro-batches and shards these simply add up. `RunningStatistics.fold` then moves the
 running means and variances of all layers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
 
 
 class Statistic:
@@ -25,9 +28,9 @@ class Statistic:
 
     Attributes
     ----------
-    sums : ndarray, shape (1 + 2 C,), float64
+    sums : Array, shape (1 + 2 C,), float64
         Count, sums and sums of squares of this step so far.
-    mean, variance : ndarray, shape (C,), float64
+    mean, variance : Array, shape (C,), float64
         Running values; the variance is the unbiased one.
     """
 
@@ -35,32 +38,40 @@ class Statistic:
         self.name = name
         self.channels = channels
         self.momentum = momentum
-        self.sums: np.ndarray
-        self.mean: np.ndarray
-        self.variance: np.ndarray
+        self.sums: Array
+        self.mean: Array
+        self.variance: Array
 
 
 class RunningStatistics:
     """The statistics of all layers of a model in flat float64 arrays.
 
+    Parameters
+    ----------
+    statistics : sequence of Statistic
+    backend : Backend
+        In whose memory they are.
+
     Attributes
     ----------
-    sums : ndarray
+    sums : Array
         This step's sums of all layers, each ``(count, sum x, sum x^2)``.
-    running : ndarray
+    running : Array
         Running means of all channels, then running variances.
     samples : float
-        Rows seen since ranks last averaged: the weight of this rank's `running`.
+        Samples seen since ranks last averaged: the weight of this rank's `running`.
     """
 
-    def __init__(self, statistics: Sequence[Statistic]) -> None:
+    def __init__(self, statistics: Sequence[Statistic], backend: Backend) -> None:
         self.statistics = tuple(statistics)
         channels = [s.channels for s in self.statistics]
         total = sum(channels)
-        self.sums = np.zeros(len(channels) + 2 * total)
-        self.running = np.concatenate([np.zeros(total), np.ones(total)])
+        self._backend = backend
+        self.sums = backend.zeros((len(channels) + 2 * total,), "float64")
+        self.running = backend.asarray(np.repeat([0.0, 1.0], total))
         self.samples = 0.0
-        self._momentum = np.array([s.momentum for s in self.statistics for _ in range(s.channels)])
+        momentum = [s.momentum for s in self.statistics for _ in range(s.channels)]
+        self._momentum = backend.asarray(momentum, "float64")
         # where in `sums` each channel finds its layer's count, its sum and its sum of squares
         indices = np.empty((3, total), np.int64)
         start = first = 0
@@ -76,31 +87,30 @@ class RunningStatistics:
                 own + start + 1 + s.channels,
             ]
             start, first = stop, last
-        self._indices = indices
+        self._indices = backend.asarray(indices)
 
     def begin_step(self) -> None:
         """Forget the sums of a step that was not completed, and of forwards outside of any."""
         self.sums[:] = 0
 
-    def update(self) -> None:
+    def fold(self) -> None:
         """Fold this step's sums into the running values and clear them; what saw nothing stays."""
-        if not len(self.running):
-            return
-        count, total, squares = self.sums[self._indices]
-        seen = count > 0
-        n = np.maximum(count, 1)
-        mean = total / n
-        variance = np.maximum(squares / n - mean * mean, 0) * n / np.maximum(n - 1, 1)
-        momentum = np.where(seen, self._momentum, 0)
-        running = self.running.reshape(2, -1)
-        running += momentum * (np.stack([mean, variance]) - running)
-        self.samples += float(count[0])
-        self.sums[:] = 0
+        if len(self.running):
+            self._backend.norm.fold(self.sums, self.running, self._indices, self._momentum)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Running means and variances by name."""
-        result = {}
-        for s in self.statistics:
-            result[f"{s.name}.running_mean"] = s.mean
-            result[f"{s.name}.running_variance"] = s.variance
-        return result
+        """Running means and variances by name; on a CPU views, which training changes."""
+        return {name: self._backend.to_numpy(array) for name, array in self._arrays().items()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take what `state` returned, among other things perhaps."""
+        for name, array in self._arrays().items():
+            array[...] = self._backend.asarray(state[name], "float64")
+        self.samples = 0.0
+
+    def _arrays(self) -> dict[str, Array]:
+        return {
+            f"{s.name}.{what}": array
+            for s in self.statistics
+            for what, array in (("running_mean", s.mean), ("running_variance", s.variance))
+        }

@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pydtnn.comm import Request
 from pydtnn.comm.exact import cover
 from pydtnn.data import Batch
 from pydtnn.data.order import Shard
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.parameters import Bucket
 
 if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
 
-Part = tuple[int | None, np.ndarray]
+Part = tuple[int | None, Array]
 """What a shard contributes to a sum over all shards; None is no shard at all."""
 
 
@@ -35,7 +33,9 @@ class Passes:
     ----------
     trainer : Trainer
     batch : Batch
-    epoch, seed : int
+        Its arrays may be the device's.
+    epoch : Number
+    seed : int
 
     Attributes
     ----------
@@ -43,15 +43,17 @@ class Passes:
         Loss and metrics over all ranks, once `run` has returned.
     """
 
-    def __init__(self, trainer: Trainer, batch: Batch, epoch: int, seed: int) -> None:
+    def __init__(self, trainer: Trainer, batch: Batch, epoch: Number, seed: int) -> None:
         self.trainer, self.batch = trainer, batch
         self.model, self.exchange = trainer.model, trainer.exchange
         self.sums = self.exchange.sums
         self.context = StepContext(training=True, seed=seed, epoch=epoch)
-        self.scale = self.exchange.loss_scale(len(batch), batch.total)
+        self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
+        if trainer.loss_scale is not None:
+            self.scale = trainer.loss_scale.loss(self.scale)
         self.exact = self.sums.shards is not None
         self.joint = trainer.sync_batch_norm
-        self.totals = trainer.new_totals()
+        self.totals = trainer.new_totals(trainer.model.backend.xp)
         self.losses: list[Part] = []
         self.statistics: list[Part] = []
         self.in_flight: list[int | None] = []
@@ -79,14 +81,14 @@ class Passes:
     def _forward(self, group: Sequence[Shard]) -> tuple[list[Array], list[Any]]:
         """Compute outputs and losses; return the gradients of the losses and what was saved."""
         model, batch = self.model, self.batch
-        xs = [model.backend.asarray(batch.x[shard.rows]) for shard in group]
+        xs = [batch.inputs(model.backend, shard.rows) for shard in group]
         contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
         self.in_flight = [shard.number for shard in group]
         outputs = model.forward_shards(xs, contexts, total=self._total if self.joint else None)
         del xs
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
-            totals = self.trainer.new_totals()
+            totals = self.trainer.new_totals(model.backend.xp)
             dys.append(self.trainer.judge(y, batch.y[shard.rows], self.scale, totals))
             residuals.append(saved)
             self.losses.append((shard.number, totals.values))
@@ -95,7 +97,7 @@ class Passes:
             model.statistics.begin_step()
         return dys, residuals
 
-    def _total(self, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def _total(self, sums: Sequence[Array]) -> Array:
         """Add up what the shards in flight contribute, over all ranks."""
         total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
         request.wait()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+
+from pydtnn.kernels.reference.family import Array, Number
 
 
 class Totals:
@@ -17,11 +20,13 @@ class Totals:
     ----------
     names : iterable of str
         What is summed: "loss", "accuracy".
+    xp : module
+        Array module in whose memory the sums are; `means` and `count` are for those on the host.
 
     Attributes
     ----------
     names : tuple of str
-    values : numpy.ndarray of float64, shape (len(names) + 1,)
+    values : Array of float64, shape (len(names) + 1,)
         The sums in the order of `names`, then the count. An allreduce of this array adds up all
         ranks.
 
@@ -34,20 +39,22 @@ class Totals:
     {'loss': 2.5}
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], xp: Any = np) -> None:
         self.names = tuple(names)
-        self.values = np.zeros(len(self.names) + 1)
+        self.values: Array = xp.zeros(len(self.names) + 1, "float64")
 
     @property
     def count(self) -> int:
         """Number of samples."""
         return int(self.values[-1])
 
-    def add(self, count: int, *sums: float) -> None:
+    def add(self, count: int, *sums: Number) -> None:
         """Add the sums over `count` samples, in the order of `names`."""
         if len(sums) != len(self.names):
             raise ValueError(f"Totals: expected sums of {self.names}, not {len(sums)} numbers")
-        self.values += (*sums, count)
+        for i, value in enumerate((*sums, count)):
+            part = self.values[i : i + 1]  # of a device, too, which the host does not wait for
+            part += value
 
     def __iadd__(self, other: Totals) -> Totals:
         """Add the sums and the count of other samples."""

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pydtnn.callbacks import Callback
+from pydtnn.capture import create_steps
 from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce, GradientExchange
-from pydtnn.comm.schemes.partition import Partition
-from pydtnn.cuts import even_cuts
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
-from pydtnn.errors import AgreedError
-from pydtnn.finite import not_finite
-from pydtnn.kernels.reference.family import Array
-from pydtnn.layers import StepContext
+from pydtnn.evaluation import evaluate
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.loss_scale import LossScale
 from pydtnn.losses import Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
-from pydtnn.step import Passes
+from pydtnn.plan import check_exact, check_loss_scale, check_plan, check_scale
+from pydtnn.steps import Result, Steps
 from pydtnn.totals import Totals
 from pydtnn.tuning import settle_choices
 
@@ -49,17 +50,22 @@ class Trainer:
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
+    graph : bool
+        Whether steps on a GPU are captured as one CUDA graph, where they can be.
 
     Attributes
     ----------
     epoch, step : int
         Epochs completed, and steps of the current epoch completed.
     logs : dict
-        The current epoch's losses and metrics so far, over all ranks.
+        The current epoch's losses and metrics so far, over all ranks; where steps are captured,
+        without the last step's, which is still under way, and empty after the first.
     history : list of dict
         One entry per epoch completed.
     stop : bool
         Set by a callback, on all ranks alike, to end training after this epoch.
+    loss_scale : LossScale or None
+        What the loss of a float16 model is multiplied by.
     totals : Totals
         Losses and metrics of the current epoch, summed.
     seconds : dict
@@ -67,6 +73,8 @@ class Trainer:
         "data", in "evaluation".
     samples_seen : int
         Samples of all ranks that training steps have consumed in this process.
+    global_batch_size : int
+        Samples of all ranks in a step of `fit`, but for the last of an epoch; 0 before.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         accumulation: int = 1,
         sync_batch_norm: bool = False,
+        graph: bool = True,
     ) -> None:
         if accumulation < 1:
             raise ValueError(f"Trainer: accumulation must be at least 1, not {accumulation}")
@@ -92,17 +101,24 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.accumulation = accumulation
         self.sync_batch_norm = sync_batch_norm
-        self._check_exact()
+        half = model.dtype == np.float16
+        self.loss_scale = LossScale(model.backend) if half else None
+        self._graph = graph
+        self._results: deque[Result] = deque()
+        check_exact(self)
+        check_loss_scale(self)
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
         self.stop = False
         self._plan: dict[str, int] = {}
         self._loaded = False
+        self.global_batch_size = 0
         self.totals = self.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
         optimizer.bind(model.backend, model.buffers, self.exchange)
+        optimizer.scale_loss(self.loss_scale)
 
     def fit(
         self,
@@ -146,7 +162,7 @@ class Trainer:
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
-        loader = self._loader(
+        loader = self.loader(
             train,
             total,
             self.exchange.sums.shards or self.comm.size * self.accumulation,
@@ -158,10 +174,13 @@ class Trainer:
         )
         shards = self.exchange.sums.shards or 0
         plan = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
-        self._check_plan(plan)
+        if self._loaded:
+            check_plan(self._plan, plan)
         if not self._loaded:
             self.exchange.start(self.model.buckets)
         self._plan, self._loaded, self.stop = plan, False, False
+        self.global_batch_size = total
+        self._results.clear()
         largest = -(-min(total, len(train)) // loader.shards)
         settle_choices(self.model, self.comm, largest, training=True)
         try:
@@ -178,49 +197,22 @@ class Trainer:
                 callback.close()
         return self.history
 
-    def _check_exact(self) -> None:
-        """Refuse what would make exact training depend on ranks or machines."""
-        if self.exchange.sums.shards is None:
-            return
-        if self.accumulation > 1:
-            raise ValueError(
-                "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
-                "more shards to save memory"
-            )
-        if self.optimizer.clip_norm is not None and isinstance(self.exchange, Partition):
-            raise ValueError(
-                f"Trainer: {type(self.exchange).__name__} adds up the norm for clip_norm over the "
-                "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
-            )
-        if self.model.backend.choices.mode == "measure":
-            raise ValueError(
-                "Trainer: exact training needs algorithms that are not chosen by measurement; make "
-                'the backend with tuning="fixed"'
-            )
-
-    def _check_plan(self, plan: dict[str, int]) -> None:
-        """Refuse to continue with other batches: the position in them would mean nothing."""
-        if self._loaded:
-            for name, was in self._plan.items():
-                if plan[name] != was:
-                    raise AgreedError(
-                        f"Trainer: the training to continue had {name.replace('_', ' ')} {was}, "
-                        f"not {plan[name]}; continue with the same"
-                    )
-
     def _run_epoch(
         self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
     ) -> None:
+        self.logs = {}
         self._notify("on_epoch_start")
         batches = loader.epoch(self.epoch, start=self.step)
         while (batch := self._clocked("data", next, batches, None)) is not None:
             before = self.comm.traffic.seconds
-            self.totals += self._clocked("steps", self.train_step, batch, self.epoch, seed)
-            self.seconds["communication"] += self.comm.traffic.seconds - before
+            self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
             self.samples_seen += batch.total
             self.step += 1
-            self.logs = self.totals.means()
+            self.settle(self.steps.late)
+            self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
+        self.settle()
+        check_scale(self)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         with self.averaged():
             if validation is not None:
@@ -230,7 +222,21 @@ class Trainer:
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.new_totals()
             self._notify("on_epoch_end")
 
+    @cached_property
+    def steps(self) -> Steps:
+        """How steps are made, settled before the first."""
+        return create_steps(self, self._graph)
+
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
+    def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
+        return self.steps(batch, epoch, seed)
+
+    def settle(self, late: int = 0) -> None:
+        """Wait until no more than so many steps are under way, and add up what the others lost."""
+        while len(self._results) > late:
+            self.totals += self._clocked("steps", self._results.popleft())
+            self.logs = self.totals.means()
+
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
         """Make one step on this rank's part of a global batch.
 
@@ -246,25 +252,26 @@ class Trainer:
         NotFiniteError
             On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
         """
-        exchange = self.exchange
-        passes = Passes(self, batch, epoch, seed)
-        passes.run()
-        if not np.isfinite(passes.totals.values).all():
-            exchange.abandon()
-            context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
-            raise not_finite(self, batch, context, f"at epoch {epoch + 1}, step {batch.index + 1}")
-        self.model.statistics.update()
-        exchange.samples += len(batch)
-        exchange.update(self.optimizer)
-        return passes.totals
+        return self._begin(batch, epoch, seed)()
 
-    def judge(self, y: Array, target: np.ndarray, scale: float, totals: Totals) -> Array:
-        """Add loss and metrics of an output to `totals`; return the gradient of the scaled loss."""
+    def judge(self, y: Array, target: Array, scale: Number, totals: Totals) -> Array:
+        """Add loss and metrics of an output to `totals`; return the gradient of the scaled loss.
+
+        A target on the host is checked; one on the device somebody has checked before.
+        """
         backend = self.model.backend
-        target = backend.asarray(target)
-        loss, dy = self.loss(backend, y, target, scale)
-        totals.add(len(target), loss, *(metric(backend.xp, y, target) for metric in self.metrics))
+        if isinstance(target, np.ndarray):
+            self.check_target(y.shape, target)
+        target, dy = backend.asarray(target), backend.empty(y.shape, y.dtype)
+        sums = [metric.compute(backend.xp, y, target) for metric in self.metrics]
+        totals.add(len(target), self.loss.compute(backend, y, target, scale, dy), *sums)
         return dy
+
+    def check_target(self, shape: tuple[int, ...], target: np.ndarray) -> None:
+        """Refuse a target that loss or metrics cannot compare with an output of this shape."""
+        self.loss.check(shape, target)
+        for metric in self.metrics:
+            metric.check(shape, target)
 
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
@@ -288,31 +295,7 @@ class Trainer:
             On all ranks, if the loss or a metric is NaN or infinite.
         """
         with self.averaged():
-            return self._clocked("evaluation", self._evaluate, dataset, batch_size)
-
-    @np.errstate(all="ignore")
-    def _evaluate(self, dataset: Dataset, batch_size: int) -> Logs:
-        model, context, broken = self.model, StepContext(training=False), None
-        sums, totals = self.exchange.sums, self.new_totals()
-        at_least = sums.shards or self.comm.size
-        if not self.model.backend.choices.frozen:
-            largest = -(-min(batch_size, len(dataset)) // at_least)
-            settle_choices(self.model, self.comm, largest, training=False)
-        with self._loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
-            own = range(*even_cuts(at_least, self.comm.size)[self.comm.rank :][:2])
-            parts: dict[int | None, Totals] = {number: self.new_totals() for number in own}
-            for batch in loader.epoch(0):
-                for number, rows in batch.shards:
-                    y, _ = model.forward(model.backend.asarray(batch.x[rows]), context, keep=False)
-                    self.judge(y, batch.y[rows], 1.0, parts[number])
-                if broken is None and not all(np.isfinite(t.values).all() for t in parts.values()):
-                    broken = batch
-        sums.begin(at_least)
-        totals.values, request = sums.add_up([(n, part.values) for n, part in parts.items()])
-        request.wait()
-        if not np.isfinite(totals.values).all():
-            raise not_finite(self, broken or batch, context, "in the evaluation")
-        return totals.means()
+            return self._clocked("evaluation", evaluate, self, dataset, batch_size)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -338,12 +321,13 @@ class Trainer:
         weight = np.array([statistics.samples])
         self.comm.allreduce(weight)
         if weight[0] > 0:
-            statistics.running *= statistics.samples / weight[0]
+            statistics.running *= statistics.samples / float(weight[0])
             self.comm.allreduce(statistics.running)
             statistics.samples = 0.0
 
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""
+        self.settle()
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -372,11 +356,18 @@ class Trainer:
         self.totals.values[:] = state["totals"]
         self._plan, self._loaded = dict(state["plan"]), True
 
-    def new_totals(self) -> Totals:
-        """Return sums of the loss and the metrics that are still 0."""
-        return Totals(["loss", *(m.name for m in self.metrics)])
+    def new_totals(self, xp: Any = np) -> Totals:
+        """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
+        return Totals(["loss", *(m.name for m in self.metrics)], xp)
 
-    def _loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
+    def to_host(self, totals: Totals) -> Totals:
+        """Copy sums to the host, when they are there."""
+        result = self.new_totals()
+        result.values[:] = self.model.backend.to_numpy(totals.values)
+        return result
+
+    def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
+        """Make the loader of this rank's part of a data set, as the model's device wants it."""
         return Loader(
             dataset,
             global_batch_size=batch_size,
@@ -384,6 +375,7 @@ class Trainer:
             rank=self.comm.rank,
             size=self.comm.size,
             dtype=self.model.dtype,
+            raw=self.model.backend.images is not None,
             **options,
         )
 

@@ -13,7 +13,7 @@ import pytest
 
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
-from tests import launch
+from tests import gpu, launch, simulated
 from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import join_world
@@ -28,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
     world = join_world(config)
     config.pluginmanager.register(Groups(world), "groups")
     config.pluginmanager.register(world or Harness(config), "mpi")
+
+
+def pytest_report_header() -> str:
+    """Say what "cuda" means in this run."""
+    no_gpu, no_simulation = gpu.why_not(), simulated.why_not()
+    if not no_gpu:
+        return f"cuda: {gpu.name()}"
+    return f"cuda: {no_gpu}; " + (no_simulation or "a device is simulated (tests/simulated)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -59,8 +67,19 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 @pytest.fixture(params=sorted(BACKENDS, reverse=True))
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each backend in turn: "numpy", the reference, and "cpu"."""
+    """Each backend in turn: "numpy", the reference, "cuda", perhaps simulated, and "cpu"."""
+    if request.param == "cuda":
+        return cuda_backend()
     return _create_backend(request.param, threads=1)  # no spinning where cores are busy
+
+
+def cuda_backend() -> Backend:
+    """The GPU, whose float32 is float32, or a simulated one."""
+    if not gpu.why_not():
+        return _create_backend("cuda", tf32=False)
+    if simulated.why_not():
+        pytest.skip(f"{gpu.why_not()}, and {simulated.why_not()}")
+    return simulated.simulated_backend(eager=True)
 
 
 @pytest.fixture

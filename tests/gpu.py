@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -19,6 +21,18 @@ def why_not(*, nccl: bool = False) -> str:
     if not cupy.cuda.is_available():
         return "there is no GPU"
     return "" if not nccl or cupy.cuda.nccl.available else "NCCL cannot be loaded"
+
+
+def name() -> str:
+    """What the GPU is called."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Copy an array, from wherever it is."""
+    return np.array(array.get() if hasattr(array, "get") else array)
 
 
 def needed(*, nccl: bool = False) -> pytest.MarkDecorator:

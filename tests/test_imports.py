@@ -32,16 +32,16 @@ AREAS = {
     "layers": ["layers"],
     "graph": ["graph", "fusion"],
     "model": ["model", "memory", "summary", "walks"],
-    "rules": ["losses", "metrics", "optimizers", "schedules", "targets", "totals"],
+    "rules": ["loss_scale", "losses", "metrics", "optimizers", "schedules", "targets", "totals"],
     "training": [
-        *("trainer", "step", "callbacks", "checkpoint", "finite", "rank0", "tracing", "tuning"),
-        "weights",
+        *("trainer", "step", "steps", "capture", "evaluation", "finite", "plan", "tuning"),
+        *("callbacks", "checkpoint", "rank0", "tracing", "weights"),
     ],
     "models": ["models"],
     "testing": ["testing"],
     "programs": [
         *("config", "options", "command_line", "job", "own_code", "parallel", "train"),
-        *("run_directory", "report", "info", "comm.__main__", "testing.__main__"),
+        *("run_directory", "report", "info", "transport", "comm.__main__", "testing.__main__"),
     ],
 }
 
@@ -74,7 +74,6 @@ CONFINED = {
     "cupy": ["kernels.cuda", "comm.nccl", "info"],
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
-    "cuda": ["kernels.cuda.libraries"],
 }
 
 INSTALLED_ALWAYS = {

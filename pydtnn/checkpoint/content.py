@@ -42,6 +42,8 @@ def parts_of(trainer: Trainer) -> dict[str, Stateful]:
         "optimizer": trainer.optimizer,
         "exchange": trainer.exchange,
     }
+    if trainer.loss_scale is not None:
+        parts["loss_scale"] = trainer.loss_scale
     for callback in trainer.callbacks:
         kind = type(callback).__name__
         number = 1 + sum(name.rpartition(".")[0] == kind for name in parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array
+from typing import Any
+
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
 
@@ -27,6 +29,7 @@ class RMSProp(Optimizer):
     """
 
     slots = ("square",)
+    capturable = True
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class RMSProp(Optimizer):
         self.epsilon = self.number("epsilon", epsilon, above=0)
 
     def update(
-        self, w: Array, g: Array, square: Array, *, lr: float, decay: float, step: int
+        self, w: Array, g: Array, square: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
         self.backend.update.rmsprop(
             w, g, square, lr=lr, decay=decay, rho=self.rho, epsilon=self.epsilon
@@ -71,6 +74,7 @@ class Adam(Optimizer):
     """
 
     slots = ("m", "v")
+    capturable = True
     decoupled = False
 
     def __init__(
@@ -89,7 +93,7 @@ class Adam(Optimizer):
         self.epsilon = self.number("epsilon", epsilon, above=0)
 
     def update(
-        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
         self.backend.update.adam(
             w,
@@ -123,7 +127,7 @@ class AdamW(Adam):
     Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
     """
 
-    decoupled = True
+    decoupled = capturable = True
 
     def __init__(
         self,
@@ -169,6 +173,8 @@ class Nadam(Adam):
     PyTorch's NAdam.
     """
 
+    capturable = True
+
     def __init__(
         self,
         lr: float | Schedule = 0.002,
@@ -191,24 +197,17 @@ class Nadam(Adam):
         self.momentum_decay = self.number("momentum_decay", momentum_decay, at_least=0)
         self._product = (0, 1.0)
 
-    def update(
-        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
-    ) -> None:
-        self.backend.update.nadam(
-            w,
-            g,
-            m,
-            v,
-            lr=lr,
-            decay=decay,
-            step=step,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            mu=self._momentum(step),
-            mu_next=self._momentum(step + 1),
-            mu_product=self._momentum_product(step),
-        )
+    def terms(self, step: int) -> dict[str, float]:
+        """Compute this update's momentum and the next one's, and the product of all so far."""
+        return {
+            "mu": self._momentum(step),
+            "mu_next": self._momentum(step + 1),
+            "mu_product": self._momentum_product(step),
+        }
+
+    def update(self, w: Array, g: Array, m: Array, v: Array, **terms: Any) -> None:
+        beta1, beta2, epsilon = self.beta1, self.beta2, self.epsilon
+        self.backend.update.nadam(w, g, m, v, beta1=beta1, beta2=beta2, epsilon=epsilon, **terms)
 
     def _momentum(self, step: int) -> float:
         return self.beta1 * (1 - 0.5 * 0.96 ** (step * self.momentum_decay))

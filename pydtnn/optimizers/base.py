@@ -13,17 +13,18 @@ A rule is a subclass with one method::
 
 from __future__ import annotations
 
-import math
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.limits import number
+from pydtnn.loss_scale import LossScale
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.schedules import Constant, Schedule
@@ -56,16 +57,28 @@ class Optimizer(ABC):
         Updates made.
     lr_factor : float
         Factor on the learning rate, for callbacks that lower it; saved with the state.
-    gradient_norm : float or None
-        Global norm of the last update's gradients before clipping; None without `clip_norm`.
+    capturable : bool
+        Whether an update is work of the device alone, that may be captured once in a CUDA graph and
+        replayed for all later steps: it reads nothing on the host that changes from step to step
+        but its terms, and its kernels heed `CudaBackend.go`, as those of `backend.update` do. Not
+        inherited.
     backend : Backend
         Whose kernels and arrays the rule works with, once bound.
+    loss_scale : LossScale or None
+        What the gradients are divided by before an update, see `scale_loss`.
     """
 
     slots: tuple[str, ...] = ()
     per_parameter: bool = False
     needs_all_gradients: bool = False
+    capturable: ClassVar[bool] = False
     backend: Backend
+    loss_scale: LossScale | None = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "capturable" not in vars(cls):
+            cls.capturable = False
 
     def __init__(
         self,
@@ -85,8 +98,9 @@ class Optimizer(ABC):
             self.needs_all_gradients = True
         self.iterations = 0
         self.lr_factor = 1.0
-        self.gradient_norm: float | None = None
-        self._lr = 0.0
+        self._square: Number | None = None
+        self._terms: Mapping[str, Number] = {}
+        self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
         self._share: Share = Whole()
         self._own: dict[int, slice] = {}
@@ -108,13 +122,22 @@ class Optimizer(ABC):
             `per_parameter`), flat.
         *slots : Array
             The state arrays in the order of `slots`, shaped like `w`.
-        lr : float
+        lr : Number
             Learning rate.
         decay : float
             Weight decay of these parameters: 0 where it does not apply.
-        step : int
+        step : Number
             Number of this update, counted from 1.
+        **terms : Number
+            What `terms` has computed for this update.
         """
+
+    def terms(self, step: int) -> dict[str, float]:
+        """Compute what else a rule needs that changes from update to update, but not by parameter.
+
+        A rule computes it here rather than in `update`, which a captured graph does not call again.
+        """
+        return {}
 
     def number(self, name: str, value: Any, **limits: float) -> float:
         """Check one of the rule's numbers, see `pydtnn.limits.number`."""
@@ -151,6 +174,12 @@ class Optimizer(ABC):
                     for run, decay in self._cut(bucket.parameters)
                     if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
                 ]
+
+    def scale_loss(self, loss_scale: LossScale | None) -> None:
+        """Update with gradients of a loss that is scaled; where one is infinite, do not."""
+        self.loss_scale = loss_scale
+        clips = self.clip_norm is not None
+        self.needs_all_gradients = type(self).needs_all_gradients or clips or loss_scale is not None
 
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
@@ -197,7 +226,7 @@ class Optimizer(ABC):
             self.step_bucket(bucket)
 
     def begin_step(self) -> None:
-        """Begin an update: fix its learning rate, count it and clip the gradients.
+        """Begin an update: fix its learning rate, count it, unscale and clip the gradients.
 
         For schemes that call `step_bucket` themselves. Where `needs_all_gradients`, all of them are
         final by now.
@@ -207,23 +236,51 @@ class Optimizer(ABC):
                 f"{type(self).__name__}: bind(backend, buffers) must come before the first step; "
                 "Trainer does it"
             )
-        self._lr = self._lr_of(self.iterations)
-        self.iterations += 1
+        self._terms = self.next_terms() if self._given is None else self._given
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(self._own_gradients(), self._share.total)
+            self.loss_scale.adjust()
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
+
+    def next_terms(self) -> dict[str, float]:
+        """Count an update; return the numbers it needs that change: lr, step, and its `terms`."""
+        lr = self._lr_of(self.iterations)
+        self.iterations += 1
+        return {"lr": lr, "step": self.iterations, **self.terms(self.iterations)}
+
+    @contextlib.contextmanager
+    def given(self, terms: Mapping[str, Number]) -> Iterator[None]:
+        """Let updates use these instead of `next_terms`, which somebody else has called."""
+        self._given = terms
+        try:
+            yield
+        finally:
+            self._given = None
 
     def _clip(self, limit: float) -> None:
         """Scale all gradients by ``min(1, limit / norm)`` (Pascanu et al. 2013, algorithm 1)."""
         kernels = self.backend.update
-        own = [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
-        norm = math.sqrt(self._share.total(sum(map(kernels.squared_norm, own))))
-        if norm > limit:
-            for buffer in self._buffers:
-                kernels.scale(buffer.grads, limit / norm)
-        self.gradient_norm = norm
+        squares = map(kernels.squared_norm, self._own_gradients())
+        self._square = self._share.total(sum(squares))
+        factor = kernels.clip_factor(self._square, limit)
+        if isinstance(factor, float) and factor == 1:
+            return
+        for buffer in self._buffers:
+            kernels.scale(buffer.grads, factor)
+
+    def _own_gradients(self) -> list[Array]:
+        return [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Global norm of the last update's gradients before clipping; None without `clip_norm`."""
+        return None if self._square is None else float(self._square) ** 0.5
 
     def step_bucket(self, bucket: Bucket) -> None:
         """Update this rank's share of one bucket, whose gradients are final there."""
+        if self.loss_scale is not None and not self.loss_scale.passed:
+            return
         state, first = self._slots[bucket.index], self._own[bucket.index].start
         for run, decay in self._runs[bucket.index]:
             kept = slice(run.start - first, run.stop - first)
@@ -231,9 +288,8 @@ class Optimizer(ABC):
                 bucket.values[run],
                 bucket.grads[run],
                 *(slot[kept] for slot in state),
-                lr=self._lr,
                 decay=decay,
-                step=self.iterations,
+                **self._terms,
             )
 
     def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:

@@ -2,13 +2,13 @@
 
 A parameter without weight decay (biases, norms, or all with ``weight_decay=0``) takes its ordinary
 step, as is usual: its norm says little about how far it may go. `always_adapt` scales every one.
+
+Norms and the rates made of them stay on the device; nothing here waits for them.
 """
 
 from __future__ import annotations
 
-import math
-
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
@@ -39,6 +39,7 @@ class LARS(Optimizer):
 
     slots = ("velocity",)
     per_parameter = True
+    capturable = True
 
     def __init__(
         self,
@@ -56,16 +57,17 @@ class LARS(Optimizer):
         self.always_adapt = always_adapt
 
     def update(
-        self, w: Array, g: Array, velocity: Array, *, lr: float, decay: float, step: int
+        self, w: Array, g: Array, velocity: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
         kernels = self.backend.update
         if decay or self.always_adapt:
-            norm_w, norm_g = (math.sqrt(kernels.squared_norm(x)) for x in (w, g))
-            if norm_w and norm_g:
-                lr *= self.trust * norm_w / (norm_g + decay * norm_w)
+            squares = kernels.squared_norm(w), kernels.squared_norm(g)
+            lr = kernels.trust(lr, *squares, factor=self.trust, decay=decay)
         # The paper keeps lr inside v: v = momentum v + (lr r g) + (lr r decay) w; w -= 1 v.
+        g = g.copy()
+        kernels.scale(g, lr)
         kernels.sgd(
-            w, lr * g, velocity, lr=1.0, decay=lr * decay, momentum=self.momentum, nesterov=False
+            w, g, velocity, lr=1.0, decay=lr * decay, momentum=self.momentum, nesterov=False
         )
 
 
@@ -93,6 +95,7 @@ class LAMB(Adam):
     """
 
     per_parameter = True
+    capturable = True
 
     def __init__(
         self,
@@ -116,13 +119,12 @@ class LAMB(Adam):
         self.always_adapt = always_adapt
 
     def update(
-        self, w: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, step: int
+        self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number
     ) -> None:
         kernels = self.backend.update
         u = decay * w
         super().update(u, g, m, v, lr=-1.0, decay=0.0, step=step)  # u += m^ / (sqrt(v^) + epsilon)
         if decay or self.always_adapt:
-            norm_w, norm_u = (math.sqrt(kernels.squared_norm(x)) for x in (w, u))
-            if norm_w and norm_u:
-                lr *= norm_w / norm_u
+            squares = kernels.squared_norm(w), kernels.squared_norm(u)
+            lr = kernels.trust(lr, *squares, factor=1.0, decay=0.0)
         kernels.sgd(w, u, None, lr=lr, decay=0.0, momentum=0.0, nesterov=False)

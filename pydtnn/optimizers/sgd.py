@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
 
@@ -28,6 +28,8 @@ class SGD(Optimizer):
     acts at once.
     """
 
+    capturable = True
+
     def __init__(
         self,
         lr: float | Schedule = 0.05,
@@ -51,9 +53,9 @@ class SGD(Optimizer):
         g: Array,
         velocity: Array | None = None,
         *,
-        lr: float,
+        lr: Number,
         decay: float,
-        step: int,
+        step: Number,
     ) -> None:
         self.backend.update.sgd(
             w, g, velocity, lr=lr, decay=decay, momentum=self.momentum, nesterov=self.nesterov

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.parameters import Bucket
 
 
@@ -24,7 +24,7 @@ class Share(Protocol):
     def gather(self, bucket: Bucket, part: Array) -> Array:
         """Put together an array as long as the bucket from what all ranks hold. Collective."""
 
-    def total(self, value: float) -> float:
+    def total(self, value: Number) -> Number:
         """Add up a number that each rank has of its own stretches. Collective."""
 
 
@@ -39,6 +39,6 @@ class Whole:
         """Return what is there."""
         return part
 
-    def total(self, value: float) -> float:
+    def total(self, value: Number) -> Number:
         """Return the number."""
         return value

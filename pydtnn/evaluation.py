@@ -1,0 +1,67 @@
+"""Losses and metrics of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pydtnn.cuts import even_cuts
+from pydtnn.data import Batch, Dataset
+from pydtnn.finite import not_finite
+from pydtnn.layers import StepContext
+from pydtnn.totals import Totals
+from pydtnn.tuning import settle_choices
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
+
+CONTEXT = StepContext(training=False)
+
+
+@np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
+def evaluate(trainer: Trainer, dataset: Dataset, batch_size: int) -> dict[str, float]:
+    """Compute loss and metrics of a data set. Collective; see `Trainer.evaluate`."""
+    model, comm, sums = trainer.model, trainer.comm, trainer.exchange.sums
+    at_least = sums.shards or comm.size
+    if not model.backend.choices.frozen:
+        largest = -(-min(batch_size, len(dataset)) // at_least)
+        settle_choices(model, comm, largest, training=False)
+    with trainer.loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
+        own = range(*even_cuts(at_least, comm.size)[comm.rank :][:2])
+        parts = _new_parts(trainer, own)
+        for batch in loader.epoch(0):
+            _judge(trainer, batch, parts)
+        totals = trainer.new_totals(model.backend.xp)
+        sums.begin(at_least)
+        totals.values, request = sums.add_up([(n, part.values) for n, part in parts.items()])
+        request.wait()
+        result = trainer.to_host(totals)
+        if not np.isfinite(result.values).all():
+            broken = _first_broken(trainer, loader.epoch(0), own)
+            raise not_finite(trainer, broken, CONTEXT, "in the evaluation")
+    return result.means()
+
+
+def _new_parts(trainer: Trainer, shards: range) -> dict[int, Totals]:
+    return {number: trainer.new_totals(trainer.model.backend.xp) for number in shards}
+
+
+def _judge(trainer: Trainer, batch: Batch, parts: Mapping[int, Totals]) -> None:
+    """Add what each shard of a batch contributes."""
+    model = trainer.model
+    for number, rows in batch.shards:
+        assert number is not None
+        y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
+        trainer.judge(y, batch.y[rows], 1.0, parts[number])
+
+
+def _first_broken(trainer: Trainer, batches: Iterator[Batch], shards: range) -> Batch:
+    """Find this rank's first batch whose loss or metric is not finite; else its last."""
+    for batch in batches:
+        parts = _new_parts(trainer, shards)
+        _judge(trainer, batch, parts)
+        if not all(np.isfinite(trainer.to_host(t).values).all() for t in parts.values()):
+            break
+    return batch

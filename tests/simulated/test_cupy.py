@@ -1,0 +1,330 @@
+"""The simulated CuPy: as strict as the real one, and no more forgiving than a GPU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.simulated import SimulatedCupy
+from tests.simulated.cupy import functions
+from tests.simulated.cupy.array import DeviceArray
+from tests.simulated.cupy.module import MADE_HERE
+
+
+@pytest.fixture(params=["lazy", "eager"])
+def xp(request: pytest.FixtureRequest) -> SimulatedCupy:
+    return SimulatedCupy(eager=request.param == "eager")
+
+
+@pytest.fixture
+def lazy() -> SimulatedCupy:
+    return SimulatedCupy()
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_all_that_is_offered_is_in_cupy(xp: SimulatedCupy) -> None:
+    cupy = pytest.importorskip("cupy")
+    offered = {*MADE_HERE, *(name for part in OFFERED for name in part)}
+    assert not {name for name in offered if not hasattr(cupy, name)}
+    methods = {name for name in vars(DeviceArray) if not name.startswith("_")}
+    assert not {name for name in methods if not hasattr(cupy.ndarray, name)} - OWN
+    parts = {name for name in vars(type(xp.cuda)) if not name.startswith("_")}
+    assert not {name for name in parts if not hasattr(cupy.cuda, name)} - OWN
+
+
+OFFERED = (
+    functions.COMPUTED,
+    functions.KNOWN_AT_ONCE,
+    functions.OF_THE_HOST,
+    functions.SHAPED_BY_VALUES,
+    functions.VIEWED,
+)
+OWN = {"xp", "memory", "block", "viewing", "allocators", "driver_malloc"}
+"""What the simulation itself needs of its classes."""
+
+
+def test_what_is_not_in_cupy_is_not_offered(xp: SimulatedCupy) -> None:
+    with pytest.raises(AttributeError, match="has no errstate"):
+        xp.errstate()
+    x = xp.ones(3)
+    with pytest.raises(TypeError):
+        np.add.reduce(x)
+    with pytest.raises(TypeError):
+        np.busday_count(x, x)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+CASES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "operators": lambda xp, a, b: 2 * a + b / (1 - a) ** 2 @ b.T @ b,
+    "comparison": lambda xp, a, b: xp.where((a > 0) & (b <= 1), a, 0.5),
+    "sums": lambda xp, a, b: a.sum(axis=0) + b.mean() - xp.max(a, axis=1, keepdims=True).sum(),
+    "another type": lambda xp, a, b: a.astype("float32") * xp.float32(2),
+    "scalars of numpy": lambda xp, a, b: np.float64(3) * a + np.int64(2),
+    "ufuncs of numpy": lambda xp, a, b: np.maximum(a, b) + np.sqrt(np.abs(b)),
+    "functions of numpy": lambda xp, a, b: np.concatenate([a, b]).sum(axis=0),
+    "like another": lambda xp, a, b: np.zeros_like(a) + np.empty_like(b, shape=4).size,
+    "several results": lambda xp, a, b: xp.stack(divmod(a, 0.3)),
+    "views": lambda xp, a, b: xp.split(a.T, 2, axis=0)[1].reshape(2, 3, 1)[::-1, 1:],
+    "reshaped copy": lambda xp, a, b: a.T.reshape(-1) * xp.arange(12),
+    "fancy": lambda xp, a, b: a[xp.asarray([2, 0, 2])][:, xp.asarray([[1], [0]])],
+    "mask": lambda xp, a, b: a[a > 0].sum(),
+    "padding": lambda xp, a, b: xp.pad(a, ((1, 0), (0, 2))),
+    "tensordot": lambda xp, a, b: xp.tensordot(a, b, ([0, 1], [0, 1])),
+    "no axis": lambda xp, a, b: a[1, 2] + a[0, 0].reshape(1),
+    "contiguous": lambda xp, a, b: xp.ascontiguousarray(a[:, ::2]).reshape(-1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_of_numpy(xp: SimulatedCupy, case: str, rng: np.random.Generator) -> None:
+    a, b = rng.normal(size=(2, 3, 4))
+    expected = np.asarray(CASES[case](np, a, b))
+    value: Any = CASES[case](xp, xp.asarray(a), xp.asarray(b))
+    assert isinstance(value, xp.ndarray)
+    assert (value.shape, value.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(value.get(), expected)
+
+
+def test_arrays_change_in_place(xp: SimulatedCupy, rng: np.random.Generator) -> None:
+    host = rng.normal(size=(4, 5))
+    x: Any = xp.asarray(host)
+    other = xp.asarray(host[:2])
+    x[2:] += other
+    x[:, 1] = 7
+    x[xp.asarray([0, 3]), 0] = 5
+    x *= 2
+    np.multiply(x, x, out=x)
+    expected = host.copy()
+    expected[2:] += host[:2]
+    expected[:, 1] = 7
+    expected[[0, 3], 0] = 5
+    np.testing.assert_array_equal(x.get(), (2 * expected) ** 2)
+
+
+def test_mistakes_raise_at_once(xp: SimulatedCupy) -> None:
+    x, integers = xp.ones((3, 4)), xp.zeros(4, "int64")
+    with pytest.raises(ValueError, match="broadcast"):
+        x + xp.ones(5)
+    with pytest.raises(ValueError, match="broadcast"):
+        x[1:] = xp.ones(5)
+    with pytest.raises(TypeError, match="cannot be cast"):
+        integers += xp.ones(4)
+    with pytest.raises(ValueError, match="broadcast"):
+        xp.add(x, x, out=xp.ones(4))
+
+
+# -- strictness ------------------------------------------------------------------------------------
+
+MIXED: dict[str, Callable[[Any, Any], Any]] = {
+    "operator": lambda x, host: x + host,
+    "reflected operator": lambda x, host: host + x,
+    "in place": lambda x, host: operator.iadd(x, host),
+    "into the host's": lambda x, host: operator.iadd(host, x),
+    "no axes": lambda x, host: x * np.array(2.0),
+    "ufunc": lambda x, host: np.maximum(x, host),
+    "function": lambda x, host: np.concatenate([x, host]),
+    "of the device": lambda x, host: x.xp.maximum(x, host),
+    "assignment": lambda x, host: operator.setitem(x, slice(1), host[:1]),
+    "list": lambda x, host: operator.setitem(x, slice(1), [1.0]),
+    "host assignment": lambda x, host: operator.setitem(host, slice(3), x),
+    "conversion": lambda x, host: np.asarray(x),
+    "zeros": lambda x, host: x.xp.zeros_like(host),
+    "of another device": lambda x, host: x + SimulatedCupy().ones(3),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_arrays_of_the_host_and_the_device_do_not_mix(xp: SimulatedCupy, case: str) -> None:
+    with pytest.raises(TypeError, match="Unsupported type|not allowed|another device"):
+        MIXED[case](xp.ones(3), np.ones(3))
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_before_somebody_waits(lazy: SimulatedCupy) -> None:
+    x = lazy.zeros(3)
+    before = len(lazy.current.work)
+    x += 1
+    assert len(lazy.current.work) == before + 1
+    assert float(x[0]) == 1
+    assert not lazy.current.work
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_only_events_put_streams_in_order(ordered: bool) -> None:
+    found = set()
+    for seed in range(20):
+        xp = SimulatedCupy(seed=seed)
+        x, outside, inside = xp.zeros(1), xp.current, xp.cuda.Stream()
+        outside.synchronize()
+        x += 1
+        if ordered:
+            inside.wait_event(outside.record())
+        with inside:
+            x *= 2
+        xp.cuda.Device().synchronize()
+        found.add(float(x[0]))
+    assert found == ({2.0} if ordered else {1.0, 2.0})
+
+
+def test_memory_that_is_let_go_is_overwritten_by_what_comes_next(xp: SimulatedCupy) -> None:
+    x = xp.ones(8)
+    memory, pointer = x.memory, x.data.ptr
+    xp.current.synchronize()
+    del x
+    assert xp.zeros(8).data.ptr == pointer
+    y = xp.empty(8)
+    assert np.isnan(y.get()).all()
+    assert y.data.ptr == pointer
+    assert np.isnan(memory).all()
+
+
+def test_a_copy_under_way_does_not_keep_pinned_memory(lazy: SimulatedCupy) -> None:
+    x = lazy.zeros(3)
+    pinned = np.frombuffer(lazy.cuda.alloc_pinned_memory(24), "float64")
+    pinned[:] = 1
+    x.set(pinned)
+    del pinned
+    assert np.isnan(x.get()).all()
+
+
+def test_memory_that_can_be_paged_is_copied_at_once(lazy: SimulatedCupy) -> None:
+    x, host = lazy.zeros(3), np.ones(3)
+    with lazy.watched() as seen:
+        x.set(host)
+        host[:] = 2
+        x.get(out=host, blocking=False)
+    assert (host == 1).all()
+    assert len(seen.uploads) == len(seen.waits) == 1
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def captured(xp: SimulatedCupy, work: Callable[[], Any]) -> tuple[Any, Any]:
+    with xp.cuda.Stream() as stream:
+        stream.begin_capture()
+        result = work()
+        return stream.end_capture(), result
+
+
+def test_a_graph_repeats_its_work_on_the_same_addresses(xp: SimulatedCupy) -> None:
+    x = xp.ones(3)
+    graph, y = captured(xp, lambda: (2 * x + 1) * x)
+    assert np.isnan(y.get()).all()  # nothing has run
+    for value in (3, 5):
+        x[...] = value
+        graph.launch()
+        assert (y.get() == (2 * value + 1) * value).all()
+
+
+def test_a_graph_writes_where_its_arrays_lay_whoever_has_the_memory_now(xp: SimulatedCupy) -> None:
+    x = xp.ones(3)
+    pool = xp.cuda.MemoryPool()
+    for apart in (False, True):
+        with xp.cuda.Stream() as stream, xp.cuda.using_allocator(pool.malloc if apart else None):
+            stream.begin_capture()
+            y = (2 * x + 1) * x
+            graph = stream.end_capture()
+        with stream:
+            mine = xp.zeros(3)
+            graph.launch()
+            assert (mine.get() == 0).all() == apart
+            assert (y.get() == 3).all()
+
+
+def test_a_graph_whose_memory_was_returned_reads_an_illegal_address(xp: SimulatedCupy) -> None:
+    x = xp.ones(3)
+    graph, y = captured(xp, lambda: (2 * x + 1) * x)
+    xp.get_default_memory_pool().free_all_blocks()
+    with pytest.raises(RuntimeError, match="illegal address"):
+        (graph.launch(), y.get())
+
+
+FORBIDDEN: dict[str, Callable[[Any], Any]] = {
+    "float": lambda x: float(x[0]),
+    "bool": lambda x: bool(x[0]),
+    "get": lambda x: x.get(),
+    "mask": lambda x: x[x > 0],
+    "upload": lambda x: x.xp.asarray(np.ones(3)),
+    "upload of an index": lambda x: x[[0, 1]],
+    "set": lambda x: x.set(np.ones(3)),
+    "event": lambda x: x.xp.current.record().synchronize(),
+    "question": lambda x: x.xp.current.record().done,
+    "stream": lambda x: x.xp.current.synchronize(),
+    "device": lambda x: x.xp.cuda.Device().synchronize(),
+    "memory": lambda x: x.xp.get_default_memory_pool().free_all_blocks(),
+    "work from outside": lambda x: x.xp.current.wait_event(OUTSIDE[-1]),
+    "a stream that is left": lambda x: fork(x.xp),
+}
+OUTSIDE: list[Any] = []
+
+
+def fork(xp: SimulatedCupy) -> None:
+    other = xp.cuda.Stream()
+    other.wait_event(xp.current.record())
+    with other:
+        xp.ones(3)
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_a_capture_fails_where_the_host_would_wait(xp: SimulatedCupy, case: str) -> None:
+    x, y = xp.ones(3), xp.ones(700)
+    OUTSIDE[:] = [xp.cuda.Stream().record()]
+    del y  # a block to be freed
+    with xp.cuda.Stream() as stream:
+        stream.begin_capture()
+        if "left" in case:
+            FORBIDDEN[case](x)
+        else:
+            with pytest.raises(RuntimeError, match=r"capture|capturing|uncaptured"):
+                FORBIDDEN[case](x)
+        with pytest.raises(RuntimeError, match=r"capture|capturing|uncaptured|joined"):
+            stream.end_capture()
+    assert not stream.is_capturing()
+
+
+def test_streams_that_join_a_capture_are_replayed_in_the_order_of_events() -> None:
+    for seed in range(10):
+        xp = SimulatedCupy(seed=seed)
+        x, y, side = xp.ones(3), xp.zeros(3), xp.cuda.Stream()
+
+        def work(xp: Any = xp, x: Any = x, y: Any = y, side: Any = side) -> None:
+            x.__imul__(3)
+            side.wait_event(xp.current.record())
+            with side:
+                y.__iadd__(x)
+                joined = side.record()
+            xp.current.wait_event(joined)
+            x.__iadd__(1)
+
+        graph, _ = captured(xp, work)
+        assert not side.is_capturing()
+        for _ in range(2):
+            graph.launch()
+        assert x.get().tolist() == [13] * 3
+        assert y.get().tolist() == [15] * 3
+
+
+# -- who does what ---------------------------------------------------------------------------------
+
+
+def test_waits_and_allocations_are_noted_with_the_line(xp: SimulatedCupy) -> None:
+    x = xp.ones(100_000)
+    with xp.watched() as seen:
+        y = x + 1
+        float(y[0])
+        del y
+        x + 1
+    assert [line.split(":")[0] for line in seen.waits] == ["test_cupy.py"]
+    assert len(seen.allocations) == 1
+    assert len(seen.pooled) == 2
+    assert seen.launches == 2

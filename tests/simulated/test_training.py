@@ -1,0 +1,183 @@
+"""Whole trainings on the simulated device give the numbers of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.exact import ExactSums
+from pydtnn.comm.nccl import create_nccl
+from pydtnn.comm.staged import Staged
+from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
+from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
+from tests.simulated.small import (
+    BATCH,
+    NETWORKS,
+    SAMPLES,
+    assert_agree,
+    convolutional,
+    group_normed,
+    pooled,
+    residual,
+    results,
+    trainer,
+)
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+GRAPH = "one CUDA graph"
+
+
+def agrees(network: Callable[[], Any], *, eager: bool = True, **options: Any) -> str:
+    """Train on the reference and on the device; say whether steps were replays of a graph."""
+    rule = options.pop("rule", lambda: None)
+    expected = results(trainer("numpy", network, rule(), **options))
+    ours = trainer(simulated_backend(eager=eager), network, rule(), **options)
+    assert_agree(results(ours), expected)
+    return ours.steps.graph
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "lazy"])
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "not fused"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(network: str, fuse: bool, eager: bool) -> None:
+    assert agrees(NETWORKS[network], eager=eager, fuse=fuse) == GRAPH
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_without_a_graph(network: str) -> None:
+    assert "not asked for" in agrees(NETWORKS[network], eager=False, graph=False)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_optimizers(name: str) -> None:
+    assert agrees(convolutional, rule=lambda: get_optimizer(name, lr=0.01)) == GRAPH
+
+
+def test_clipping() -> None:
+    assert agrees(convolutional, rule=lambda: SGD(0.1, clip_norm=0.5)) == GRAPH
+
+
+@pytest.mark.parametrize("network", [residual, pooled])
+def test_accumulation(network: Any) -> None:
+    assert agrees(network, accumulation=2, eager=False) == GRAPH
+
+
+class Trim(Callback):
+    """Returns what nobody seems to use to the driver, after every step."""
+
+    def on_step_end(self, trainer: Any) -> None:
+        trainer.model.backend.trim()
+
+
+def test_a_graph_keeps_its_memory() -> None:
+    expected = results(trainer("numpy", residual), epochs=6)
+    ours = trainer(simulated_backend(), residual, callbacks=[Trim()])
+    assert_agree(results(ours, epochs=6), expected)
+    assert ours.steps.graph == GRAPH
+
+
+# Of all parameters in norm, after two epochs; of 16 bits some roundings come one by one elsewhere.
+BOUNDS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 4e-2}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("network", [residual, pooled, group_normed])
+def test_types(network: Any, dtype: str) -> None:
+    ours = trainer(simulated_backend(), network, dtype=dtype)
+    both = [results(one, epochs=2) for one in (trainer("numpy", network, dtype=dtype), ours)]
+    learnt = [name for name in ours.model.state() if "running" not in name]
+    expected, value = (np.concatenate([run[name].ravel() for name in learnt]) for run in both)
+    assert np.linalg.norm(value - expected) <= BOUNDS[dtype] * np.linalg.norm(expected)
+    assert ours.steps.graph == GRAPH
+
+
+exactly = partial(ExactSums, shards=4)
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["", "joint norms"])
+def test_exact_mode(sync: bool) -> None:
+    agrees(residual, sums=exactly, sync_batch_norm=sync)
+
+
+# -- several ranks ---------------------------------------------------------------------------------
+
+
+def on_ranks(
+    ranks: int,
+    train: Callable[[Communicator, Any], Any],
+    *,
+    eager: bool = True,
+    way: Any = create_nccl,
+) -> Any:
+    """Let ranks train, each on its device; return what the first one returned."""
+    fabric = Fabric()
+
+    def rank(comm: Communicator) -> Any:
+        xp = SimulatedCupy(fabric, seed=comm.rank, eager=eager)
+        return train(way(comm, xp), simulated_backend(xp))
+
+    return run_threads(ranks, rank)[0]
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "lazy"])
+@pytest.mark.parametrize("way", [create_nccl, Staged])
+@pytest.mark.parametrize("sync", [False, True], ids=["own norms", "joint norms"])
+def test_two_ranks(sync: bool, way: Any, eager: bool) -> None:
+    def train(comm: Communicator, backend: Any) -> Any:
+        ours = trainer(backend, residual, comm=comm, sync_batch_norm=sync)
+        return results(ours), ours.steps.graph
+
+    value, graph = on_ranks(2, train, eager=eager, way=way)
+    expected = run_threads(
+        2, lambda comm: results(trainer("numpy", residual, comm=comm, sync_batch_norm=sync))
+    )[0]
+    assert_agree(value, expected)
+    assert (graph == GRAPH) == (way is create_nccl)
+
+
+class Watch(Callback):
+    """Notes what happens in the steps of the last of four epochs."""
+
+    def on_epoch_start(self, trainer: Any) -> None:
+        if trainer.epoch == 3:
+            self.watching = trainer.model.backend.xp.watched()
+            self.seen = self.watching.__enter__()
+
+    def on_step_end(self, trainer: Any) -> None:
+        if trainer.epoch == 3 and trainer.step == SAMPLES // BATCH:
+            self.watching.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_replayed_steps_allocate_nothing_and_nobody_waits(network: str, ranks: int) -> None:
+    def train(comm: Communicator, backend: Any) -> Any:
+        watch = Watch()
+        ours = trainer(backend, NETWORKS[network], comm=comm, callbacks=[watch])
+        results(ours, samples=SAMPLES // BATCH * BATCH)
+        return watch.seen
+
+    seen = on_ranks(ranks, train)
+    assert not seen.allocations
+    assert not seen.pooled
+    assert not seen.uploads
+    assert all(wait.startswith("feed.py") for wait in seen.waits), seen.waits  # for older steps
+    assert seen.launches < 20  # copies, but none of the hundred kernels
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["own norms", "joint norms"])
+def test_exact_mode_gives_the_same_bytes_on_any_number_of_ranks(sync: bool) -> None:
+    def train(comm: Communicator, backend: Any) -> Any:
+        options: Any = {"sums": exactly, "sync_batch_norm": sync}
+        return results(trainer(backend, residual, comm=comm, **options))
+
+    one, two = (on_ranks(ranks, train) for ranks in (1, 2))
+    for name, value in one.items():
+        assert np.array_equal(value, two[name]), name

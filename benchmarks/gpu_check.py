@@ -82,13 +82,14 @@ def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Par
     ]
     cifar = ("--data", str(data)) if data else ()
     return [
+        Part("first", script("first"), 20, 90, environment=one_thread),
         Part("tests", test("tests", "--workers", "9"), 150, 260, environment=one_thread),
         Part("nccl", test("nccl", f"{nccl}::TestOneGpu"), 20, 60, environment=one_thread),
         Part("nccl2", test("nccl2", f"{nccl}::TestGpus"), 30, 90, environment=several),
         Part("staged2", test("staged2", f"{staged}::TestStagedGpuMpi"), 30, 90),
         *sanitizers,
         Part("compile", script("step_time", "promised", "--compile"), 90, 200),
-        Part("steps", steps("promised"), 75, 150, alone=True),
+        Part("steps", steps("promised"), 75, 300, alone=True),
         Part(
             "kernels",
             script(

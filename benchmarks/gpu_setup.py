@@ -40,7 +40,9 @@ def make(environment: Path) -> None:
     site = Path(run(str(python_of(environment)), "-c", inside).strip())
     outside = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     # Paths added so are searched after the environment's own; `site` reads their .pth files too.
-    lines = [f"import site; site.addsitedir({path!r})" for path in outside]
+    # CuPy looks for NVIDIA's wheels below the prefixes alone (`site.getsitepackages`).
+    lines = [f"import site; site.PREFIXES.append({sys.prefix!r})"]
+    lines += [f"import site; site.addsitedir({path!r})" for path in outside]
     (site / "outside.pth").write_text("\n".join(lines) + "\n")
 
 

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -130,7 +131,8 @@ def command(file: str, keywords: str, tool: str | None) -> list[str]:
         return pytest
     sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-    options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in LIBRARIES)]
+    for name in LIBRARIES:  # one filter each: the conditions of one filter must all hold
+        options += ["--kernel-name-exclude", f"kns={name}"]
     options += ["--report-api-errors", "no"]  # tests provoke them; what counts is what kernels do
     options += ["--require-cuda-init", "no"]  # all tests of a file may be skipped
     options += ["--launch-timeout", "100"]
@@ -168,6 +170,7 @@ class Suite:
         self.keywords, self.tool = keywords, tool
         self.deadline, self.limit, self.json = deadline, limit, json
         self.results = {file: Result() for file in files}
+        self._writing = threading.Lock()
 
     def run(self, workers: int) -> None:
         """Test all files with so many at a time."""
@@ -211,12 +214,13 @@ class Suite:
         return result
 
     def write(self) -> None:
-        """Write what is known so far."""
+        """Write what is known so far; several threads do, one at a time."""
         if self.json:
-            text = json.dumps({file: asdict(result) for file, result in self.results.items()})
-            beside = self.json.with_suffix(f".{os.getpid()}.part")
-            beside.write_text(text + "\n")
-            beside.replace(self.json)
+            with self._writing:
+                text = json.dumps({file: asdict(result) for file, result in self.results.items()})
+                beside = self.json.with_suffix(f".{os.getpid()}.part")
+                beside.write_text(text + "\n")
+                beside.replace(self.json)
 
 
 def summary(results: Iterable[Result]) -> str:

@@ -341,7 +341,7 @@ def test_mistakes_in_the_command_are_told(options, capsys):
 
     with pytest.raises(SystemExit, match="2"):
         gpu_check.main(options)
-    assert "no part nothing; there are tests, " in (told := capsys.readouterr().err) or (
+    assert "no part nothing; there are first, tests, " in (told := capsys.readouterr().err) or (
         "--out is needed" in told
     )
 

@@ -59,9 +59,7 @@ ENVIRONMENT = {"PYTHONPATH": str(launch.ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 @pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
 def test_a_plain_pytest_reports_every_test_of_every_rank(project, monkeypatch):
-    monkeypatch.setenv(
-        "PYDTNN_TEST_PATIENCE", "6"
-    )  # a crash must be noticed sooner, on busy cores too
+    monkeypatch.setenv("PYDTNN_TEST_PATIENCE", "15")  # on busy cores a crash is noticed late
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     finished = subprocess.run(
@@ -82,7 +80,7 @@ def test_a_plain_pytest_reports_every_test_of_every_rank(project, monkeypatch):
     }
     assert "rank 1: AssertionError: seen on the wrong rank" in told
     assert "2 ranks: mpiexec ended with status" in told
-    assert "2 ranks: no rank made progress for 6 s, so all were killed" in told
+    assert "2 ranks: no rank made progress for 15 s, so all were killed" in told
     assert finished.returncode == 1
 
 

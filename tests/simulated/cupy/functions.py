@@ -56,6 +56,10 @@ OF_THE_HOST = (
 )
 """What has nothing to do with arrays."""
 
+JOINED = ("concatenate", "dstack", "hstack", "stack", "vstack")
+MOST_JOINED = 8
+"""Arrays that CuPy joins one by one; if there are more, it brings their addresses to the device."""
+
 
 class Function:
     """What NumPy's function of a name computes, as work of the current stream."""
@@ -68,6 +72,8 @@ class Function:
         out = out[0] if isinstance(out, tuple) else out
         arrays = [*leaves((args, options)), *([] if out is None else [out])]
         refuse_others(self.xp, arrays)
+        if self.name in JOINED and len(list(leaves(args))) > MOST_JOINED:
+            self.xp.uploads("addresses of the arrays that are joined")
         values, given = swapped(args, memory_of), swapped(options, memory_of)
 
         def compute() -> Any:

@@ -94,7 +94,10 @@ class Staged(Wrapper):
         return self._later(lambda a: self.inner._isend(a, to, tag), [array], [])
 
     def _irecv(self, array: Array, source: int, tag: int) -> Request:
+        if source == self.rank:  # a message to oneself keeps its place: see below
+            return self._later(lambda a: self.inner._irecv(a, source, tag), [], [array])
         # It waits for no copy, so it need not queue; and being early spares MPI a copy of its own.
+        # But Open MPI cuts off what is too long for oneself, unasked, if the receive came first.
         operation = _Operation(self, lambda a: self.inner._irecv(a, source, tag), [], [array])
         operation.start()
         return operation

@@ -119,7 +119,7 @@ def copy_weights(layer: Layer, module: nn.Module) -> None:
     """Copy a layer's parameters into its module."""
     with torch.no_grad():
         for p, tensor in pairs(layer, module):
-            tensor.copy_(to_torch(np.asarray(p.value)).reshape(tensor.shape))
+            tensor.copy_(to_torch(layer.backend.to_numpy(p.master)).reshape(tensor.shape))
 
 
 class Padded(nn.Module):

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Layer, StepContext
 from pydtnn.model import Model
+from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
@@ -68,15 +71,15 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-def assert_close(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
+def assert_close(ours: Array, theirs: np.ndarray, what: str) -> None:
     """Compare in norm: both sides sum in their own order, in float64."""
+    ours = to_host(ours)
     scale = max(float(np.abs(theirs).max(initial=0)), 1e-30)
     assert float(np.abs(ours - theirs).max(initial=0)) <= 1e-10 * scale, what
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-def test_a_layer_equals_pytorch(case: str, backend: str) -> None:
+def test_a_layer_equals_pytorch(case: str, backend: Backend) -> None:
     from benchmarks.torch_twin import Twin, to_ours, to_torch
 
     make, shape = CASES[case]
@@ -84,7 +87,7 @@ def test_a_layer_equals_pytorch(case: str, backend: str) -> None:
     rng = np.random.default_rng(0)
     model = Model(net, shape, backend=backend, dtype="float64", input_gradient=True)
     for p in model.parameters.values():
-        p.master[...] = rng.normal(size=p.shape)
+        p.master[...] = backend.asarray(rng.normal(size=p.shape))
     twin = Twin(model)
     x = rng.uniform(0.1, 2, (4, *shape)) if case == "log" else 3 * rng.normal(size=(4, *shape))
     dy = rng.normal(size=(4, *model.output_shape))
@@ -92,29 +95,29 @@ def test_a_layer_equals_pytorch(case: str, backend: str) -> None:
     theirs = to_torch(x.copy()).requires_grad_()
     output = twin(theirs)
     output.backward(to_torch(dy))
-    y, residuals = model.forward(x, StepContext(training=True))
+    y, residuals = model.forward(backend.asarray(x), StepContext(training=True))
     assert_close(y, to_ours(output), "output")
-    dx = model.backward(dy, residuals)
+    dx = model.backward(backend.asarray(dy), residuals)
     assert_close(dx, to_ours(theirs.grad), "dx")
     for name, gradient in (twin.gradients() if model.parameters else {}).items():
         assert_close(model.parameters[name].grad, gradient, name)
 
 
-def test_running_statistics_equal_pytorch() -> None:
+def test_running_statistics_equal_pytorch(backend: Backend) -> None:
     from benchmarks.torch_twin import Twin, to_ours, to_torch
 
     rng = np.random.default_rng(0)
-    model = Model(layers.BatchNorm(momentum=0.2), IMAGE, backend="cpu", dtype="float64")
+    model = Model(layers.BatchNorm(momentum=0.2), IMAGE, backend=backend, dtype="float64")
     twin = Twin(model)
     for _ in range(3):
         x = 2 + rng.normal(size=(4, *IMAGE))
         twin(to_torch(x))
-        model.forward(x, StepContext(training=True))
+        model.forward(backend.asarray(x), StepContext(training=True))
         model.statistics.fold()
     norm = twin.steps[0]
     (ours,) = model.statistics.statistics
     assert_close(ours.mean, norm.running_mean.numpy(), "mean")
     assert_close(ours.variance, norm.running_var.numpy(), "variance")
     twin.eval()
-    y, _ = model.forward(x, StepContext(training=False))
+    y, _ = model.forward(backend.asarray(x), StepContext(training=False))
     assert_close(y, to_ours(twin(to_torch(x))), "evaluation")

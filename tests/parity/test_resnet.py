@@ -8,11 +8,13 @@ import pytest
 from pydtnn.comm import create_communicator
 from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import Batch
+from pydtnn.kernels import Backend
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.trainer import Trainer
+from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
@@ -20,8 +22,8 @@ SHAPE = (32, 32, 3)
 
 
 @pytest.fixture
-def resnet() -> Model:
-    return Model(create_net("resnet20", 10, SHAPE), SHAPE, backend="cpu", dtype="float64")
+def resnet(backend: Backend) -> Model:
+    return Model(create_net("resnet20", 10, SHAPE), SHAPE, backend=backend, dtype="float64")
 
 
 @pytest.fixture
@@ -38,13 +40,15 @@ def test_logits_and_gradients_are_equal(
     x, _ = batch
     twin = Twin(resnet)
     theirs = twin(to_torch(x))
-    y, residuals = resnet.forward(x, StepContext(training=True))
-    np.testing.assert_allclose(y, to_ours(theirs), rtol=1e-8, atol=1e-10)
+    y, residuals = resnet.forward(resnet.backend.asarray(x), StepContext(training=True))
+    np.testing.assert_allclose(to_host(y), to_ours(theirs), rtol=1e-8, atol=1e-10)
     dy = np.random.default_rng(1).normal(size=y.shape)
     theirs.backward(to_torch(dy))
-    resnet.backward(dy, residuals)
+    resnet.backward(resnet.backend.asarray(dy), residuals)
     for name, gradient in twin.gradients().items():
-        error = np.abs(resnet.parameters[name].grad - gradient).max() / np.abs(gradient).max()
+        error = (
+            np.abs(to_host(resnet.parameters[name].grad) - gradient).max() / np.abs(gradient).max()
+        )
         assert error < 1e-8, f"{name}: {error}"
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.cuda import cudnn_graph_conv
 from pydtnn.kernels.cuda.cublas import KINDS, NO, layout
-from pydtnn.kernels.cuda.cudnn_conv import TYPES, Algorithm, CudnnConvolutions, even
+from pydtnn.kernels.cuda.cudnn_conv import Algorithm, CudnnConvolutions, even
 from pydtnn.kernels.cuda.cudnn_graph import SHIFT, SQUARES, SUM, GraphPlan
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
-from pydtnn.kernels.cuda.own import arithmetic
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import Conv
 from tests.simulated.cupy.array import DeviceArray
 
@@ -146,7 +146,7 @@ class Convolutions(CudnnConvolutions):
 
     def _make_plan(self, direction: str, geometry: ConvGeometry, batch: int, dtype: str) -> Any:
         assert geometry == even(geometry)
-        if dtype not in TYPES or not batch or len(geometry.size) > 3:
+        if not self.suits(geometry, batch, dtype):
             return None
         return Plan(self._cupy, direction, geometry)
 

@@ -16,14 +16,12 @@ from pydtnn.kernels.choices import Choices, Key
 from pydtnn.kernels.cuda.engine import PLAIN, Engine, Passing, PassingEngine, Refused
 from pydtnn.kernels.cuda.measure import CarryOut
 from pydtnn.kernels.cuda.module import ELEMENTS
-from pydtnn.kernels.cuda.own import arithmetic
 from pydtnn.kernels.deferred import Deferred, Term
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import Elementwise, Fused, Norm
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
-
-HALVES = ("float16", "bfloat16")
 
 APART, IN_PASSING = "apart", "in passing"
 """When bias, ReLU and sums are seen to."""
@@ -158,7 +156,7 @@ class Conv(reference.Conv):
         algorithm: str | None = None,
     ) -> None:
         """Compute the gradient of the filters into `out`."""
-        widened = out.dtype == "float32" and x.dtype == dy.dtype and x.dtype.name in HALVES
+        widened = out.dtype == "float32" and x.dtype == dy.dtype and x.dtype.itemsize == 2
         if not (_writable(out) if widened else _writable(out, x, dy)):
             return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
         x, dy = self._values(x), self._values(dy)

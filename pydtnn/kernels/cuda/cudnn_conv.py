@@ -23,14 +23,10 @@ from pydtnn.kernels.cuda.cudnn import (
     Handle,
     Performance,
 )
+from pydtnn.kernels.cuda.cudnn_engine import CudnnEngine
 from pydtnn.kernels.cuda.engine import Refused
-from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import Elementwise
 from pydtnn.kernels.reference.family import Array
-
-TYPES = ("float32", "float16", "bfloat16")
-"""For float64 cuDNN has few algorithms, none of them for NHWC."""
 
 WORKSPACE_BYTES = 1 << 30
 """Algorithms that need more are left out."""
@@ -62,7 +58,7 @@ class Plan:
         Padded alike on both sides.
     batch : int
     dtype : str
-        One of `TYPES`.
+        One of `cudnn_engine.TYPES`.
     tf32 : bool
 
     Attributes
@@ -152,33 +148,8 @@ class Plan:
         )
 
 
-class CudnnConvolutions:
-    """Convolutions on the current stream, with one plan per direction, geometry, batch and dtype.
-
-    Parameters
-    ----------
-    cudnn : Cudnn
-    cupy : module
-    handle : Handle
-    elementwise : Elementwise
-    scratch : Scratch
-    tf32 : bool
-        Whether float32 may be rounded to TF32 before it is multiplied.
-    """
-
-    def __init__(
-        self,
-        cudnn: Cudnn,
-        cupy: Any,
-        handle: Handle,
-        elementwise: Elementwise,
-        scratch: Scratch,
-        *,
-        tf32: bool,
-    ) -> None:
-        self._cudnn, self._cupy, self._handle, self._tf32 = cudnn, cupy, handle, tf32
-        self._elementwise, self._scratch = elementwise, scratch
-        self._plans: dict[Any, Plan | None] = {}
+class CudnnConvolutions(CudnnEngine):
+    """Its older interface, with one plan per direction, geometry, batch and dtype."""
 
     def candidates(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
@@ -191,12 +162,13 @@ class CudnnConvolutions:
         key = (direction, geometry, batch, dtype)
         if key not in self._plans:
             self._plans[key] = self._make_plan(direction, even(geometry), batch, dtype.name)
-        return self._plans[key]
+        plan: Plan | None = self._plans[key]
+        return plan
 
     def _make_plan(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: str
     ) -> Plan | None:
-        if dtype not in TYPES or not batch or len(geometry.size) > 3:
+        if not self.suits(geometry, batch, dtype):
             return None
         try:
             return Plan(

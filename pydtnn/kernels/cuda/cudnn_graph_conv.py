@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.cuda.cudnn import Cudnn, CudnnError, Handle
+from pydtnn.kernels.cuda.cudnn_engine import CudnnEngine
 from pydtnn.kernels.cuda.cudnn_graph import (
     ALIGNMENT,
     OPERATIONS,
@@ -21,13 +22,8 @@ from pydtnn.kernels.cuda.cudnn_graph import (
 )
 from pydtnn.kernels.cuda.cudnn_nodes import Node
 from pydtnn.kernels.cuda.engine import PLAIN, Passing, Refused
-from pydtnn.kernels.cuda.memory import Scratch
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import Elementwise
 from pydtnn.kernels.reference.family import Array
-
-TYPES = ("float32", "float16", "bfloat16")
-"""For float64 cuDNN has an engine or two, without tensor cores: im2row and cuBLAS have them."""
 
 NAMES = ("graph", *(f"graph {number}" for number in range(2, 9)))
 """Algorithms: the plans that cuDNN expects to be the fastest, in this order."""
@@ -35,46 +31,25 @@ NAMES = ("graph", *(f"graph {number}" for number in range(2, 9)))
 OPERANDS = {name: [uid for uid, _ in operation.tensors] for name, operation in OPERATIONS.items()}
 
 
-class GraphConvolutions:
-    """Convolutions on the current stream, with plans per direction, geometry, batch and dtype.
+class GraphConvolutions(CudnnEngine):
+    """Its graphs, with plans per direction, geometry, batch and dtype.
 
     Plans that also add to the output, or do what follows in passing, are made when they are first
-    asked for.
-
-    Parameters
-    ----------
-    cudnn : Cudnn
-    cupy : module
-    handle : Handle
-    elementwise : Elementwise
-    scratch : Scratch
-    tf32 : bool
-        Whether float32 may be rounded to TF32 before it is multiplied.
+    asked for. The parameters are those of `CudnnEngine`.
     """
 
-    def __init__(
-        self,
-        cudnn: Cudnn,
-        cupy: Any,
-        handle: Handle,
-        elementwise: Elementwise,
-        scratch: Scratch,
-        *,
-        tf32: bool,
-    ) -> None:
-        self._cudnn, self._cupy, self._handle, self._tf32 = cudnn, cupy, handle, tf32
-        self._elementwise, self._scratch = elementwise, scratch
+    def __init__(self, cudnn: Cudnn, cupy: Any, handle: Handle, *given: Any, tf32: bool) -> None:
+        super().__init__(cudnn, cupy, handle, *given, tf32=tf32)
         pointer = handle.pointer
         self.target = Target(
             {"OPERATIONGRAPH_HANDLE": pointer}, {}, {"EXECUTION_PLAN_HANDLE": pointer}
         )
-        self._plans: dict[Any, list[GraphPlan]] = {}
 
     def candidates(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any
     ) -> tuple[str, ...]:
         """Name the plans that there are for the convolution alone."""
-        if dtype.name not in TYPES or not batch or len(geometry.size) > 3:
+        if not self.suits(geometry, batch, dtype.name):
             return ()
         return NAMES[: len(self.plans(direction, geometry, batch, dtype.name))]
 
@@ -106,7 +81,8 @@ class GraphConvolutions:
                     raise
                 found = []
             self._plans[key] = found
-        return self._plans[key]
+        made: list[GraphPlan] = self._plans[key]
+        return made
 
     def run(
         self,
@@ -137,7 +113,7 @@ class GraphConvolutions:
 
         Which plans there are, only making them says, and that may take a second.
         """
-        if dtype.name not in TYPES or not batch or len(geometry.size) > 3:
+        if not self.suits(geometry, batch, dtype.name):
             return False
         return not passing.sums or (dtype.itemsize == 2 and geometry.filters % 4 == 0)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydtnn.kernels.cuda.own import Own, all_of, arithmetic, native
+from pydtnn.kernels.cuda.own import Own, all_of, native
 from pydtnn.kernels.deferred import Deferred, Term
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import fused as reference
 from pydtnn.kernels.reference.family import Array
 

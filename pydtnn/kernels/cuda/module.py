@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.files import user_cache, write_file
+from pydtnn.kernels.dtypes import DTYPES
 
-ELEMENTS = ("float32", "float64", "float16", "bfloat16")
+ELEMENTS = DTYPES
 """Element types that the kernels know, by the names that dtypes have."""
 
 REALS = ELEMENTS[:2]

@@ -159,12 +159,7 @@ def native(out: Array, *inputs: Array | None) -> bool:
     )
 
 
-def arithmetic(dtype: Any) -> str:
-    """Type that elements of a type are computed with, and their coefficients have."""
-    return "float64" if dtype.name == "float64" else "float32"
-
-
-def all_of(dtype: str, *arrays: Array | None) -> bool:
+def all_of(dtype: Any, *arrays: Array | None) -> bool:
     """Whether these are contiguous arrays of a type."""
     return all(a is None or (a.dtype == dtype and a.flags.c_contiguous) for a in arrays)
 

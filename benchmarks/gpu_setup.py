@@ -12,13 +12,11 @@ changed.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,23 +58,10 @@ def install(environment: Path, wheels: Path | None) -> None:
 
 
 def compile_kernels(environment: Path, arch: str) -> int:
-    """Compile our CUDA sources for all element types they have; return how many files that made."""
-    from pydtnn.files import write_file
-    from pydtnn.kernels.cuda.module import compile_with_nvcc, cubin_name, elements, source_names
+    """Compile our CUDA sources; return how many files of machine code there are."""
+    from pydtnn.kernels.cuda.module import prebuild
 
-    folder = environment / CUBINS
-    folder.mkdir(exist_ok=True)
-
-    def compile_one(name: str, element: str) -> None:
-        path = folder / cubin_name(name, arch, element)
-        if not path.exists():
-            write_file("gpu_setup", path, compile_with_nvcc(name, arch, element))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(compile_one, n, e) for n in source_names() for e in elements(n)]
-        for job in jobs:
-            job.result()
-    return len(jobs)
+    return prebuild(environment / CUBINS, arch)
 
 
 def architecture() -> str:

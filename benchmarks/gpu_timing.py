@@ -46,7 +46,8 @@ class OursReplay:
     """
 
     def __init__(self, backend: Any, call: Call, repeat: int) -> None:
-        self.cuda, self.stream, self.apart = backend.xp.cuda, backend.stream, backend.memory.apart
+        self.cuda, self.apart = backend.xp.cuda, backend.memory.apart
+        self.stream = self.cuda.Stream(non_blocking=True)
         self.call, self.repeat = call, repeat
         backend.synchronize()  # operands were made on another stream
         with self.apart(), self.stream:

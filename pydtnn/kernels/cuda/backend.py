@@ -54,20 +54,15 @@ class CudaBackend(Backend):
         The libraries, with their versions.
     tf32 : bool
         Whether float32 is rounded to TF32 before it is multiplied.
-    go, alive : Array, shape (1,), float64
-        Flags of the device that hold updates back, see `pydtnn.kernels.cuda.own.Device`.
-    stream : cupy.cuda.Stream
-        A stream for work that is captured, which the legacy default stream cannot be. Kernels do
-        not run there by themselves.
+    alive : Array, shape (1,), float64
+        Beside `go`, the flag that holds all later updates back: see `own.Device`.
     """
 
     device: int = 0
     gpu: str = ""
     versions: tuple[str, ...] = ()
     tf32: bool = False
-    go: Array = None
     alive: Array = None
-    stream: Any = None
 
     def asarray(self, value: Any, dtype: Any = None) -> Array:
         """Bring an array or a sequence to the GPU, in C order; copies only where it must.
@@ -166,7 +161,6 @@ def create_cuda_backend(
         tf32=tf32,
         go=own.go,
         alive=own.alive,
-        stream=cupy.cuda.Stream(non_blocking=True),
     )
 
 

@@ -2,9 +2,9 @@
 
 A source ``src/NAME.cu`` is compiled for one GPU architecture, and for one element type or all of
 them, into a cubin. The cubin's file name carries a digest of all that went into it, so a
-folder of them never goes stale: prebuilt ones lie in ``cubins/`` beside this file or where
-PYDTNN_CUBINS says, those that were compiled on demand in the user's cache. The sources include
-nothing but each other, so that NVRTC, which comes with CuPy, needs no CUDA toolkit.
+folder of them never goes stale: prebuilt ones lie where PYDTNN_CUBINS says, those that were
+compiled on demand in the user's cache. The sources include nothing but each other, so that NVRTC,
+which comes with CuPy, needs no CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +147,31 @@ def find_cubin(name: str, arch: str, element: str | None, compiler: Compiler) ->
     return cubin
 
 
-def prebuild(folder: Path, arch: str, compiler: Compiler = compile_with_nvcc) -> None:
-    """Fill a folder for PYDTNN_CUBINS: all sources and element types for one architecture."""
-    for name in source_names():
-        for element in elements(name):
-            cubin = compiler(name, arch, element)
-            write_file("CUDA kernels", folder / cubin_name(name, arch, element), cubin)
+def prebuild(folder: Path, arch: str, compiler: Compiler = compile_with_nvcc) -> int:
+    """Fill a folder for PYDTNN_CUBINS: all sources and their element types for one architecture.
+
+    What is there already stays; the others are compiled on all cores.
+
+    Returns
+    -------
+    int
+        How many files there are for it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(name: str, element: str) -> None:
+        path = folder / cubin_name(name, arch, element)
+        if not path.exists():
+            write_file("CUDA kernels", path, compiler(name, arch, element))
+
+    pairs = [(name, element) for name in source_names() for element in elements(name)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, *zip(*pairs, strict=True)))
+    return len(pairs)
 
 
 def _folders() -> Iterator[Path]:
     """Folders of cubins, the one that is written to last."""
-    yield Path(__file__).parent / "cubins"
     if prebuilt := os.environ.get(PREBUILT):
         yield Path(prebuilt)
     with contextlib.suppress(RuntimeError):  # a user without a home has no cache

@@ -73,6 +73,35 @@ AWKWARD = {
     "depthwise, 16 channels, no padding": (3, geometry((9, 10), 16, 16, (3, 3), groups=16)),
     "depthwise, stride 2, 5 by 5": (3, geometry((11, 10), 21, 21, (5, 5), 2, 2, groups=21)),
     "depthwise, dilation 2": (3, geometry((11, 10), 33, 33, (3, 3), 1, 2, 2, groups=33)),
+    "depthwise, no image": (0, geometry((9, 10), 20, 20, (3, 3), padding=1, groups=20)),
+    "depthwise, a single row": (3, geometry((1, 13), 5, 5, (3, 3), padding=1, groups=5)),
+    "depthwise, a single column": (3, geometry((7, 1), 17, 17, (3, 3), padding=1, groups=17)),
+    "depthwise, 2 by 3": (5, geometry((2, 3), 40, 40, (3, 3), padding=1, groups=40)),
+    "depthwise, 7 by 7": (9, geometry((7, 7), 71, 71, (3, 3), padding=1, groups=71)),
+    "depthwise, stride 2, even": (3, geometry((14, 16), 35, 35, (3, 3), 2, 1, groups=35)),
+    "depthwise, stride 2, odd": (3, geometry((13, 15), 33, 33, (3, 3), 2, 1, groups=33)),
+    "depthwise, stride 2, padding at the end": (
+        2,
+        geometry((16, 12), 18, 18, (3, 3), 2, ((0, 1), (0, 1)), groups=18),
+    ),
+    "depthwise, 5 by 5": (3, geometry((11, 17), 19, 19, (5, 5), padding=2, groups=19)),
+    "depthwise, 7 by 4": (2, geometry((9, 19), 6, 6, (7, 4), 1, ((3, 3), (2, 1)), groups=6)),
+    "depthwise, stride 3 beyond the kernel": (2, geometry((17, 16), 9, 9, (2, 2), 3, groups=9)),
+    "depthwise, dilation 2, stride 3": (2, geometry((19, 14), 5, 5, (4, 3), 3, 1, 2, groups=5)),
+    "depthwise, padding beyond the kernel": (2, geometry((4, 4), 7, 7, (2, 2), 1, 3, groups=7)),
+    "depthwise, rows of a large image": (
+        1,
+        geometry((61, 59), 160, 160, (3, 3), padding=1, groups=160),
+    ),
+    "depthwise, rows of a large image, stride 2": (
+        1,
+        geometry((61, 58), 160, 160, (3, 3), 2, 1, groups=160),
+    ),
+    "depthwise, rows larger than a block": (
+        1,
+        geometry((3, 2003), 133, 133, (3, 3), padding=1, groups=133),
+    ),
+    "depthwise, one axis": (3, geometry((50,), 9, 9, (3,), stride=2, padding=1, groups=9)),
     "depthwise, two filters a channel": (3, geometry((9, 10), 9, 18, (3, 3), 1, 1, groups=9)),
     "one axis": (3, geometry((50,), 6, 9, (5,), stride=2, padding=((1, 2),))),
     "three axes": (2, geometry((4, 5, 6), 3, 4, (3, 2, 3), padding=1)),
@@ -178,10 +207,11 @@ def test_the_number_of_threads_does_not_change_a_byte(
 ) -> None:
     batch, geometry = AWKWARD[case]
     arrays = cast(operands(rng, batch, geometry), np.float32)
-    one, two = (create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2))
+    one, *others = (create_backend("cpu", threads=n, isa=cpu_backend.isa).conv for n in (1, 2, 5))
     for direction in DIRECTIONS:
         expected = run(one, direction, arrays, geometry, algorithm=algorithm).tobytes()
-        assert run(two, direction, arrays, geometry, algorithm=algorithm).tobytes() == expected
+        for conv in others:
+            assert run(conv, direction, arrays, geometry, algorithm=algorithm).tobytes() == expected
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ SIZES = [  # batch, inputs, outputs
     (250, 128, 19),
     (113, 47, 257),
     (600, 3, 1030),  # more samples and outputs than a block
+    (70, 811, 230),  # rows and columns are cut otherwise for every number of threads
     (3, 1031, 300),
 ]
 
@@ -85,9 +86,12 @@ def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, size: tuple[int, int, int], dtype: Any
 ) -> None:
     arrays = {name: array.astype(dtype) for name, array in operands(rng, size).items()}
-    one, two = (create_backend("cpu", threads=n, isa=cpu_backend.isa).linear for n in (1, 2))
+    one, *others = (
+        create_backend("cpu", threads=n, isa=cpu_backend.isa).linear for n in (1, 2, 3, 5, 16)
+    )
     for kernel in KERNELS:
-        assert run(one, kernel, arrays).tobytes() == run(two, kernel, arrays).tobytes()
+        expected = run(one, kernel, arrays).tobytes()
+        assert all(run(linear, kernel, arrays).tobytes() == expected for linear in others)
 
 
 @pytest.mark.parametrize("size", [(5, 37, 19), (600, 24, 16), (0, 5, 7)], ids=str)

@@ -1,8 +1,8 @@
 /* Convolutions over NHWC images: the table of kernels. Every direction and algorithm is a walk over
  * blocks (conv_walk.c). Forward and backward of data are gathers (conv_gather.c), backward of
- * filters is a sum over pixels (conv_filter.c), depthwise kernels are in conv_depthwise.c;
- * conv_block.c says what their blocks are. Winograd's algorithms have blocks of their own
- * (conv_winograd.c). */
+ * filters is a sum over pixels (conv_filter.c); depthwise convolutions have a walk for all
+ * directions (conv_depthwise.c). conv_block.c says what their blocks are. Winograd's algorithms
+ * have blocks of their own (conv_winograd.c). */
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
@@ -27,6 +27,11 @@ static int make_filter(struct walk *walk, const struct conv_shape *s, int algori
 
 static int forward(const struct conv_shape *s, int algorithm, const struct source *x, const void *w,
                    const void *b, const struct sink *y, double *sums, int threads) {
+    if (is_depthwise(s)) {
+        const struct depthwise_task task = {
+            .gather = GATHER_INPUT, .in = x, .w = w, .b = b, .out = y, .sums = sums};
+        return NAME(depthwise_run)(s, &task, threads);
+    }
     struct walk walk;
     if (make_gather(&walk, s, algorithm, GATHER_INPUT, x, w, b, y, sums, threads)) return -1;
     return NAME(walk_run)(&walk, threads);
@@ -34,6 +39,11 @@ static int forward(const struct conv_shape *s, int algorithm, const struct sourc
 
 static int backward_data(const struct conv_shape *s, int algorithm, const struct source *dy,
                          const void *w, const struct sink *dx, double *sums, int threads) {
+    if (is_depthwise(s)) {
+        const struct depthwise_task task = {
+            .gather = GATHER_GRADIENT, .in = dy, .w = w, .out = dx, .sums = sums};
+        return NAME(depthwise_run)(s, &task, threads);
+    }
     struct walk walk;
     if (make_gather(&walk, s, algorithm, GATHER_GRADIENT, dy, w, NULL, dx, sums, threads))
         return -1;
@@ -42,6 +52,11 @@ static int backward_data(const struct conv_shape *s, int algorithm, const struct
 
 static int backward_filter(const struct conv_shape *s, int algorithm, const struct source *x,
                            const struct source *dy, void *dw, int accumulate, int threads) {
+    if (is_depthwise(s)) {
+        const struct depthwise_task task = {
+            .gather = GATHER_GRADIENT, .in = dy, .x = x, .dw = dw, .accumulate = accumulate};
+        return NAME(depthwise_run)(s, &task, threads);
+    }
     struct walk walk;
     if (make_filter(&walk, s, algorithm, x, dy, dw, accumulate, threads)) return -1;
     return NAME(walk_run)(&walk, threads);
@@ -50,6 +65,17 @@ static int backward_filter(const struct conv_shape *s, int algorithm, const stru
 static int backward(const struct conv_shape *s, int data_algorithm, int filter_algorithm,
                     const struct source *x, const struct source *dy, const void *w,
                     const struct sink *dx, double *sums, void *dw, int accumulate, int threads) {
+    if (is_depthwise(s)) {
+        const struct depthwise_task task = {.gather = GATHER_GRADIENT,
+                                            .in = dy,
+                                            .w = w,
+                                            .out = dx,
+                                            .sums = sums,
+                                            .x = x,
+                                            .dw = dw,
+                                            .accumulate = accumulate};
+        return NAME(depthwise_run)(s, &task, threads);
+    }
     struct walk data, filter;
     if (make_gather(&data, s, data_algorithm, GATHER_GRADIENT, dy, w, NULL, dx, sums, threads))
         return -1;

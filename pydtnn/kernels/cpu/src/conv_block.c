@@ -217,6 +217,24 @@ struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const st
     return block;
 }
 
+void NAME(plan_rows)(const struct plan *plan, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t *low,
+                     ptrdiff_t *high) {
+    range_read(plan, 0, begin, end, low, high);
+    *low = smaller(larger(*low, 0), plan->in[0]);
+    *high = larger(smaller(*high, plan->in[0]), *low);
+}
+
+ptrdiff_t NAME(plan_height)(const struct plan *plan, ptrdiff_t rows) {
+    return smaller(rows_read(plan, rows), plan->in[0]);
+}
+
+void NAME(plan_stores)(const struct plan *plan, const struct block *block, ptrdiff_t *begin,
+                       ptrdiff_t *end) {
+    const ptrdiff_t slab = block->row / larger(plan->rows, 1);
+    *begin = stored_to(plan, slab - 1);
+    *end = stored_to(plan, slab);
+}
+
 ptrdiff_t NAME(plan_pixels)(const struct plan *plan, const struct block *block,
                             const struct axis *vertical, const struct axis *horizontal,
                             const struct span *rows, const struct span *columns, ptrdiff_t *in,

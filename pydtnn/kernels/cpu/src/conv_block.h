@@ -55,6 +55,16 @@ void NAME(plan_free)(struct plan *plan);
 struct block NAME(plan_load)(const struct plan *plan, ptrdiff_t number, const struct source *x,
                              real *scratch);
 
+/* Rows [*low, *high) of the image that outputs rows [begin, end) read, over all passes; empty if
+ * none. At most plan_height rows. */
+void NAME(plan_rows)(const struct plan *plan, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t *low,
+                     ptrdiff_t *high);
+ptrdiff_t NAME(plan_height)(const struct plan *plan, ptrdiff_t rows);
+
+/* Rows [*begin, *end) of each of its images that are this block's to store. */
+void NAME(plan_stores)(const struct plan *plan, const struct block *block, ptrdiff_t *begin,
+                       ptrdiff_t *end);
+
 /* Offsets of the outputs of a block that lie in a span of rows and in one of columns of a pass: of
  * what tap 0 reads, from block->base, and of the result, from the block's first pixel. Returns
  * their number. */

@@ -30,11 +30,9 @@ enum { PIXELS = 256, BYTES = 512 * 1024, PIECES = 16, UNIT_FILTERS = 64, REDUCE 
 struct filtering {
     struct plan plan;
     ptrdiff_t channels, filters, groups; /* channels and filters of one group */
-    ptrdiff_t depth,
-        size; /* elements of dw: per filter, and of one part, in whole vectors if depthwise */
+    ptrdiff_t depth, size; /* elements of dw: per filter, and of one part */
     ptrdiff_t parts, units, units_per_group;
-    struct views views; /* of dense ones: a single one, with all segments */
-    int depthwise;
+    struct views views; /* a single one, with all segments */
     const struct source *x, *dy;
     real *sums; /* [part][size] */
     real *dw;
@@ -42,23 +40,20 @@ struct filtering {
 };
 
 static int prepare(struct filtering *f, const struct conv_shape *s) {
-    f->depthwise = is_depthwise(s);
     f->groups = s->groups;
     f->channels = s->channels / s->groups;
     f->filters = s->filters / s->groups;
     f->depth = s->kernel[0] * s->kernel[1] * f->channels;
-    f->size = f->depthwise ? f->depth * vectors_of(s->channels) * LANES : f->depth * s->filters;
+    f->size = f->depth * s->filters;
     enum reading reading = !is_plain(f->x)            ? COPIED
-                           : f->depthwise             ? IN_PLACE
                            : f->channels % LANES == 0 ? PADDED
                                                       : COPIED;
     if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, reading)) return -1;
-    if (NAME(views_make)(&f->views, &f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0],
-                         f->depthwise ? 1 : f->channels, f->depthwise ? CLIP_BOTH : CLIP_NONE,
-                         s->groups == 1))
+    if (NAME(views_make)(&f->views, &f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0], f->channels,
+                         CLIP_NONE, s->groups == 1))
         return -1;
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
-    f->units = f->depthwise ? 1 : f->groups * f->units_per_group;
+    f->units = f->groups * f->units_per_group;
     const ptrdiff_t most = larger(SUMS_BYTES / (f->size * (ptrdiff_t)sizeof(real)), 1);
     f->parts = smaller(smaller(ceil_div(PIECES, f->units), most), f->plan.blocks);
     f->sums = NAME(scratch_new)(f->parts * f->size);
@@ -92,7 +87,7 @@ static ptrdiff_t output_rows(const struct plan *plan, const struct block *block,
 }
 
 /* Add a block's share of a unit, some filters of a group, to dw. */
-static void add_dense(const struct filtering *f, const struct block *block, const real *dy,
+static void add_block(const struct filtering *f, const struct block *block, const real *dy,
                       ptrdiff_t *in, ptrdiff_t *out, ptrdiff_t unit, int accumulate, real *dw) {
     const struct view *view = &f->views.view[0];
     ptrdiff_t per_row = view->segments / f->plan.axis[0][0].taps, rows = 0;
@@ -124,36 +119,15 @@ static void add_dense(const struct filtering *f, const struct block *block, cons
     }
 }
 
-static void add_depthwise(const struct filtering *f, const struct block *block, const real *dy,
-                          ptrdiff_t *in, ptrdiff_t *out, real *dw) {
-    const struct plan *plan = &f->plan;
-    for (ptrdiff_t v = 0; v < f->views.count; v++) {
-        const struct view *view = &f->views.view[v];
-        ptrdiff_t pixels = NAME(plan_pixels)(plan, block, &plan->axis[0][0], &plan->axis[1][0],
-                                             &view->rows, &view->columns, in, out);
-        struct depthwise task = {.x = block->base,
-                                 .in = in,
-                                 .out = out,
-                                 .tap = view->segment,
-                                 .w_tap = view->weight,
-                                 .taps = view->segments,
-                                 .ldw = vectors_of(plan->in_channels) * LANES,
-                                 .channels = plan->in_channels};
-        NAME(depthwise_filter)(pixels, &task, dy, dw);
-    }
-}
-
 /* dy from the block's first pixel on: the array itself, or the unit's columns in `scratch`. */
 static const real *load_dy(const struct filtering *f, const struct block *block, ptrdiff_t unit,
                            real *scratch) {
     ptrdiff_t channels = f->plan.out_channels;
     if (is_plain(f->dy)) return (const real *)f->dy->term[0].x + block->first * channels;
-    struct window window = {block->first, block->outputs, channels, 0, channels};
-    if (!f->depthwise) {
-        ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
-        window.column = unit / f->units_per_group * f->filters + first;
-        window.columns = smaller(f->filters - first, UNIT_FILTERS);
-    }
+    const ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
+    const struct window window = {block->first, block->outputs, channels,
+                                  unit / f->units_per_group * f->filters + first,
+                                  smaller(f->filters - first, UNIT_FILTERS)};
     NAME(source_window)(f->dy, &window, scratch + window.column, channels);
     return scratch;
 }
@@ -193,16 +167,11 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     int first = number == first_block(walk, part);
     struct block block = NAME(plan_load)(plan, number, f->x, input);
     const real *g = load_dy(f, &block, unit, input + plan->scratch);
-    if (f->depthwise) {
-        if (first) memset(dw, 0, (size_t)f->size * sizeof(real));
-        add_depthwise(f, &block, g, in, out, dw);
-    } else {
-        add_dense(f, &block, g, in, out, unit, !first, dw);
-    }
+    add_block(f, &block, g, in, out, unit, !first, dw);
 }
 
 /* Elements [number REDUCE, ...) of dw = [dw +] sum of the parts, in order. */
-static void reduce_dense(const struct walk *walk, ptrdiff_t number) {
+static void reduce(const struct walk *walk, ptrdiff_t number) {
     const struct filtering *f = walk->state;
     ptrdiff_t end = smaller((number + 1) * REDUCE, f->size);
     for (ptrdiff_t i = number * REDUCE; i < end; i += LANES) {
@@ -211,18 +180,6 @@ static void reduce_dense(const struct walk *walk, ptrdiff_t number) {
         for (ptrdiff_t p = 0; p < f->parts; p++)
             sum += vload_part(f->sums + p * f->size + i, count);
         vstore_part(f->dw + i, f->accumulate ? vload_part(f->dw + i, count) + sum : sum, count);
-    }
-}
-
-/* The same for a depthwise dw (channel, tap), of which parts are (tap, channel). */
-static void reduce_depthwise(const struct walk *walk, ptrdiff_t channel) {
-    const struct filtering *f = walk->state;
-    real *dw = f->dw + channel * f->depth;
-    for (ptrdiff_t tap = 0; tap < f->depth; tap++) {
-        real sum = 0;
-        for (ptrdiff_t p = 0; p < f->parts; p++)
-            sum += f->sums[p * f->size + tap * (f->size / f->depth) + channel];
-        dw[tap] = f->accumulate ? dw[tap] + sum : sum;
     }
 }
 
@@ -243,13 +200,13 @@ int NAME(filter_walk)(struct walk *walk, const struct conv_shape *s, const struc
     *walk = (struct walk){.blocks = f->plan.blocks,
                           .parts = f->parts,
                           .pieces = f->units,
-                          .ends = f->depthwise ? s->channels : ceil_div(f->size, REDUCE),
+                          .ends = ceil_div(f->size, REDUCE),
                           .resident = f->size * (ptrdiff_t)sizeof(real),
                           .state = f,
                           .open = open,
                           .step = step,
                           .shut = shut,
-                          .end = f->depthwise ? reduce_depthwise : reduce_dense,
+                          .end = reduce,
                           .close = close};
     return 0;
 }

@@ -15,8 +15,7 @@
  * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
  * order. If the sink adds what lies where its results go, outputs are computed in a scratch first.
  *
- * One vector of outputs takes conv_slide.c where a row of the kernel has 2 or 3 taps side by side,
- * and depthwise convolutions take the same walk with conv_depthwise.c: `compute_view` chooses.
+ * One vector of outputs takes conv_slide.c where a row of the kernel has 2 or 3 taps side by side.
  * Expected, of the peak and counting the products that are left out as done: 1.1 for 64 outputs on
  * maps of 8x8, 0.95 to 1 from 32 outputs up, 0.87 for 16; 1x1 is bound by memory.
  */
@@ -57,7 +56,6 @@ struct gathering {
     struct filters filters;
     ptrdiff_t groups, phases, views, panels, padded,
         pieces; /* padded: outputs of a group in whole vectors */
-    int depthwise;
     struct phase *phase;
     real *packed, *start, *zero;
     const struct conv_shape *shape;
@@ -87,7 +85,7 @@ static void free_gathering(struct gathering *g) {
  * most one leaves the image on each side. */
 static int slides(const struct gathering *g, struct phase *phase) {
     const struct axis *across = phase->horizontal;
-    if (g->depthwise || g->filters.out > LANES || across->step != 1 || across->outputs == 0 ||
+    if (g->filters.out > LANES || across->step != 1 || across->outputs == 0 ||
         across->taps < 2 || across->taps > 3 ||
         across->offset[across->taps - 1] != across->taps - 1)
         return 0;
@@ -103,11 +101,8 @@ static int prepare(struct gathering *g, enum gather gather, int bias) {
     const struct conv_shape *s = g->shape;
     const struct sink *sink = g->sink;
     g->aside = sink->add && sink->add == sink->y;
-    g->depthwise = is_depthwise(s);
     g->filters = view_filters(s, gather);
-    g->groups = g->depthwise ? 1 : s->groups;
-    if (g->depthwise)
-        g->filters = (struct filters){1, s->channels, 0, 1, 1, s->kernel[0] * s->kernel[1]};
+    g->groups = s->groups;
     g->padded = vectors_of(g->filters.out) * LANES;
     g->panels = ceil_div(g->filters.out, ROWS_COLUMNS);
     enum reading reading = is_plain(g->x) ? IN_PLACE : COPIED;
@@ -179,24 +174,7 @@ static void compute_view(const struct gathering *g, const struct phase *phase,
     ptrdiff_t columns = smaller(g->filters.out - column, ROWS_COLUMNS);
     const real *packed = phase->packed + phase->depth * (group * g->padded + column);
     const struct axis *across = phase->horizontal;
-    if (g->depthwise) {
-        struct depthwise task = {.x = x + column,
-                                 .w = packed,
-                                 .in = in,
-                                 .out = out,
-                                 .run = view->columns.end - view->columns.begin,
-                                 .pixel = across->step * g->plan.in_channels,
-                                 .y_pixel = across->out_step * g->plan.out_channels,
-                                 .tap = view->segment,
-                                 .w_tap = view->weight,
-                                 .taps = view->segments,
-                                 .row_taps = across->step == 1 ? view->row_taps : 1,
-                                 .ldw = vectors_of(columns) * LANES,
-                                 .start = bias_of(g, 0, panel),
-                                 .y = y + column,
-                                 .channels = columns};
-        NAME(depthwise_gather)(pixels, &task);
-    } else if (phase->slides) {
+    if (phase->slides) {
         struct slide task = {.row = view->segment,
                              .w_row = view->weight,
                              .rows = view->segments,

@@ -31,23 +31,20 @@ struct slide {
 };
 void NAME(slide_gather)(const struct slide *task, ptrdiff_t taps, const real *x, real *y);
 
-/* y[out_i, c] = start[c] + sum over taps t of x[in_i + tap[t], c] w[w_tap[t], c]. Pixels come in
- * runs of `run` neighbours, `pixel` apart in x and `y_pixel` in y; taps in rows of `row_taps`
- * neighbours, which may be more than 1 where neighbours in the run are neighbours in x as well. */
-struct depthwise {
-    const real *x, *w; /* w: one row of `ldw` channels per tap */
-    const ptrdiff_t *in, *out;
-    ptrdiff_t run, pixel, y_pixel;
-    const ptrdiff_t *tap, *w_tap;
-    ptrdiff_t taps, row_taps, ldw;
-    const real *start; /* bias or NULL */
-    real *y;
-    ptrdiff_t channels;
+/* A depthwise convolution, forward: out = what the sink makes of in * w + b. Backward: `in` is dy
+ * and `out` dx; `dw` = [dw +] the gradient of the filters, from x. One of the two may be NULL, and
+ * then so may `w` or `x`. */
+struct depthwise_task {
+    enum gather gather;
+    const struct source *in;
+    const void *w, *b; /* b: NULL without a bias */
+    const struct sink *out;
+    double *sums;
+    const struct source *x;
+    void *dw;
+    int accumulate;
 };
-void NAME(depthwise_gather)(ptrdiff_t pixels, const struct depthwise *task);
-
-/* dw[t, c] += sum over pixels of dy[out, c] x[in + tap t, c], for channels of whole vectors */
-void NAME(depthwise_filter)(ptrdiff_t pixels, const struct depthwise *task, const real *dy,
-                            real *dw);
+int NAME(depthwise_run)(const struct conv_shape *shape, const struct depthwise_task *task,
+                        int threads);
 
 #endif

@@ -39,11 +39,9 @@ static void list_segments(struct view *view, const struct plan *plan, const stru
                           const struct axis *horizontal, ptrdiff_t channels, int merge,
                           ptrdiff_t *segment, ptrdiff_t *weight) {
     const struct span *rows = &view->rows, *columns = &view->columns;
-    int side_by_side =
-        horizontal->taps > 0 && horizontal->offset[horizontal->taps - 1] == horizontal->taps - 1;
-    merge = merge && side_by_side;
+    merge = merge && horizontal->taps > 0 &&
+            horizontal->offset[horizontal->taps - 1] == horizontal->taps - 1;
     ptrdiff_t per_row = merge ? smaller(columns->taps, 1) : columns->taps;
-    view->row_taps = side_by_side ? per_row : 1;
     view->segment = segment;
     view->weight = weight;
     view->segments = rows->taps * per_row;

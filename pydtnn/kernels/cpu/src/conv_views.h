@@ -9,7 +9,7 @@
  * belongs to rows weight[s], weight[s] + 1, ... of the pass's packed filters. */
 struct view {
     struct span rows, columns;
-    ptrdiff_t segments, length, row_taps; /* row_taps: segments side by side in a row, or 1 */
+    ptrdiff_t segments, length;
     const ptrdiff_t *segment, *weight;
 };
 

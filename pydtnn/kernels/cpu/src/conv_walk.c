@@ -1,7 +1,7 @@
 /* Walks over the blocks of a convolution, alone or two together.
  *
  *   pack the filters, in parallel
- *   for each part of the batch and piece of the channels, in parallel
+ *   for each part of the batch and piece of the channels, in parallel (shares.h)
  *     for each block: a step
  *   add what the parts have summed up, in parallel
  *
@@ -12,7 +12,10 @@
  * whichever is behind takes the next step. The steps of each are in the same order as when it runs
  * alone. Saves 9 to 14 % of both for 16 channels on maps of 32x32, 6 to 9 % for 32 on 16x16.
  */
+#include <stdlib.h>
+
 #include "conv_walk.h"
+#include "shares.h"
 
 enum { MOST_WALKS = 2, RESIDENT_BYTES = 512 * 1024 };
 
@@ -45,24 +48,26 @@ static void run_part(const struct walk *walk, int walks, ptrdiff_t part, ptrdiff
 
 /* Walks of equal parts and pieces. */
 static int run(const struct walk *walk, int walks, int threads) {
-    int status = 0;
-    const ptrdiff_t items = walk->parts * walk->pieces;
+    struct share *share = aligned_alloc(64, (size_t)threads * sizeof *share);
+    int status = share ? 0 : -1;
+    if (share) share_out(share, threads, walk->parts * walk->pieces);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         void *thread[MOST_WALKS] = {NULL};
-        int ready = 1;
+        int ready = share != NULL;
         for (int w = 0; w < walks; w++) ready &= (thread[w] = walk[w].open(&walk[w])) != NULL;
         if (!ready) {
 #pragma omp atomic write
             status = -1;
         }
         for (int w = 0; w < walks; w++) {
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(static)
             for (ptrdiff_t i = 0; i < walk[w].packs; i++) walk[w].pack(&walk[w], i);
         }
-#pragma omp for schedule(dynamic)
-        for (ptrdiff_t i = 0; i < items; i++) {
-            if (ready) run_part(walk, walks, i / walk->pieces, i % walk->pieces, thread);
+#pragma omp for schedule(static)
+        for (int own = 0; own < threads; own++) {
+            for (ptrdiff_t i; ready && (i = share_next(share, threads, own)) >= 0;)
+                run_part(walk, walks, i / walk->pieces, i % walk->pieces, thread);
         }
         for (int w = 0; w < walks; w++) {
 #pragma omp for schedule(static)
@@ -73,6 +78,7 @@ static int run(const struct walk *walk, int walks, int threads) {
         }
     }
     for (int w = 0; w < walks; w++) walk[w].close(&walk[w], status);
+    free(share);
     return status;
 }
 

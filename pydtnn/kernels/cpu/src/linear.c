@@ -1,12 +1,13 @@
 /* Fully connected layers: three matrix products.
  *
- *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w'
- * packed backward_data     dx = dy w       rows of dy, w where it lies backward_filter   dw = dy' x
- * gemm_outer, operands where they lie
+ *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w' packed
+ *   backward_data     dx = dy w       rows of dy, w where it lies
+ *   backward_filter   dw = dy' x      gemm_outer, operands where they lie
  *
- * C is cut into chunks of ROWS x COLUMNS, computed in parallel; inside one the summed index is cut
- * into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1, and so
- * that float32 sums in blocks.
+ * C is cut into chunks of at most ROWS x COLUMNS, computed in parallel; inside one the summed index
+ * is cut into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1,
+ * and so that float32 sums in blocks. Every element of C is one sum, in an order that does not know
+ * where C is cut: so chunks may be as many, and as large, as threads share evenly.
  *
  * In forward both operands lie with the summed index inside, so one must be turned while packing:
  * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
@@ -20,7 +21,7 @@
 #include "gemm.h"
 #include "linear_parts.h"
 
-enum { ROWS = 112, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
+enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
  * with rows of ldb, of which blocks are packed on the way where `pack` says so or a panel is
@@ -36,6 +37,20 @@ struct product {
     ptrdiff_t ldc;
     const real *start; /* in whole vectors, or NULL */
 };
+
+/* How many pieces to cut `units` into that cross `others` pieces: at least `least`, and a few more
+ * if every thread then has equally many. */
+static ptrdiff_t pieces_for(ptrdiff_t units, ptrdiff_t least, ptrdiff_t others, int threads) {
+    ptrdiff_t n = least;
+    while (n < units && n * others % threads != 0) n++;
+    return n * others % threads == 0 ? n : least;
+}
+
+/* Where piece i of n begins, or the one before ends, in elements: pieces are whole units of `unit`,
+ * and equal but for one. */
+static ptrdiff_t cut_at(ptrdiff_t elements, ptrdiff_t unit, ptrdiff_t n, ptrdiff_t i) {
+    return smaller(ceil_div(elements, unit) * i / n * unit, elements);
+}
 
 /* Whether rows so far apart crowd into few sets of the cache. */
 static int crowds(ptrdiff_t stride) { return stride * (ptrdiff_t)sizeof(real) % 1024 == 0; }
@@ -87,12 +102,17 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
 }
 
 static void compute(const struct product *p, int threads) {
+    const ptrdiff_t panels = ceil_div(p->columns, ROWS_COLUMNS), tiles = p->rows / LEAST_ROWS;
     ptrdiff_t down = ceil_div(p->rows, ROWS), across = ceil_div(p->columns, COLUMNS);
+    if (p->ldb != 0) across = pieces_for(panels, across, down, threads); /* B is packed per row */
+    down = pieces_for(tiles, down, across, threads);
+    across = pieces_for(panels, across, down, threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t i = 0; i < down * across; i++) {
-        ptrdiff_t first = i % down * ROWS, begin = i / down * COLUMNS;
-        compute_chunk(p, first, smaller(p->rows - first, ROWS), begin,
-                      smaller(p->columns, begin + COLUMNS));
+        const ptrdiff_t r = i % down, c = i / down, first = cut_at(p->rows, 1, down, r);
+        compute_chunk(p, first, cut_at(p->rows, 1, down, r + 1) - first,
+                      cut_at(p->columns, ROWS_COLUMNS, across, c),
+                      cut_at(p->columns, ROWS_COLUMNS, across, c + 1));
     }
 }
 
@@ -240,12 +260,17 @@ static int backward_filter(const struct linear_shape *s, const void *x, const vo
         NAME(few_backward_filter)(s, x, dy, dw, accumulate, threads);
         return 0;
     }
-    ptrdiff_t down = ceil_div(s->outputs, ROWS), across = ceil_div(s->inputs, WIDE);
+    const ptrdiff_t panels = ceil_div(s->inputs, OUTER_COLUMNS), tiles = s->outputs / LEAST_ROWS;
+    ptrdiff_t across = ceil_div(s->inputs, WIDE);
+    ptrdiff_t down = pieces_for(tiles, ceil_div(s->outputs, ROWS), across, threads);
+    across = pieces_for(panels, across, down, threads);
+    /* chunks of a thread are neighbours in dw, as what it updates then will be */
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (ptrdiff_t i = 0; i < down * across; i++) {
-        ptrdiff_t first = i % down * ROWS, begin = i / down * WIDE;
-        filter_chunk(s, x, dy, dw, first, smaller(s->outputs - first, ROWS), begin,
-                     smaller(s->inputs, begin + WIDE), accumulate);
+        const ptrdiff_t r = i / across, c = i % across, first = cut_at(s->outputs, 1, down, r);
+        filter_chunk(s, x, dy, dw, first, cut_at(s->outputs, 1, down, r + 1) - first,
+                     cut_at(s->inputs, OUTER_COLUMNS, across, c),
+                     cut_at(s->inputs, OUTER_COLUMNS, across, c + 1), accumulate);
     }
     return 0;
 }

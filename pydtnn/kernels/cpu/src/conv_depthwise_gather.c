@@ -1,0 +1,132 @@
+/* A row of outputs of a depthwise convolution.
+ *
+ *   for each tile of 8 (7, 4, 1) neighbouring outputs   sums: registers
+ *     for each vector of channels                       pixels are read from end to end
+ *       for each row of the kernel                      its filters: registers
+ *         for each input under the tile                 one load, for all outputs that see it
+ *
+ * 3 taps side by side take 30 + 9 loads for the 72 multiply-adds of 8 outputs, 5 taps 60 + 25 for
+ * 200. Other taps (dilated, even, or of a phase of a stride) are taken one at a time, a load for
+ * each multiply-add. The last tile of a row overlaps the one before it and computes the same again.
+ * A tile at the border reads through pointers, of which those outside the image lead to zeros, so
+ * that the inner loop has no conditions.
+ *
+ * With 18 operations for 8 bytes a core with AVX-512 is bound by memory from L2 on. Expected, and
+ * reached: 0.85 to 0.95 of what a copy moves from L3.
+ */
+#include "conv_depthwise.h"
+#include "gemm.h"
+#include "lanes.h"
+
+enum { TILE = 8, MOST_TAPS = 5 };
+
+/* How the taps of a row of the kernel are taken: `taps` at a time, side by side, for outputs `step`
+ * columns apart; or one at a time, which may lie anywhere. */
+struct manner {
+    int taps, step;
+};
+
+/* Forget where a pointer came from: gcc would address every input by an offset of its own, and keep
+ * those in memory. */
+#define KEEP(pointer) __asm__("" : "+r"(pointer))
+
+INLINE int inputs_of(const struct manner m, const int outputs) {
+    return m.taps == 1 ? outputs : (outputs - 1) * m.step + m.taps;
+}
+
+/* A vector of channels, of which `lanes` exist, of `outputs` outputs from number `first` on. */
+INLINE void gather_tile(const struct manner m, const int outputs, const int edge,
+                        const struct depthwise *t, ptrdiff_t first, ptrdiff_t channel,
+                        const ptrdiff_t lanes, real *out) {
+    vec sum[TILE], start = t->start ? vload(t->start + channel) : vzero();
+    const int inputs = inputs_of(m, outputs), step = m.taps == 1 ? 1 : m.step;
+    const ptrdiff_t next = m.taps == 1 ? t->pixel : t->tap;
+    const real *const *listed = t->edge;
+    UNROLL
+    for (int o = 0; o < outputs; o++) sum[o] = start;
+    for (ptrdiff_t r = 0; r < t->rows; r++) {
+        const real *in = t->in[r] + first * t->pixel + channel, *w = t->w[r] + channel;
+        for (ptrdiff_t taken = 0; taken < t->taps; taken += m.taps) {
+            const real *at = in;
+            vec filter[MOST_TAPS];
+            UNROLL
+            for (int k = 0; k < m.taps; k++, w += t->w_tap) filter[k] = vload(w);
+            UNROLL
+            for (int i = 0; i < inputs; i++) {
+                vec one = load(edge ? listed[i] + channel : at, lanes);
+                HOLD(one);
+                at += next;
+                KEEP(at);
+                UNROLL
+                for (int k = 0; k < m.taps; k++) {
+                    const int o = (i - k) / step;
+                    if (i >= k && (i - k) % step == 0 && o < outputs) sum[o] += one * filter[k];
+                }
+            }
+            in += m.taps * t->tap;
+            listed += inputs;
+        }
+    }
+    UNROLL
+    for (int o = 0; o < outputs; o++)
+        store(out + (first + o) * t->out_pixel + channel, sum[o], lanes);
+}
+
+INLINE void gather_channels(const struct manner m, const int outputs, const int edge,
+                            const struct depthwise *t, ptrdiff_t first, real *out) {
+    ptrdiff_t c = 0;
+    for (; c + LANES <= t->channels; c += LANES)
+        gather_tile(m, outputs, edge, t, first, c, LANES, out);
+    if (c < t->channels) gather_tile(m, outputs, edge, t, first, c, t->channels - c, out);
+}
+
+/* List what a tile reads, in the order in which it does. */
+static void list_tile(const struct manner m, const struct depthwise *t, ptrdiff_t first,
+                      ptrdiff_t inputs) {
+    const ptrdiff_t gap = m.taps == 1 ? t->step : t->gap, tap = m.taps == 1 ? t->pixel : t->tap;
+    const real **edge = t->edge;
+    for (ptrdiff_t r = 0; r < t->rows; r++) {
+        for (ptrdiff_t k = 0; k < t->taps; k += m.taps) {
+            edge = list_inputs(t, t->in[r] + first * t->pixel + k * t->tap,
+                               t->column + first * t->step + k * t->gap, gap, tap, inputs, edge);
+        }
+    }
+}
+
+INLINE void gather_tiles(const struct manner m, const int outputs, const struct depthwise *t,
+                         real *out) {
+    for (ptrdiff_t u = 0; u < t->outputs; u += outputs) {
+        const ptrdiff_t first = smaller(u, t->outputs - outputs);
+        if (first >= t->inside && first + outputs <= t->outside) {
+            gather_channels(m, outputs, 0, t, first, out);
+        } else {
+            list_tile(m, t, first, inputs_of(m, outputs));
+            gather_channels(m, outputs, 1, t, first, out);
+        }
+    }
+}
+
+INLINE void gather_row(const struct manner m, const struct depthwise *t, real *out) {
+    if (t->outputs % 7 == 0) { /* 7, 14, 28, 56, 112: a tile of 8 would do an eighth twice */
+        gather_tiles(m, 7, t, out);
+    } else if (t->outputs >= TILE) {
+        gather_tiles(m, TILE, t, out);
+    } else if (t->outputs >= 4) {
+        gather_tiles(m, 4, t, out);
+    } else {
+        gather_tiles(m, 1, t, out);
+    }
+}
+
+void NAME(depthwise_gather)(const struct depthwise *task, real *out) {
+    const ptrdiff_t step = task->gap == 1 ? task->step : 0;
+    if (step == 1 && task->taps == 3) {
+        gather_row((struct manner){3, 1}, task, out);
+    } else if (step == 2 && task->taps == 3) {
+        gather_row((struct manner){3, 2}, task, out);
+    } else if (step == 1 && task->taps == 5) {
+        gather_row((struct manner){5, 1}, task, out);
+    } else {
+        gather_row((struct manner){1, 1}, task, out);
+    }
+}

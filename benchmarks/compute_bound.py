@@ -9,7 +9,6 @@ import numpy as np
 from report import WITH_TORCH
 
 from pydtnn.kernels import Backend, ConvGeometry
-from pydtnn.kernels.cpu.conv import candidates
 
 if WITH_TORCH:
     import torch
@@ -78,6 +77,14 @@ CONVOLUTIONS = {  # name: (batch, geometry)
     "5x5": (64, conv(12, 20, 50, 5)),
     "1x1 64": (64, conv(16, 64, 64, 1)),
     "depthwise 3x3": (16, conv(32, 64, 64, 3, padding=1, groups=64)),
+    "depthwise 112x112": (8, conv(112, 32, 32, 3, padding=1, groups=32)),
+    "depthwise 112x112 /2": (8, conv(112, 64, 64, 3, 2, 1, groups=64)),
+    "depthwise 56x56": (8, conv(56, 128, 128, 3, padding=1, groups=128)),
+    "depthwise 28x28 /2": (8, conv(28, 256, 256, 3, 2, 1, groups=256)),
+    "depthwise 14x14": (32, conv(14, 512, 512, 3, padding=1, groups=512)),
+    "depthwise 7x7": (32, conv(7, 1024, 1024, 3, padding=1, groups=1024)),
+    "depthwise 4x4": (64, conv(4, 512, 512, 3, padding=1, groups=512)),
+    "depthwise 5x5": (8, conv(14, 480, 480, 5, padding=2, groups=480)),
     "dilation 2": (64, conv(16, 32, 32, 3, 1, 2, dilation=2)),
     "3 groups": (32, conv(16, 48, 96, 3, padding=1, groups=3)),
 }
@@ -103,7 +110,9 @@ def convolutions(backend: Backend, dtype: str, only: str) -> Iterator[Case]:
 def convolution(
     backend: Backend, name: str, batch: int, g: ConvGeometry, dtype: str
 ) -> Iterator[Case]:
-    """The three directions of a geometry."""
+    """The three directions of a geometry; of depthwise ones also both gradients in one pass."""
+    from pydtnn.kernels.cpu.conv import candidates  # compiled: not there on every GPU machine
+
     kernels, flops = backend.conv, g.flops(batch)
     x, w = random(batch, *g.size, g.channels, dtype=dtype), random(*g.weight_shape, dtype=dtype)
     dy = random(batch, *g.output, g.filters, dtype=dtype)
@@ -122,9 +131,14 @@ def convolution(
         },
     }
     theirs = torch_convolution(x, w, dy, g) if WITH_TORCH else {}
+    operands: dict[str, tuple[np.ndarray, ...]]
     operands = {"forward": (x, w, y), "data": (dy, w, dx), "filter": (x, dy, dw)}
+    if g.groups == g.channels == g.filters > 1:
+        ours["both"] = {"direct": lambda: kernels.backward(x, dy, w, g, dx=dx, dw=dw)}
+        operands["both"] = (x, dy, dx, w, dw)
     for direction, calls in ours.items():
-        yield Case(name, direction, flops, calls, theirs.get(direction), operands[direction])
+        count = 2 * flops if direction == "both" else flops
+        yield Case(name, direction, count, calls, theirs.get(direction), operands[direction])
 
 
 def torch_convolution(
@@ -146,6 +160,7 @@ def torch_convolution(
         ),
         "data": lambda: backward(True, False),
         "filter": lambda: backward(False, True),
+        "both": lambda: backward(True, True),
     }
 
 

@@ -12,6 +12,7 @@ it can be, for tests in which that is not the point.
 ==============  ====================================================================================
 `cupy`          CuPy
 `kernels.py`    our CUDA sources, compiled by g++ with `emulator.h`
+`watched.py`    the same under a detector of races, `watch.cpp`
 `libraries.py`  cuDNN's convolutions and cuBLAS's products, by the reference
 `backend.py`    a `CudaBackend` of all these
 `host.py`       our kernels on NumPy's own arrays

@@ -1,7 +1,7 @@
 """Our CUDA kernels on the host: the same sources, compiled by g++ with `emulator.h`.
 
 They are compiled once: the file lies in the user's cache, and carries a digest of what it is made
-of.
+of. The detector of races (`watched.py`) has its own, which are slower.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,21 @@ from pydtnn.kernels.cuda.module import SOURCES, source_files
 from tests.simulated.cupy.array import DeviceArray
 from tests.simulated.cupy.fabric import BUSY
 
-if TYPE_CHECKING:
-    pass
-
-HEADER = Path(__file__).parent / "emulator.h"
+HERE = Path(__file__).parent
+HEADER, WATCH, DETECTOR = (HERE / name for name in ("emulator.h", "watch.h", "watch.cpp"))
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++20", "-O2", "-mf16c", "-shared", "-fPIC", "-w")
+OPTIONS = ("-std=c++20", "-fPIC", "-w")
+PLAIN = ("-O2", "-mf16c")
+WATCHED = (
+    *("-O1", "-g1", "-mf16c", "-DWATCHED", "-fno-gnu-unique", "-fsanitize=thread"),
+    *("--param", "tsan-instrument-func-entry-exit=0"),
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow",
+)
+"""What the sanitizers call is in the detector: their libraries are not linked."""
+
+MOST = (2**31 - 1, 65535, 1024)
+"""Blocks along both axes of a grid, and threads of a block, that CUDA takes."""
+
 KEPT = 8
 """Versions of a source's kernels that stay in the cache: of other branches, perhaps."""
 
@@ -46,7 +56,7 @@ CALLED = """
 extern "C" void call_KERNEL(void **a) { emulator::invoke(KERNEL, a); }
 extern "C" int count_KERNEL() { return emulator::count(KERNEL); }
 """
-KERNEL = re.compile(r'extern "C"\s+void\s+(\w+)')
+KERNEL = re.compile(r'extern "C"[^;{]*?\bvoid\s+(\w+)')
 
 
 class Module:
@@ -65,13 +75,15 @@ class Module:
 
     def kernel(self, name: str, element: str) -> Callable[..., None]:
         """Return kernel ``name_element``: called with grid, block and arguments."""
-        library, full = build(self._name, element), f"{name}_{element}"
+        library, full = self.library(element), f"{name}_{element}"
         entry = ctypes.cast(library[f"call_{full}"], ctypes.c_void_p)
         count = library[f"count_{full}"]()
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple) -> None:
             assert len(arguments) == count, f"{full} takes {count} arguments"
-            assert all(n > 0 for n in (*grid, *block)), f"{full}: invalid configuration"
+            asked = (*grid, *[1] * (2 - len(grid)), prod(block))
+            fits = all(0 < n <= most for n, most in zip(asked, MOST, strict=True))
+            assert fits, f"{full}: invalid configuration {grid}, {block}"
             values = [cell(argument) for argument in arguments]
             addresses = (ctypes.c_void_p * count)(*map(ctypes.addressof, values))
             sizes = [(ctypes.c_uint * 2)(*(*n, 1)[:2]) for n in (grid, block)]
@@ -80,11 +92,20 @@ class Module:
 
             def call() -> None:
                 assert held
-                library.launch(entry, *sizes, addresses)
+                self.run(full, lambda: library.launch(entry, *sizes, addresses))
 
             self._put(call, [a.block for a in arrays])
 
         return launch
+
+    def library(self, element: str) -> ctypes.PyDLL:
+        """Return the kernels of the source for an element type."""
+        return build(self._name, element)
+
+    def run(self, kernel: str, call: Callable[[], int]) -> None:
+        """Run a kernel by a call that tells how many threads are left waiting."""
+        stuck = call()
+        assert not stuck, f"{kernel}: {stuck} threads wait where not all of their block come to"
 
 
 def cell(argument: Any) -> Any:
@@ -98,43 +119,85 @@ def cell(argument: Any) -> Any:
     return ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_int64(argument)
 
 
-def build(name: str, element: str) -> ctypes.PyDLL:
+def build(name: str, element: str, *, watched: bool = False) -> ctypes.PyDLL:
     """Load a source's kernels for one element type, compiled now where they never were.
 
     Only one thread is in a kernel at a time: the emulator's own state is global.
     """
-    library = _build(name, element)
+    library = _build(name, element, watched)
     assert isinstance(library, ctypes.PyDLL), library[:2000]
     return library
 
 
 @cache
-def _build(name: str, element: str) -> ctypes.PyDLL | str:
-    """Compile and load, or say what the compiler said: once, however many tests ask."""
-    assert COMPILER
+def _build(name: str, element: str, watched: bool) -> ctypes.PyDLL | str:
+    """Load, or say what the compiler said: once, however many tests ask."""
+    if watched:
+        detector()  # whose functions they call
+    options = [*OPTIONS, *(WATCHED if watched else PLAIN), f"-DELEMENT={element}"]
     source = f'#include "{HEADER}"\n#include "{SOURCES / name}.cu"\n'
-    digest = hashlib.sha256(repr((OPTIONS, HALVES, element, version())).encode())
-    for text in (HEADER.read_text(), Path(__file__).read_text(), *source_files(name).values()):
+
+    def make(out: Path) -> str:
+        text, _ = run(command(options, "-E", "-P"), source)
+        kernels = [name for name in KERNEL.findall(text) if name.endswith(f"_{element}")]
+        called = [CALLED.replace("KERNEL", kernel) for kernel in kernels]
+        return compile_source(options, "".join([source, *called, HALVES]), out)
+
+    texts = [HEADER.read_text(), WATCH.read_text(), *source_files(name).values()]
+    kind = f"{'watched-' * watched}{Path(name).name}-{element}"
+    return load(kind, repr(options), texts, make)
+
+
+@cache
+def detector() -> ctypes.PyDLL:
+    """Load the detector of races, for kernels that are watched."""
+    options, source = [*OPTIONS, "-O2"], f'#include "{DETECTOR}"\n'
+    texts = [WATCH.read_text(), DETECTOR.read_text()]
+    library = load(
+        *("detector", repr(options), texts, lambda out: compile_source(options, source, out)),
+        mode=ctypes.RTLD_GLOBAL,
+    )
+    assert isinstance(library, ctypes.PyDLL), library[:2000]
+    return library
+
+
+def load(
+    kind: str,
+    options: str,
+    texts: list[str],
+    make: Callable[[Path], str],
+    mode: int = ctypes.DEFAULT_MODE,
+) -> ctypes.PyDLL | str:
+    """Load what lies in the cache, or what `make` makes now; or return what is wrong with it."""
+    digest = hashlib.sha256(f"{options}{version()}{Path(__file__).read_text()}".encode())
+    for text in texts:
         digest.update(text.encode())
-    path = folder() / f"{name}-{element}-{digest.hexdigest()[:16]}.so"
+    path = folder() / f"{kind}-{digest.hexdigest()[:16]}.so"
     if path.exists():
-        return ctypes.PyDLL(str(path))
-    plain = [COMPILER, *OPTIONS, f"-DELEMENT={element}", "-x", "c++"]
-    text, _ = run([*plain, "-E", "-P", "-"], source)
-    for kernel in KERNEL.findall(text):
-        if kernel.endswith(f"_{element}"):
-            source += CALLED.replace("KERNEL", kernel)
-    with tempfile.TemporaryDirectory() as place, busy(f"compiling {name}"):
-        made = Path(place) / "kernels.so"
-        _, problem = run([*plain, "-o", str(made), "-"], source + HALVES)
-        if problem:
+        return ctypes.PyDLL(str(path), mode)
+    with tempfile.TemporaryDirectory() as place, busy(f"compiling {kind}"):
+        made = Path(place) / "made.so"
+        if problem := make(made):
             return problem
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             write_file("simulated kernels", path, made.read_bytes())
-            older = sorted(path.parent.glob(f"{name}-{element}-*"), key=lambda p: p.stat().st_mtime)
+            older = sorted(path.parent.glob(f"{kind}-*"), key=lambda p: p.stat().st_mtime)
             for outdated in older[:-KEPT]:
                 outdated.unlink(missing_ok=True)
-        return ctypes.PyDLL(str(made))
+        return ctypes.PyDLL(str(path if path.exists() else made), mode)
+
+
+def compile_source(options: list[str], source: str, out: Path) -> str:
+    """Make a library of one source; return what the compiler said if it failed."""
+    made = str(out.with_suffix(".o"))
+    _, problem = run(command(options, "-c", "-o", made), source)
+    return problem or run([str(COMPILER), "-shared", "-o", str(out), made], "")[1]
+
+
+def command(options: list[str], *more: str) -> list[str]:
+    """Call the compiler for the source that it is given."""
+    assert COMPILER
+    return [COMPILER, *options, "-I", str(SOURCES), "-x", "c++", *more, "-"]
 
 
 def folder() -> Path:

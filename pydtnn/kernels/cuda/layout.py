@@ -51,6 +51,9 @@ MANY_BLOCKS = 2048
 ROWS, MOST_ROWS, SUMMED_ROWS = 4, 16, 8
 """Rows that a thread takes: of a map at least and at most, and of a sum at least."""
 
+MOST_VECTORS = 1 << 28
+"""Of a row that a team holds: their elements are counted in 32 bits."""
+
 HELD = 8
 """Vectors of a row that a thread keeps in registers, shared by all arrays: as in runs.cuh."""
 
@@ -88,7 +91,17 @@ def columns(rows: int, channels: int, each: int, *, summed: bool) -> Columns:
         Channels of a thread; divides `channels`.
     summed : bool
         Whether the rows are added up. Their parts are then limited.
+
+    Raises
+    ------
+    ValueError
+        For more channels than the second axis of a grid has blocks for: about two million.
     """
+    if channels > MOST_BLOCKS * WARP:
+        raise ValueError(
+            f"cuda: an array has {channels} channels, and our kernels take at most "
+            f"{MOST_BLOCKS * WARP}; use --device cpu."
+        )
     across = min(WARP, 1 << max(channels // each - 1, 0).bit_length())
     down, blocks = THREADS // across, max(ceil(channels, across * each), 1)
     if summed:
@@ -113,7 +126,17 @@ def team(vectors: int, arrays: int = 1) -> tuple[str, int]:
     -------
     tuple of (str, int)
         The name in kernels, and how many fit a block.
+
+    Raises
+    ------
+    ValueError
+        For rows that cannot be counted in 32 bits.
     """
+    if vectors > MOST_VECTORS:
+        raise ValueError(
+            f"cuda: a row has {vectors} vectors, and our kernels take at most {MOST_VECTORS}; "
+            "use --device cpu."
+        )
     return ("warp", THREADS // WARP) if vectors <= WARP * HELD // arrays else ("block", 1)
 
 

@@ -89,6 +89,24 @@ def test_images_have_the_bytes_of_the_host(
         assert y.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("padding", [2**30, 2**31 - 1])
+def test_changes_of_more_pixels_than_an_image_has_are_no_overflow(
+    device: Any, rng: np.random.Generator, padding: int
+) -> None:
+    """Which the host cannot do: it would pad by so many."""
+    x = rng.integers(1, 256, (64, 6, 5, 3)).astype(np.uint8)
+    crops = (RandomCrop(padding), RandomCrop(padding), RandomCrop(padding))
+    prepare = Prepare(crops, None, (6, 5, 3), "float32")
+    words = rng.integers(0, 2**32, (64, prepare.words), dtype=np.uint32)
+    words[:8], words[8:16], words[16:24] = 2**31, 0, 2**32 - 1  # not moved; to one side, the other
+    words[24:40] = rng.integers(0, 2, (16, prepare.words)) * (2**32 - 1)
+    y = prepared(device, prepare, x, words)
+    np.testing.assert_array_equal(y[:8], x[:8])
+    assert not y[8:].any()
+    cutout = Prepare((Cutout(padding),), None, (6, 5, 3), "float32")
+    assert not prepared(device, cutout, x, words[:, : cutout.words].copy()).any()
+
+
 def test_the_product_is_rounded_before_the_sum(device: Any, rng: np.random.Generator) -> None:
     """Or else the test above would hold for a fused multiply-add, too."""
     prepare = Prepare((), statistics(rng, 3), (8, 8, 3), "float32")

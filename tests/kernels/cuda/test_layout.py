@@ -9,8 +9,10 @@ import pytest
 from pydtnn.kernels.cuda import elementwise, random, update
 from pydtnn.kernels.cuda.layout import (
     HELD,
+    MOST_BLOCKS,
     MOST_PARTS,
     MOST_ROWS,
+    MOST_VECTORS,
     ROWS,
     THREADS,
     WARP,
@@ -88,3 +90,14 @@ def test_grids_are_within_the_limits_of_gpus(rows: int, channels: int) -> None:
         parts, blocks = columns(rows, channels, 1, summed=summed).grid
         assert parts < 2**31
         assert blocks < 2**16
+
+
+def test_sizes_that_kernels_cannot_count_are_refused() -> None:
+    channels = MOST_BLOCKS * WARP
+    for each in (1, 4):
+        assert columns(3, channels, each, summed=True).grid[1] <= MOST_BLOCKS
+        with pytest.raises(ValueError, match=f"has {channels + 4} channels.* at most {channels}"):
+            columns(3, channels + 4, each, summed=False)
+    assert team(MOST_VECTORS) == ("block", 1)
+    with pytest.raises(ValueError, match=f"a row has {MOST_VECTORS + 1} vectors"):
+        team(MOST_VECTORS + 1)

@@ -139,14 +139,16 @@ template <int S, int N, class Sums> DEVICE void sum_block(Sums sums_of, double *
     __syncthreads();
 }
 
+/* Write 0, as perhaps other threads do at the same time. */
+DEVICE void clear(double *at) { atomicExch(reinterpret_cast<unsigned long long *>(at), 0ull); }
+
 /* Whether this is the last of so many blocks that count here; what they wrote is then to be seen. */
 DEVICE bool last_to_arrive(unsigned *arrived, unsigned blocks) {
     __shared__ bool last;
     __threadfence();
     __syncthreads();
     if (thread_number() == 0) {
-        last = atomicAdd(arrived, 1u) == blocks - 1;
-        if (last) *arrived = 0; /* for the next kernel */
+        last = atomicInc(arrived, blocks - 1) == blocks - 1; /* then 0 again, for the next kernel */
     }
     __syncthreads();
     __threadfence();

@@ -54,7 +54,12 @@ DEVICE float widen(float16 x) {
 }
 DEVICE void narrow(float x, float16 &y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 DEVICE void narrow(float x, bfloat16 &y) {
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else /* has no instruction for it */
+    const unsigned bits = __float_as_uint(x);
+    y.bits = x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
 }
 DEVICE float widen(bfloat16 x) { /* fewer registers than a shift */
     float y;
@@ -102,8 +107,9 @@ template <class T> struct Width {
 };
 
 /* Elements as they are in memory. Loads that are to be under way together fetch packs, which take
-   no more registers than bytes; they are widened when they are used. */
-template <class T, int N> struct alignas(N * sizeof(T)) Pack {
+   no more registers than bytes; they are widened when they are used. Addresses are multiples of 16
+   bytes at most, of larger packs, too. */
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
     T at[N];
 };
 

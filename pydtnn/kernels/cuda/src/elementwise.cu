@@ -29,17 +29,18 @@ template <class T, int N> DEVICE void add(const T *a, const T *b, T *out, index_
     map_elements<T, N, FLIGHT>(in, out, n, [](const real<T>(&v)[2]) { return v[0] + v[1]; });
 }
 
-/* Three passes over a row, of which registers and caches serve the last two (runs.cuh). */
+/* Three passes over a row, of which registers and caches serve the last two (runs.cuh). A team
+   without a row reads none: `out` may be an input, where another team writes. */
 template <class T, int N, int SIZE>
 DEVICE void softmax_forward(const T *x, T *out, index_t rows, index_t columns) {
     typedef real<T> R;
     const Team<SIZE> team;
     const bool real_team = team.index < rows;
     const index_t first = (real_team ? team.index : 0) * columns;
-    Runs<T, N, SIZE, 1> row(team.lane, (int)columns, 1, 0);
+    Runs<T, N, SIZE, 1> row(team.lane, (int)columns, real_team, 0);
     row.from[0] = x + first;
     row.hold();
-    R top = widen(x[first]), sum = 0;
+    R top = -(R)__int_as_float(0x7f800000), sum = 0;
     row.each([&](int, int, const R(&v)[1][N]) {
 #pragma unroll
         for (int n = 0; n < N; n++) top = top >= v[0][n] || top != top ? top : v[0][n];
@@ -65,7 +66,7 @@ DEVICE void softmax_backward(const T *dy, const T *y, T *out, index_t rows, inde
     const Team<SIZE> team;
     const bool real_team = team.index < rows;
     const index_t first = (real_team ? team.index : 0) * columns;
-    Runs<T, N, SIZE, 2> row(team.lane, (int)columns, 1, 0);
+    Runs<T, N, SIZE, 2> row(team.lane, (int)columns, real_team, 0);
     row.from[0] = dy + first;
     row.from[1] = y + first;
     row.hold();

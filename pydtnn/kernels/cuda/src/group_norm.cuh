@@ -34,7 +34,7 @@ DEVICE void group_forward(const T *x, const real<T> *gamma, const real<T> *beta,
     const Team<SIZE> team;
     const bool real_team = team.index < rows * groups;
     const Group group(real_team ? team.index : 0, positions, channels, groups);
-    Runs<T, N, SIZE, 1> runs(team.lane, group.width, (int)positions, (int)channels);
+    Runs<T, N, SIZE, 1> runs(team.lane, group.width, real_team ? (int)positions : 0, (int)channels);
     runs.from[0] = x + group.base;
     runs.hold();
     const R pivot = widen(x[group.base]);
@@ -82,7 +82,7 @@ DEVICE void group_backward(const T *x, const T *dy, const real<T> *gamma, const 
     const bool real_team = team.index < rows * groups;
     const index_t index = real_team ? team.index : 0;
     const Group group(index, positions, channels, groups);
-    Runs<T, N, SIZE, 2> runs(team.lane, group.width, (int)positions, (int)channels);
+    Runs<T, N, SIZE, 2> runs(team.lane, group.width, real_team ? (int)positions : 0, (int)channels);
     runs.from[0] = x + group.base;
     runs.from[1] = dy + group.base;
     runs.hold();

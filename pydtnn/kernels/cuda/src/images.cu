@@ -61,27 +61,44 @@ struct View {
 };
 
 /* An integer of 0 .. n - 1 from a random word: `below` of data/order.py. */
-DEVICE int below(unsigned word, unsigned n) { return (int)((unsigned long long)word * n >> 32); }
+DEVICE index_t below(unsigned word, index_t n) {
+    return (index_t)((unsigned long long)word * (unsigned long long)n >> 32);
+}
+
+DEVICE index_t at_most(index_t a, index_t b) { return a < b ? a : b; }
+
+/* How far a crop moves an image along an axis: by as much as it is long at most, since then nothing
+   is left of it, so that sizes of any number of pixels remain integers of 32 bits. */
+DEVICE int moved(unsigned word, index_t padding, int length) {
+    const index_t by = below(word, 2 * padding + 1) - padding;
+    return (int)(by < -length ? -length : at_most(by, length));
+}
+
+/* What a cutout about a place covers of an axis of this length, beyond which it need not reach. */
+DEVICE Span about(unsigned word, index_t size, int length) {
+    const int count = (int)at_most(size, 2 * (index_t)length + 2);
+    return {(int)below(word, length) - count / 2, count};
+}
 
 /* What the words of an image make of changes, each given by its kind + 4 size. */
 DEVICE View view_of(const index_t (&codes)[CHANGES], const unsigned *words, int height, int width) {
     View view = {{1, 0}, {1, 0}, {0, height}, {0, width}, false, {}, {}};
 #pragma unroll
     for (int i = CHANGES - 1; i >= 0; i--) {
-        const int kind = (int)(codes[i] & 3), size = (int)(codes[i] >> 2);
+        const int kind = (int)(codes[i] & 3);
+        const index_t size = codes[i] >> 2;
         if (kind == CROP) {
-            view.down.shift += below(words[4 * i], 2 * size + 1) - size;
-            view.across.shift += below(words[4 * i + 1], 2 * size + 1) - size;
+            view.down.shift += moved(words[4 * i], size, height);
+            view.across.shift += moved(words[4 * i + 1], size, width);
             view.rows = view.rows.within(view.down.seen({0, height}));
             view.columns = view.columns.within(view.across.seen({0, width}));
         } else if (kind == FLIP && words[4 * i] >> 31) {
             view.across.direction = -view.across.direction;
             view.across.shift = width - 1 - view.across.shift;
         } else if (kind == CUTOUT) { /* of an even size, one more before the middle than after */
-            const int row = below(words[4 * i], height), column = below(words[4 * i + 1], width);
             view.cut = true;
-            view.cut_rows[i] = view.down.seen({row - size / 2, size});
-            view.cut_columns[i] = view.across.seen({column - size / 2, size});
+            view.cut_rows[i] = view.down.seen(about(words[4 * i], size, height));
+            view.cut_columns[i] = view.across.seen(about(words[4 * i + 1], size, width));
         }
     }
     return view;

@@ -14,9 +14,10 @@ KERNEL(watch_float64)(const double *totals, double *alive, double *go, index_t n
     const Team<THREADS> team;
     int wrong = 0;
     for (index_t i = team.lane; i < n; i += THREADS) wrong += !is_finite(totals[i]);
-    if (team.sum(wrong)) *alive = 0; /* by all threads, the same */
-    __syncthreads();
-    if (team.lane == 0) *go = *alive;
+    wrong = team.sum(wrong);
+    if (team.lane > 0) return;
+    if (wrong) *alive = 0;
+    *go = *alive;
 }
 
 /* Dynamic scaling of the loss. One thread. */
@@ -60,5 +61,5 @@ KERNEL(fold_float64)(double *sums, double *running, const index_t *indices, cons
         running[channels + j] += momentum[j] * (variance - running[channels + j]);
     }
     if (!last_to_arrive(arrived, gridDim.x)) return;
-    for (index_t i = thread_number(); i < 3 * channels; i += THREADS) sums[indices[i]] = 0;
+    for (index_t i = thread_number(); i < 3 * channels; i += THREADS) clear(sums + indices[i]);
 }

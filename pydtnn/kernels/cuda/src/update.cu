@@ -112,7 +112,7 @@ DEVICE void unscale(R *x, const double *scale, double *go, index_t n) {
         finite_here = finite_here && y - y == 0;
         return y;
     });
-    if (!finite_here) *go = 0;
+    if (!finite_here) clear(go);
 }
 
 /* The block is a column (1, THREADS) and the grid limited, as its sums are to be few. */

@@ -1,0 +1,225 @@
+"""Our CUDA kernels under a detector of races; and the detector under kernels that are wrong.
+
+What it sees of a kernel does not depend on the numbers, and on the element type only where threads
+leave their sums in floats; so all kernels are watched in one type, and one that sums in another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Deferred, Term
+from pydtnn.kernels.cuda import pool
+from pydtnn.kernels.cuda.module import elements, source_names
+from pydtnn.kernels.dtypes import DTYPES
+from tests.kernels.cuda.cases import Case
+from tests.kernels.cuda.every_kernel import MAKERS, cases
+from tests.simulated import kernels
+from tests.simulated.host import HostModule, on_device
+from tests.simulated.watched import Site, Watched, kernel_names, sites
+
+pytestmark = pytest.mark.skipif(kernels.COMPILER is None, reason="there is no g++")
+
+WRONG = str(Path(kernels.__file__).parent / "wrong")
+ELSEWHERE = ("float16", "bfloat16")
+
+FLAT = ("forward", "backward", "add", "binary_cross_entropy", "squared_error", "absolute_error")
+"""Kernels beside those of `update` whose vectors depend on addresses alone."""
+
+Run = Callable[[Watched], None]
+
+
+def typed(name: str, dtype: str) -> str:
+    """Type of an array by its name, see `Case`."""
+    fine = "float32" if dtype in ELSEWHERE else dtype
+    return {"x": dtype, "t": fine, "d": "float64", "i": "int64", "b": "uint8"}[name[0]]
+
+
+def run(watched: Watched, case: Case, dtype: str = "float32") -> None:
+    case.run(
+        watched.families,
+        {name: watched.array(a, typed(name, dtype)) for name, a in case.arrays.items()},
+    )
+    watched.forget()
+
+
+def of_kernel(kernel: str, watched: Watched, dtype: str = "float32") -> None:
+    """Run the cases of ``family.kernel``."""
+    for case in cases(kernel, np.random.default_rng(1)):
+        run(watched, case, dtype)
+
+
+def not_aligned(watched: Watched) -> None:
+    """Arrays from which no vectors can be loaded."""
+    watched.shift = 1
+    for kernel in MAKERS:
+        family, name = kernel.split(".")
+        if family == "update" or name in FLAT:
+            of_kernel(kernel, watched)
+    watched.shift = 0
+
+
+def of_other_types(watched: Watched) -> None:
+    """What is converted to float32, and its bias."""
+    draw = partial(np.random.default_rng(1).uniform, 1, 2)
+    for watched.shift in (0, 1):
+        for dtype in DTYPES:
+            out = watched.empty(5003, "float32")
+            watched.families.elementwise.convert(watched.array(draw(5003), dtype), out=out)
+    watched.shift = 0
+    for columns in (3000, 3001):
+        x, w = watched.array(draw((3, 2)), "float32"), watched.array(draw((columns, 2)), "float32")
+        bias, y = (watched.array(draw(size), "float32") for size in (columns, (3, columns)))
+        watched.families.linear.forward(x, w, bias, out=y)
+
+
+def of_images(watched: Watched) -> None:
+    """With changes of more pixels than integers of 32 bits can add up."""
+    changes = [("crop", 2**30), ("cutout", 2**31 - 1), ("flip", 0), ("crop", 2**30)]
+    rng = np.random.default_rng(1)
+    for channels in (1, 2, 3, 4):
+        for watched.shift, size in ((0, 9), (0, 40), (1, 8)):
+            shape = (3, size, size, channels)
+            x = watched.array(rng.integers(0, 256, shape), "uint8")
+            words = watched.array(rng.integers(0, 2**32, (3, 16)), "uint32")
+            words[1], words[0] = 2**32 - 1, 0
+            given = [np.arange(channels)] * 3
+            out = watched.empty(shape, "float32")
+            watched.families.images.prepare(x, words, changes, *given, out=out)
+    watched.shift = 0
+
+
+def in_place(watched: Watched) -> None:
+    """Outputs that are inputs."""
+    family, draw = watched.families, np.random.default_rng(1).normal
+    table = watched.array(draw(size=8), "float32")
+    x, dy = (watched.array(draw(size=(700, 8)), "float32") for _ in range(2))
+    value = Deferred(Term(watched.array(x), table, table), relu=True)
+    family.fused.gate(dy, value, out=dy)
+    family.fused.evaluate(Deferred(Term(x, table)), out=x)
+    family.norm.backward_normalize(x, dy, table, table, table, out=dy)
+    for columns in (8, 7, 3000, 3001):
+        rows = watched.array(draw(size=(5, columns)), "float32")
+        family.elementwise.softmax_forward(rows, out=rows)
+        family.elementwise.softmax_backward(rows, watched.array(rows), out=rows)
+
+
+def of_pooling(watched: Watched) -> None:
+    """With several channels for a thread, and large windows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "ENOUGH", 0)
+        for kernel in MAKERS:
+            if kernel.startswith("pool"):
+                of_kernel(kernel, watched)
+        for name in ("pool.max_forward", "pool.max_backward"):
+            for case in cases(name, np.random.default_rng(1)):
+                arrays = {**case.arrays, "i index": case.arrays["b index"]}
+                family, given = watched.families, {}
+                for key, array in arrays.items():
+                    given[key] = watched.array(array, "int32" if key == "i index" else "float32")
+                case.run(family, {**given, "b index": given["i index"]})
+
+
+@pytest.fixture(scope="module")
+def all_kernels() -> Watched:
+    """Every kernel, watched."""
+    pairs = [(name, "float32" if len(elements(name)) > 1 else "float64") for name in source_names()]
+    pairs += [("linear", "bfloat16"), (WRONG, "float32")]
+    kernels.detector()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # they wait for compilers
+        list(threads.map(lambda pair: kernels.build(*pair, watched=True), pairs))
+    watched = Watched()
+    for kernel in MAKERS:
+        of_kernel(kernel, watched)
+    of_kernel("linear.backward_bias", watched, "bfloat16")
+    for more in (not_aligned, of_other_types, of_images, in_place, of_pooling):
+        more(watched)
+    return watched
+
+
+def test_no_kernel_has_a_race_or_uses_memory_that_is_not_its_own(all_kernels: Watched) -> None:
+    assert not all_kernels.findings
+
+
+def test_every_kernel_is_watched(all_kernels: Watched) -> None:
+    missing = set()
+    for name in source_names():
+        element = "float32" if len(elements(name)) > 1 else "float64"
+        library = kernels.build(name, element, watched=True)
+        missing |= kernel_names(library) - all_kernels.launched
+    assert not missing
+
+
+WITNESSES: dict[str, Run] = {
+    "columns.cuh": partial(of_kernel, "norm.statistics"),
+    "deferred.cuh": partial(of_kernel, "fused.evaluate"),
+    "images.cu": of_images,
+    "team.cuh": partial(of_kernel, "norm.group_forward"),
+    "update.cu": partial(of_kernel, "update.sgd"),
+}
+
+
+@pytest.mark.parametrize("site", sites(), ids=str)
+def test_no_barrier_or_fence_can_be_left_out(all_kernels: Watched, site: Site) -> None:
+    watched = Watched()
+    WITNESSES[site.file](watched)
+    assert not watched.findings
+    watched.without = site
+    WITNESSES[site.file](watched)
+    assert {finding.kind for finding in watched.findings} == {"race"}
+
+
+@pytest.fixture
+def call(all_kernels: Watched) -> Callable[..., Watched]:
+    """Call a kernel of `wrong.cu`; return who has watched it."""
+
+    def call(name: str, threads: int = 64) -> Watched:
+        watched = Watched()
+        x = watched.array(np.ones(128), "float32")
+        out, arrived = watched.array(np.ones(64), "float32"), watched.families.device.arrived
+        others = {
+            "right": (x, out, arrived),
+            "right_too": (x, out, arrived),
+            "race_of_a_late_fence": (x, out, arrived),
+            "unwritten": (x, watched.empty(128, "float32")),
+            "counters": (arrived,),
+        }
+        kernel = watched.module(WRONG).kernel(name, "float32")
+        kernel((2,), (threads,), others.get(name, (x, 128)))
+        return watched
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["right", "right_too"])
+def test_a_kernel_without_a_mistake_is_let_pass(call: Callable[..., Watched], name: str) -> None:
+    assert not call(name).findings
+
+
+def mistakes() -> list[str]:
+    text = Path(f"{WRONG}.cu").read_text("utf-8")
+    return [name for name in re.findall(r"KERNEL\((\w+)_float32", text) if "right" not in name]
+
+
+@pytest.mark.parametrize("name", mistakes())
+def test_a_mistake_is_found(call: Callable[..., Watched], name: str) -> None:
+    found = call(name, threads=48 if name == "diverged_lanes" else 64).findings
+    assert {finding.kind for finding in found} == {name.split("_")[0]}
+    if found[0].kind != "counters":
+        assert "wrong.cu:" in found[0].what
+
+
+def test_threads_that_never_come_are_no_endless_loop() -> None:
+    """Nor without the detector."""
+    x = on_device(np.ones(128, "float32"))
+    with pytest.raises(AssertionError, match="stuck_float32: 32 threads wait"):
+        HostModule(WRONG).kernel("stuck", "float32")((2,), (64,), (x, 128))
+    HostModule(WRONG).kernel("race", "float32")((2,), (64,), (x, 128))  # the next one runs

@@ -16,6 +16,14 @@ from pathlib import Path
 HOMES = ("CUDA_HOME", "CUDA_PATH")
 """Environment variables that name a CUDA toolkit."""
 
+USUAL_HOME = "/usr/local/cuda"
+"""Where the toolkit is that nobody names, or a link to it."""
+
+
+def homes() -> list[Path]:
+    """Name the folders where a CUDA toolkit may be: those that somebody names first."""
+    return [Path(home) for home in (*filter(None, map(os.environ.get, HOMES)), USUAL_HOME)]
+
 
 def files(stem: str, version: int, folder: str, cuda: int) -> Iterator[str]:
     """Yield files that a library may be loaded from, those that exist; at last its bare name.
@@ -46,8 +54,8 @@ def _folders(folder: str, cuda: int) -> Iterator[Path]:
     for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix):
         if prefix:
             yield Path(prefix) / "lib"
-    homes = [Path(home) for home in filter(None, map(os.environ.get, HOMES))]
+    places = homes()
     if nvcc := shutil.which("nvcc"):
-        homes.append(Path(nvcc).resolve().parents[1])
-    for home in homes:
+        places.insert(-1, Path(nvcc).resolve().parents[1])
+    for home in places:
         yield from (home / lib for lib in ("lib64", "lib"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydtnn.kernels.cuda import find
@@ -44,6 +46,10 @@ class Wanted:
         Asks a loaded library for its version.
     cuda : callable, optional
         Asks it for the major version of the CUDA that it was built for.
+    part : str, optional
+        A file beside it that it opens by name when it is used, with its version in the name. It is
+        loaded along: the wheels for CUDA 13.0 do not find it themselves, and CuPy loads it only
+        where nobody has loaded the library before.
     """
 
     title: str
@@ -53,6 +59,7 @@ class Wanted:
     number: int | None
     version: Callable[[ctypes.CDLL], Version]
     cuda: Callable[[ctypes.CDLL], int] | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ WANTED = {
         *("cuBLAS", (12, 0, 0), "nvidia-cublas", "cublas", None), _cublas_version, _cublas_cuda
     ),
     "nvrtc": Wanted(
-        *("NVRTC", (12, 0, 0), "nvidia-cuda-nvrtc", "cuda_nvrtc", None), _nvrtc_version, _nvrtc_cuda
+        *("NVRTC", (12, 0, 0), "nvidia-cuda-nvrtc", "cuda_nvrtc", None),
+        *(_nvrtc_version, _nvrtc_cuda, "libnvrtc-builtins.so.{}.{}"),
     ),
     "nccl": Wanted("NCCL", (2, 18, 0), "nvidia-nccl-cu", "nccl", 2, _nccl_version),
 }
@@ -157,6 +165,9 @@ def load(name: str) -> Library:
             reason = reason or str(error).splitlines()[0]
             continue
         library = Library(wanted.title, wanted.version(functions), file, functions)
+        if wanted.part:
+            with contextlib.suppress(OSError):  # it may yet find its part, or not need it
+                ctypes.CDLL(str(Path(file).with_name(wanted.part.format(*library.version))))
         built_for = wanted.cuda(functions) if wanted.cuda else cuda
         return checked(wanted, library, built_for, install)
     raise Unavailable(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.files import user_cache, write_file
+from pydtnn.kernels.cuda import find
 from pydtnn.kernels.dtypes import DTYPES
 
 ELEMENTS = DTYPES
@@ -34,6 +35,9 @@ SOURCES = Path(__file__).parent / "src"
 PREBUILT = "PYDTNN_CUBINS"
 CACHE = "PYDTNN_CACHE"
 OPTIONS = ("-std=c++17",)
+
+NVRTC_OPTIONS = ("--device-as-default-execution-space",)
+"""NVRTC 13.0 and older take the lambdas of our kernels for functions of the host: an error."""
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -79,9 +83,8 @@ def cubin_name(name: str, arch: str, element: str | None) -> str:
 
 
 def find_nvcc() -> str | None:
-    """Where nvcc is: on the path, or below CUDA_HOME or CUDA_PATH."""
-    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
-    candidates = ["nvcc", *(str(Path(home) / "bin" / "nvcc") for home in homes)]
+    """Where nvcc is: on the path, below CUDA_HOME or CUDA_PATH, or where it usually is."""
+    candidates = ["nvcc", *(str(home / "bin" / "nvcc") for home in find.homes())]
     return next(filter(None, map(shutil.which, candidates)), None)
 
 
@@ -125,7 +128,7 @@ def compile_with_nvrtc(name: str, arch: str, element: str | None) -> bytes:
         text, f"{name}.cu", [text for _, text in headers], [file for file, _ in headers]
     )
     try:
-        nvrtc.compileProgram(program, (*options(element), f"-arch={arch}"))
+        nvrtc.compileProgram(program, (*options(element), *NVRTC_OPTIONS, f"-arch={arch}"))
         return nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program)

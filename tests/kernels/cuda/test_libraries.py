@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -94,7 +95,13 @@ SOURCES = {
         unsigned long cudnnGetVersion() { return %d; }
         unsigned long cudnnGetCudartVersion() { return %d000; }
     """,
-    "nvrtc": "int nvrtcVersion(int *a, int *b) { *a = %d / 10000; *b = 0; return %d - %d; }",
+    "nvrtc": """
+        int nvrtcVersion(int *a, int *b) {
+            int v = %d;
+            *a = v / 10000, *b = v / 100 %% 100;
+            return %d - %d;
+        }
+    """,
 }
 
 
@@ -186,6 +193,19 @@ def test_wheels_come_before_a_toolkit_and_a_broken_file_is_passed_over(
     wheel.rmdir()
     build(wheel, "nvrtc", 12, 120000, 12)
     assert libraries.load.__wrapped__("nvrtc").path.startswith(str(wheel))
+
+
+@needs_compiler
+def test_nvrtc_opens_its_builtins_by_name_wherever_they_are(nothing_installed: Path) -> None:
+    """The wheels for CUDA 13.0 find them only if they have been loaded."""
+    wheel, name = nothing_installed / "nvidia" / "cu13" / "lib", "libnvrtc-builtins.so.13.99"
+    build(wheel, "nvrtc", 13, 139900, 13)
+    link = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(wheel / name)]
+    subprocess.run(["g++", "-xc", "-", *link], input=b"", check=True)
+    with pytest.raises(OSError, match="cannot open"):
+        ctypes.CDLL(name)
+    assert str(libraries.load.__wrapped__("nvrtc")) == "NVRTC 13.99.0"
+    assert ctypes.CDLL(name)
 
 
 @needs_compiler

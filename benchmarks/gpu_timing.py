@@ -59,17 +59,13 @@ class OursReplay:
 
     def capture(self) -> bool:
         """Capture the calls, if that can be done."""
-        broken = False
-        self.stream.begin_capture()
+        from pydtnn.kernels.cuda.graph import capture
+
         try:
-            self.launch_all()
+            self.graph, _ = capture(self.stream, self.launch_all)
         except Exception:  # whatever breaks a capture: reading a value back, a library that cannot
-            broken = True
-        try:
-            self.graph = self.stream.end_capture()
-        except RuntimeError:
-            broken = True
-        return not broken
+            return False
+        return True
 
     def launch_all(self) -> None:
         """Launch the call as often as asked."""

@@ -1,5 +1,7 @@
 """Capture and replay, input at fixed addresses and values read late, on the simulated device."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,42 @@ def test_work_that_waits_for_the_device_goes_on_as_it_is_and_says_why(device):
     assert len(calls) == WARM_UP + 3 + 1  # once in vain
     assert graphs.why_not.startswith("test_cuda_graph.py:")
     assert graphs.why_not.endswith("operation not permitted when stream is capturing")
+
+
+def test_nothing_is_collected_while_work_is_captured(device):
+    """The end of a library's handle waits for the device, which would break the capture."""
+    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+    ended = []
+
+    class Handle:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            ended.append(device.capturing)
+
+    def work():
+        for _ in range(4 * gc.get_threshold()[0]):
+            Handle()
+        x.__iadd__(1)
+
+    for _ in range(WARM_UP + 2):
+        graphs.run("step", work)
+    assert ended
+    assert not any(ended)
+    assert gc.isenabled()
+    assert graphs.why_not == ""
+
+
+def test_a_stream_that_cannot_be_captured_runs_work_as_it_is(device, monkeypatch):
+    def refuse(stream, mode=None):
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(type(device.current), "begin_capture", refuse)
+    graphs, x = Graphs(device), device.xp.asarray(np.zeros(3))
+    for run in range(WARM_UP + 2):
+        assert (graphs.run("step", counted(x)[0]).get() == run + 1).all()
+    assert graphs.why_not.endswith("not here")
 
 
 def test_an_error_of_the_work_itself_is_raised_by_the_run_that_follows(device):

@@ -276,6 +276,21 @@ def fork(xp: SimulatedCupy) -> None:
         xp.ones(3)
 
 
+def test_a_capture_that_is_broken_refuses_everything_until_its_end(xp: SimulatedCupy) -> None:
+    with xp.cuda.Stream() as stream:
+        x = xp.ones(3)
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="capturing"):
+            x.get()
+        for call in (lambda: x + 1, stream.record, stream.is_capturing):
+            with pytest.raises(RuntimeError, match="previous error during capture"):
+                call()
+        with pytest.raises(RuntimeError, match="capturing"):
+            stream.end_capture()
+        assert not stream.is_capturing()
+        assert ((x + 1).get() == 2).all()
+
+
 @pytest.mark.parametrize("case", FORBIDDEN)
 def test_a_capture_fails_where_the_host_would_wait(xp: SimulatedCupy, case: str) -> None:
     x, y = xp.ones(3), xp.ones(700)

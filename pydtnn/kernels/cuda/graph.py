@@ -13,6 +13,7 @@ NVIDIA, "CUDA C++ programming guide", section "CUDA graphs".
 from __future__ import annotations
 
 import contextlib
+import gc
 import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -95,23 +96,57 @@ class Graphs:
         if self.why_not or self._calls[key] < WARM_UP:
             self._calls[key] += 1
             return False
-        problem: Exception | None = None
-        graph = result = None
-        self.stream.begin_capture()
+        try:
+            self._captured[key] = capture(self.stream, work)
+        except Exception as problem:
+            self.why_not = _reason(problem)
+            return False
+        return True
+
+
+def capture(stream: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
+    """Capture work on a stream.
+
+    Nothing is collected as garbage meanwhile: a handle of cuBLAS's that ends waits for the device,
+    which breaks whatever is captured there (as `torch.cuda.graph` collects beforehand).
+
+    Parameters
+    ----------
+    stream : cupy.cuda.Stream
+        The current one; it is not captured any more when this returns or raises.
+    work : callable
+
+    Returns
+    -------
+    tuple
+        The graph, and what the work has returned.
+
+    Raises
+    ------
+    Exception
+        What broke the capture.
+    """
+    problem: Exception | None = None
+    graph = result = None
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        stream.begin_capture()
         try:
             result = work()
         except Exception as error:
             problem = error
         finally:
             try:
-                graph = self.stream.end_capture()
+                graph = stream.end_capture()
             except RuntimeError as error:  # the capture ended where it was broken
                 problem = problem or error
-        if problem is not None:
-            self.why_not = _reason(problem)
-            return False
-        self._captured[key] = graph, result
-        return True
+    finally:
+        if collecting:
+            gc.enable()
+    if problem is not None:
+        raise problem
+    return graph, result
 
 
 def _reason(problem: Exception) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydtnn.kernels.cuda.engine import Refused
+from pydtnn.kernels.cuda.graph import capture
 from pydtnn.kernels.cuda.memory import DeviceMemory
 
 REPEATS = 8
@@ -66,18 +67,12 @@ class Measure:
 
     def _capture(self, work: Callable[[], None]) -> Any:
         """Capture some launches on our stream."""
-        self._stream.begin_capture()
-        problem: Exception | None = None
-        graph = None
-        try:
+
+        def several() -> None:
             for _ in range(REPEATS):
                 work()
-        except Exception as error:
-            problem = error
+
         try:
-            graph = self._stream.end_capture()
-        except RuntimeError as error:  # the capture ended where it was broken
-            problem = problem or error
-        if problem is not None:
+            return capture(self._stream, several)[0]
+        except Exception as problem:
             raise Refused(f"it cannot be captured in a graph: {problem}") from problem
-        return graph

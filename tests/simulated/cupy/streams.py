@@ -18,6 +18,7 @@ Work = Callable[[], bool]
 """Does something, or returns False where it must be tried again later."""
 
 FORBIDDEN = "operation not permitted when stream is capturing"
+INVALIDATED = "operation failed due to a previous error during capture"
 
 
 class Stream:
@@ -55,6 +56,7 @@ class Stream:
     def add(self, make: Callable[[], Work]) -> None:
         """Enqueue work, which is made anew by each replay of a graph."""
         if self.capture is not None:
+            self._check()
             self.capture.add(self, lambda done: make())
         else:
             self.work.append(make())
@@ -107,7 +109,13 @@ class Stream:
         return not self.work
 
     def is_capturing(self) -> bool:
+        self._check()
         return self.capture is not None
+
+    def _check(self) -> None:
+        """Raise what everything raises from where a capture was broken to its end."""
+        if self.capture is not None and self.capture.broken:
+            raise RuntimeError(INVALIDATED)
 
     def begin_capture(self, mode: Any = None) -> None:
         assert self.capture is None

@@ -1,6 +1,7 @@
 """Every promise for one GPU, checked in one call of under ten minutes; a report says what came out.
 
     python benchmarks/gpu_check.py --out FOLDER --data FOLDER_OF_CIFAR10 --wheels FOLDER
+    python benchmarks/gpu_check.py --out FOLDER --only first              # begin with it
     python benchmarks/gpu_check.py --out FOLDER --only steps kernels      # parts of it
     python benchmarks/gpu_check.py --list                                 # which parts there are
 
@@ -14,6 +15,8 @@ machine to itself, the promised figures first. A part has a limit, the whole a b
 does not fit is left out and called NOT RUN. `report.md` is written anew after each part, from the
 numbers that parts leave in `FOLDER`; so a call with `--only` adds to what an earlier one found
 there. The tables are in `FOLDER/gpu_*.txt`: to keep them, copy them to `benchmarks/results/`.
+Where only a few files can be brought home, `--copy` names a folder that gets the report and the
+tables after each part, and numbers and logs as one archive: five files.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +39,7 @@ from gpu_tests import TOOLS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-TAIL = 30  # lines of each part's output in the report
+TAIL = 60  # lines of each part's output in the report
 SANITIZED = (
     *("-k", "TestGpu or pooling or bins or step_of_a_model"),
     *("tests/test_gpu_benchmarks.py::TestGpu", "tests/kernels/cuda/test_on_gpu.py"),
@@ -50,6 +54,9 @@ try:
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
+"""Says why there can be no backend; only the part that looks into that is started then."""
+
+ARCHIVE = "numbers_and_logs"
 
 
 def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Part]:
@@ -82,7 +89,7 @@ def parts(python: Path, out: Path, data: Path | None, budget: float) -> list[Par
     ]
     cifar = ("--data", str(data)) if data else ()
     return [
-        Part("first", script("first"), 20, 90, environment=one_thread),
+        Part("first", script("first"), 60, 240, environment=one_thread),
         Part("tests", test("tests", "--workers", "9"), 150, 260, environment=one_thread),
         Part("nccl", test("nccl", f"{nccl}::TestOneGpu"), 20, 60, environment=one_thread),
         Part("nccl2", test("nccl2", f"{nccl}::TestGpus"), 30, 90, environment=several),
@@ -183,12 +190,23 @@ def describe(python: Path) -> list[str]:
     ]
 
 
+def copy(out: Path, home: Path) -> None:
+    """Copy what a call has found so far into few files: the report, the tables, an archive."""
+    home.mkdir(parents=True, exist_ok=True)
+    for file in (out / "report.md", *out.glob("gpu_*.txt")):
+        shutil.copy(file, home)
+    with tarfile.open(home / f"{ARCHIVE}.tar.gz", "w:gz") as archive:
+        for file in sorted((*out.glob("*.json"), *out.glob("logs/*.log"))):
+            archive.add(file, file.relative_to(out))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; the exit status is 0 if all promises are kept."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder of report.md, tables, numbers and logs")
+    parser.add_argument("--copy", type=Path, help="folder of what is brought home, see above")
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install")
     parser.add_argument("--environment", type=Path, default=ROOT / "build" / "gpu")
@@ -230,19 +248,21 @@ def check(chosen: list[Part], out: Path, python: Path, args: argparse.Namespace)
         (out / f"{part.name}.json").unlink(missing_ok=True)
 
     def told() -> bool:
-        return write_report(out / "report.md", head, everything, out)
+        kept = write_report(out / "report.md", head, everything, out)
+        if args.copy:
+            copy(out, args.copy)
+        return kept
 
     run([setup], logs, deadline, told)
     problem = f"the environment could not be set up ({setup.state})"
     if setup.state == "done":
         head = describe(python)
         problem = " ".join(told_by([str(python), "-c", PROBE]))
+    able = [part for part in chosen if not problem or (setup.state, part.name) == ("done", "first")]
     for part in chosen:
-        part.state = f"not started: {problem}" if problem else part.state
-    if not problem:
-        run(chosen, logs, deadline, told)
+        part.state = part.state if part in able else f"not started: {problem}"
+    run(able, logs, deadline, told)
     kept = told()
-    shutil.make_archive(str(out / "logs"), "gztar", logs)
     print((out / "report.md").read_text())
     return 0 if kept else 1
 

@@ -6,7 +6,8 @@ The environment sees all that the Python which makes it sees, so PyTorch and CuP
 brought, and nothing outside of the folder is changed. Wheels are installed into it, so an MPI among
 them has its mpiexec beside Python; then pydtnn, whose extensions are built, and our CUDA kernels
 are compiled with nvcc, side by side, for the GPU that is there. A second call builds what has
-changed.
+changed. Where extensions cannot be built, for want of a compiler or of Python's headers, all is set
+up without them: the backend ``cpu`` is missing then, which nothing on a GPU needs.
 """
 
 from __future__ import annotations
@@ -28,14 +29,19 @@ def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
+def site_of(environment: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    inside = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(run(str(python_of(environment)), "-c", inside).strip())
+
+
 def make(environment: Path) -> None:
     """Make an environment that sees what this Python sees."""
     if python_of(environment).exists():
         return
     shutil.rmtree(environment, ignore_errors=True)
     run(sys.executable, "-m", "venv", "--without-pip", str(environment))
-    inside = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(run(str(python_of(environment)), "-c", inside).strip())
+    site = site_of(environment)
     outside = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     # Paths added so are searched after the environment's own; `site` reads their .pth files too.
     # CuPy looks for NVIDIA's wheels below the prefixes alone (`site.getsitepackages`).
@@ -45,16 +51,28 @@ def make(environment: Path) -> None:
 
 
 def install(environment: Path, wheels: Path | None) -> None:
-    """Install wheels, then pydtnn where it lies."""
+    """Install wheels, then pydtnn where it lies; say so if that is without its extensions."""
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(environment)), "install"]
     pip += ["--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
     found = sorted(map(str, wheels.glob("*.whl"))) if wheels else []
     if found:
         run(*pip, "--ignore-installed", *found)  # which lie outside and stay there
-    if (environment / "bin" / "pydtnn-train").exists():  # what has changed is all that is compiled
-        run(str(python_of(environment)), "setup.py", "--quiet", "build_ext", "--inplace")
-    else:
-        run(*pip, "--no-build-isolation", "--editable", str(ROOT))
+    try:
+        if (environment / "bin" / "pydtnn-train").exists():  # what has changed must be compiled
+            run(str(python_of(environment)), "setup.py", "--quiet", "build_ext", "--inplace")
+        else:
+            run(*pip, "--no-build-isolation", "--editable", str(ROOT))
+    except RuntimeError as error:
+        print(f"gpu_setup: {error}\npydtnn is used without its extensions: no backend cpu")
+        use_sources(environment)
+
+
+def use_sources(environment: Path) -> None:
+    """Let the environment see pydtnn as it lies, where it cannot be built."""
+    (site_of(environment) / "pydtnn_sources.pth").write_text(f"{ROOT}\n")
+    models = ROOT / "pydtnn" / "models"  # where an installation puts them
+    if not models.exists():
+        models.symlink_to(Path("..") / "models")
 
 
 def compile_kernels(environment: Path, arch: str) -> int:
@@ -101,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     make(environment)
     install(environment, args.wheels)
-    print(f"{environment}: pydtnn is built")
+    print(f"{environment}: pydtnn is there")
     again = [str(python_of(environment)), __file__, "--environment", str(environment), "--kernels"]
     try:
         print(run(*again).strip())

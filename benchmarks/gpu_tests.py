@@ -39,6 +39,9 @@ USES_GPU = re.compile(r"\bcuda\b|\bgpu\b|nccl", re.IGNORECASE)
 ON_GPU = re.compile(r"test_on_gpu|Gpu|\[(?:[^\]]*-)?cuda[-\]]")
 """What the ids of tests have in them that ran on one if they passed: a class, or a parameter."""
 
+TOOLKITS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+"""Where the sanitizer is that is not on the path."""
+
 LIBRARIES = ("cudnn", "cublas", "cutlass", "xmma", "gemm", "nchw", "nhwc")
 """What the names of NVIDIA's kernels have in them, and ours have not."""
 
@@ -129,7 +132,8 @@ def command(file: str, keywords: str, tool: str | None) -> list[str]:
     pytest += ["-k", keywords] if keywords else []
     if tool is None:
         return pytest
-    sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *TOOLKITS))
+    sanitizer = shutil.which("compute-sanitizer", path=places) or "compute-sanitizer"
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     for name in LIBRARIES:  # one filter each: the conditions of one filter must all hold
         options += ["--kernel-name-exclude", f"kns={name}"]

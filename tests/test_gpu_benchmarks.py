@@ -53,19 +53,6 @@ def asked(turns):
 
 
 @simulated
-def test_the_first_steps_on_a_gpu_say_whether_they_were_captured(gpu, monkeypatch, capsys):
-    import gpu_first
-
-    monkeypatch.setattr("sys.argv", ["gpu_first.py", "--model", "mlp", "--size", "4"])
-    with pytest.raises(SystemExit) as end:
-        gpu_first.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["float32", "float64", "bfloat16", "float16"]
-    assert all(line.endswith(", one CUDA graph") for line in lines), lines
-    assert not end.value.code
-
-
-@simulated
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
     from gpu_work import WORK, Ours

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -271,7 +272,6 @@ def test_the_report_has_a_line_for_every_promise_and_says_what_did_not_run(
     assert "(cifar status 1)" in lines["ResNet-44 on CIFAR-10, one recipe"]
     assert "(not asked for)" in lines["NCCL, one rank"]
     assert "no data" in report
-    assert (out / "logs.tar.gz").is_file()
     assert "test suite, cuda backend" in capsys.readouterr().out
 
 
@@ -286,16 +286,37 @@ def test_a_second_call_adds_to_the_first(stand_ins, tmp_path):
     )  # its result was of another call
 
 
+def test_few_files_are_brought_home_whatever_happens(stand_ins, tmp_path):
+    out, home = tmp_path / "out", tmp_path / "home"
+    table = f"open({str(out / 'gpu_kernels.txt')!r}, 'w').write('a table')"
+    interrupted = f"import os, signal; {table}; os.kill(os.getppid(), signal.SIGINT)"
+    parts = [
+        part("tests", writes(out / "tests.json", {"a.py": FILE})),
+        part("kernels", interrupted, alone=True),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        stand_ins(parts, "--copy", str(home))
+    files = sorted(path.name for path in home.iterdir())
+    assert files == ["gpu_kernels.txt", "numbers_and_logs.tar.gz", "report.md"]
+    assert "| **PASS** |" in (home / "report.md").read_text()
+    with tarfile.open(home / "numbers_and_logs.tar.gz") as archive:
+        assert {"tests.json", "logs/tests.log", "logs/setup.log"} <= set(archive.getnames())
+
+
 def test_without_an_environment_nothing_is_started(stand_ins):
-    status, report = stand_ins([part("tests")], setup="raise SystemExit('gcc: not found')")
+    parts = [part("first"), part("tests")]
+    status, report = stand_ins(parts, setup="raise SystemExit('gcc: not found')")
+    assert "| first | 0 s |  | not started" in report
     assert status == 1
     assert "gcc: not found" in report
     assert "not started: the environment could not be set up (status 1)" in report
 
 
-def test_without_a_gpu_nothing_is_started_and_the_reason_is_told_once_per_part(stand_ins):
-    status, report = stand_ins([part("tests")], probe="raise SystemExit('Unavailable: no driver')")
+def test_without_a_gpu_one_part_looks_into_it_and_each_of_the_others_tells_the_reason(stand_ins):
+    parts = [part("first", "print('no libcuda')"), part("tests")]
+    status, report = stand_ins(parts, probe="raise SystemExit('Unavailable: no driver')")
     assert status == 1
+    assert "no libcuda" in report
     assert "| tests | 0 s |  | not started: Unavailable: no driver |" in report
 
 

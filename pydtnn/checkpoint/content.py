@@ -28,7 +28,10 @@ class Stateful(Protocol):
     """What a checkpoint can hold: choices, model, optimizer, exchange, callbacks and trainer."""
 
     def state(self) -> State:
-        """Return NumPy arrays by name, and values by name that JSON can tell."""
+        """Return NumPy arrays by name, and values by name that JSON can tell.
+
+        Called between any two steps, and before the first. Collective: all ranks call it.
+        """
 
     def load(self, state: Any) -> None:
         """Take what `state` returned; ValueError where it does not fit."""

@@ -6,12 +6,14 @@ A checkpoint is a folder ``checkpoint-<step>`` with
 - ``state.json``: every number, and the configuration,
 - ``SHA256SUMS``: their checksums, for ``sha256sum --check`` too.
 
-It is written under another name, brought to the disk and renamed once, so a folder of this name
-is complete.
+It is written under another name, brought to the disk and renamed once, and to be removed it is
+renamed first, so a folder of this name is complete. Whatever ends the process, and wherever, a
+checkpoint that was complete is found again until a later one is in its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shutil
@@ -22,21 +24,27 @@ from pydtnn.files import flush_directory, unwritable, write_through
 
 ARRAYS, STATE, SUMS = "arrays.safetensors", "state.json", "SHA256SUMS"
 
-_NAME = re.compile(r"checkpoint-(\d{8,})")
-_UNFINISHED = re.compile(r"\.checkpoint-\d{8,}\.(partial|replaced)")
+_NAME = re.compile(r"checkpoint-\d{8,}")
+_ASIDE = re.compile(r"\.checkpoint-\d{8,}\.replaced")
+_PARTIAL = re.compile(r"\.checkpoint-\d{8,}\.partial")
 
 
 def find_checkpoints(directory: str | Path) -> list[Path]:
-    """List the checkpoints in a folder, newest last; none where there is no folder."""
+    """List the checkpoints in a folder, newest last; none where there is no folder.
+
+    One that was moved aside for its replacement, which then never came, is among them.
+    """
     directory = Path(directory)
     if not directory.is_dir():
         return []
-    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
+    found = {step_of(path): path for path in _matching(directory, _ASIDE)}
+    found |= {step_of(path): path for path in _matching(directory, _NAME)}
+    return [found[step] for step in sorted(found)]
 
 
 def step_of(path: Path) -> int:
     """Return the step that a checkpoint's name tells."""
-    return int(path.name.rpartition("-")[2])
+    return int(path.name.removesuffix(".replaced").rpartition("-")[2])
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
@@ -64,30 +72,29 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
         If it cannot be written. Nothing of it is left then, and the earlier checkpoints stay.
     """
     directory = path.parent
-    partial, replaced = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
+    partial, aside = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
     sums = "".join(f"{_digest(data)}  {name}\n" for name, data in files.items())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(directory)
+        _tidy(directory)
         partial.mkdir()
         for name, data in {**files, SUMS: sums.encode()}.items():
             write_through(partial / name, data)
         flush_directory(partial)
         if path.exists():
-            path.rename(replaced)  # a folder cannot be renamed onto one that is not empty
+            path.rename(aside)  # a folder cannot be renamed onto one that is not empty
         partial.rename(path)
         flush_directory(directory)
     except OSError as error:
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)
         raise unwritable("checkpoint", path, error) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _remove_unfinished(directory)
+        with contextlib.suppress(OSError):  # what is aside is found there, too
+            _tidy(directory)
     present = find_checkpoints(directory)
-    last = present.index(path) + 1
-    for other in (*present[: max(last - keep, 0)], *present[last:]):
-        shutil.rmtree(other, ignore_errors=True)
+    older = [other for other in present if step_of(other) < step_of(path)]
+    later = [other for other in present if step_of(other) > step_of(path)]
+    for other in (*older[: max(len(older) + 1 - keep, 0)], *later):
+        _remove(other)
 
 
 def read_checkpoint(path: Path) -> dict[str, bytes]:
@@ -121,8 +128,25 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _remove_unfinished(directory: Path) -> None:
-    """Remove what a process that was killed may have left."""
-    for path in directory.iterdir():
-        if _UNFINISHED.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+def _tidy(directory: Path) -> None:
+    """Remove what a process that was killed may have left, and put back what it had moved aside."""
+    for path in _matching(directory, _PARTIAL):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in _matching(directory, _ASIDE):
+        place = checkpoint_path(directory, step_of(path))
+        if place.exists():
+            _remove(path)
+        else:
+            path.rename(place)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; where that is interrupted, what is left does not look like one."""
+    partial = path.with_name(f".{checkpoint_path(path.parent, step_of(path)).name}.partial")
+    with contextlib.suppress(OSError):  # then it stays, whole
+        path.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _matching(directory: Path, name: re.Pattern[str]) -> list[Path]:
+    return [path for path in directory.iterdir() if name.fullmatch(path.name)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pydtnn.checkpoint.content import Parts, check_format, parts_of, unpack
+from pydtnn.checkpoint.content import Parts, Stateful, check_format, parts_of, unpack
 from pydtnn.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
 from pydtnn.comm import Communicator, agree
+from pydtnn.errors import AgreedError
 from pydtnn.rank0 import on_rank_0
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
 
     Collective: all ranks call it. Rank 0 reads and tells the others, so they need not see the
     folder. Where the newest is damaged, the one before it is taken, and the logger
-    "pydtnn.checkpoint" warns of that.
+    "pydtnn.checkpoint" warns of that. Every part of the trainer takes its state on every rank, or
+    none does on any.
 
     Parameters
     ----------
@@ -41,8 +45,8 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
     Raises
     ------
     AgreedError
-        On all ranks, if every checkpoint is damaged, or the one taken does not fit the trainer,
-        naming what differs.
+        On all ranks, if every checkpoint is damaged, or the one taken does not fit the trainer on
+        one of them, naming what differs. The trainer then has the parameters and states it had.
     """
     comm = trainer.comm
     path, files = on_rank_0(comm, _read_newest, Path(directory)) or (None, {})
@@ -50,12 +54,20 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
     if path is None:
         return None
     trainer.exchange.start(trainer.model.buckets)  # what it sets up, its state then fills
+    parts = parts_of(trainer)
+    before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
     try:
-        _restore(unpack(_share(comm, files)), trainer)
+        _restore(unpack(_share(comm, files)), parts, comm)
     except (TypeError, ValueError) as problem:
         error = ValueError(f"{path}: {problem}")
-    agree(comm, error)
+    try:
+        agree(comm, error)
+    except AgreedError:
+        for name, part in parts.items():
+            if before[name]:
+                part.load(before[name])
+        raise
     return Path(path)
 
 
@@ -90,15 +102,20 @@ def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
     return {STATE: state, ARRAYS: data.tobytes()}
 
 
-def _restore(parts: Parts, trainer: Trainer) -> None:
+def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:
     """Hand every part its state."""
-    size = trainer.comm.size
-    for name, states in parts.items():
-        if len(states) not in (1, size):
+    for name, states in saved.items():
+        if len(states) not in (1, comm.size):
             raise ValueError(
                 f"the state of {name} differed between {len(states)} ranks; "
-                f"resume with {len(states)} ranks, not {size}"
+                f"resume with {len(states)} ranks, not {comm.size}"
             )
-    for name, part in parts_of(trainer).items():
-        if name in parts:
-            part.load(parts[name][trainer.comm.rank if len(parts[name]) > 1 else 0])
+    for name, part in parts.items():
+        if name in saved:
+            try:
+                part.load(saved[name][comm.rank if len(saved[name]) > 1 else 0])
+            except KeyError as error:
+                raise ValueError(
+                    f"the state of {name} has no {error.args[0]!r}, so it is of another kind than "
+                    f"{type(part).__name__}; continue with what it was saved with"
+                ) from error

@@ -130,7 +130,7 @@ def test_a_state_that_json_cannot_tell_is_refused(tmp_path: Path) -> None:
 class Compressing(AllReduce):
     """A scheme in which every rank keeps something of its own."""
 
-    residual: np.ndarray
+    residual = np.zeros(3)
 
     def state(self) -> dict[str, Any]:
         return {"residual": self.residual, "sent": self.comm.rank}

@@ -51,7 +51,6 @@ def test_checkpoints_of_later_steps_are_removed_once_a_new_one_is_there(tmp_path
 
 def test_what_a_killed_process_left_is_ignored_and_then_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-00000003.partial").mkdir()
-    (tmp_path / ".checkpoint-00000002.replaced").mkdir()
     (tmp_path / "checkpoint-notes").mkdir()
     trainer = small_trainer()
     assert load_checkpoint(tmp_path, trainer) is None

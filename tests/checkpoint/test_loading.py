@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import pytest
 from pydtnn.callbacks import Checkpointer, EarlyStopping
 from pydtnn.checkpoint import find_checkpoints, folder, load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator
+from pydtnn.comm.exchange import AllReduce
+from pydtnn.comm.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.errors import AgreedError
 from pydtnn.optimizers import Adam
-from tests.small_training import small_fit, small_model, small_trainer, trained
+from pydtnn.trainer import Trainer
+from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
 
 FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
 
@@ -102,6 +105,38 @@ def test_a_damaged_checkpoint_is_gone_after_the_next_is_saved(tmp_path: Path) ->
     load_checkpoint(tmp_path, trainer)
     small_fit(trainer)
     assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000008"
+
+
+class Picky(EarlyStopping):
+    """Comes late in the order of parts, and refuses on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        super().__init__()
+        self.refuses = refuses
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if self.refuses and state["best"] is not None:
+            state["nothing"]
+        super().load(state)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, LocalSGD])
+def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
+    comm: Communicator, scheme: type[AllReduce], tmp_path: Path
+) -> None:
+    def trainer(refuses: bool, seed: int) -> Trainer:
+        callbacks = Picky(refuses), Checkpointer(tmp_path)
+        model = small_model(seed=seed)
+        return small_trainer(comm, *callbacks, model=model, exchange=scheme(comm))
+
+    small_fit(trainer(False, seed=0), epochs=1)
+    fresh = trainer(comm.rank == comm.size - 1, seed=1)
+    before = fingerprint(fresh)
+    with pytest.raises(AgreedError, match=r"the state of Picky.1 has no 'nothing', so it is of an"):
+        load_checkpoint(tmp_path, fresh)
+    assert fingerprint(fresh) == before
+    assert (fresh.epoch, fresh.step, fresh.optimizer.iterations) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def end_all_ranks_on_error(comm: Communicator) -> None:
     An `AgreedError`, which all ranks raise together, is printed by rank 0 and nobody aborts. SIGINT
     (Ctrl-C) and SIGTERM end all ranks at once with status 130 and 143, even while the rank waits
     inside MPI, where Python's own handlers would not run. A rank that is killed is told of, too,
-    where all ranks are on one host; ending it all is then left to the launcher.
+    where all ranks are on one host or it was for want of memory; ending it all is then left to the
+    launcher.
 
     Parameters
     ----------
@@ -105,7 +106,13 @@ class _Failure:
         number = 0
         while number not in _SIGNALS:
             number = os.read(reader, 1)[0]
-        self._end(_SIGNALS[number], "", 128 + number)
+        self._end(_SIGNALS[number] + self._elsewhere(number), "", 128 + number)
+
+    def _elsewhere(self, number: int) -> str:
+        """Say what else SIGTERM may mean, where nobody sees every rank."""
+        if number == signal.SIGTERM and self._comm.local_size < self._comm.size:
+            return "; launchers send it to all ranks where one has ended"
+        return ""
 
 
 _SIGNALS: dict[int, str] = {

@@ -5,6 +5,10 @@ others in the same moment, so that they cannot tell it either. This process is n
 launcher knows. Every rank holds a connection to it, which the system closes however the rank ends;
 a rank that leaves in order says so before.
 
+The system counts the processes that it has killed for want of memory. Where that number has just
+grown, this is the cause. Otherwise it can only be told where all ranks are on one host: between
+hosts the launcher ends the ranks of each host in the same way, and nobody sees who was first.
+
 It is run by its path and imports nothing of ours, so that it is small and there at once.
 """
 
@@ -15,6 +19,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Callable
 
 LEAVING = b"."
 """The last word of a rank that leaves in order; the first is its number and a line feed."""
@@ -23,7 +28,49 @@ READY = b"!"
 """What a rank is told once all are watched."""
 
 
-def watch(listener: socket.socket, ranks: int) -> int | None:
+COUNTERS = "/proc/vmstat"
+"""Where Linux counts what it does."""
+
+LATELY = 30.0
+"""Seconds; a large process may take a while from the kill to its end."""
+
+
+class Kills:
+    """Processes that the system has killed for want of memory, counted.
+
+    Parameters
+    ----------
+    path : str
+        Its lines are names and numbers.
+    """
+
+    def __init__(self, path: str = COUNTERS) -> None:
+        self._path = path
+        self._before = self._newer = self._count()
+
+    def remember(self) -> None:
+        """Let what was counted when this was called last be the past."""
+        self._before, self._newer = self._newer, self._count()
+
+    def lately(self) -> bool:
+        """Return whether there were any since the past."""
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
+            for line in file:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+        return 0  # nobody counts
+
+
+def watch(
+    listener: socket.socket,
+    ranks: int,
+    pause: Callable[[], None] = lambda: None,
+    seconds: float = LATELY,
+) -> int | None:
     """Wait until all ranks have left, or one has ended without a word.
 
     Parameters
@@ -32,6 +79,9 @@ def watch(listener: socket.socket, ranks: int) -> int | None:
         Ranks connect to it.
     ranks : int
         How many will. They are told when all have.
+    pause : callable
+        Called where nothing has happened for so many seconds.
+    seconds : float
 
     Returns
     -------
@@ -45,7 +95,10 @@ def watch(listener: socket.socket, ranks: int) -> int | None:
         while len(connections) < ranks or words:
             # Events come in the order in which they happened, however late we look: what the
             # launcher kills comes after the cause.
-            for number, _ in poll.poll():
+            events = poll.poll(seconds)
+            if not events:
+                pause()
+            for number, _ in events:
                 if number == listener.fileno():
                     connection = stack.enter_context(listener.accept()[0])
                     connections[connection.fileno()] = connection
@@ -83,14 +136,40 @@ def is_first(file: int) -> bool:
     return os.lseek(file, 0, os.SEEK_CUR) == 1
 
 
+def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
+    """Say why a rank has ended without a word, where that can be known.
+
+    Parameters
+    ----------
+    rank : int
+    for_memory : bool
+        Whether the system has just killed a process of this host for want of memory.
+    all_here : bool
+        Whether all ranks are on this host, so that the first to end is the cause.
+    """
+    if for_memory:
+        why = "the system has just killed a process of this host for want of memory"
+        return f"rank {rank}: ended without a word; {why}"
+    if all_here:
+        return f"rank {rank}: ended without a word; it crashed or was killed"
+    return None
+
+
 def main() -> None:
-    """Watch the ranks; the arguments are two open files, the listener's and `is_first`'s."""
-    listener, file, ranks = map(int, sys.argv[1:])
+    """Watch the ranks.
+
+    The arguments are two open files, the listener's and `is_first`'s, the number of ranks to watch,
+    and of all ranks.
+    """
+    listener, file, ranks, of = map(int, sys.argv[1:])
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
-    rank = watch(socket.socket(fileno=listener), ranks)
-    if rank is not None and is_first(file):
-        why = "it crashed or was killed, perhaps for want of memory"
-        os.write(2, f"rank {rank}: ended without a word; {why}\n".encode())
+    kills = Kills()
+    rank = watch(socket.socket(fileno=listener), ranks, kills.remember)
+    if rank is None:
+        return
+    told = explain(rank, kills.lately(), ranks == of)
+    if told is not None and is_first(file):
+        os.write(2, f"{told}\n".encode())
 
 
 if __name__ == "__main__":

@@ -23,11 +23,9 @@ _PATIENCE = 2.0
 class Witness:
     """Knows who may say why a run ends, and sees to it that a killed rank is told of.
 
-    The ranks of a host open one file; whoever puts the first byte there speaks for all. Where all
-    ranks are on this host, a process of its own tells of a rank that ends without a word
-    (`pydtnn.comm.sentinel`); between hosts it would take for a cause what the launcher does to all
-    of them. Nothing of this has a name any more once all ranks hold it, so nothing is left behind
-    however they end.
+    The ranks of a host open one file; whoever puts the first byte there speaks for all. A process
+    of its own tells of a rank that ends without a word (`pydtnn.comm.sentinel`). Nothing of this
+    has a name any more once all ranks hold it, so nothing is left behind however they end.
 
     Collective: all ranks make it.
 
@@ -38,7 +36,7 @@ class Witness:
 
     def __init__(self, comm: Communicator) -> None:
         folder = _make_folder() if comm.local_rank == 0 else None
-        watched = 1 < comm.size == comm.local_size
+        watched = comm.size > 1
         listener = _listen(folder) if folder is not None and watched else None
         folder = comm.gather_object(folder)[comm.hosts[comm.rank]]
         self._file = self._connection = None
@@ -46,7 +44,7 @@ class Witness:
             self._file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
             self._connection = _connect(folder, comm.rank) if watched else None
         if listener is not None and self._file is not None:
-            _start(listener, self._file, comm.size)
+            _start(listener, self._file, comm.local_size, comm.size)
         if self._connection is not None:
             _wait(self._connection)
         comm.barrier()
@@ -114,10 +112,10 @@ def _wait(connection: socket.socket) -> None:
     connection.settimeout(None)
 
 
-def _start(listener: socket.socket, file: int, ranks: int) -> None:
-    """Start the process. It takes the listener over and ends after the last rank."""
+def _start(listener: socket.socket, file: int, ranks: int, of: int) -> None:
+    """Start the process. It takes the listener over and ends after the last rank of this host."""
     files = (listener.fileno(), file)
-    program = [sys.executable, "-I", "-S", sentinel.__file__, *map(str, (*files, ranks))]
+    program = [sys.executable, "-I", "-S", sentinel.__file__, *map(str, (*files, ranks, of))]
     with listener, contextlib.suppress(OSError):
         process = subprocess.Popen(
             program,

@@ -79,6 +79,23 @@ if comm.rank == 1: threading.Thread(target=strike).start()
     assert lines_about("(SIG", finished) + lines_about("(Ctrl", finished) == [line]
 
 
+TWO_HOSTS = """
+from mpi4py import MPI
+from pydtnn.comm.failure import end_all_ranks_on_error
+from pydtnn.comm.mpi import MpiCommunicator
+comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 1])
+end_all_ranks_on_error(comm)
+if comm.rank == 1: os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_between_hosts_a_signal_is_not_taken_for_the_cause(mpiexec):
+    """What ended the other host's rank nobody here has seen; the launcher's SIGTERM we have."""
+    finished = mpiexec(2, ["-c", START + TWO_HOSTS + WAIT])
+    told = "rank 1: terminated (SIGTERM); launchers send it to all ranks where one has ended"
+    assert lines_about(told, finished)
+
+
 def test_one_rank_under_mpiexec_ends_like_a_program_of_its_own(mpiexec):
     finished = mpiexec(1, ["-c", START + "raise ValueError('Bad: thing.')"])
     assert finished.returncode == 1

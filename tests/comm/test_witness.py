@@ -65,6 +65,50 @@ def test_the_first_that_ends_without_a_word_is_named(
         connection.close()
 
 
+def test_kills_for_want_of_memory_count_for_a_while(tmp_path: Path) -> None:
+    counters = tmp_path / "vmstat"
+
+    def count(kills: int) -> None:
+        counters.write_text(f"nr_free_pages 7\noom_kill {kills}\noom_killer 9\n")
+
+    count(3)
+    kills = sentinel.Kills(str(counters))
+    assert not kills.lately()
+    count(4)
+    kills.remember()
+    assert kills.lately()
+    kills.remember()
+    assert not kills.lately()
+
+
+def test_where_nobody_counts_there_were_no_kills(tmp_path: Path) -> None:
+    assert not sentinel.Kills(str(tmp_path / "nowhere")).lately()
+
+
+def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -> None:
+    class Enough(Exception):
+        pass
+
+    def pause() -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        sentinel.watch(listener, 1, pause, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("for_memory", "all_here", "words"),
+    [
+        (True, True, "the system has just killed a process of this host for want of memory"),
+        (True, False, "the system has just killed a process of this host for want of memory"),
+        (False, True, "it crashed or was killed"),
+    ],
+)
+def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
+    told = sentinel.explain(2, for_memory, all_here)
+    assert told == f"rank 2: ended without a word; {words}"
+
+
 def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files = [os.open(tmp_path / "file", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
@@ -73,12 +117,48 @@ def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
         os.close(file)
 
 
+HOSTS = """
+from mpi4py import MPI
+from pydtnn.comm import sentinel
+from pydtnn.comm.failure import end_all_ranks_on_error
+from pydtnn.comm.mpi import MpiCommunicator
+path = os.environ["SENTINEL"]
+with open(sentinel.__file__) as file:
+    text = file.read().replace("/proc/vmstat", path + ".vmstat")
+if comm.rank == 0:
+    open(path, "w").write(text)
+    open(path + ".vmstat", "w").write("oom_kill 0\\n")
+sentinel.__file__ = path
+comm.barrier()
+comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 0, 2])
+end_all_ranks_on_error(comm)
+"""
+KILL = """
+if comm.rank == 1:
+    open(path + ".vmstat", "w").write(f"oom_kill {kills}\\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_on_several_hosts_only_a_want_of_memory_is_told(
+    mpiexec, kills: int, tmp_path: Path
+) -> None:
+    """Here both hosts have the same memory, so that the other one may speak of the effect."""
+    body = START + HOSTS + f"kills = {kills}" + KILL + WAIT
+    environment = {"SENTINEL": str(tmp_path / "sentinel.py")}
+    finished = mpiexec(3, ["-c", body], timeout=30, environment=environment)
+    words = "ended without a word; the system has just killed a process of this host for want of m"
+    assert ("rank 1: " + words in finished.stderr) == (kills > 0)
+    assert finished.stderr.count("ended without a word") <= 2 * kills
+
+
 @pytest.mark.parametrize(
     ("body", "line"),
     [
         (
             "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
-            "rank 1: ended without a word; it crashed or was killed, perhaps for want of memory",
+            "rank 1: ended without a word; it crashed or was killed",
         ),
         ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: ended without a word; "),
         (

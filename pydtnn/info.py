@@ -16,6 +16,7 @@ from typing import Any
 
 from pydtnn import __version__
 from pydtnn.machine import cpu_name
+from pydtnn.output import printing
 from pydtnn.threads import default_threads
 
 PACKAGES = (
@@ -91,10 +92,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     if arguments:
         sys.exit("usage: python -m pydtnn.info  (no options: it reports what runs here)")
     try:
-        found = collect(probe=True)
-    except ValueError as error:
+        with printing():
+            for name, value in _lines(collect(probe=True)):
+                print(f"{name:<18}{value}")
+    except (OSError, ValueError) as error:
         sys.exit(f"pydtnn.info: {error}")
-    print("\n".join(f"{name:<18}{value}" for name, value in _lines(found)))
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:

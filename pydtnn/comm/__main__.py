@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
 from pydtnn.errors import describe, traceback_if_wanted
+from pydtnn.output import printing
 from pydtnn.own_code import import_object, is_own
 
 EXAMPLES = """examples:
@@ -43,12 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         By default those of this process.
     """
     try:
-        options = _parser().parse_args(arguments)
-        options.command(options)
-        sys.stdout.flush()  # while a reader that has gone can still be told from success
-    except BrokenPipeError:  # whoever read our output has gone, as in `... list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        with printing():
+            options = _parser().parse_args(arguments)
+            options.command(options)
     except Exception as error:
         print(f"{traceback_if_wanted(error)}pydtnn.comm: {describe(error)}", file=sys.stderr)
         return 1

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from pydtnn.comm import create_communicator
+from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schemes import create_scheme
 from pydtnn.errors import describe, traceback_if_wanted
-from pydtnn.own_code import import_object, is_own
+from pydtnn.output import printing
+from pydtnn.own_code import import_class, is_own
 from pydtnn.testing.scheme import check_scheme
 from pydtnn.testing.scheme_report import SchemeReport
 
@@ -30,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 if the scheme keeps its contract, 1 if not.
     """
     try:
-        print(_check(_parser().parse_args(arguments)))
+        with printing():
+            print(_check(_parser().parse_args(arguments)))
     except Exception as error:
         told = str(error) if isinstance(error, AssertionError) else describe(error)
         print(f"{traceback_if_wanted(error)}{told}", file=sys.stderr)
@@ -41,9 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> SchemeReport:
     scheme: Callable[..., Any] = functools.partial(create_scheme, options.scheme)
     if is_own(options.scheme):
-        scheme = import_object(options.scheme, "scheme")
+        scheme = import_class(options.scheme, "scheme", GradientExchange)
+    scheme = functools.partial(scheme, **options.scheme_options)
+    scheme(create_communicator("serial"))  # what it refuses, it says best by itself
     return check_scheme(
-        functools.partial(scheme, **options.scheme_options),
+        scheme,
         ranks=options.ranks,
         equal_to_serial=options.equal_to_serial,
     )

@@ -1,0 +1,55 @@
+"""Commands whose output nobody reads any more, or that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = {
+    "info": ["pydtnn.info"],
+    "schedules": ["pydtnn.comm", "list"],
+    "a schedule": ["pydtnn.comm", "draw", "ring", "-np", "64"],  # more than a pipe holds
+    "help of schedules": ["pydtnn.comm", "--help"],
+    "help of tests": ["pydtnn.testing", "--help"],
+    "help of training": ["pydtnn.train", "--help"],
+}
+
+
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def start(command: list[str], stdout: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", *command]
+    return subprocess.Popen(
+        arguments, stdout=stdout, stderr=subprocess.PIPE, text=True, env=BUFFERED
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_ends_in_silence_where_its_reader_has_gone(command: list[str]) -> None:
+    with start(command, subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    # argparse takes no notice where its help is longer than the buffer.
+    assert process.returncode in ({0} if "--help" in command else set()) | {128 + signal.SIGPIPE}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("name", ["info", "schedules", "a schedule"])
+def test_output_that_cannot_be_written_is_one_sentence(name: str) -> None:
+    with open("/dev/full", "w") as full, start(COMMANDS[name], full.fileno()) as process:
+        told = process.stderr.read()
+    who = COMMANDS[name][0]
+    assert told == f"{who}: the standard output cannot be written: no space left on device\n"
+    assert process.returncode == 1
+
+
+def test_a_command_without_an_output_ends_in_order() -> None:
+    command = f"{sys.executable} -m pydtnn.comm list >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

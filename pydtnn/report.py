@@ -21,7 +21,6 @@ from pydtnn.transport import describe_transport
 if TYPE_CHECKING:
     from pydtnn.job import Job
     from pydtnn.kernels.cuda.backend import CudaBackend
-    from pydtnn.trainer import Trainer
 
 
 def write_run_file(job: Job) -> None:
@@ -44,7 +43,7 @@ def write_run_file(job: Job) -> None:
         "threads": backend.threads,
         "device": backend.name,
         "instruction_set": backend.isa,
-        "gpu": describe_gpu(trainer),
+        "gpu": describe_gpu(job),
         "tuning": backend.choices.mode,
         "parameters": sum(p.size for p in trainer.model.parameters.values()),
         "samples": {"train": len(job.train), "validation": len(job.validation)},
@@ -78,8 +77,9 @@ def print_report(job: Job) -> None:
         print("\n".join(["", title, rule, *lines]), flush=True)
 
 
-def describe_gpu(trainer: Trainer) -> dict[str, Any]:
-    """Say what computes on a GPU, and how arrays come from one to another; nothing of a CPU."""
+def describe_gpu(job: Job) -> dict[str, Any]:
+    """Say what computes on a GPU, and how arrays come there and to others; nothing of a CPU."""
+    trainer = job.trainer
     backend = trainer.model.backend
     if backend.name != "cuda":
         return {}
@@ -89,8 +89,18 @@ def describe_gpu(trainer: Trainer) -> dict[str, Any]:
         "libraries": list(cuda.versions),
         "tf32": cuda.tf32,
         "graph": trainer.steps.graph,
+        "images": _images(job),
         "transport": describe_transport(trainer.comm),
     }
+
+
+def _images(job: Job) -> str:
+    """Say where images are augmented and normalised, and why not on the GPU."""
+    shards = job.trainer.exchange.sums.shards or job.trainer.comm.size
+    total = job.global_batch_size
+    loader = job.trainer.loader(job.train, total, shards, augment=job.augment)
+    why_not = loader.why_not_raw
+    return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"
 
 
 def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -116,7 +126,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         ]
     return [
         ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
-        *_gpu(trainer),
+        *_gpu(job),
         *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
         *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
@@ -131,17 +141,18 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def _gpu(trainer: Trainer) -> list[tuple[str, str]]:
+def _gpu(job: Job) -> list[tuple[str, str]]:
     """Say what computed on a GPU, and how."""
-    gpu = describe_gpu(trainer)
+    gpu = describe_gpu(job)
     if not gpu:
         return []
     tf32 = "float32 rounded to TF32 in products" if gpu["tf32"] else "no TF32"
-    dtype = trainer.model.dtype.name
+    dtype = job.trainer.model.dtype.name
     return [
         ("GPU", ", ".join([gpu["name"], *gpu["libraries"]])),
         ("precision", f"{dtype}, {tf32}" if dtype == "float32" else dtype),
         ("steps", gpu["graph"]),
+        ("images", gpu["images"]),
         *([("between GPUs", gpu["transport"])] if gpu["transport"] else []),
     ]
 

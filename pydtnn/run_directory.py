@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -30,21 +31,25 @@ def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
     Raises
     ------
     AgreedError
-        On all ranks, if the folder or that of `--save` cannot be written, or if it holds another
-        run's checkpoints and `--resume` is not given.
+        On all ranks, if the folder or that of `--save` cannot be written, if another run is
+        writing there, or if it holds another run's checkpoints and `--resume` is not given.
     """
     made: list[Path] = []
-    path = comm.gather_object(on_rank_0(comm, _prepare, config, made))[0]
-    try:
-        yield path
-    finally:
-        for folder in made:
-            with contextlib.suppress(OSError):  # mostly because it is not empty
-                folder.rmdir()
+    with contextlib.ExitStack() as held:
+        path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held))[0]
+        try:
+            yield path
+        finally:
+            for folder in made:
+                with contextlib.suppress(OSError):  # mostly because it is not empty
+                    folder.rmdir()
 
 
-def _prepare(config: TrainConfig, made: list[Path]) -> Path:
-    """Return the folder of the run; add to `made` what did not exist before, innermost first."""
+def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
+    """Return the folder of the run, which is ours until `held` is closed.
+
+    What did not exist before is added to `made`, innermost first.
+    """
     if config.save:
         save = Path(config.save)
         if save.is_dir():
@@ -55,13 +60,33 @@ def _prepare(config: TrainConfig, made: list[Path]) -> Path:
     if config.output_dir is None:
         return _next_free(config, made)
     path = Path(config.output_dir)
+    _make("--output-dir", path, made)
+    _claim(path, held)
     if not config.resume and find_checkpoints(path):
         raise ValueError(
             f"--output-dir: {path} holds the checkpoints of an earlier run; add --resume to "
             "continue it, or choose another folder"
         )
-    _make("--output-dir", path, made)
     return path
+
+
+def _claim(path: Path, held: contextlib.ExitStack) -> None:
+    """Keep other runs from writing in the folder too, until `held` is closed or this process ends.
+
+    Such as one that the queue starts again while the first still runs. Some network file systems
+    cannot lock a folder; there it is as if nobody else came.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"--output-dir: another run is writing in {path}; wait for its end, or choose another "
+            "folder"
+        ) from None
+    except OSError:
+        return
 
 
 def _next_free(config: TrainConfig, made: list[Path]) -> Path:
@@ -78,8 +103,8 @@ def _next_free(config: TrainConfig, made: list[Path]) -> Path:
 
 def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> None:
     """Make a folder and try to write in it."""
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=exist_ok)
         made.extend(new)
         with tempfile.TemporaryFile(dir=path) as file:

@@ -77,13 +77,18 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     Raises
     ------
     ValueError
-        If it is none, or is cut short.
+        If it is none, is cut short, or has elements of a type that NumPy does not know.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         return load(data)
+    except KeyError as error:
+        raise ValueError(
+            f"it has elements of type {error.args[0]}, which NumPy does not know; convert them to "
+            "float32"
+        ) from error
     except SafetensorError as error:
         reason = str(error).rpartition("deserializing: ")[2]
         raise ValueError(f"this is no safetensors file, or it is cut short ({reason})") from error

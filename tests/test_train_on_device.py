@@ -64,6 +64,7 @@ def test_a_run_says_what_it_ran_on(
     assert "GPU                    simulated device, simulated cudnn" in printed
     assert "precision              float32, no TF32\n" in printed
     assert "steps                  one CUDA graph\n" in printed
+    assert "images                 prepared on the GPU\n" in printed
     assert "between GPUs" not in printed
     assert "time in steps" in printed
     assert "time in compute" not in printed  # and communication: the host does not know
@@ -79,6 +80,31 @@ def test_a_run_says_what_it_ran_on(
         for device in ("gpu", "cpu")
     )
     assert ours == pytest.approx(theirs, rel=1e-4)  # float32, in other orders
+
+
+HOST = {
+    "augmentations": (
+        ["--augment=flip,flip,flip,flip,flip"],
+        "there are 5 augmentations, and the device takes 4",
+    ),
+    "channels": (
+        ['--dataset-options={"samples": 40, "test_samples": 8, "shape": [12, 12, 5]}'],
+        "images have 5 channels, and the device takes 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), HOST.values(), ids=HOST)
+def test_a_run_says_why_images_are_prepared_on_the_host(
+    options: list[str],
+    reason: str,
+    fabric: Fabric,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*RUN, *options, f"--output-dir={tmp_path}"]) == 0
+    assert f"images                 prepared on the host: {reason}\n" in capsys.readouterr().out
+    assert run_of(tmp_path)["gpu"]["images"] == f"prepared on the host: {reason}"
 
 
 OPTIONS = {

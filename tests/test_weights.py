@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 from safetensors import safe_open
+from safetensors.numpy import load
 
 from pydtnn import __version__, files
 from pydtnn.weights import decode, encode, load_weights, save_weights
@@ -112,3 +114,22 @@ def test_a_place_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"^save_weights: cannot write .*; choose another folder$"):
         save_weights(small_model(), tmp_path / "file" / "w.safetensors")
+
+
+def test_elements_that_numpy_does_not_know_are_refused(tmp_path: Path) -> None:
+    """Other programs save weights in bfloat16."""
+    model = small_model(dtype="float32")
+    data = encode({name: value.astype(bfloat16) for name, value in model.state().items()})
+    if not numpy_lacks_bfloat16(data):
+        pytest.skip("this version of safetensors gives bfloat16 to NumPy")
+    (tmp_path / "w.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=r"elements of type BF16, which NumPy does not know; conv"):
+        load_weights(model, tmp_path / "w.safetensors")
+
+
+def numpy_lacks_bfloat16(data: bytes) -> bool:
+    try:
+        load(data)
+    except KeyError:
+        return True
+    return False

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pydtnn.comm import require_equal
 from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schemes.partition import Partition
 from pydtnn.comm.sums import Sums
+from pydtnn.data import Dataset
+from pydtnn.data.loader import check_dataset
 from pydtnn.errors import AgreedError
 
 if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
 
 
-def check_exact(trainer: Trainer) -> None:
-    """Refuse what would make exact training depend on ranks or machines.
+def check_options(trainer: Trainer) -> None:
+    """Refuse options that do not go together.
 
     Raises
     ------
     ValueError
     """
+    _check_exact(trainer)
+    _check_loss_scale(trainer)
+
+
+def _check_exact(trainer: Trainer) -> None:
+    """Refuse what would make exact training depend on ranks or machines."""
     if trainer.exchange.sums.shards is None:
         return
     if trainer.accumulation > 1:
@@ -40,13 +50,8 @@ def check_exact(trainer: Trainer) -> None:
         )
 
 
-def check_loss_scale(trainer: Trainer) -> None:
-    """Refuse what mixes gradients of several steps, where each step may have another scale.
-
-    Raises
-    ------
-    ValueError
-    """
+def _check_loss_scale(trainer: Trainer) -> None:
+    """Refuse what mixes gradients of several steps, where each step may have another scale."""
     if trainer.loss_scale is None:
         return
     parts: list[GradientExchange | Sums] = [trainer.exchange, trainer.exchange.sums]
@@ -56,6 +61,91 @@ def check_loss_scale(trainer: Trainer) -> None:
                 f"Trainer: {type(what).__name__} keeps gradients from step to step, which a "
                 "float16 model scales by other factors; use bfloat16"
             )
+
+
+def check_binding(trainer: Trainer) -> None:
+    """Refuse an optimizer that somebody else has bound since: its state is not this trainer's.
+
+    A captured step would go on writing to the arrays that it had.
+
+    Raises
+    ------
+    ValueError
+    """
+    if trainer.optimizer.binding is not trainer.binding:
+        raise ValueError(
+            f"Trainer: its {type(trainer.optimizer).__name__} was given to another trainer, for "
+            "which it began afresh; go on with that one, or make an optimizer for each"
+        )
+
+
+def check_validation(train: Dataset, validation: Dataset | None) -> None:
+    """Refuse what is no data set, or could not be evaluated after the first epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    check_dataset("Trainer", train)
+    if validation is None:
+        return
+    check_dataset("Trainer", validation)
+    if len(validation) == 0:
+        raise ValueError(
+            f"Trainer: the validation set {validation.name} has no samples; give one that has, "
+            "or none"
+        )
+    if validation.input_shape != train.input_shape:
+        raise ValueError(
+            f"Trainer: the samples of the validation set {validation.name} have shape "
+            f"{validation.input_shape}, those of {train.name} {train.input_shape}; give one of the "
+            "same shape"
+        )
+
+
+def check_plan(
+    trainer: Trainer, plan: Mapping[str, int], was: Mapping[str, int], **others: int
+) -> None:
+    """Refuse ranks that would do different work, and to continue with other batches than before.
+
+    Collective: all ranks call it, before they exchange anything else.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    plan : mapping
+        Of the batches, by name with underscores; `others` are compared between ranks alone.
+    was : mapping
+        The plan of the training that is continued, if any.
+
+    Raises
+    ------
+    AgreedError
+    """
+    _check_ranks(trainer, {**plan, **others})
+    for name, value in was.items():
+        if plan[name] != value:
+            raise AgreedError(
+                f"Trainer: the training to continue had {name.replace('_', ' ')} {value}, "
+                f"not {plan[name]}; continue with the same"
+            )
+
+
+def _check_ranks(trainer: Trainer, numbers: Mapping[str, int]) -> None:
+    """Refuse ranks that would wait for each other for ever, or train apart without a word."""
+    shapes = [(p.name, p.shape) for p in trainer.model.parameters.values()]
+    facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
+    facts |= {
+        "number of parameters": sum(math.prod(shape) for _, shape in shapes),
+        "shapes of parameters": shapes,
+        "type of elements": str(trainer.model.dtype),
+        "metrics": [metric.name for metric in trainer.metrics],
+        "scheme": type(trainer.exchange).__name__,
+        "optimizer": type(trainer.optimizer).__name__,
+    }
+    if trainer.exchange.equal:
+        facts["learning rate"] = trainer.optimizer.lr_now
+    require_equal(trainer.comm, "Trainer", facts, "give every rank the same")
 
 
 def check_scale(trainer: Trainer) -> None:
@@ -72,18 +162,3 @@ def check_scale(trainer: Trainer) -> None:
             "Trainer: gradients are infinite however small the scale of the loss; use a lower "
             "learning rate, or bfloat16"
         )
-
-
-def check_plan(was: Mapping[str, int], plan: Mapping[str, int]) -> None:
-    """Refuse to continue with other batches: the position in them would mean nothing.
-
-    Raises
-    ------
-    AgreedError
-    """
-    for name, value in was.items():
-        if plan[name] != value:
-            raise AgreedError(
-                f"Trainer: the training to continue had {name.replace('_', ' ')} {value}, "
-                f"not {plan[name]}; continue with the same"
-            )

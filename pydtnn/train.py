@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn import __version__
-from pydtnn.comm import Communicator, agree, create_communicator
+from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.command_line import parse
 from pydtnn.config import TrainConfig
 from pydtnn.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
@@ -200,15 +200,8 @@ def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
 
 def _require_equal(comm: Communicator, facts: dict[str, Any]) -> None:
     """Refuse ranks that were started with different options or differ otherwise."""
-    everywhere = comm.gather_object(facts)
-    for rank, other in enumerate(everywhere):
-        for name, value in everywhere[0].items():
-            if other[name] != value:
-                raise AgreedError(
-                    f"train: all ranks must have the same {name}, but it is {value!r} on rank 0 "
-                    f"and {other[name]!r} on rank {rank}; start them with one command, on "
-                    "machines of one kind"
-                )
+    advice = "start them with one command, on machines of one kind"
+    require_equal(comm, "train", facts, advice)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pydtnn.losses import Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
-from pydtnn.plan import check_exact, check_loss_scale, check_plan, check_scale
+from pydtnn.plan import check_binding, check_options, check_plan, check_scale, check_validation
 from pydtnn.steps import Result, Steps
 from pydtnn.totals import Totals
 from pydtnn.tuning import settle_choices
@@ -73,6 +73,8 @@ class Trainer:
         "data", in "evaluation".
     samples_seen : int
         Samples of all ranks that training steps have consumed in this process.
+    binding : object
+        The optimizer's `binding` to this trainer.
     global_batch_size : int
         Samples of all ranks in a step of `fit`, but for the last of an epoch; 0 before.
     """
@@ -105,8 +107,7 @@ class Trainer:
         self.loss_scale = LossScale(model.backend) if half else None
         self._graph = graph
         self._results: deque[Result] = deque()
-        check_exact(self)
-        check_loss_scale(self)
+        check_options(self)
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
@@ -119,6 +120,7 @@ class Trainer:
         self.samples_seen = 0
         optimizer.bind(model.backend, model.buffers, self.exchange)
         optimizer.scale_loss(self.loss_scale)
+        self.binding = optimizer.binding
 
     def fit(
         self,
@@ -161,6 +163,8 @@ class Trainer:
         list of dict
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
+        check_binding(self)
+        check_validation(train, validation)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
         loader = self.loader(
             train,
@@ -174,8 +178,8 @@ class Trainer:
         )
         shards = self.exchange.sums.shards or 0
         plan = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
-        if self._loaded:
-            check_plan(self._plan, plan)
+        others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
+        check_plan(self, plan, self._plan if self._loaded else {}, **others)
         if not self._loaded:
             self.exchange.start(self.model.buckets)
         self._plan, self._loaded, self.stop = plan, False, False
@@ -229,6 +233,7 @@ class Trainer:
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
+        check_binding(self)
         return self.steps(batch, epoch, seed)
 
     def settle(self, late: int = 0) -> None:
@@ -327,6 +332,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""
+        check_binding(self)
         self.settle()
         return {
             "epoch": self.epoch,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pydtnn.checkpoint import save_checkpoint
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.comm.nccl import NcclCommunicator, create_nccl
 from pydtnn.comm.schemes import LocalSGD, ShardedOptimizer
-from pydtnn.data import ArrayDataset
+from pydtnn.data import ArrayDataset, Batch
 from pydtnn.data.augment import HorizontalFlip, RandomCrop
 from pydtnn.finite import NotFiniteError
 from pydtnn.kernels import Backend, create_backend
@@ -210,6 +212,29 @@ def test_steps_under_way_are_awaited_before_the_state_is_saved() -> None:
         fit(graph, callbacks=(Recorder(save),), epochs=1)
     assert states[True] == states[False]
     assert states[True][0] == WARM_UP + 2
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "captured"])
+def test_a_trainer_whose_optimizer_another_has_taken_is_refused(
+    graph: bool, tmp_path: Path
+) -> None:
+    """Its graph would write to the state that it had, and its checkpoint hold another's."""
+    first = fit(graph)
+    second = Trainer(first.model, first.optimizer, exchange=AllReduce(Serial()), graph=graph)
+    before = checksums(first.model.state())
+    words = "Trainer: its SGD was given to another trainer, for which it began afresh; "
+    data = images()
+    for call in (
+        lambda: first.fit(data, epochs=3, global_batch_size=BATCH),
+        lambda: first.train_step(Batch(data.x, data.y, np.arange(SAMPLES), 0, SAMPLES, ())),
+        lambda: save_checkpoint(tmp_path, first),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert checksums(first.model.state()) == before
+    assert not list(tmp_path.iterdir())
+    second.fit(data, epochs=2, global_batch_size=BATCH, seed=5)
+    assert second.steps.graph.startswith("one CUDA graph") == graph
 
 
 def over_nccl(comm: Communicator) -> Communicator:

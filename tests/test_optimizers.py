@@ -30,7 +30,7 @@ SHAPES = {"a": (2, 3), "b": (3,), "c": (3, 3)}
 LR, DECAY = 0.05, 0.1
 
 
-def make(backend, *, dtype="float64", bucket_bytes=1, seed=0):
+def make(backend, *, dtype="float64", bucket_bytes=1, seed=0, first_index=0):
     """A buffer of three parameters, of which "b" does not decay; each has a bucket of its own."""
     draw = LeCun("normal")
     parameters = [Parameter(n, s, draw, decay=n != "b") for n, s in SHAPES.items()]
@@ -39,6 +39,7 @@ def make(backend, *, dtype="float64", bucket_bytes=1, seed=0):
         backend=backend,
         dtype=dtype,
         bucket_bytes=bucket_bytes,
+        first_index=first_index,
     )
     for p in parameters:
         p.master[...] = backend.asarray(p.initial_value(seed))
@@ -304,7 +305,8 @@ def test_a_layerwise_rule_moves_parameters_that_are_zero(backend, kind):
 
 
 def test_clipping_scales_all_gradients_by_their_common_norm(backend):
-    first, second = make(backend), make(backend, dtype="float32")
+    first = make(backend)
+    second = make(backend, dtype="float32", first_index=len(first.buckets))
     optimizer = SGD(1.0, clip_norm=0.5)
     optimizer.bind(backend, [first, second])
     rng = np.random.default_rng(0)
@@ -400,6 +402,15 @@ def test_a_schedule_that_leaves_the_numbers_is_refused(backend):
     optimizer.step()
     optimizer.step()
     with pytest.raises(ValueError, match=r"SGD: lr of the schedule at step 2 must be at least 0"):
+        optimizer.step()
+
+
+def test_a_schedule_that_returns_nothing_is_told(backend):
+    optimizer = SGD(lambda step: None)
+    optimizer.bind(backend, [make(backend)])
+    with pytest.raises(
+        TypeError, match="SGD: lr of the schedule at step 0 must be a number, not N"
+    ):
         optimizer.step()
 
 
@@ -517,6 +528,25 @@ def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
 def test_a_step_before_binding_is_refused():
     with pytest.raises(ValueError, match="SGD: bind"):
         SGD(0.1).step()
+
+
+def test_slots_that_are_one_name_are_refused():
+    with pytest.raises(TypeError, match=r'Momentum: slots must be a tuple: \("velocity",\)'):
+
+        class Momentum(Optimizer):
+            slots = "velocity"
+
+
+def test_a_rule_that_forgets_to_begin_as_an_optimizer_is_told(backend):
+    class Forgets(Optimizer):
+        def __init__(self, beta):
+            self.beta = beta
+
+        def update(self, w, g, *, lr, decay, step):
+            w -= lr * g
+
+    with pytest.raises(TypeError, match=r"Forgets: __init__ must call super\(\).__init__\(lr, "):
+        Forgets(0.9).bind(backend, [make(backend)])
 
 
 def test_an_optimizer_is_returned_as_it_is():

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm import create_communicator
 from pydtnn.config import TrainConfig
 from pydtnn.data import AUGMENTATIONS
-from pydtnn.errors import AgreedError
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS
 from pydtnn.optimizers import OPTIMIZERS
 from pydtnn.run_directory import run_directory
 from pydtnn.schedules import SCHEDULES
-from pydtnn.train import _require_equal, main
+from pydtnn.train import main
 from tests.launch import ROOT, Finished
 from tests.small_run import TINY, TRAIN, only_line
 
@@ -237,13 +236,6 @@ def test_the_help_page_is_printed_once(mpiexec: Callable[..., Finished]) -> None
     done = mpiexec(2, [*TRAIN, "--help"])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("usage:") == 1
-
-
-@pytest.mark.threads(3)
-def test_ranks_with_different_options_are_refused(comm: Communicator) -> None:
-    lr = 0.2 if comm.rank == 2 else 0.1
-    with pytest.raises(AgreedError, match=r"same lr, but it is 0.1 on rank 0 and 0.2 on rank 2"):
-        _require_equal(comm, {"model": "mlp", "lr": lr})
 
 
 def start(arguments: list[str], folder: Path, **options: object) -> subprocess.Popen[str]:

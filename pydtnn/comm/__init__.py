@@ -6,7 +6,7 @@ notebooks; both are `Communicator`s. mpi4py is imported only where the group nee
 
 from __future__ import annotations
 
-from pydtnn.comm.agree import agree
+from pydtnn.comm.agree import agree, require_equal
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.launch import launched
 from pydtnn.comm.serial import Serial
@@ -19,6 +19,7 @@ __all__ = [
     "Request",
     "agree",
     "create_communicator",
+    "require_equal",
     "run_threads",
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydtnn.comm.communicator import Communicator
 from pydtnn.errors import AgreedError, describe
 
@@ -43,6 +45,34 @@ def agree(comm: Communicator, error: Exception | None = None) -> None:
     else:
         message = "; ".join(f"{_name(who)}: {reason}" for reason, who in ranks.items())
     raise AgreedError(message, failed) from error
+
+
+def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], advice: str) -> None:
+    """Refuse ranks that differ in a fact. Collective: all ranks call it, with the same names.
+
+    Parameters
+    ----------
+    comm : Communicator
+    who : str
+        Refuses them.
+    facts : mapping
+        By name; anything that can be compared and sent.
+    advice : str
+        How to make ranks equal.
+
+    Raises
+    ------
+    AgreedError
+        On every rank, naming the first fact that differs, and two ranks with their values.
+    """
+    everywhere = comm.gather_object(dict(facts))
+    for rank, other in enumerate(everywhere):
+        for name, value in everywhere[0].items():
+            if other[name] != value:
+                raise AgreedError(
+                    f"{who}: all ranks must have the same {name}, but it is {value!r} on rank 0 "
+                    f"and {other[name]!r} on rank {rank}; {advice}"
+                )
 
 
 def _name(ranks: list[int]) -> str:

@@ -64,6 +64,8 @@ class Optimizer(ABC):
         inherited.
     backend : Backend
         Whose kernels and arrays the rule works with, once bound.
+    binding : object
+        Another one after each `bind`: who holds state of an earlier one notices.
     loss_scale : LossScale or None
         What the gradients are divided by before an update, see `scale_loss`.
     """
@@ -73,12 +75,15 @@ class Optimizer(ABC):
     needs_all_gradients: bool = False
     capturable: ClassVar[bool] = False
     backend: Backend
+    binding: object = None
     loss_scale: LossScale | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "capturable" not in vars(cls):
             cls.capturable = False
+        if isinstance(cls.slots, str):
+            raise TypeError(f'{cls.__name__}: slots must be a tuple: ("{cls.slots}",)')
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class Optimizer(ABC):
         self._share: Share = Whole()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        self._runs: dict[int, list[tuple[slice, float]]] = {}
+        self._runs: dict[int, list[tuple[tuple[Array, ...], float]]] = {}
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
@@ -156,7 +161,10 @@ class Optimizer(ABC):
         share : Share, optional
             Which parts of the buckets this rank updates and keeps state of; by default all.
         """
-        self.backend = backend
+        if not hasattr(self, "schedule"):
+            who = type(self).__name__
+            raise TypeError(f"{who}: __init__ must call super().__init__(lr, ...) first")
+        self.backend, self.binding = backend, object()
         self._buffers = tuple(buffers)
         self._share = share or Whole()
         self._own, self._slots, self._runs = {}, {}, {}
@@ -168,12 +176,20 @@ class Optimizer(ABC):
             for bucket, own, end in zip(buffer.buckets, owned, ends, strict=True):
                 self._own[bucket.index] = own
                 kept = slice(end - (own.stop - own.start), end)
-                self._slots[bucket.index] = tuple(slot[kept] for slot in state)
+                slots = self._slots[bucket.index] = tuple(slot[kept] for slot in state)
                 self._runs[bucket.index] = [
-                    (slice(start, stop), decay)
+                    (self._views(bucket, slots, own.start, slice(start, stop)), decay)
                     for run, decay in self._cut(bucket.parameters)
                     if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
                 ]
+
+    @staticmethod
+    def _views(
+        bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice
+    ) -> tuple[Array, ...]:
+        """Values, gradients and slots, which begin at `first`, of a stretch of a bucket."""
+        kept = slice(run.start - first, run.stop - first)
+        return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)
 
     def scale_loss(self, loss_scale: LossScale | None) -> None:
         """Update with gradients of a loss that is scaled; where one is infinite, do not."""
@@ -201,8 +217,8 @@ class Optimizer(ABC):
         return self._lr_of(max(self.iterations - 1, 0))
 
     def _lr_of(self, step: int) -> float:
-        lr = self.schedule(step) * self.lr_factor
-        return self.number(f"lr of the schedule at step {step}", lr, at_least=0)
+        lr = self.number(f"lr of the schedule at step {step}", self.schedule(step), at_least=0)
+        return lr * self.lr_factor
 
     def step(self, wait: Callable[[Bucket], None] | None = None) -> None:
         """Update all parameters: `begin_step`, then `step_bucket` for all buckets in order.
@@ -281,16 +297,8 @@ class Optimizer(ABC):
         """Update this rank's share of one bucket, whose gradients are final there."""
         if self.loss_scale is not None and not self.loss_scale.passed:
             return
-        state, first = self._slots[bucket.index], self._own[bucket.index].start
-        for run, decay in self._runs[bucket.index]:
-            kept = slice(run.start - first, run.stop - first)
-            self.update(
-                bucket.values[run],
-                bucket.grads[run],
-                *(slot[kept] for slot in state),
-                decay=decay,
-                **self._terms,
-            )
+        for views, decay in self._runs[bucket.index]:
+            self.update(*views, decay=decay, **self._terms)
 
     def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
         """Name every parameter's part of every slot, and say where it is."""

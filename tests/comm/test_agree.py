@@ -2,7 +2,7 @@
 
 import pytest
 
-from pydtnn.comm import agree
+from pydtnn.comm import agree, require_equal
 from pydtnn.errors import AgreedError
 
 
@@ -37,3 +37,16 @@ def test_different_errors_are_told_with_their_ranks(comm):
     mine = [ValueError("a"), None, ValueError("b"), ValueError("a")][comm.rank]
     with pytest.raises(AgreedError, match=r"^ranks 0, 3: a; rank 2: b$"):
         agree(comm, mine)
+
+
+@pytest.mark.threads(3)
+def test_ranks_that_differ_in_a_fact_are_refused_with_both_values(comm):
+    facts = {"model": "mlp", "lr": 0.2 if comm.rank == 2 else 0.1}
+    words = r"^train: all ranks .* same lr, but it is 0.1 on rank 0 and 0.2 on rank 2; start again$"
+    with pytest.raises(AgreedError, match=words):
+        require_equal(comm, "train", facts, "start again")
+
+
+@pytest.mark.threads(1, 2)
+def test_ranks_that_are_equal_go_on(comm):
+    require_equal(comm, "train", {"model": "mlp", "shapes": [(3, 4)]}, "start again")

@@ -92,9 +92,7 @@ def create_net(name: str, classes: int, input_shape: tuple[int, ...], **options:
     ValueError
         For an unknown name or option, with the nearest ones, and for an input that is too small.
     """
-    return create(
-        "model", MODELS, name, {"classes": classes, "input_shape": input_shape, **options}
-    )
+    return create("model", MODELS, name, options, args=(classes, input_shape))
 
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import textwrap
 from argparse import Action, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -49,12 +50,26 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     SystemExit
         After --help and --print-config.
     """
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        values = _parser().parse_args(arguments).as_dict()
-    except OSError as error:
+        values = _parser().parse_args(_files_first(given)).as_dict()
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"train: --config: {error}") from error
     values.pop("config", None)
     return TrainConfig(**values)
+
+
+def _files_first(arguments: Sequence[str]) -> list[str]:
+    """Move the configuration files to the front, as what is read later wins."""
+    files: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--config" and (file := next(rest, None)) is not None:
+            files += [argument, file]
+        else:
+            (files if argument.startswith("--config=") else others).append(argument)
+    return files + others
 
 
 class _Parser(jsonargparse.ArgumentParser):

@@ -35,7 +35,7 @@ class TrainConfig:
     model_options: dict[str, Any] = option(
         MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
     )
-    dataset: str = option(MODEL, "synthetic", "name of a data set")
+    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
     dataset_options: dict[str, Any] = option(
         MODEL, {}, 'options of the data set, such as {"samples": 20000}'
     )
@@ -71,12 +71,12 @@ class TrainConfig:
     accumulation: int = option(
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
     )
-    loss: str = option(TRAINING, "cross_entropy", "what to minimise")
+    loss: str = option(TRAINING, "cross_entropy", "what to minimise, or path/to/file.py:Class")
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
     metrics: str = option(
         TRAINING,
         "accuracy",
-        "what to report besides the loss: accuracy,top5_accuracy",
+        "what to report besides the loss: accuracy,top5_accuracy,path/to/file.py:Class",
         metavar="LIST",
     )
     monitor: str | None = option(
@@ -112,7 +112,7 @@ class TrainConfig:
         metavar="TYPE",
     )
 
-    optimizer: str = option(OPTIMIZER, "sgd", "update rule")
+    optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
     lr: float | None = option(
         OPTIMIZER, None, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
     )
@@ -131,7 +131,11 @@ class TrainConfig:
     optimizer_options: dict[str, Any] = option(
         OPTIMIZER, {}, 'further options of the rule, such as {"nesterov": true}'
     )
-    schedule: str = option(OPTIMIZER, "triangular", "how the learning rate moves")
+    schedule: str = option(
+        OPTIMIZER,
+        "triangular",
+        "how the learning rate moves, or path/to/file.py:function of the step",
+    )
     schedule_options: dict[str, Any] = option(
         OPTIMIZER, {}, 'options of the schedule, such as {"rise": 0.3}'
     )
@@ -264,8 +268,20 @@ class TrainConfig:
                 "--output-dir"
             )
         self._check_device()
+        self._check_partners()
         if self.exact:
             self._check_exact()
+
+    def _check_partners(self) -> None:
+        """Refuse what would have no effect, since it is about something that was not asked for."""
+        usual = options(TrainConfig)
+        for name, partner, missing in (
+            ("shards", "--exact", not self.exact),
+            ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
+            ("plateau_factor", "--plateau", self.plateau is None),
+        ):
+            if missing and getattr(self, name) != usual[name].default:
+                raise ValueError(f"train: {usual[name].flag} needs {partner}")
 
     def _check_device(self) -> None:
         cuda, schedule = self.device == "cuda", self.allreduce != "vendor"

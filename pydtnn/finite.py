@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
 
 
+INPUT = "the input"
+ADVICE = "use a lower learning rate, a warm-up or clipping (--lr, --warmup-epochs, --clip-norm)"
+
+
 class NotFiniteError(AgreedError):
     """The loss became NaN or infinite; raised on all ranks before the parameters are touched."""
 
@@ -43,17 +47,15 @@ def not_finite(trainer: Trainer, batch: Batch, context: StepContext, when: str) 
             found.append(f"the output of {node.name} ({type(node.layer).__name__})")
 
     if not np.isfinite(batch.x).all():
-        found.append("the input")
+        found.append(INPUT)
     model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
     reports = trainer.comm.gather_object(found[0] if found else None)
     rank = next((r for r, report in enumerate(reports) if report), None)
     where = "the loss itself" if rank is None else str(reports[rank])
+    advice = "clean the data" if where == INPUT else ADVICE
     if rank is not None and trainer.comm.size > 1:
         where += f" on rank {rank}"
-    return NotFiniteError(
-        f"the loss is not finite {when}: first in {where}; use a lower learning rate, a warm-up or "
-        "clipping (--lr, --warmup-epochs, --clip-norm)"
-    )
+    return NotFiniteError(f"the loss is not finite {when}: first in {where}; {advice}")
 
 
 def not_finite_at(trainer: Trainer, batch: Batch, epoch: int, seed: int) -> NotFiniteError:

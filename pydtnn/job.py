@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,15 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
-from pydtnn.own_code import import_object, is_own, naming_options
+from pydtnn.own_code import import_class, import_object, is_own, naming_options
 from pydtnn.parallel import create_exchange
-from pydtnn.registry import create
-from pydtnn.schedules import get_schedule
+from pydtnn.registry import create, key_of
+from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.suggest import unknown
 from pydtnn.trainer import Trainer
 from pydtnn.weights import load_weights
 
-USUAL = {"momentum": 0.9, "weight_decay": 1e-4}
+USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Where the user does not say and the rule's own default is none at all."""
 
 
@@ -91,8 +92,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
             shards=config.shards if config.exact else None,
         )
     )
-    loss = create_loss(config)
-    metrics = [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
+    loss, metrics = create_loss(config), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact else None)
     model = Model(
@@ -124,9 +124,10 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     """Load the training set and what to validate on: the test set, or a part cut off the former."""
     flags = {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"}
+    own = import_object(config.dataset, "--dataset") if is_own(config.dataset) else None
     with naming_options("--dataset-options", config.dataset_options, flags):
         train, test = load_dataset(
-            config.dataset,
+            own or config.dataset,
             data_dir=config.data_dir,
             download=config.download,
             **config.dataset_options,
@@ -144,12 +145,22 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
 
 def create_loss(config: TrainConfig) -> Loss:
     """Make the loss that `--loss` names."""
-    loss = get_loss(config.loss)
+    own = is_own(config.loss)
+    loss = import_class(config.loss, "--loss", Loss)() if own else get_loss(config.loss)
     if not config.label_smoothing:
         return loss
     if not isinstance(loss, CategoricalCrossEntropy):
         raise ValueError(f"--label-smoothing: {config.loss} has none; use --loss cross_entropy")
     return CategoricalCrossEntropy(config.label_smoothing)
+
+
+def create_metrics(config: TrainConfig) -> list[Metric]:
+    """Make the metrics that `--metrics` lists."""
+    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
+    return [
+        import_class(name, "--metrics", Metric)() if is_own(name) else get_metric(name)
+        for name in names
+    ]
 
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
@@ -203,10 +214,47 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
     """Make the optimizer with its schedule; `steps` is the length of an epoch."""
-    rule = config.optimizer.lower()
-    if rule not in OPTIMIZERS:
+    rule, rules = key_of(config.optimizer), OPTIMIZERS
+    if is_own(config.optimizer):
+        rule = key_of(config.optimizer.rpartition(":")[2])
+        rules = {rule: import_class(config.optimizer, "--optimizer", Optimizer)}
+    if rule not in rules:
         return get_optimizer(config.optimizer)  # which says what there is
-    own = {name: p.default for name, p in inspect.signature(OPTIMIZERS[rule]).parameters.items()}
+    takes = dict(inspect.signature(rules[rule]).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):  # handed on to `Optimizer`
+        takes = {**inspect.signature(Optimizer).parameters, **takes}
+    if "lr" not in takes:
+        raise ValueError(f"--optimizer: {config.optimizer} must take the learning rate as `lr`")
+    own = {name: None if p.default is p.empty else p.default for name, p in takes.items()}
+    numbers: dict[str, Any] = {"lr": create_schedule(config, own["lr"], global_batch, steps)}
+    for name, usual in USUAL.items():
+        given, flag = getattr(config, name), "--" + name.replace("_", "-")
+        if name in own:
+            numbers[name] = given if given is not None else own[name] or usual
+        elif given is not None:
+            raise ValueError(f"{flag}: {rule} has none; leave it out, or use sgd or lars")
+    flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
+    with naming_options("--optimizer-options", config.optimizer_options, flags):
+        return create("optimizer", rules, rule, numbers | config.optimizer_options)
+
+
+def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:
+    """Make the schedule that `--schedule` names; `usual` is the rule's own learning rate."""
+    lr = usual if config.lr is None else config.lr
+    schedule: str | Schedule = config.schedule
+    if is_own(config.schedule):
+        schedule, lr = import_object(config.schedule, "--schedule"), 0.0
+        if not callable(schedule):
+            raise ValueError(f"--schedule: {config.schedule} must be a function of the step")
+        for flag, given in (
+            ("--lr", config.lr is not None),
+            ("--lr-scaling", config.lr_scaling != "none"),
+            ("--schedule-options", config.schedule_options),
+        ):
+            if given:
+                raise ValueError(f"{flag}: {config.schedule} gives the learning rate; leave it out")
+    elif not isinstance(lr, Real):
+        raise ValueError(f"--lr: {config.optimizer} has no learning rate of its own; give one")
     ratio = global_batch / config.lr_base_batch
     scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
     flags = {
@@ -217,24 +265,14 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
         "warmup_steps": "--warmup-epochs",
     }
     with naming_options("--schedule-options", config.schedule_options, flags):
-        schedule = get_schedule(
-            config.schedule,
-            scale * (own["lr"] if config.lr is None else config.lr),
+        return get_schedule(
+            schedule,
+            scale * lr,
             total_steps=steps * config.epochs,
             steps_per_epoch=steps,
             warmup_steps=round(config.warmup_epochs * steps),
             **config.schedule_options,
         )
-    numbers: dict[str, Any] = {"lr": schedule, "clip_norm": config.clip_norm}
-    for name, usual in USUAL.items():
-        given = getattr(config, name)
-        if name in own:
-            numbers[name] = given if given is not None else own[name] or usual
-        elif given is not None:
-            raise ValueError(f"--{name}: {rule} has none; leave it out, or use sgd or lars")
-    flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
-    with naming_options("--optimizer-options", config.optimizer_options, flags):
-        return get_optimizer(rule, **numbers, **config.optimizer_options)
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:

@@ -43,17 +43,6 @@ def number(
     Traceback (most recent call last):
     ValueError: SGD: momentum must be at least 0 and below 1, not 1.5
     """
-    limits = [
-        f"{words} {limit}"
-        for words, limit in (
-            ("at least", at_least),
-            ("above", above),
-            ("at most", at_most),
-            ("below", below),
-        )
-        if limit is not None
-    ]
-    expected = " and ".join(limits) or "a finite number"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{who}: {name} must be a number, not {value!r}")
     given = float(value)
@@ -64,6 +53,17 @@ def number(
         or (at_most is not None and given > at_most)
         or (below is not None and given >= below)
     ):
+        limits = [
+            f"{words} {limit}"
+            for words, limit in (
+                ("at least", at_least),
+                ("above", above),
+                ("at most", at_most),
+                ("below", below),
+            )
+            if limit is not None
+        ]
+        expected = " and ".join(limits) or "a finite number"
         raise ValueError(f"{who}: {name} must be {expected}, not {value}")
     return given
 

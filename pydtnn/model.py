@@ -18,7 +18,7 @@ from pydtnn.layers.blocks import Net, nodes
 from pydtnn.limits import whole
 from pydtnn.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.statistics import RunningStatistics
-from pydtnn.walks import Total, run_together, walk_backward, walk_forward
+from pydtnn.walks import Total, check_inputs, run_together, walk_backward, walk_forward
 
 
 class Model:
@@ -73,7 +73,8 @@ class Model:
             raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, not {dtype}")
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.dtype = np.dtype(dtype)
-        self.seed = seed
+        self.seed = whole("Model", "seed", seed, at_least=0)
+        bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
         self.input_shapes = _shapes(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
@@ -307,13 +308,7 @@ class Model:
         """
         whole("Model.predict", "batch_size", batch_size, at_least=1)
         inputs = x if isinstance(x, tuple) else (x,)
-        given = tuple(np.shape(a)[1:] for a in inputs)
-        if given != self.input_shapes or len({len(a) for a in inputs}) != 1:
-            expected = " and ".join(map(str, self.input_shapes))
-            shapes = " and ".join(str(np.shape(a)) for a in inputs)
-            raise ValueError(
-                f"Model.predict: expected an array of samples of shape {expected}, got {shapes}"
-            )
+        check_inputs("Model.predict", inputs, self.input_shapes)
         context = StepContext(training=False)
         samples = len(inputs[0])
         dtype = arithmetic(self.dtype)
@@ -358,12 +353,11 @@ def _shapes(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
         raise TypeError(
             f"Model: input_shape must be a tuple, not {input_shape}; use ({input_shape},)"
         )
-    several = len(input_shape) > 0 and not isinstance(input_shape[0], int | np.integer)
+    several = len(input_shape) > 0 and isinstance(input_shape[0], tuple | list)
     shapes: Any = input_shape if several else (input_shape,)
-    result = tuple(tuple(map(int, shape)) for shape in shapes)
-    if not all(n > 0 for shape in result for n in shape):
-        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape}")
-    return result
+    if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
+        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape!r}")
+    return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
 def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:

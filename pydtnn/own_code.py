@@ -1,4 +1,4 @@
-"""Models and schemes of a user's own: ``path/to/file.py:name``."""
+"""What a user has written, on the command line: ``path/to/file.py:name``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydtnn.suggest import unknown
 
 
 def is_own(name: str) -> bool:
-    """Whether a model or scheme is asked for from a file, be it without its name."""
+    """Whether something is asked for from a file, be it without its name."""
     return ":" in name or name.endswith(".py")
 
 
@@ -56,6 +56,20 @@ def import_object(where: str, who: str) -> Any:
         own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
     return getattr(module, name)
+
+
+def import_class(where: str, who: str, kind: type) -> Any:
+    """Import ``path/to/file.py:Class``, which must be a subclass of `kind`.
+
+    Raises
+    ------
+    ValueError
+        Also where `import_object` does.
+    """
+    found = import_object(where, who)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ValueError(f"{who}: {where} must be a subclass of {kind.__name__}, not {found!r}")
+    return found
 
 
 @contextlib.contextmanager

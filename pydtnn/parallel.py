@@ -15,7 +15,7 @@ from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schemes import SCHEMES
 from pydtnn.comm.sums import Sums
 from pydtnn.config import TrainConfig
-from pydtnn.own_code import import_object, is_own, naming_options
+from pydtnn.own_code import import_class, import_object, is_own, naming_options
 from pydtnn.registry import create, key_of
 
 FLAGS = {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"}
@@ -46,13 +46,8 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
     """
     name, registry = config.scheme, SCHEMES
     if is_own(config.scheme):
-        scheme = import_object(config.scheme, "--scheme")
-        if not (isinstance(scheme, type) and issubclass(scheme, GradientExchange)):
-            raise ValueError(
-                f"--scheme: {config.scheme} must be a subclass of GradientExchange, not {scheme!r}"
-            )
         name = config.scheme.rpartition(":")[2].lower()
-        registry = {name: scheme}
+        registry = {name: import_class(config.scheme, "--scheme", GradientExchange)}
     with naming_options("--scheme-options", config.scheme_options, FLAGS):
         options = dict(config.scheme_options)
         factory = registry.get(key_of(name))

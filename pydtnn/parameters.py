@@ -94,7 +94,18 @@ class Parameter:
         return self.buffer.accumulate
 
     def store_grad(self, value: Array) -> None:
-        """Overwrite `grad` with `value`, or add it, as this pass demands."""
+        """Overwrite `grad` with `value`, or add it, as this pass demands.
+
+        Raises
+        ------
+        ValueError
+            If `value` is not of the parameter's shape.
+        """
+        if value.shape != self.shape:
+            raise ValueError(
+                f"{self.name}: store_grad expects a gradient of shape {self.shape}, like the "
+                f"parameter, not {value.shape}"
+            )
         if self.accumulate:
             self.grad += value
         else:

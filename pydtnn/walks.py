@@ -41,7 +41,10 @@ def walk_forward(
     The parameters and the result are those of `Model.forward`.
     """
     inputs = x if isinstance(x, tuple) else (x,)
-    context = replace(context, differentiable=keep)
+    check_inputs("Model", inputs, [node.shape for node in graph.inputs])
+    samples = len(inputs[0])
+    if context.differentiable is not keep:
+        context = replace(context, differentiable=keep)
     values: list[Array | Deferred] = [None] * len(graph.nodes)
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     residuals: list[Saved] = [None] * len(graph.nodes)
@@ -50,9 +53,9 @@ def walk_forward(
         xs = [layer.accept(values[i.index]) for i in node.inputs]
         if joint and context.training and isinstance(layer, TwoPhase):
             total = yield layer.forward_sums(*xs, context=context)
-            y, saved = layer.forward(*xs, context=context, total=total)
+            y, saved = _promised(node, samples, layer.forward(*xs, context=context, total=total))
         else:
-            y, saved = layer.forward(*xs, context=context)
+            y, saved = _promised(node, samples, layer.forward(*xs, context=context))
         values[node.index] = _regular(graph, y)
         if keep and node.index in graph.trained:
             residuals[node.index] = saved
@@ -81,6 +84,11 @@ def walk_backward(
     """
     sums = _Gradients(graph.backend)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
+        if g.shape[1:] != node.shape:
+            raise ValueError(
+                f"Model.backward: expected a gradient of shape {batched(node.shape)}, like the "
+                f"output, got {g.shape}"
+            )
         sums.add(node, _regular(graph, g), new=False)
     del dy
     pending = iter(buckets)
@@ -147,6 +155,51 @@ def run_together(
             return results
         assert total is not None
         send = total(sums)
+
+
+def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse arrays that are no samples of these shapes, or not equally many.
+
+    Raises
+    ------
+    ValueError
+    """
+    given = [np.shape(x) for x in inputs]
+    if [shape[1:] for shape in given] == [*shapes] and len({shape[:1] for shape in given}) == 1:
+        return
+    turned = len(given[0]) == 4 and (*given[0][2:], given[0][1]) == shapes[0]
+    hint = "; channels come last: x.transpose(0, 2, 3, 1)" if turned else ""
+    raise ValueError(
+        f"{who}: expected an array of shape {' and '.join(map(batched, shapes))}, "
+        f"got {' and '.join(map(str, given))}{hint}"
+    )
+
+
+def batched(shape: tuple[int, ...]) -> str:
+    """Write the shape of n samples.
+
+    >>> batched((3, 4))
+    '(n, 3, 4)'
+    """
+    return f"({', '.join(['n', *map(str, shape)])})"
+
+
+def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, Saved]:
+    """Return what a layer's forward gave, if it is what its `build` promises."""
+    kind = type(node.layer).__name__
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{node.name}: forward of {kind} must return a pair (output, saved), not "
+            f"{type(result).__name__}; saved may be None"
+        )
+    shape = getattr(result[0], "shape", None)
+    if shape is None or shape[1:] != node.shape or shape[0] != samples:
+        given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(
+            f"{node.name}: forward of {kind} must return {samples} outputs of shape {node.shape}, "
+            f"as build says, not {given}"
+        )
+    return result
 
 
 def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:

@@ -75,9 +75,27 @@ def test_the_command_line_wins_over_a_file_and_a_later_file_over_an_earlier(
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("lr: 5e-4\nepochs: 7\nbatch-size: 3\n")
     second.write_text("epochs: 8\nmodel_options: {shortcut: A}\n")
-    config = parse([f"--config={first}", f"--config={second}", "--batch-size=4"])
-    assert (config.lr, config.epochs, config.batch_size) == (5e-4, 8, 4)
-    assert config.model_options == {"shortcut": "A"}
+    files = [f"--config={first}", "--config", str(second)]
+    for arguments in ([*files, "--batch-size=4"], ["--batch-size=4", *files]):
+        config = parse(arguments)
+        assert (config.lr, config.epochs, config.batch_size) == (5e-4, 8, 4)
+        assert config.model_options == {"shortcut": "A"}
+
+
+def test_a_file_before_which_there_is_an_option_is_printed_as_it_will_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 7\n")
+    with pytest.raises(SystemExit):
+        parse(["--epochs=2", f"--config={file}", "--print-config"])
+    assert "\nepochs: 2\n" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="^train: --config: 'utf-8' codec can't decode"):
+        parse(["--config", str(tmp_path / "run.yaml")])
 
 
 def test_options_are_not_abbreviated() -> None:

@@ -64,6 +64,9 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words:
             "--allreduce ring does not go with --cuda-aware: it adds up in memory of the host",
         ),
         ({"tf32": True, "device": "numpy"}, "--tf32 needs --device cuda"),
+        ({"shards": 3}, "--shards needs --exact"),
+        ({"lr_base_batch": 32}, "--lr-base-batch needs --lr-scaling"),
+        ({"plateau_factor": 0.5}, "--plateau-factor needs --plateau"),
         (
             {"tf32": True, "device": "cuda", "dtype": "bfloat16"},
             "--tf32 needs --dtype float32, not bfloat16",
@@ -88,6 +91,9 @@ def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], wor
         {"resume": True, "output_dir": "run"},
         {"evaluate_only": True, "load": "w.safetensors"},
         {"warmup_epochs": 2.5},
+        {"shards": 3, "exact": True, "global_batch_size": 8},
+        {"lr_base_batch": 32, "lr_scaling": "sqrt"},
+        {"plateau_factor": 0.5, "plateau": 2},
     ],
 )
 def test_what_can_be_is_taken(values: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
+from pydtnn.callbacks import Callback
 from pydtnn.comm import create_communicator, run_threads
 from pydtnn.comm.compression import Compressor
 from pydtnn.comm.exchange import AllReduce, GradientExchange
@@ -29,8 +30,10 @@ from pydtnn.comm.schemes import (
     ShardedOptimizer,
     swap,
 )
-from pydtnn.data import ArrayDataset
-from pydtnn.layers import Layer, Linear, Sequential
+from pydtnn.data import ArrayDataset, Dataset
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Flatten, Layer, Linear, Sequential
+from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.testing import check_layer, check_scheme
@@ -39,7 +42,7 @@ from pydtnn.trainer import Trainer
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
 LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
-LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8}
+LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8, "dataset": 9, "loss": 5, "callback": 5}
 LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
@@ -50,6 +53,7 @@ def run(block: str) -> Any:
     names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
     names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
     names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD}
+    names |= {"Dataset": Dataset, "Loss": Loss, "Callback": Callback}
     before = dict(names)
     exec(BLOCKS[block], names)
     del names["__builtins__"]
@@ -203,3 +207,37 @@ def test_the_collective_adds_up() -> None:
 def test_the_model_is_built_for_classes_and_a_shape() -> None:
     net = run("model")(7, (12, 10, 3))
     assert Model(net, (12, 10, 3), backend="numpy").output_shape == (7,)
+
+
+def test_the_data_set_trains_and_is_normalised_as_it_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        np.save(tmp_path / f"{i}.npy", rng.integers(256, size=(8, 8, 3), dtype="uint8"))
+    np.save(tmp_path / "labels.npy", np.arange(6) % 2)
+    folder = run("dataset")
+    train = folder(tmp_path)
+    test = folder(tmp_path, like=train)
+    model = Model(Sequential(Flatten(), Linear(train.classes)), train.input_shape, backend="numpy")
+    (logs,) = Trainer(model, SGD(0.01)).fit(train, test, batch_size=2)
+    assert logs["val_loss"] < logs["loss"]
+    whole = train.normalize(train.read(np.arange(6))[0])
+    np.testing.assert_allclose(whole.mean(axis=(0, 1, 2)), 0, atol=1e-6)
+    assert test.statistics is train.statistics
+
+
+def test_the_loss_has_the_right_gradient() -> None:
+    loss, backend = run("loss")(), create_backend("numpy")
+    y, target = np.array([[0.3, -4.0], [2.5, 0.1]]), np.zeros((2, 2))
+    value, dy = loss(backend, y, target, 0.5)
+    assert value == pytest.approx(0.3**2 / 2 + 3.5 + 2.0 + 0.1**2 / 2)
+    np.testing.assert_allclose(dy, 0.5 * np.array([[0.3, -1.0], [1.0, 0.1]]))
+
+
+def test_the_callback_ends_training_when_the_loss_is_flat() -> None:
+    def epochs(lr: float) -> int:
+        model = Model(Sequential(Linear(3)), (5,), backend="numpy")
+        trainer = Trainer(model, SGD(lr), callbacks=[run("callback")()])
+        return len(trainer.fit(problem(), epochs=5, batch_size=16))
+
+    assert epochs(lr=0.1) == 5
+    assert epochs(lr=0.0) == 2

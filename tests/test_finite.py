@@ -40,7 +40,7 @@ def data(bad: float = 0.0) -> ArrayDataset:
 @pytest.mark.parametrize(
     ("options", "bad", "where"),
     [
-        ({}, np.nan, "first in the input;"),
+        ({}, np.nan, "first in the input; clean the data$"),
         ({"log": True}, 0.0, r"first in the output of log \(Log\);"),
         ({"loss": Infinite()}, 0.0, "first in the loss itself;"),
     ],
@@ -58,7 +58,7 @@ def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
 def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
     """Without shuffling: the evaluation's last sample is the last rank's."""
     with pytest.raises(
-        NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1};"
+        NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1}; clean the"
     ):
         trainer(comm).evaluate(data(np.inf), batch_size=8)
 

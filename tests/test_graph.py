@@ -73,6 +73,35 @@ def test_an_output_that_nobody_reads_is_refused() -> None:
         Model(Wired(lambda graph, x, _: graph.add(Linear(2), x)), [(3,), (3,)], backend="numpy")
 
 
+class Declares(Identity):
+    """A layer of a user's own that declares what it is told."""
+
+    def __init__(self, names: str, shape: Any, early: bool = False) -> None:
+        super().__init__()
+        self.names, self.shape = names, shape
+        if early:
+            self.build()
+
+    def build(self, *shapes: Any) -> Any:
+        for name in self.names:
+            self.parameter(name, (2,), "ones")
+        return self.shape
+
+
+@pytest.mark.parametrize("shape", [None, [2], (2.0,)])
+def test_a_build_that_does_not_return_a_shape_is_told(shape: Any) -> None:
+    with pytest.raises(ValueError, match="Declares: build must return the output's shape, a tuple"):
+        Model(Sequential(Declares("", shape), Linear(2)), (2,), backend="numpy")
+
+
+def test_parameters_have_different_names_and_are_declared_in_build() -> None:
+    Model(Declares("ab", (2,)), (2,), backend="numpy")
+    with pytest.raises(ValueError, match="declares: Declares: two parameters are called b; give"):
+        Model(Declares("abb", (2,)), (2,), backend="numpy")
+    with pytest.raises(ValueError, match="Declares: declare the parameter a in build, not in"):
+        Declares("a", (2,), early=True)
+
+
 def test_a_class_in_the_place_of_a_layer_is_told() -> None:
     with pytest.raises(TypeError, match=r"ReLU.* is neither a layer nor a block; .* parentheses"):
         Model(Sequential(ReLU), (3,), backend="numpy")  # type: ignore[arg-type]

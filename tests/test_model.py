@@ -208,13 +208,18 @@ def test_predict_takes_data_of_any_dtype_and_leaves_it_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ((6, 6, 1), r"expected an array of samples of shape \(6, 6, 3\), got \(2, 6, 6, 1\)"),
-        ((), r"expected an array of samples of shape \(6, 6, 3\), got \(2,\)"),
+        ((2, 6, 6, 1), r"expected an array of shape \(n, 6, 6, 3\), got \(2, 6, 6, 1\)$"),
+        ((2, 3, 6, 6), r"expected .*, got \(2, 3, 6, 6\); channels come last: x\.transpose\(0"),
+        ((6, 6, 3), r"expected an array of shape \(n, 6, 6, 3\), got \(6, 6, 3\)$"),
+        ((), r"expected an array of shape \(n, 6, 6, 3\), got \(\)$"),
     ],
 )
 def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        build().predict(np.zeros((2, *given)))
+    model = build()
+    with pytest.raises(ValueError, match=r"Model\.predict: " + sentence):
+        model.predict(np.zeros(given))
+    with pytest.raises(ValueError, match="Model: " + sentence):
+        model.forward(np.zeros(given), StepContext(training=True))
     with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, not 0"):
         build().predict(np.zeros((2, *SHAPE)), batch_size=0)
 
@@ -222,7 +227,7 @@ def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], senten
 def test_predict_takes_a_tuple_for_several_inputs() -> None:
     model = Model(Concat(), [(2,), (3,)], backend="numpy")
     assert model.predict((np.zeros((4, 2)), np.zeros((4, 3)))).shape == (4, 5)
-    with pytest.raises(ValueError, match=r"of shape \(2,\) and \(3,\), got \(4, 2\) and \(5, 3\)"):
+    with pytest.raises(ValueError, match=r"\(n, 2\) and \(n, 3\), got \(4, 2\) and \(5, 3\)"):
         model.predict((np.zeros((4, 2)), np.zeros((5, 3))))
 
 
@@ -271,6 +276,9 @@ def test_two_models_live_side_by_side() -> None:
     [
         ((0, 3), ValueError, r"Model: input_shape must be positive ints, not \(0, 3\)"),
         (784, TypeError, r"Model: input_shape must be a tuple, not 784; use \(784,\)"),
+        ((None, 5), ValueError, r"Model: input_shape must be positive ints, not \(None, 5\)"),
+        ((5.5,), ValueError, r"Model: input_shape must be positive ints, not \(5\.5,\)"),
+        ("5", ValueError, "Model: input_shape must be positive ints, not '5'"),
     ],
 )
 def test_an_input_shape_that_is_none_is_told(
@@ -283,6 +291,47 @@ def test_an_input_shape_that_is_none_is_told(
 def test_a_dtype_that_does_not_exist_is_told() -> None:
     with pytest.raises(ValueError, match="must be one of float32, .*, float16, not float8"):
         build(dtype="float8")
+
+
+@pytest.mark.parametrize(("option", "least"), [("seed", 0), ("bucket_bytes", 1)])
+def test_numbers_of_a_model_are_whole_and_not_too_small(option: str, least: int) -> None:
+    with pytest.raises(ValueError, match=f"Model: {option} must be at least {least}, not -3"):
+        Model(Linear(3), (2,), backend="numpy", **{option: -3})
+    with pytest.raises(TypeError, match=f"Model: {option} must be a whole number, not '1'"):
+        Model(Linear(3), (2,), backend="numpy", **{option: "1"})
+
+
+def test_a_gradient_of_another_shape_than_the_output_is_told() -> None:
+    model = Model(Linear(4), (3,), backend="numpy")
+    y, residuals = model.forward(np.zeros((2, 3)), StepContext(training=True))
+    with pytest.raises(ValueError, match=r"expected a gradient of shape \(n, 4\), .* \(4, 2\)"):
+        model.backward(y.T, residuals)
+
+
+class Wrong(ReLU):
+    """A layer of a user's own whose forward does not return what it should."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (np.zeros((2, 4)), r"must return a pair \(output, saved\), not ndarray; saved may be None"),
+        ((None, None), r"must return 2 outputs of shape \(4,\), as build says, not NoneType"),
+        ((np.zeros((4, 2)), None), r"must return .* not shape \(4, 2\)"),  # of the same size
+        ((np.zeros((1, 4)), None), r"must return 2 outputs .* not shape \(1, 4\)"),
+    ],
+)
+def test_a_forward_that_breaks_its_promise_is_named(result: Any, sentence: str) -> None:
+    model = Model(Sequential(Linear(4), Wrong(result)), (2,), backend="numpy")
+    with pytest.raises((TypeError, ValueError), match=f"wrong1: forward of Wrong {sentence}"):
+        model.forward(np.zeros((2, 2)), StepContext(training=True))
 
 
 class Forgetful(ReLU):

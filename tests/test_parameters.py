@@ -93,6 +93,8 @@ def test_store_grad_overwrites_or_adds() -> None:
     buffer.accumulate = True
     p.store_grad(np.array([1.0, 2.0, 3.0]))
     np.testing.assert_array_equal(p.grad, [2, 3, 4])
+    with pytest.raises(ValueError, match=r"store_grad expects .* \(3,\), .* not \(\)"):
+        p.store_grad(np.array(6.0))
 
 
 def test_initial_values_depend_on_the_seed_and_the_name_alone() -> None:

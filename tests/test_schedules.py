@@ -133,6 +133,7 @@ def test_a_function_is_a_schedule_already():
         return 0.1 / (1 + step)
 
     assert get_schedule(mine, 0.1, 10, 1) is mine
+    assert get_schedule(mine, 0.1, 10, 1, warmup_steps=3)(0) == pytest.approx(mine(3) / 4)
 
 
 @pytest.mark.parametrize(

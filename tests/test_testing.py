@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.layers import Add, BatchNorm, Dropout, Layer, Linear, ReLU, Sigmoid, StepContext
+from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
 
@@ -229,7 +230,7 @@ IMAGE = ((3, 2),)
 BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (WrongFactor(), IMAGE, r"gradient of input 0 at .* is wrong: backward says .*, central"),
     (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong"),
-    (WrongShape(), IMAGE, r"forward gives an array of shape \(3, 3, 2\) for 3 samples, build prom"),
+    (WrongShape(), IMAGE, r"must return 3 outputs of shape \(3, 2, 1\), as build says, not shape"),
     (
         WrongGradientShape(),
         IMAGE,
@@ -254,7 +255,7 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     (ChangesItsWeights(4), ((5,),), r"the value of changesitsweights\.w is changed"),
     (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: backward says 0,"),
     (SkipsParameters(4), ((5,),), r"the gradient of .* is wrong where `needs_dx` is not set"),
-    (FailsOnEmpty(), IMAGE, r"the output has shape \(1, 3, 2\) instead of \(0, 3, 2\) for a batch"),
+    (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* not shape \(1, 3, 2\)"),
     (Promotes(), IMAGE, "forward gives float64 in a float32 model"),
     (Imprecise(), IMAGE, "the output is wrong in float32"),
     (Widens(), IMAGE, "forward gives float32 in a bfloat16 model"),
@@ -290,3 +291,10 @@ def test_domains_without_negative_numbers_can_be_asked_for() -> None:
 def test_a_batch_of_one_is_enough() -> None:
     check_layer(ReLU(), (4,), batch=1)
     check_layer(Dropout(0.5), (4,), batch=1)
+
+
+def test_a_layer_of_a_model_is_refused() -> None:
+    layer = Linear(3)
+    Model(layer, (2,), backend="numpy")
+    with pytest.raises(ValueError, match="check_layer: this Linear belongs to a model; make a new"):
+        check_layer(layer, (2,))

@@ -7,6 +7,7 @@ sees a layer.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -261,20 +262,22 @@ class AllReduce(GradientExchange):
     ) -> None:
         super().__init__(comm, sums=sums, **options)
         self.requests: dict[int, Request] = {}
+        self._moving: deque[Request] = deque()  # those that were not complete when last asked
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
         if self.overlap:
             self.requests[bucket.index] = self.start_sum(bucket)
+            self._moving.append(self.requests[bucket.index])
 
     def progress(self) -> None:
-        """Poke the oldest message: MPI moves data only while it is called."""
-        for request in self.requests.values():
-            if not request.test():
-                break
+        """Poke the oldest message under way: MPI moves data only while it is called."""
+        while self._moving and self._moving[0].test():
+            self._moving.popleft()
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket as its sum arrives."""
+        self._moving.clear()
         optimizer.step(self.wait)
 
     def abandon(self) -> None:
@@ -282,6 +285,7 @@ class AllReduce(GradientExchange):
         for request in self.requests.values():
             request.wait()
         self.requests.clear()
+        self._moving.clear()
 
     def wait(self, bucket: Bucket) -> None:
         """Return when the bucket's gradients are summed over all ranks."""

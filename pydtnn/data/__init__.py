@@ -47,7 +47,7 @@ SHARED = ("data_dir", "download", "seed")
 
 
 def load_dataset(
-    name: str,
+    name: str | Callable[..., tuple[Dataset, Dataset]],
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = False,
     seed: int = 0,
@@ -57,8 +57,8 @@ def load_dataset(
 
     Parameters
     ----------
-    name : str
-        One of `DATASETS`.
+    name : str or callable
+        One of `DATASETS`, or a function like theirs.
     data_dir : path, optional
         Folder of the files; by default $PYDTNN_DATA, otherwise pydtnn's folder in the user's cache.
     download : bool, default False
@@ -80,6 +80,8 @@ def load_dataset(
     ValueError
         If the name or an option is unknown (the nearest names are offered), or a file is not what
         it should be.
+    TypeError
+        If a function does not return two data sets.
     FileNotFoundError
         If the files are missing; the message says how to get them.
     ImportError
@@ -91,16 +93,31 @@ def load_dataset(
     >>> len(train), train.input_shape, train.classes
     (100, (28, 28, 1), 10)
     """
-    if name not in DATASETS:
+    if callable(name):
+        load, name = name, getattr(name, "__name__", repr(name))
+    elif name in DATASETS:
+        load = DATASETS[name]
+    else:
         raise ValueError(unknown("data set", name, DATASETS))
-    load = DATASETS[name]
     accepted = inspect.signature(load).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for option in options:
-        if option not in accepted:
+        if option not in accepted and not takes_any:
             own = [choice for choice in accepted if choice not in SHARED]
             raise ValueError(unknown(f"option of data set {name!r}:", option, own))
     shared = {"data_dir": data_dir, "download": download, "seed": seed}
-    return load(**{key: value for key, value in shared.items() if key in accepted}, **options)
+    options |= {key: value for key, value in shared.items() if key in accepted}
+    try:
+        inspect.signature(load).bind(**options)
+    except TypeError as error:  # "missing a required argument: 'folder'"
+        raise ValueError(f"data set {name!r}: {error}") from None
+    both = load(**options)
+    if not isinstance(both, tuple) or [isinstance(part, Dataset) for part in both] != [True] * 2:
+        raise TypeError(
+            f"data set {name!r}: expected a pair of data sets, to train with and to test with, not "
+            f"{both!r}"
+        )
+    return both
 
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
+from pydtnn.limits import whole
 
 Array = NDArray[Any]
 
@@ -64,6 +66,8 @@ class Loader:
 
     Raises
     ------
+    TypeError
+        If `dataset` or `augment` are something else, or a number is not whole.
     ValueError
         If the batch is larger than the data (and `shuffle` says that this is training), or there
         are more ranks than samples in a batch, or a number is out of range.
@@ -86,7 +90,7 @@ class Loader:
         shards: int | None = None,
         raw: bool = False,
     ) -> None:
-        _check(dataset, global_batch_size, rank, size, shuffle, augment, prefetch, threads)
+        _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         if shards is not None and shards < size:
             raise ValueError(
                 f"Loader: {size} ranks are more than the {shards} shards of a batch; use fewer "
@@ -168,7 +172,7 @@ class Loader:
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]
-        x, y = self.dataset.read(samples)
+        x, y = _read(self.dataset, samples)
         if y.dtype.kind == "f":
             y = y.astype(self.prepare.normalize.arithmetic)  # losses compare in at least float32
         words = self.prepare.draw(self.seed, epoch, samples)
@@ -194,17 +198,67 @@ class Loader:
         self.close()
 
 
+def _read(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Read samples, and hold a user's own data set to its word."""
+    if not len(samples):  # which a user's own may not be able to do
+        x, y = _read(dataset, np.zeros(1, np.int64))
+        return x[:0], y[:0]
+    result = dataset.read(samples)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{dataset.name}: read must return a pair of arrays (x, y), not {type(result).__name__}"
+        )
+    x, y = map(np.asarray, result)
+    expected = (len(samples), *dataset.input_shape)
+    if x.shape != expected or y.shape[:1] != expected[:1]:
+        raise ValueError(
+            f"{dataset.name}: read must return x of shape {expected} and as many targets for "
+            f"{len(samples)} indices, not {x.shape} and {y.shape}"
+        )
+    return x, y
+
+
+def check_dataset(who: str, dataset: Any) -> None:
+    """Refuse what is no data set, or does not say what its samples are.
+
+    Raises
+    ------
+    TypeError
+        In one sentence that begins with `who`.
+    """
+    kind = type(dataset).__name__
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"{who}: expected a data set, not {kind}; put arrays into one: ArrayDataset(x, y)"
+        )
+    for name in ("name", "input_shape", "classes"):
+        if not hasattr(dataset, name):
+            raise TypeError(f"{who}: the data set {kind} has no `{name}`; set it")
+
+
 def _check(
     dataset: Dataset,
     global_batch_size: int,
     rank: int,
     size: int,
+    seed: int,
     shuffle: bool,
     augment: Sequence[Augmentation],
     prefetch: int,
     threads: int,
 ) -> None:
-    """Refuse numbers that cannot work, in one sentence each."""
+    """Refuse what cannot work, in one sentence each."""
+    check_dataset("Loader", dataset)
+    if isinstance(augment, str) or not all(isinstance(a, Augmentation) for a in augment):
+        raise TypeError(
+            f"Loader: augment must be a list of augmentations, not {augment!r}; make them with "
+            "create_augmentations('crop:4,flip')"
+        )
+    whole("Loader", "seed", seed, at_least=0)
+    if not isinstance(global_batch_size, Integral):
+        raise TypeError(
+            f"Loader: the global batch must be a whole number, not {global_batch_size!r}"
+        )
     n = len(dataset)
     if n == 0:
         raise ValueError(f"Loader: {dataset.name} has no samples.")

@@ -43,7 +43,13 @@ def pixel_statistics(
     squares = np.zeros(features, np.uint64)
     rows = min(max(CHUNK_BYTES // features, 1), CHUNK_ROWS)
     for start in range(0, n, rows):
-        x = read(np.arange(start, min(start + rows, n)))[0].reshape(-1, features)
+        x = read(np.arange(start, min(start + rows, n)))[0]
+        if x.dtype != np.uint8:
+            raise TypeError(
+                f"pixel_statistics: expected uint8 pixels, not {x.dtype}; a data set of other "
+                "numbers says `pixels = False`"
+            )
+        x = x.reshape(-1, features)
         total += x.sum(axis=0, dtype=np.uint32)
         squares += np.square(x, dtype=np.uint16).sum(axis=0, dtype=np.uint32)
     count = max(n * features // channels, 1)

@@ -8,7 +8,9 @@ here knows how many axes there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 Pairs = tuple[tuple[int, int], ...]
 """Padding: ``(before, after)`` for each spatial axis."""
@@ -57,6 +59,12 @@ class ConvGeometry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def shared(cls, *fields: Any) -> ConvGeometry:
+        """Return one and the same object for equal fields, which caches find without comparing."""
+        return cls(*fields)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]  # of eight fields, in every kernel call

@@ -178,18 +178,37 @@ class Layer(ABC):
         shape: Shape,
         initializer: str | Initializer,
         *,
-        fan_in: int = 1,
-        fan_out: int = 1,
+        fan_in: int | None = None,
+        fan_out: int | None = None,
         decay: bool = True,
         working: bool = False,
     ) -> Parameter:
-        """Declare a trainable array, see `Parameter`; to be called in `build`."""
+        """Declare a trainable array, see `Parameter`; to be called in `build`.
+
+        Parameters
+        ----------
+        name : str
+            Unique in the layer.
+        shape : tuple of int
+        initializer : str or Initializer
+            A name such as "zeros", "ones", "he_normal" or "glorot_uniform", see
+            `pydtnn.initializers.INITIALIZERS`.
+        fan_in, fan_out : int, optional
+            See `Parameter`; by default those of a matrix ``(out, in)`` or of filters
+            ``(out, ..., in)``, and 1 for a vector.
+        decay, working
+            See `Parameter`.
+        """
+        if not hasattr(self, "parameters"):
+            raise self.fail(f"declare the parameter {name} in build, not in __init__")
+        if any(p.name == f"{self.name}.{name}" for p in self.parameters):
+            raise self.fail(f"two parameters are called {name}; give one of them another name")
         p = Parameter(
             f"{self.name}.{name}",
             shape,
             get_initializer(initializer),
-            fan_in=fan_in,
-            fan_out=fan_out,
+            fan_in=prod(shape[1:]) if fan_in is None else fan_in,
+            fan_out=prod(shape[:-1]) if fan_out is None else fan_out,
             decay=decay,
             working=working and self.dtype != self.parameter_dtype,
         )
@@ -236,7 +255,10 @@ class Layer(ABC):
         self.parameters: list[Parameter] = []
         self.statistics: list[Statistic] = []
         self.input_shapes = shapes
-        self.output_shape = self.build(*shapes)
+        shape: Any = self.build(*shapes)
+        if not (isinstance(shape, tuple) and all(isinstance(n, int | np.integer) for n in shape)):
+            raise self.fail(f"build must return the output's shape, a tuple of ints, not {shape!r}")
+        self.output_shape = shape
         self.bound = True
 
     def accept(self, x: Array | Deferred) -> Array | Deferred:

@@ -96,7 +96,7 @@ class Conv2d(Layer, Finisher):
         padding = resolve_padding(
             self.padding, tuple(size), self.kernel, self.stride, self.dilation, type(self).__name__
         )
-        self.geometry = ConvGeometry(
+        self.geometry = ConvGeometry.shared(
             tuple(size),
             self.kernel,
             self.stride,

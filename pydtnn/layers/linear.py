@@ -47,9 +47,7 @@ class Linear(Layer):
         """Declare w (O, I) and b (O,)."""
         shape = self.single(shapes, axes=1)
         inputs, outputs = shape[-1], self.features
-        self.w = self.parameter(
-            "w", (outputs, inputs), self.initializer, fan_in=inputs, fan_out=outputs, working=True
-        )
+        self.w = self.parameter("w", (outputs, inputs), self.initializer, working=True)
         if self.bias:
             self.b = self.parameter("b", (outputs,), self.bias_initializer, decay=False)
         return (*shape[:-1], outputs)

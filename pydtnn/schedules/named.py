@@ -124,12 +124,13 @@ def get_schedule(
     warmup_steps: int = 0,
     **options: Any,
 ) -> Schedule:
-    """Return a schedule as it is, or make the one of that name for a training of `total_steps`.
+    """Make the schedule of a name, for a training of `total_steps`, or take a function as it is.
 
     Parameters
     ----------
     schedule : str or callable
-        A name of `SCHEDULES` or `ALIASES`, or any function of the step.
+        A name of `SCHEDULES` or `ALIASES`, or any function of the step, which gives the learning
+        rate itself.
     lr : float
         The highest learning rate.
     total_steps, steps_per_epoch : int
@@ -153,8 +154,9 @@ def get_schedule(
     TypeError, ValueError
         For an unknown name or option, with the nearest ones, and for a number out of its limits.
     """
-    if callable(schedule):
-        return schedule
     run = Run(lr, total_steps, steps_per_epoch, warmup_steps)
-    made = create("schedule", SCHEDULES, schedule, options, args=(run,), aliases=ALIASES)
+    if callable(schedule):
+        made = schedule
+    else:
+        made = create("schedule", SCHEDULES, schedule, options, args=(run,), aliases=ALIASES)
     return WarmUp(made, warmup_steps) if warmup_steps else made

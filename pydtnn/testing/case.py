@@ -78,6 +78,9 @@ class Case:
 
     def build(self, dtype: str) -> Model:
         """Make a model of a copy of the layer."""
+        if self.template.bound:
+            kind = type(self.template).__name__
+            raise ValueError(f"check_layer: this {kind} belongs to a model; make a new one")
         layer = copy.deepcopy(self.template)
         return Model(
             layer,
@@ -102,7 +105,10 @@ class Case:
 
     def forward(self, xs: tuple[Array, ...], model: Model | None = None) -> tuple[Array, list[Any]]:
         """Run forward on these very arrays."""
-        return (model or self.model).forward(xs, self.context(len(xs[0])))
+        try:
+            return (model or self.model).forward(xs, self.context(len(xs[0])))
+        except (TypeError, ValueError) as error:  # the model refuses what forward returns
+            raise self.fail(str(error)) from error
 
     def backward(
         self,

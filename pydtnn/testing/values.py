@@ -27,15 +27,10 @@ ENTRIES = 40
 
 
 def check_output(case: Case) -> None:
-    """Check the output's shape, and that nothing is overwritten."""
+    """Check that nothing is overwritten; the model checks the shapes."""
     xs, dy = tuple(x.copy() for x in case.xs), case.dy.copy()
     values = {name: p.master.copy() for name, p in case.model.parameters.items()}
     y, residuals = case.forward(xs)
-    if tuple(y.shape[1:]) != case.layer.output_shape or len(y) != len(dy):
-        raise case.fail(
-            f"forward gives an array of shape {tuple(y.shape)} for {len(dy)} samples, "
-            f"build promises {case.layer.output_shape} for each"
-        )
     case.backward(y, dy, residuals)
     for i, (x, before) in enumerate(zip(xs, case.xs, strict=True)):
         if not (x == before).all():

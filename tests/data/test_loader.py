@@ -254,6 +254,82 @@ def test_numbers_that_cannot_work_are_refused_in_one_sentence(
         Loader(images, **{"global_batch_size": 8, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"dataset": np.zeros((4, 2))},
+            r"expected a data set, not ndarray; .* ArrayDataset\(x, y\)",
+        ),
+        ({"global_batch_size": 2.5}, "the global batch must be a whole number, not 2.5"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        (
+            {"augment": "flip"},
+            "augment must be a list of augmentations, not 'flip'; make them with",
+        ),
+        ({"augment": [HorizontalFlip]}, "augment must be a list of augmentations"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_one_sentence(
+    images: ArrayDataset, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^Loader: {reason}"):
+        Loader(**{"dataset": images, "global_batch_size": 8, **options})
+
+
+def test_a_data_set_without_a_name_shape_or_classes_is_told() -> None:
+    class Bare(Probe):
+        @property
+        def input_shape(self) -> Any:  # type: ignore[override]
+            raise AttributeError
+
+    with pytest.raises(TypeError, match="Loader: the data set Bare has no `input_shape`; set it"):
+        Loader(Bare(4), global_batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (np.zeros((3, 1)), r"read must return a pair of arrays \(x, y\), not ndarray"),
+        ((np.zeros((2, 1)), np.zeros(2)), r"x of shape \(3, 1\) and .*, not \(2, 1\) and \(2,\)"),
+        ((np.zeros((1, 3)), np.zeros(3)), r"x of shape \(3, 1\) and .*, not \(1, 3\) and \(3,\)"),
+        ((np.zeros((3, 1)), np.zeros(2)), r"not \(3, 1\) and \(2,\)"),
+        ((np.zeros((3, 1)), 0), r"not \(3, 1\) and \(\)"),
+    ],
+)
+def test_a_data_set_that_reads_something_else_than_it_promises_is_told(
+    result: Any, reason: str
+) -> None:
+    class Wrong(Probe):
+        def read(self, indices: NDArray[Any]) -> Any:
+            return result
+
+    with (
+        Loader(Wrong(3), global_batch_size=3) as loader,
+        pytest.raises((TypeError, ValueError), match=f"^probe: .*{reason}"),
+    ):
+        next(loader.epoch(0))
+
+
+def test_a_data_set_is_never_asked_for_nothing() -> None:
+    class Stacks(Probe):
+        def read(self, indices: NDArray[Any]) -> Any:
+            return np.stack([np.full(1, i, "float32") for i in indices]), indices.astype(float)
+
+    with Loader(Stacks(3), global_batch_size=2, rank=1, size=2, shuffle=False) as loader:
+        first, last = loader.epoch(0)
+    assert (first.x.shape, last.x.shape, last.y.shape) == ((1, 1), (0, 1), (0,))
+    assert (last.x.dtype, last.y.dtype) == (np.float32, np.float32)
+
+
+def test_floats_that_are_said_to_be_pixels_are_told() -> None:
+    class Floats(Probe):
+        pixels = True
+
+    with pytest.raises(TypeError, match="expected uint8 pixels, not float64; .* `pixels = False`"):
+        Loader(Floats(4), global_batch_size=2)
+
+
 def test_data_that_are_no_images_are_not_augmented(rng: np.random.Generator) -> None:
     data = ArrayDataset(rng.normal(size=(4, 3)), [0, 1, 0, 1])
     with pytest.raises(ValueError, match=r"augmentation needs images .* shape \(3,\)"):

@@ -61,3 +61,21 @@ def test_an_elementwise_layer_reads_and_writes_each_element_once() -> None:
 def test_too_few_axes_are_told() -> None:
     with pytest.raises(ValueError, match=r"Linear: expected an input of at least 1 axes besides"):
         Model(Linear(3), (), backend="numpy")
+
+
+@pytest.mark.parametrize(
+    ("shape", "fan_in", "fan_out"), [((6,), 1, 1), ((3, 5), 5, 3), ((8, 3, 2, 4), 24, 48)]
+)
+def test_the_fans_of_a_parameter_are_by_default_those_of_a_matrix_or_of_filters(
+    shape: tuple[int, ...], fan_in: int, fan_out: int
+) -> None:
+    class Holds(Minimal):
+        def build(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+            self.first = self.parameter("first", shape, "ones")
+            self.second = self.parameter("second", shape, "ones", fan_in=7, fan_out=9)
+            return shapes[0]
+
+    layer = Holds()
+    Model(layer, (2,), backend="numpy")
+    assert (layer.first.fan_in, layer.first.fan_out) == (fan_in, fan_out)
+    assert (layer.second.fan_in, layer.second.fan_out) == (7, 9)

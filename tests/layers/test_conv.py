@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import Conv2d
+from pydtnn.layers import Conv2d, Sequential
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -57,6 +57,14 @@ def test_same_padding_puts_the_odd_zero_after() -> None:
     layer = Conv2d(1, 4, padding="same")
     Model(layer, (8, 8, 1), backend="numpy")
     assert layer.geometry.padding == ((1, 2), (1, 2))
+
+
+def test_convolutions_of_equal_shape_have_one_geometry() -> None:
+    """So that caches find it without comparing fields, in every kernel call."""
+    same = [Conv2d(4, 3, padding=1) for _ in range(2)]
+    Model(Sequential(*same, other := Conv2d(4, 3)), (5, 5, 4), backend="numpy")
+    assert same[0].geometry is same[1].geometry
+    assert other.geometry != same[0].geometry
 
 
 def test_conv_is_a_sum_over_the_taps_of_its_filters(backend: Backend) -> None:

@@ -7,7 +7,8 @@ are carried out by `executor`, proved right by `check`, priced by `cost` and sho
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from pydtnn.comm.schedules.algorithms import (
     bidirectional_ring,
@@ -73,6 +74,8 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
     ------
     ValueError
         For a name that is not in `SCHEDULES`, or a rank that is not in the group.
+    TypeError
+        If what the algorithm yields are no rounds.
 
     >>> for steps in rounds("recursive_doubling", 0, hosts=("a", "a")):
     ...     print([(step.peer, step.op) for step in steps])
@@ -82,4 +85,21 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
         algorithm = find(algorithm)
     if not 0 <= rank < len(hosts):
         raise ValueError(f"rounds: rank {rank} must be one of the {len(hosts)} ranks of `hosts`.")
-    return tuple(tuple(steps) for steps in algorithm(Group(rank, tuple(hosts))))
+    yielded = algorithm(Group(rank, tuple(hosts)))
+    who = getattr(algorithm, "__name__", repr(algorithm))
+    if not isinstance(yielded, Iterable):
+        raise TypeError(f"{who}: an algorithm must yield rounds, not return {yielded!r}")
+    return tuple(_round(f"{who}: round {k} of rank {rank}", one) for k, one in enumerate(yielded))
+
+
+def _round(where: str, steps: Any) -> Round:
+    """Return a round as a tuple; a step by itself is one too, but not what is meant."""
+    alone = isinstance(steps, Step)
+    if alone or not isinstance(steps, Iterable):
+        hint = "; a comma makes one of a single step: `yield (send(0, ALL),)`" if alone else ""
+        raise TypeError(f"{where} must be a tuple of steps, not {steps!r}{hint}")
+    found = tuple(steps)
+    for step in found:
+        if not isinstance(step, Step):
+            raise TypeError(f"{where} must be made of send, receive and add, not of {step!r}")
+    return found

@@ -276,3 +276,23 @@ def test_a_rank_outside_the_group_is_refused():
 
 def test_a_schedule_error_is_a_value_error():
     assert issubclass(ScheduleError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("yielded", "sentence"),
+    [
+        (
+            [send(0, ALL)],
+            r"mine: round 0 of rank 1 must be a tuple of steps, .*; a comma makes",
+        ),
+        ([(), 3], r"mine: round 1 of rank 1 must be a tuple of steps, not 3$"),
+        ([(send(0, ALL), 3)], "round 0 of rank 1 must be made of send, receive and add, not of 3$"),
+        (None, "mine: an algorithm must yield rounds, not return None$"),
+    ],
+)
+def test_what_are_no_rounds_is_told(yielded, sentence):
+    def mine(group):
+        return yielded
+
+    with pytest.raises(TypeError, match=sentence):
+        rounds(mine, 1, "ab")

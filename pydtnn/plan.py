@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pydtnn.callbacks import Callback
 from pydtnn.comm import require_equal
 from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schemes.partition import Partition
@@ -13,9 +14,45 @@ from pydtnn.comm.sums import Sums
 from pydtnn.data import Dataset
 from pydtnn.data.loader import check_dataset
 from pydtnn.errors import AgreedError
+from pydtnn.layers import Layer
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
 
 if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
+
+
+def check_parts(
+    model: object,
+    optimizer: object,
+    exchange: object,
+    callbacks: Sequence[object],
+    metrics: Sequence[object],
+) -> None:
+    """Refuse what a trainer is not made of.
+
+    Raises
+    ------
+    TypeError
+    """
+    if isinstance(metrics, str):
+        raise TypeError(f"Trainer: metrics must be a list, such as [{metrics!r}], not {metrics!r}")
+    parts: list[tuple[str, object, type]] = [
+        ("model", model, Model),
+        ("optimizer", optimizer, Optimizer),
+        *(("callback", callback, Callback) for callback in callbacks),
+    ]
+    if exchange is not None:
+        parts.append(("exchange", exchange, GradientExchange))
+    for name, given, kind in parts:
+        if isinstance(given, kind):
+            continue
+        a, hint = "an" if kind is Optimizer else "a", ""
+        if isinstance(given, type) and issubclass(given, kind):
+            hint = f"; make one: {given.__name__}(...)"
+        elif isinstance(given, Layer):
+            hint = "; make one: Model(net, input_shape)"
+        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, not {given!r}{hint}")
 
 
 def check_options(trainer: Trainer) -> None:

@@ -90,10 +90,10 @@ def _claim(path: Path, held: contextlib.ExitStack) -> None:
 
 
 def _next_free(config: TrainConfig, made: list[Path]) -> Path:
-    model = Path(config.model.rpartition(":")[2]).name
+    name = "-".join(Path(of.rpartition(":")[2]).name for of in (config.model, config.dataset))
     number = 1
     while True:
-        path = RUNS / f"{model}-{Path(config.dataset).name}-{number}"
+        path = RUNS / f"{name}-{number}"
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another run was faster
                 _make("--output-dir", path, made, exist_ok=False)

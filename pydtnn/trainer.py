@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn import plan
 from pydtnn.callbacks import Callback
 from pydtnn.capture import create_steps
 from pydtnn.comm import create_communicator
@@ -19,12 +20,12 @@ from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.evaluation import evaluate
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.limits import whole
 from pydtnn.loss_scale import LossScale
 from pydtnn.losses import Loss, get_loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
-from pydtnn.plan import check_binding, check_options, check_plan, check_scale, check_validation
 from pydtnn.steps import Result, Steps
 from pydtnn.totals import Totals
 from pydtnn.tuning import settle_choices
@@ -92,8 +93,7 @@ class Trainer:
         sync_batch_norm: bool = False,
         graph: bool = True,
     ) -> None:
-        if accumulation < 1:
-            raise ValueError(f"Trainer: accumulation must be at least 1, not {accumulation}")
+        plan.check_parts(model, optimizer, exchange, callbacks, metrics)
         self.model = model
         self.optimizer = optimizer
         self.loss = get_loss(loss)
@@ -101,13 +101,13 @@ class Trainer:
         self.exchange = exchange or AllReduce(create_communicator())
         self.comm = self.exchange.comm
         self.callbacks = list(callbacks)
-        self.accumulation = accumulation
+        self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
         self.sync_batch_norm = sync_batch_norm
         half = model.dtype == np.float16
         self.loss_scale = LossScale(model.backend) if half else None
         self._graph = graph
         self._results: deque[Result] = deque()
-        check_options(self)
+        plan.check_options(self)
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
@@ -163,8 +163,9 @@ class Trainer:
         list of dict
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
-        check_binding(self)
-        check_validation(train, validation)
+        plan.check_binding(self)
+        plan.check_validation(train, validation)
+        whole("Trainer", "epochs", epochs, at_least=0)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
         loader = self.loader(
             train,
@@ -177,12 +178,12 @@ class Trainer:
             prefetch=2 * loader_threads,
         )
         shards = self.exchange.sums.shards or 0
-        plan = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
+        run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
-        check_plan(self, plan, self._plan if self._loaded else {}, **others)
+        plan.check_plan(self, run, self._plan if self._loaded else {}, **others)
         if not self._loaded:
             self.exchange.start(self.model.buckets)
-        self._plan, self._loaded, self.stop = plan, False, False
+        self._plan, self._loaded, self.stop = run, False, False
         self.global_batch_size = total
         self._results.clear()
         largest = -(-min(total, len(train)) // loader.shards)
@@ -216,7 +217,7 @@ class Trainer:
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
         self.settle()
-        check_scale(self)
+        plan.check_scale(self)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         with self.averaged():
             if validation is not None:
@@ -233,7 +234,7 @@ class Trainer:
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
-        check_binding(self)
+        plan.check_binding(self)
         return self.steps(batch, epoch, seed)
 
     def settle(self, late: int = 0) -> None:
@@ -299,6 +300,7 @@ class Trainer:
         NotFiniteError
             On all ranks, if the loss or a metric is NaN or infinite.
         """
+        whole("Trainer", "batch_size", batch_size, at_least=1)
         with self.averaged():
             return self._clocked("evaluation", evaluate, self, dataset, batch_size)
 
@@ -332,7 +334,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""
-        check_binding(self)
+        plan.check_binding(self)
         self.settle()
         return {
             "epoch": self.epoch,

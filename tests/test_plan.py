@@ -11,7 +11,9 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.schemes import LocalSGD
 from pydtnn.data import ArrayDataset
 from pydtnn.errors import AgreedError
+from pydtnn.layers import Linear
 from pydtnn.optimizers import SGD, Adam
+from pydtnn.trainer import Trainer
 from tests.small_training import small_data, small_model, small_trainer
 
 VALIDATION = {
@@ -80,3 +82,38 @@ def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rat
     own = SGD(0.1 * (1 + comm.rank))
     trainer = small_trainer(comm, optimizer=own, exchange=LocalSGD(comm, period=2))
     assert len(trainer.fit(train, epochs=1, global_batch_size=8)) == 1
+
+
+PARTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a net": ({"model": Linear(3)}, r"model must be a Model, not .*; make one: Model\(net, inp"),
+    "a name": ({"optimizer": "sgd"}, "optimizer must be an Optimizer, not 'sgd'"),
+    "a class": ({"optimizer": SGD}, r"optimizer must be .*; make one: SGD\(\.\.\.\)"),
+    "a scheme's name": (
+        {"exchange": "allreduce"},
+        "exchange must be a GradientExchange, not 'al",
+    ),
+    "a function": (
+        {"callbacks": [print]},
+        "callback must be a Callback, not <built-in funct",
+    ),
+    "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], not"),
+    "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, not 1.5"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), PARTS.values(), ids=PARTS)
+def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: str) -> None:
+    given = {"model": small_model(), "optimizer": SGD(0.1), **change}
+    with pytest.raises(TypeError, match=f"^Trainer: {words}"):
+        Trainer(given.pop("model"), given.pop("optimizer"), **given)
+
+
+def test_numbers_of_epochs_and_samples_are_whole() -> None:
+    train, _ = small_data()
+    trainer = small_trainer()
+    with pytest.raises(TypeError, match=r"^Trainer: epochs must be a whole number, not 1\.5$"):
+        trainer.fit(train, epochs=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^Trainer: epochs must be at least 0, not -1$"):
+        trainer.fit(train, epochs=-1)
+    with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, not 0$"):
+        trainer.evaluate(train, batch_size=0)

@@ -44,6 +44,9 @@ class Backend:
     keeps_values : bool
         Whether what convolutions evaluate of deferred inputs is kept for backward: where they
         cannot evaluate in passing, memory is cheaper than evaluating it again.
+    gates : bool
+        Whether convolutions gate the gradient of a deferred input in passing: where they cannot,
+        whoever deferred it does it, in one kernel with what batch norm makes of the sums.
     go : Array or None
         One float64 in the device's memory, 1 at rest: where it is 0, kernels that update leave
         everything as it is. None on the host, which decides by itself.
@@ -67,6 +70,7 @@ class Backend:
     random: reference.Random
     memory: Any = None
     keeps_values: bool = False
+    gates: bool = True
     go: Any = None
     images: Any = None
 

@@ -51,6 +51,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
         "isa": backend.isa,
         "choices": backend.choices,
         "keeps_values": backend.keeps_values,
+        "gates": backend.gates,
     }
     return Backend(xp=np, **kept, **idle, memory=MemoryPool(threshold=threshold, huge_pages=False))
 

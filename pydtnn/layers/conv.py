@@ -48,8 +48,8 @@ class Conv2d(Layer, Finisher):
     """Whether the output is cut off below 0, in place of a ReLU that follows."""
 
     norm: BatchNorm | None = None
-    """Set by the fusion pass: the batch norm that follows. Its sums are taken in passing, and in
-    inference it is folded into the filters."""
+    """Set by the fusion pass: the batch norm that follows. Its sums are taken in passing where the
+    backend can, and in inference it is folded into the filters."""
 
     def __init_subclass__(cls) -> None:
         """Give arrays of at least 32 bits to a subclass that computes in its own way."""
@@ -127,7 +127,7 @@ class Conv2d(Layer, Finisher):
         store = self.empty(len(x), self.input_shapes[0]) if keeps else None
         y = self.empty(len(x), self.output_shape)
         sums = None
-        if self.norm and context.training:
+        if self.norm and context.training and self._takes_sums(len(x)):
             sums = self.backend.empty((1 + 2 * self.filters,), "float64")
         w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
         self.backend.conv.forward(
@@ -136,6 +136,10 @@ class Conv2d(Layer, Finisher):
         if store is not None:
             x.array = store
         return (y if sums is None else Deferred.of(y, sums)), ((x, y) if self.relu else (x,))
+
+    def _takes_sums(self, batch: int) -> bool:
+        kind = {"bias": self.bias, "relu": self.relu}
+        return self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind)
 
     def absorb_relu(self) -> None:
         """Take over a ReLU that follows; called by the fusion pass."""
@@ -162,9 +166,13 @@ class Conv2d(Layer, Finisher):
     def finish_backward(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None
     ) -> Array | Deferred | None:
-        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
+        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input.
+
+        The last where the backend does it in passing; otherwise it is left to the input's layer.
+        """
         x = saved[0]
-        return self._backward(dy, saved, so_far, gate=x if isinstance(x, Deferred) else None)
+        gate = x if isinstance(x, Deferred) and self.backend.gates else None
+        return self._backward(dy, saved, so_far, gate=gate)
 
     def _backward(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None

@@ -10,6 +10,7 @@ import numpy as np
 
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.kernels.reference.norm import NormGradient
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.two_phase import TwoPhase
@@ -96,23 +97,54 @@ class NormAddReLU(TwoPhase, Layer):
                 terms.append(Term(array))
                 moments.append(None)
                 continue
-            sums, rows, collect = norm.sums(x, context, next(totals, None))
-            own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
-            self.backend.norm.coefficients(
-                *(sums, norm.gamma.value, norm.beta.value, norm.epsilon),
-                moments=own,
-                out=map_,
-                collect=collect,
-            )
+            m, map_ = self._normalized(norm, x, context, next(totals, None))
             terms.append(Term(array, map_[0], map_[1]))
-            moments.append(Normalized(rows, own))
+            moments.append(m)
             shift = map_[2] if shift is None else shift + map_[2]
         y = Deferred(*terms, shift=shift, relu=self.relu)
         y.keep = self.keeps
         return y, (y, moments)
 
+    def _normalized(
+        self, norm: BatchNorm, x: Array | Deferred, context: StepContext, total: Array | None
+    ) -> tuple[Normalized, Array]:
+        """Return how an input is normalised, and its map: pivot, factor and shift, (3, C)."""
+        own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
+        given = (norm.gamma.value, norm.beta.value, norm.epsilon)
+        if context.training and total is None and norm.taken(x) is None:
+            sums = self.backend.empty((1 + 2 * self.output_shape[-1],), "float64")
+            self.backend.norm.statistics_coefficients(
+                *(self.array(x), *given),
+                sums=sums,
+                moments=own,
+                out=map_,
+                collect=norm.running.sums,
+            )
+            return Normalized(norm.rows(x), own), map_
+        sums, rows, collect = norm.sums(x, context, total)
+        self.backend.norm.coefficients(sums, *given, moments=own, out=map_, collect=collect)
+        return Normalized(rows, own), map_
+
     def _per_channel(self, rows: int, dtype: Any) -> Array:
         return self.backend.empty((rows, self.output_shape[-1]), dtype)
+
+    def backward(self, dy: Array | Deferred, saved: Saved) -> Any:
+        """Differentiate the ReLU and each batch norm, in one call unless a convolution gated dy."""
+        value, moments = saved
+        if isinstance(dy, Deferred) and dy.array is not None:
+            return super().backward(dy, saved)
+        dy = self.array(dy)
+        dz, sums = self.gradient_like(dy), self._per_channel(1 + len(value.terms), "float64")
+        norms = [
+            None if norm is None or m is None else self._gradient(norm, m)
+            for norm, m in zip(self.norms, moments, strict=True)
+        ]
+        self.backend.fused.gate_norms(dy, value, norms, out=dz, sums=sums)
+        dxs = tuple(
+            dz if norm is None else self._dx(dz, term, norm, sums)
+            for norm, term in zip(norms, value.terms, strict=True)
+        )
+        return dxs if len(dxs) > 1 else dxs[0]
 
     def backward_sums(self, dy: Array | Deferred, saved: Saved) -> tuple[Any, Array]:
         """Differentiate the ReLU, and take the sums (1 + terms, C) that batch norm needs.
@@ -159,25 +191,26 @@ class NormAddReLU(TwoPhase, Layer):
         sums: Array,
         total: Array | None,
     ) -> Deferred:
-        map_ = self._per_channel(3, self.parameter_dtype)
-        gradients = [(sums, norm.gamma.grad, norm.beta.grad, norm.gamma.accumulate)]
+        own = self._gradient(norm, m)
+        wanted = [(sums, own)]
         if total is not None:  # of all shards: another map; what it makes of gamma is not wanted
-            gradients.append((total, *self._per_channel(2, self.parameter_dtype), False))
-        for given, dgamma, dbeta, accumulate in gradients:
-            self.backend.norm.backward_coefficients(
-                given,
-                m.rows,
-                m.moments,
-                term.pivot,
-                norm.gamma.value,
-                dgamma=dgamma,
-                dbeta=dbeta,
-                out=map_,
-                accumulate=accumulate,
-            )
-        dx = Deferred(Term(dz, None, map_[0]), Term(term.x, term.pivot, map_[1]), shift=map_[2])
+            dgamma, dbeta = self._per_channel(2, self.parameter_dtype)
+            wanted.append((total, own._replace(dgamma=dgamma, dbeta=dbeta, accumulate=False)))
+        for given, gradient in wanted:
+            self.backend.norm.backward_coefficients(given, pivot=term.pivot, **gradient._asdict())
+        return self._dx(dz, term, own, sums)
+
+    def _gradient(self, norm: BatchNorm, m: Normalized) -> NormGradient:
+        """Return where the gradients of a norm go, and new memory for its map: (3, C)."""
+        gamma, map_ = norm.gamma, self._per_channel(3, self.parameter_dtype)
+        dgamma, dbeta = gamma.grad, norm.beta.grad
+        return NormGradient(*m, gamma.value, dgamma, dbeta, map_, gamma.accumulate)
+
+    def _dx(self, dz: Array, term: Term, norm: NormGradient, sums: Array) -> Deferred:
+        a, b, c = norm.out
+        dx = Deferred(Term(dz, None, a), Term(term.x, term.pivot, b), shift=c)
         # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
-        dx.sums = map_[0] * sums[:1] if m.rows is inf else self._nothing
+        dx.sums = a * sums[:1] if norm.rows is inf else self._nothing
         return dx
 
     def cost(self, batch: int) -> Cost:

@@ -66,11 +66,17 @@ class BatchNorm(TwoPhase, Layer):
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
         """Return count, sums and sums of squares (1 + 2 C,), which somebody may have taken."""
         (x,) = xs
-        if isinstance(x, Deferred) and x.sums is not None:
-            return x.sums
+        taken = self.taken(x)
+        if taken is not None:
+            return taken
         sums = self.backend.empty((1 + 2 * x.shape[-1],), "float64")
         self.backend.norm.statistics(self.array(x), out=sums)
         return sums
+
+    @staticmethod
+    def taken(x: Array | Deferred) -> Array | None:
+        """Return the sums that somebody took of `x` in passing."""
+        return x.sums if isinstance(x, Deferred) else None
 
     def sums(
         self, x: Array | Deferred, context: StepContext, total: Array | None = None
@@ -88,9 +94,14 @@ class BatchNorm(TwoPhase, Layer):
             return sums, inf, None
         if total is None:
             sums = self.forward_sums(x, context=context)
-            return sums, max(prod(x.shape[:-1]), 1), self.running.sums
+            return sums, self.rows(x), self.running.sums
         self.running.sums[:] = total
         return total, np.maximum(total[0], 1.0), None
+
+    @staticmethod
+    def rows(x: Array | Deferred) -> int:
+        """Over how many rows the mean of `x` is taken."""
+        return max(prod(x.shape[:-1]), 1)
 
     def moments(self, x: Array, context: StepContext, total: Array | None) -> Moments:
         """Return the mean and deviation to normalise with."""

@@ -14,6 +14,9 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.exact import ExactSums
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.staged import Staged
+from pydtnn.kernels.cuda.fused import Fused
+from pydtnn.kernels.cuda.norm import Norm
+from pydtnn.kernels.cuda.own import Own
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
 from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
 from tests.simulated.small import (
@@ -48,6 +51,39 @@ def agrees(network: Callable[[], Any], *, eager: bool = True, **options: Any) ->
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks(network: str, fuse: bool, eager: bool) -> None:
     assert agrees(NETWORKS[network], eager=eager, fuse=fuse) == GRAPH
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"accumulation": 2}], ids=["", "accumulated"])
+def test_coefficients_of_batch_norm_come_from_the_kernels_that_sum(
+    options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes as with kernels of their own, which are launched no more."""
+
+    def train() -> tuple[dict[str, bytes], int]:
+        launched.clear()
+        backend = simulated_backend(eager=True, tuning="fixed")
+        ours = trainer(backend, residual, dtype=dtype, graph=False, **options)
+        state = {name: value.tobytes() for name, value in results(ours).items()}
+        return state, sum("coefficients" in name for name in launched)
+
+    launched: list[str] = []
+    launch = Own.launch
+
+    def noted(self: Own, name: str, *arguments: Any, **more: Any) -> None:
+        launched.append(name)
+        launch(self, name, *arguments, **more)
+
+    monkeypatch.setattr(Own, "launch", noted)
+    together, few = train()
+    monkeypatch.delattr(Norm, "statistics_coefficients")
+    monkeypatch.delattr(Fused, "gate_norms")
+    apart, many = train()
+    assert together == apart
+    # two convolutions of two sizes of batches might take sums of 16 bits in passing: the first
+    # step of each finds out
+    assert few == (4 if dtype == "bfloat16" else 0)
+    assert many > 100
 
 
 @pytest.mark.parametrize("network", NETWORKS)

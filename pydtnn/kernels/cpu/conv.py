@@ -92,6 +92,12 @@ class Conv(Compiled, reference.Conv):
             )
         self.kernels.forward(x, w, b, shape, number, out, relu, store, sums, self.threads)
 
+    def takes_sums(
+        self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
+    ) -> bool:
+        """Whether `forward` takes sums in passing."""
+        return True
+
     def backward_data(
         self,
         dy: Array | Deferred,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydtnn.kernels.cpu._fused import FusedKernels, ready
 from pydtnn.kernels.cpu.compiled import Compiled
+from pydtnn.kernels.cpu.norm import Norm
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.reference import fused as reference
 from pydtnn.kernels.reference.family import Array
@@ -16,6 +19,10 @@ class Fused(Compiled, reference.Fused):
     """
 
     table = FusedKernels
+
+    def __init__(self, xp: Any, isa: str, threads: int) -> None:
+        super().__init__(xp, isa, threads)
+        self.norm = Norm(xp, isa, threads)
 
     def values(self, x: Array | Deferred) -> Array:
         """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""

@@ -154,6 +154,7 @@ def create_cuda_backend(
         **families,
         memory=memory,
         keeps_values=True,
+        gates=False,
         images=Images(own),
         device=gpu.id,
         gpu=name,

@@ -121,6 +121,17 @@ class Conv(reference.Conv):
         key = (f"forward with {passing}", geometry, len(values), out.dtype)
         self._run(key, ways, run, out, False, None)
 
+    def takes_sums(
+        self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
+    ) -> bool:
+        """Whether `forward` takes sums in passing, or has yet to find out whether it does."""
+        passing = Passing(bias, relu, sums=True)
+        if len(self._ways_of_passing(geometry, batch, dtype, passing)) == 1:
+            return False
+        # without sums another way may be best for bias and ReLU, and would round in another place
+        key = (f"forward with {passing}", geometry, batch, dtype)
+        return bias or relu or self.choices.resolved.get(key) != APART
+
     def backward_data(
         self,
         dy: Array | Deferred,

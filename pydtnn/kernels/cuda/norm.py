@@ -11,6 +11,9 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array, Number
 
+NO_MAP = (None, None, 0.0, None, None, None)
+"""Arguments of `statistics` where nobody wants coefficients."""
+
 
 class Norm(Own, reference.Norm):
     """Normalisation as in the reference.
@@ -26,7 +29,29 @@ class Norm(Own, reference.Norm):
         if x.dtype.name not in ELEMENTS or not all_of("float64", out):
             return super().statistics(x, out=out, accumulate=accumulate)
         x = self.xp.ascontiguousarray(x)
-        self.summed("statistics", *_shape(x), 2, x, x, out, accumulate)
+        self.summed("statistics", *_shape(x), 2, x, x, out, accumulate, *NO_MAP)
+
+    def statistics_coefficients(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        epsilon: float,
+        *,
+        sums: Array,
+        moments: Array,
+        out: Array,
+        collect: Array | None = None,
+    ) -> None:
+        """Compute `statistics` into `sums`, and in the same kernel what `coefficients` makes."""
+        taken = x.dtype.name in ELEMENTS and all_of(arithmetic(x.dtype), out, gamma, beta)
+        if not (taken and all_of("float64", sums, moments, collect)):
+            return super().statistics_coefficients(
+                *(x, gamma, beta, epsilon), sums=sums, moments=moments, out=out, collect=collect
+            )
+        x = self.xp.ascontiguousarray(x)
+        given = (gamma, beta, float(epsilon), moments, out, collect)
+        self.summed("statistics", *_shape(x), 2, x, x, sums, False, *given)
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""

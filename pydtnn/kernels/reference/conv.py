@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.dtypes import arithmetic
@@ -80,6 +81,12 @@ class Conv(Family):
         out[...] = self.xp.maximum(y, 0) if relu else y
         if sums is not None:
             Norm(self.xp).statistics(out, out=sums)
+
+    def takes_sums(
+        self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
+    ) -> bool:
+        """Whether `forward` takes sums in passing; if not, `Norm` can do more with the output."""
+        return False
 
     def backward_data(
         self,

@@ -5,12 +5,20 @@ Coefficients of 16-bit arrays are float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.norm import Norm, NormGradient
 
 
 class Fused(Family):
     """Elementwise maps ``v = shift + sum of factor (x - pivot)``, cut off below 0 or not."""
+
+    def __init__(self, xp: Any) -> None:
+        super().__init__(xp)
+        self.norm = Norm(xp)
 
     def evaluate(self, value: Deferred, *, out: Array) -> None:
         """Compute the values into `out`, which may be the array of a term."""
@@ -49,6 +57,25 @@ class Fused(Family):
                 sums[i] = (dz * (x if pivot is None else x.astype("float64") - pivot)).sum(
                     axis=axes
                 )
+
+    def gate_norms(
+        self,
+        dy: Array,
+        value: Deferred,
+        norms: Sequence[NormGradient | None],
+        *,
+        out: Array,
+        sums: Array,
+    ) -> None:
+        """Compute `gate` with `sums`, and what `Norm.backward_coefficients` makes of them.
+
+        `norms` has an entry for each term; None for one that was not normalised.
+        """
+        self.gate(dy, value, out=out, sums=sums)
+        for i, (term, norm) in enumerate(zip(value.terms, norms, strict=True), start=1):
+            if norm is not None:
+                pair = self.xp.ascontiguousarray(sums[0 : i + 1 : i])
+                self.norm.backward_coefficients(pair, pivot=term.pivot, **norm._asdict())
 
     def values(self, x: Array | Deferred) -> Array:
         """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""

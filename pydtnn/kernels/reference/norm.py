@@ -8,7 +8,21 @@ deviation. Beside 16-bit arrays, parameters, their gradients and coefficients ar
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydtnn.kernels.reference.family import Array, Family, Number, wide
+
+
+class NormGradient(NamedTuple):
+    """What `Norm.backward_coefficients` is given besides the sums and the pivot."""
+
+    rows: Number
+    moments: Array
+    gamma: Array
+    dgamma: Array
+    dbeta: Array
+    out: Array
+    accumulate: bool = False
 
 
 class Norm(Family):
@@ -86,6 +100,22 @@ class Norm(Family):
         out[0] = mean
         out[1] = factor = gamma * moments[1]
         out[2] = beta - (mean - out[0]) * factor
+
+    def statistics_coefficients(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        epsilon: float,
+        *,
+        sums: Array,
+        moments: Array,
+        out: Array,
+        collect: Array | None = None,
+    ) -> None:
+        """Compute `statistics` into `sums`, and what `coefficients` makes of them."""
+        self.statistics(x, out=sums)
+        self.coefficients(sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect)
 
     def backward_coefficients(
         self,

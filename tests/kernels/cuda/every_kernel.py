@@ -9,6 +9,7 @@ import numpy as np
 
 from pydtnn.kernels import Deferred, PoolGeometry, Term
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
+from pydtnn.kernels.reference.norm import NormGradient
 from tests.kernels.cuda.cases import (
     SHAPES,
     Arrays,
@@ -108,6 +109,42 @@ def map_of_gradient(rng: np.random.Generator) -> Any:
             )
 
         yield Case(arrays, run)
+
+
+def gate_norms(rng: np.random.Generator) -> Any:
+    for rows, channels in SHAPES:
+        for terms in (1, 2):
+            shape = (rows, channels)
+            arrays = {
+                **{name: table(rng, *shape) for name in ("x0", "x1", "x dy")},
+                **{f"t {name}": table(rng, channels) for name in ("pivot", "second", "gamma")},
+                "t factor": 2.0 ** rng.integers(-1, 2, channels),
+                "t shift": draw(rng, channels) / 2,  # as in `fused`
+                "d moments": table(rng, 2, channels),
+                "d rows": np.array([7.0]),
+                **{f"t grads {i}": table(rng, 2, channels) for i in range(terms)},
+                **{f"t map {i}": blank(3, channels) for i in range(terms)},
+                "x out": blank(*shape),
+                "d sums": blank(1 + terms, channels),
+            }
+
+            def run(b: Any, a: Arrays, terms: int = terms) -> None:
+                value = Deferred(
+                    Term(a["x0"], a["t pivot"], a["t factor"]),
+                    *[Term(a["x1"], a["t second"])][: terms - 1],
+                    shift=a["t shift"],
+                    relu=True,
+                )
+                norms = [
+                    NormGradient(
+                        *([7, a["d rows"]][i], a["d moments"], a["t gamma"], *a[f"t grads {i}"]),
+                        *(a[f"t map {i}"], i == 0),
+                    )
+                    for i in range(terms)
+                ]
+                b.fused.gate_norms(a["x dy"], value, norms, out=a["x out"], sums=a["d sums"])
+
+            yield Case(arrays, run)
 
 
 def fold(rng: np.random.Generator) -> Any:
@@ -221,9 +258,23 @@ SCHEDULE = {"mu": 0.75, "mu_next": 0.8125, "mu_product": 0.5}
 MAKERS: dict[str, Callable[[np.random.Generator], Any]] = {
     "fused.evaluate": fused(gate=False),
     "fused.gate": fused(gate=True),
+    "fused.gate_norms": gate_norms,
     "norm.statistics": columns(
         lambda b, a: b.norm.statistics(a["x"], out=a["d sums"], accumulate=True),
         lambda channels: {"d sums": np.ones(1 + 2 * channels)},
+    ),
+    "norm.statistics_coefficients": columns(
+        lambda b, a: b.norm.statistics_coefficients(
+            *(a["x"], a["t gamma"], a["t beta"], 1e-5),
+            **{"sums": a["d sums"], "moments": a["d moments"], "out": a["t map"]},
+            collect=a["d collect"],
+        ),
+        lambda channels: {
+            "d sums": blank(1 + 2 * channels),
+            "d collect": np.ones(1 + 2 * channels),
+            "d moments": blank(2, channels),
+            "t map": blank(3, channels),
+        },
     ),
     "norm.normalize": columns(
         lambda b, a: b.norm.normalize(a["x"], a["d a"], a["d b"], out=a["x out"]), lambda _: {}

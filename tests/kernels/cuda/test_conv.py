@@ -333,6 +333,28 @@ def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
     assert (dropped in choices.report()) == (refuses and chosen == "in passing")
 
 
+@pytest.mark.parametrize("chosen", ["apart", "in passing"])
+def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    batch, geometry = AWKWARD["primes"]
+    arrays, choices, family = operands(rng, batch, geometry), Choices("measure"), conv()
+
+    def takes(*, bias: bool) -> bool:
+        return family.takes_sums(geometry, batch, arrays["x"].dtype, bias=bias, relu=False)
+
+    assert not takes(bias=False)
+    assert not takes(bias=True)
+    family = conv()
+    family.choices, family.passing = choices, Fast(refuses=False)
+    assert takes(bias=False), "which has yet to be found out"
+    monkeypatch.setattr(choices, "_choose", lambda *_: (chosen, "for this test"))
+    y, sums = np.empty_like(arrays["dy"]), np.empty(1 + 2 * geometry.filters)
+    family.forward(arrays["x"], arrays["w"], None, geometry, out=y, sums=sums)
+    assert takes(bias=False) == (chosen == "in passing")
+    assert takes(bias=True), "or another way might round the bias elsewhere"
+
+
 # In norm, beside float64 on the same rounded inputs: results are rounded once, sums are float32.
 HALVES = {"float16": 2e-3, "bfloat16": 1e-2}
 GRADIENT = {"float16": 2e-3, "bfloat16": 1e-2, "rows": 1e-6}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Deferred, Term
+from pydtnn.kernels.reference import Fused, Norm
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
+from pydtnn.kernels.reference.norm import NormGradient
 from tests.kernels.checks import DTYPES, REFERENCE
 from tests.simulated.host import families, on_device
 from tests.simulated.kernels import COMPILER
@@ -39,6 +41,10 @@ def draw(rng: np.random.Generator) -> Any:
         return on_device(rng.normal(mean, 1, shape).astype(dtype))
 
     return draw
+
+
+def flag(value: float) -> Any:
+    return on_device(np.array([value]))
 
 
 def blank(*like: Any) -> list[list[Any]]:
@@ -107,6 +113,52 @@ def test_batch_norm(cuda: Any, draw: Any, shape: tuple[int, int], dtype: str) ->
         results.append((sums, dsums, y, dx, moments, maps, dgamma, dbeta))
     for expected, actual in zip(*results, strict=True):
         assert_close(actual, expected, bound)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_that_sums_makes_the_coefficients_of_a_kernel_of_their_own(
+    cuda: Any, draw: Any, shape: tuple[int, int], dtype: str
+) -> None:
+    channels, kind = shape[1], fine(dtype)
+    x, gamma, beta = draw(shape, dtype, mean=5), draw(channels, kind), draw(channels, kind)
+    sums, moments, collect = draw(1 + 2 * channels), draw((2, channels)), draw(1 + 2 * channels)
+    both = []
+    for way in (Norm.statistics_coefficients, type(cuda.norm).statistics_coefficients):
+        made = {"sums": sums, "moments": moments, "out": draw((3, channels), kind) * 0}
+        made["collect"] = on_device(collect.copy())
+        way(cuda.norm, x, gamma, beta, 1e-5, **made)
+        both.append([array.tobytes() for array in made.values()])
+    assert both[0] == both[1]
+    assert not cuda.device.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("wanted", [(True,), (False,), (True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_that_gates_differentiates_norms_as_a_kernel_of_its_own(
+    cuda: Any, draw: Any, shape: tuple[int, int], wanted: tuple[bool, ...], dtype: str
+) -> None:
+    channels, kind = shape[1], fine(dtype)
+    terms = [Term(draw(shape, dtype), *(draw(channels, kind) for _ in range(2))) for _ in wanted]
+    value, dy = Deferred(*terms, shift=draw(channels, kind), relu=True), draw(shape, dtype)
+    moments, gamma, before = draw((2, channels)), draw(channels, kind), draw((5, channels), kind)
+    both = []
+    for way in (Fused.gate_norms, type(cuda.fused).gate_norms):
+        results = [on_device(before.copy()) for _ in wanted]
+        norms = [
+            NormGradient(flag(7.0) if i else 7.0, moments, gamma, *made[:2], made[2:], i == 0)
+            if norm
+            else None
+            for i, (norm, made) in enumerate(zip(wanted, results, strict=True))
+        ]
+        out, sums = draw(shape, dtype), draw((1 + len(wanted), channels))
+        way(cuda.fused, dy, value, norms, out=out, sums=sums)
+        both.append([array.tobytes() for array in (out, sums, *results)])
+        changed = [made.tobytes() != before.tobytes() for made in results]
+        assert changed == list(wanted)
+    assert both[0] == both[1]
+    assert not cuda.device.arrived.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -204,6 +204,7 @@ DEVICE void finish_columns(Sums sums_of, double *table, index_t channels, double
             sum_parts(partial, groups, GROUP, values, table);
         }
     }
+#pragma unroll 1 /* a second round is rare, and would cost registers */
     for (int j = thread; j < width; j += THREADS) {
         const index_t channel = (index_t)blockIdx.y * width + j;
         double totals[S];

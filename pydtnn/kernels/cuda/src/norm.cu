@@ -6,12 +6,13 @@
  * so that x scale + shift does not cancel either; not so for elements of 16 bits, which cancel more
  * digits by themselves.
  */
-#include "columns.cuh"
 #include "group_norm.cuh"
+#include "maps.cuh"
 
 template <class T, int N>
-DEVICE void statistics(const T *x, double *out, index_t accumulate, index_t rows, index_t channels,
-                       index_t part_rows, double *partial, unsigned *arrived) {
+DEVICE void statistics(const T *x, double *out, index_t accumulate, const ForwardMap<real<T>> &map,
+                       index_t rows, index_t channels, index_t part_rows, double *partial,
+                       unsigned *arrived) {
     __shared__ double table[Table<T, 2, N>::DOUBLES];
     const Place p = place<N>(rows, channels, part_rows);
     real<T> pivot[N] = {};
@@ -39,6 +40,7 @@ DEVICE void statistics(const T *x, double *out, index_t accumulate, index_t rows
     const auto finish = [&](index_t channel, const double *totals) {
         put(out + 1 + channel, totals[0], accumulate);
         put(out + 1 + channels + channel, totals[1], accumulate);
+        if (map.out) map.put(channel, channels, (double)rows, totals[0], totals[1]);
     };
     finish_columns<2, N>(about_zero, table, channels, partial, arrived, finish);
 }
@@ -116,53 +118,26 @@ DEVICE void affine(const T *x, const T *dy, const double *a, const double *b, co
     });
 }
 
-/* The pivot is the mean rounded; what rounding took away goes into the shift. */
+/* The coefficients of maps, of sums that are there. */
 template <class R>
-DEVICE void map_forward(const double *sums, const R *gamma, const R *beta, double epsilon,
-                        double *moments, R *out, double *collect, index_t channels) {
+DEVICE void map_forward(const double *sums, const ForwardMap<R> &map, index_t channels) {
     const index_t j = (index_t)blockIdx.x * THREADS + threadIdx.x;
-    if (j >= channels) return;
-    if (collect) {
-        if (j == 0) collect[0] += sums[0];
-        collect[1 + j] += sums[1 + j];
-        collect[1 + channels + j] += sums[1 + channels + j];
-    }
-    const double count = sums[0] > 1 ? sums[0] : 1;
-    const double mean = sums[1 + j] / count;
-    const double spread = sums[1 + channels + j] / count - mean * mean;
-    /* written so that NaN stays NaN */
-    const double inv_std = 1 / sqrt((spread < 0 ? 0 : spread) + epsilon);
-    const R pivot = (R)mean, factor = (R)(gamma[j] * inv_std);
-    moments[j] = mean;
-    moments[channels + j] = inv_std;
-    out[j] = pivot;
-    out[channels + j] = factor;
-    out[2 * channels + j] = (R)(beta[j] - (mean - pivot) * factor);
+    if (j < channels) map.put(j, channels, sums[0], sums[1 + j], sums[1 + channels + j]);
 }
-
-/* dx = a dz + b (x - pivot) + c, and the gradients of gamma and beta. */
 template <class R>
-DEVICE void map_backward(const double *sums, Number count, const double *moments, const R *pivot,
-                         const R *gamma, R *dgamma, R *dbeta, R *out, index_t accumulate,
+DEVICE void map_backward(const double *sums, const R *pivot, const BackwardMap<R> &map,
                          index_t channels) {
     const index_t j = (index_t)blockIdx.x * THREADS + threadIdx.x;
-    if (j >= channels) return;
-    const double rows = count.get();
-    const double offset = moments[j] - pivot[j], inv_std = moments[channels + j];
-    const double total = sums[j], gradient = inv_std * (sums[channels + j] - offset * total);
-    const double a = gamma[j] * inv_std, b = -a * inv_std * gradient / rows;
-    put(dgamma + j, gradient, accumulate);
-    put(dbeta + j, total, accumulate);
-    out[j] = (R)a;
-    out[channels + j] = (R)b;
-    out[2 * channels + j] = (R)(-a * total / rows - b * offset);
+    if (j < channels) map.put(j, channels, pivot, sums[j], sums[channels + j]);
 }
 
 #define WIDTHS(T, WIDTH, N)                                                                        \
     KERNEL_OF(3, statistics_##WIDTH##_##T)                                                         \
-    (const T *x, double *out, index_t accumulate, index_t rows, index_t channels,                  \
-     index_t part_rows, double *partial, unsigned *arrived) {                                      \
-        statistics<T, N>(x, out, accumulate, rows, channels, part_rows, partial, arrived);         \
+    (const T *x, double *out, index_t accumulate, const real<T> *gamma, const real<T> *beta,       \
+     double epsilon, double *moments, real<T> *map, double *collect, index_t rows,                 \
+     index_t channels, index_t part_rows, double *partial, unsigned *arrived) {                    \
+        const ForwardMap<real<T>> made = {gamma, beta, epsilon, moments, map, collect};            \
+        statistics<T, N>(x, out, accumulate, made, rows, channels, part_rows, partial, arrived);   \
     }                                                                                              \
     KERNEL_OF(3, backward_statistics_##WIDTH##_##T)                                                \
     (const T *x, const T *dy, const double *mean, const double *inv_std, double *out,              \
@@ -189,14 +164,16 @@ DEVICE void map_backward(const double *sums, Number count, const double *moments
     KERNEL(coefficients_##T)                                                                       \
     (const double *sums, const real<T> *gamma, const real<T> *beta, double epsilon,                \
      double *moments, real<T> *out, double *collect, index_t channels) {                           \
-        map_forward<real<T>>(sums, gamma, beta, epsilon, moments, out, collect, channels);         \
+        const ForwardMap<real<T>> made = {gamma, beta, epsilon, moments, out, collect};            \
+        map_forward(sums, made, channels);                                                         \
     }                                                                                              \
     KERNEL(backward_coefficients_##T)                                                              \
     (const double *sums, double rows, const double *rows_at, const double *moments,                \
      const real<T> *pivot, const real<T> *gamma, real<T> *dgamma, real<T> *dbeta, real<T> *out,    \
      index_t accumulate, index_t channels) {                                                       \
-        map_backward<real<T>>(sums, Number{rows, rows_at}, moments, pivot, gamma, dgamma, dbeta,   \
-                              out, accumulate, channels);                                          \
+        const Number count = {rows, rows_at};                                                      \
+        const BackwardMap<real<T>> made = {count, moments, gamma, dgamma, dbeta, out, accumulate}; \
+        map_backward(sums, pivot, made, channels);                                                 \
     }                                                                                              \
     GROUP_KERNELS(T)
 

@@ -53,6 +53,8 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         values = _parser().parse_args(_files_first(given)).as_dict()
+    except BrokenPipeError:  # of the help page's reader, not of a file
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"train: --config: {error}") from error
     values.pop("config", None)

@@ -192,6 +192,8 @@ def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
     result, problem = None, None
     try:
         result = work(*args)
+    except BrokenPipeError:  # our reader has gone: no word can reach it
+        raise
     except EXPLAINED as error:
         problem = error
     agree(comm, problem)

@@ -27,8 +27,13 @@ def printing() -> Iterator[None]:
         finally:
             _flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard()
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def discard() -> None:
+    """Let what is still to be written to the standard output vanish."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flush() -> None:
@@ -39,6 +44,6 @@ def _flush() -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard()
         reason = (error.strerror or str(error)).lower()
         raise OSError(f"the standard output cannot be written: {reason}") from error

@@ -19,6 +19,7 @@ from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.command_line import parse
 from pydtnn.config import TrainConfig
 from pydtnn.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
+from pydtnn.output import discard
 
 if TYPE_CHECKING:
     from pydtnn.job import Job
@@ -43,13 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has gone, as in `... --help | head -1`
-        _discard_output()
+        discard()
         return 128 + signal.SIGPIPE
-
-
-def _discard_output() -> None:
-    """Let what is still to be written to the standard output vanish."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -68,7 +64,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError as error:
         if comm is None or comm.size == 1:
             raise
-        _discard_output()  # this rank cannot leave in silence: the others would wait for it
+        discard()  # this rank cannot leave in silence: the others would wait for it
         raise OSError("whoever read the standard output has gone") from error
     except (Exception, KeyboardInterrupt) as error:
         if comm is not None and comm.size > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,20 @@ def test_the_help_page_is_as_wide_as_the_terminal_but_not_wider_than_is_read_wel
     page: str, widest: int
 ) -> None:
     assert max(map(len, page.splitlines())) <= widest
+
+
+def test_a_help_page_that_nobody_reads_any_more_is_not_taken_for_a_bad_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As argparse of Python 3.11.2 raises it; later ones do not."""
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("jsonargparse.ArgumentParser.parse_args", gone)
+    with pytest.raises(BrokenPipeError):
+        parse(["--help"])
+    discarded: list[bool] = []
+    monkeypatch.setattr("pydtnn.train.discard", lambda: discarded.append(True))
+    assert main(["--help"]) == 128 + signal.SIGPIPE
+    assert discarded == [True]

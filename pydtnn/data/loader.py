@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -255,17 +254,10 @@ def _check(
             "create_augmentations('crop:4,flip')"
         )
     whole("Loader", "seed", seed, at_least=0)
-    if not isinstance(global_batch_size, Integral):
-        raise TypeError(
-            f"Loader: the global batch must be a whole number, not {global_batch_size!r}"
-        )
+    whole("Loader", "the global batch", global_batch_size, at_least=1)
     n = len(dataset)
     if n == 0:
         raise ValueError(f"Loader: {dataset.name} has no samples.")
-    if global_batch_size < 1:
-        raise ValueError(
-            f"Loader: the global batch must have at least 1 sample; given {global_batch_size}."
-        )
     if shuffle and global_batch_size > n:
         raise ValueError(
             f"Loader: a global batch of {global_batch_size} samples is larger than the {n} samples "

@@ -237,7 +237,7 @@ def test_closing_waits_for_a_batch_that_is_being_read_and_drops_the_others() -> 
     ("options", "reason"),
     [
         ({"global_batch_size": 24}, "a global batch of 24 samples is larger than the 23 samples"),
-        ({"global_batch_size": 0}, "must have at least 1 sample; given 0"),
+        ({"global_batch_size": 0}, "global batch must be at least 1, not 0"),
         ({"global_batch_size": 3, "size": 4}, "4 ranks are more than the 3 samples"),
         ({"rank": 2, "size": 2}, "rank must be in 0..1; given 2"),
         ({"rank": -1}, "rank must be in 0..0; given -1"),

@@ -1,10 +1,12 @@
-# make demo | test | parity | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | test | parity | fuzz | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
 TORCH ?= torch==2.13.0
 DEMO_FLAGS ?= --epochs 6
 PYTEST_FLAGS ?=
+MINUTES ?= 1
+KIND ?= all
 BENCH_FLAGS ?=
 GPU_FLAGS ?=
 
@@ -30,7 +32,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test parity lint bench gpu-check setup clean
+.PHONY: demo test parity fuzz lint bench gpu-check setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -42,6 +44,11 @@ test: $(READY)
 parity: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
+
+# Random cases, so many minutes for each kind: networks, optimizers, distributed, damage, communicators.
+fuzz: $(READY)
+	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
+	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -17,8 +17,13 @@ from tests import gpu, launch, simulated
 from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import join_world
+from tests.random_cases import Cases, Fuzz, add_options
 
 os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was faster today
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
 
 
 @pytest.hookimpl(trylast=True)  # when the reporter is there, which all ranks but one take away
@@ -28,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     world = join_world(config)
     config.pluginmanager.register(Groups(world), "groups")
     config.pluginmanager.register(world or Harness(config), "mpi")
+    config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
+    config.pluginmanager.register(Fuzz(), "fuzz")
 
 
 def pytest_report_header() -> str:
@@ -57,6 +64,12 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYDTNN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def cases(request: pytest.FixtureRequest) -> Cases:
+    """Random cases until the time of this test is over (`tests.random_cases`)."""
+    return request.config.pluginmanager.get_plugin("fuzz").cases(request)
 
 
 @pytest.fixture

@@ -67,6 +67,13 @@ class Compressor:
     varies: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.adds and self.varies:
+            raise ValueError(
+                "Compressor: parts whose length varies cannot be added element by element, but it "
+                "adds and varies at the same time; leave one out"
+            )
+
     def __call__(self, comm: Communicator) -> CompressedSums:
         """Make the sums of one rank."""
         return CompressedSums(comm, self)

@@ -95,7 +95,14 @@ class LossySums(Sums):
         self.steps = dict.fromkeys(self.steps, int(state[STEPS]))
 
 
+def is_finite(array: np.ndarray) -> bool:
+    """Whether no element of a contiguous array is infinite or NaN."""
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"):  # squares may overflow where elements are finite
+        return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
+
+
 def forget_if_not_finite(error: np.ndarray) -> None:
     """Clear an error that would spoil all steps to come, should anybody go on after such a step."""
-    if not np.isfinite(error).all():
+    if not is_finite(error):
         error.fill(0)

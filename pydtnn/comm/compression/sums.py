@@ -10,7 +10,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.compression.context import Context
 from pydtnn.comm.compression.kept import Kept
-from pydtnn.comm.compression.lossy import LossySums, forget_if_not_finite
+from pydtnn.comm.compression.lossy import LossySums, forget_if_not_finite, is_finite
 from pydtnn.comm.compression.steps import Steps
 from pydtnn.comm.compression.wire import exchange, pack, size_of, unpack
 from pydtnn.comm.schedules.executor import Scheduled
@@ -69,7 +69,10 @@ class CompressedSums(LossySums):
             kept.sizes,
         )
         self.steps[bucket.index] += 1
-        parts = self._compress(kept.take(bucket.grads), context)
+        x = kept.take(bucket.grads)
+        parts = self._compress(x, context)
+        if not is_finite(x):
+            parts = self._showing(kept, parts, context)
         if self.compressor.adds:  # the parts become their sum
             parts = tuple(np.require(part, requirements=["C", "W"]) for part in parts)
             self._forget(kept, parts, context)
@@ -100,7 +103,31 @@ class CompressedSums(LossySums):
     def _restore(self, kept: Kept, parts: Parts, context: Context) -> None:
         """Add to `total` what parts mean."""
         with np.errstate(all="ignore"):
-            self.compressor.restore(parts, kept.total, context)
+            result = self.compressor.restore(parts, kept.total, context)
+        if isinstance(result, np.ndarray) and not np.may_share_memory(result, kept.total):
+            raise TypeError(
+                "Compressor: restore must add to its argument out, in place, not return another "
+                "array; write out += ... or np.add(out, ..., out=out)"
+            )
+
+    def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
+        """Make sure that parts of gradients that are not finite are not finite when restored.
+
+        Whoever sends a choice of the gradients may leave out what is NaN. Floats among the parts
+        then become NaN.
+        """
+        marked = tuple(
+            np.full_like(part, np.nan) if _is_float(part.dtype) else part for part in parts
+        )
+        for shown in (parts, marked):
+            kept.total.fill(0)
+            self._restore(kept, shown, context)
+            if not is_finite(kept.total):
+                return shown
+        raise ValueError(
+            f"Compressor: gradients of rank {context.rank} are infinite or NaN, and what compress "
+            "has made of them is restored as finite; let restore return NaN for them"
+        )
 
     def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:
         """Keep of `x` what the other ranks will not learn from the parts."""
@@ -135,18 +162,24 @@ class CompressedSums(LossySums):
         self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
     ) -> Iterator[Request]:
         """Send the parts to all other ranks, and restore and add those of all, in their order."""
+        message = pack(parts)  # at once: parts may be views of `x`, which goes on to change
         comm, tag = self.group, 2 * (self._started % TAGS)
         self._started += 1  # two steps of one bucket may be under way
         lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
         if self.compressor.varies:
             yield from exchange(comm, lengths, tag)
         packed = [np.empty(size_of(parts, sizes), np.uint8) for sizes in lengths]
-        packed[comm.rank] = pack(parts)
+        packed[comm.rank] = message
         yield from exchange(comm, packed, tag + 1)
         kept.total.fill(0)
         for rank, (message, sizes) in enumerate(zip(packed, lengths, strict=True)):
             self._restore(kept, unpack(message, parts, sizes), context.of(rank))
         kept.give(grads)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    """Whether elements are floats, those of ml_dtypes among them, which are "V" to NumPy."""
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
 def _has_schedule(comm: Communicator) -> bool:

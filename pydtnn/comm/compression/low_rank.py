@@ -11,7 +11,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.compression.context import Context
-from pydtnn.comm.compression.lossy import LossySums, forget_if_not_finite
+from pydtnn.comm.compression.lossy import LossySums, forget_if_not_finite, is_finite
 from pydtnn.kernels.reference.random import stream
 from pydtnn.limits import whole
 from pydtnn.parameters import Bucket, Entry
@@ -39,6 +39,8 @@ class Matrix:
         Of shape (n, ...), seen as (n, m).
     dtype : numpy.dtype
     rank, seed : int
+    size : int
+        Number of ranks.
 
     Attributes
     ----------
@@ -48,8 +50,11 @@ class Matrix:
         Of the last step: the first guess for the next one.
     """
 
-    def __init__(self, entry: Entry, dtype: np.dtype, rank: int, seed: int) -> None:
+    def __init__(self, entry: Entry, dtype: np.dtype, rank: int, seed: int, size: int = 1) -> None:
         n, m = matrix_shape(entry)
+        largest = float(np.finfo(dtype).max)
+        self._largest_p = largest**0.5 / size
+        self._largest_q = largest / (2 * rank * size)  # so that no entry of p q^T is infinite
         self.entry = entry
         self.error = np.zeros((n, m), dtype)
         self.q = np.empty((m, rank), dtype)
@@ -69,6 +74,10 @@ class Matrix:
         elif greatest > 0:  # so that no product overflows; where all is 0, any directions will do
             self.q /= greatest
         np.matmul(self.error, self.q, out=p)
+        if not _within(p, self._largest_p) and is_finite(self.error):
+            # Only the directions matter: a product that is huge, but not the largest of numbers.
+            np.matmul(self.error / np.abs(self.error).max(), self.q, out=p)
+            p *= self._largest_p / np.abs(p).max()
 
     def project_back(self, p: np.ndarray, q: np.ndarray) -> None:
         """Multiply by the directions of the summed `p`, made orthonormal, into `q` (m, r).
@@ -77,6 +86,11 @@ class Matrix:
         """
         self.directions, _ = np.linalg.qr(p)
         np.matmul(self.error.T, self.directions, out=q)
+        if not _within(q, self._largest_q) and is_finite(self.error) and is_finite(p):
+            # The sum would be infinite. Less is sent, and the error keeps the rest.
+            greatest = float(np.abs(self.error).max())
+            np.matmul((self.error / greatest).T, self.directions, out=q)
+            q *= min(greatest, self._largest_q / float(np.abs(q).max()))
         self.error -= self.directions @ q.T
         forget_if_not_finite(self.error)
 
@@ -84,6 +98,11 @@ class Matrix:
         """Put the sum over all ranks into the gradient."""
         self.q[...] = q
         np.matmul(self.directions, q.T, out=grads[self.entry.slice].reshape(self.error.shape))
+
+
+def _within(array: np.ndarray, limit: float) -> bool:
+    """Whether all elements are finite and at most so large."""
+    return bool(np.max(array) <= limit and np.min(array) >= -limit)
 
 
 class _Bucket:
@@ -97,13 +116,13 @@ class _Bucket:
         ``q`` of each matrix.
     """
 
-    def __init__(self, bucket: Bucket, rank: int, seed: int) -> None:
+    def __init__(self, bucket: Bucket, rank: int, seed: int, size: int) -> None:
         def pays(entry: Entry) -> bool:
             n, m = matrix_shape(entry)
             return rank * (n + m) < n * m
 
         dtype = bucket.grads.dtype
-        self.matrices = [Matrix(e, dtype, rank, seed) for e in bucket.parameters if pays(e)]
+        self.matrices = [Matrix(e, dtype, rank, seed, size) for e in bucket.parameters if pays(e)]
         self.rest = [entry for entry in bucket.parameters if not pays(entry)]
         sizes = [matrix.error.shape for matrix in self.matrices]
         self.first = np.empty(
@@ -181,7 +200,7 @@ class PowerSGD(LossySums):
         # First and second messages of several buckets are under way at the same time, and each
         # kind has its own order.
         self.seconds = self.comm.split(0)
-        self._buckets = {b.index: _Bucket(b, self.rank, self.seed) for b in buckets}
+        self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
         self._last.clear()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:

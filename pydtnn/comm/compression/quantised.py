@@ -65,9 +65,19 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
         levels, scales = parts
-        out += levels * np.repeat(scales / LEVELS, _blocks(context.sizes, block).lengths)
+        lengths = _blocks(context.sizes, block).lengths
+        values = levels * np.repeat(scales / LEVELS, lengths)
+        small = scales < LEVELS * np.finfo(scales.dtype).tiny  # divided, they lose what they are
+        if small.any():
+            values = np.where(np.repeat(small, lengths), _small(levels, scales, lengths), values)
+        out += values
 
     return Compressor(compress, restore, feedback=feedback, seed=seed)
+
+
+def _small(levels: np.ndarray, scales: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return what levels mean, divided last: right for small scales, too large for others."""
+    return levels * np.repeat(scales, lengths) / scales.dtype.type(LEVELS)
 
 
 def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compressor:
@@ -96,7 +106,10 @@ def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compresso
 
     def compress(x: np.ndarray, context: Context) -> Parts:
         starts, lengths = _blocks(context.sizes, block)
-        scales = np.add.reduceat(np.abs(x), starts, dtype="float64") / lengths
+        sizes = np.abs(x)
+        scales = np.add.reduceat(sizes, starts, dtype="float64") / lengths
+        if not np.isfinite(scales).all():  # a sum of float64 may overflow where its mean does not
+            scales = np.add.reduceat(sizes / np.repeat(lengths, lengths), starts)
         return np.packbits(x >= 0), scales.astype(x.dtype)
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:

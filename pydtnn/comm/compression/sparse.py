@@ -8,6 +8,7 @@ import numpy as np
 
 from pydtnn.comm.compression.compressor import Compressor, Parts
 from pydtnn.comm.compression.context import Context
+from pydtnn.comm.compression.floats import bounded
 from pydtnn.limits import number
 
 
@@ -70,7 +71,9 @@ def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Com
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
         factor = 1 if feedback else out.size / _count(share, out.size)
-        out[chosen(out.size, context)] += parts[0] * out.dtype.type(factor)
+        # A little less than what becomes infinite, as the product is rounded.
+        values = bounded(parts[0], float(np.finfo(out.dtype).max) / factor * (1 - 1e-6))
+        out[chosen(out.size, context)] += values * out.dtype.type(factor)
 
     return Compressor(compress, restore, feedback=feedback, adds=True, seed=seed)
 

@@ -86,7 +86,7 @@ class Cases:
             number += 1
 
 
-@dataclass
+@dataclass(eq=False)  # plugins are hashed
 class Fuzz:
     """The plugin: options, the time of each test, and a summary at the end."""
 

@@ -281,7 +281,8 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
         return []
     callbacks: list[Callback] = [ProgressBar()]
     if config.plateau:
-        callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau))
+        # "after so many epochs": one fewer than these are allowed
+        callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
     if config.early_stopping:
         callbacks.append(EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:

@@ -61,20 +61,25 @@ def test_a_triangle_rises_over_a_fifth_and_falls_to_zero():
     assert schedule(100) == schedule(1000) == 0
 
 
-@pytest.mark.parametrize(
-    "schedule", [Triangular(1.0, 1), OneCycle(1.0, 1), Triangular(1.0, 1, 0.9)]
-)
+@pytest.mark.parametrize("schedule", [Triangular(1.0, 1), Triangular(1.0, 1, 0.9)])
 def test_a_training_of_one_step_has_the_peak(schedule):
     assert schedule(0) == 1
 
 
 def test_one_cycle_rises_and_falls_along_half_cosines():
-    schedule = OneCycle(1.0, steps=100, rise=0.3, start=25, end=1000)
+    schedule = OneCycle(1.0, steps=102, rise=31 / 102, start=25, end=1000)
     assert schedule(0) == pytest.approx(1 / 25)
     assert schedule(15) == pytest.approx((1 + 1 / 25) / 2)
-    assert schedule(30) == 1
-    assert schedule(65) == pytest.approx((1 + 1 / 1000) / 2)
-    assert schedule(100) == schedule(200) == pytest.approx(1 / 1000)
+    assert schedule(30) == pytest.approx(1)
+    assert (schedule(65) + schedule(66)) / 2 == pytest.approx((1 + 1 / 1000) / 2)
+    assert schedule(101) == schedule(200) == pytest.approx(1 / 1000)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 11, 1000])
+@pytest.mark.parametrize("rise", [0.0, 0.3, 0.9])
+def test_the_last_step_of_one_cycle_has_its_final_rate(steps, rise):
+    schedule = OneCycle(0.1, steps, rise)
+    assert schedule(steps - 1) == pytest.approx(0.1 / 250_000, rel=1e-9)
 
 
 def test_a_warm_up_rises_to_what_follows_on_one_clock():

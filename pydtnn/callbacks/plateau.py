@@ -24,7 +24,8 @@ class ReduceOnPlateau(Monitor):
     factor : float
         Between 0 and 1.
     patience : int
-        Epochs without a better value before each reduction.
+        Epochs without a better value that are allowed: the next one reduces, as in PyTorch's
+        ``ReduceLROnPlateau`` (Keras's reduces one epoch earlier).
     min_factor : float
         All reductions together go no lower.
     cooldown : int
@@ -48,7 +49,7 @@ class ReduceOnPlateau(Monitor):
         super().__init__(monitor, mode, min_delta)
         who = type(self).__name__
         self.factor = number(who, "factor", factor, above=0, below=1)
-        self.patience = whole(who, "patience", patience, at_least=1)
+        self.patience = whole(who, "patience", patience, at_least=0)
         self.min_factor = number(who, "min_factor", min_factor, at_least=0, at_most=1)
         self.cooldown = whole(who, "cooldown", cooldown, at_least=0)
         self.cooling = 0
@@ -58,7 +59,7 @@ class ReduceOnPlateau(Monitor):
         if self.cooling > 0:
             self.cooling -= 1
             self.waited = 0
-        if self.waited >= self.patience:
+        if self.waited > self.patience:
             optimizer = trainer.optimizer
             lowest = min(self.min_factor, optimizer.lr_factor)
             optimizer.lr_factor = max(optimizer.lr_factor * self.factor, lowest)

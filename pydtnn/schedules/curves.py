@@ -4,6 +4,11 @@ A schedule is any callable ``schedule(step) -> lr`` with steps (updates) counted
 one's own is a function of two lines. All here share that one clock, warm-up included: "divide at
 step 1000" means step 1000 whether or not there was a warm-up. After their last step they stay where
 they are.
+
+A training of n steps makes its updates at steps 0 to n - 1. `Polynomial`, `Cosine` and `Triangular`
+reach their final rate at step n, after the last update, as ``PolynomialLR`` and
+``CosineAnnealingLR`` of PyTorch do: where that rate is 0, the last update would be lost. `OneCycle`
+reaches it at step n - 1, as ``OneCycleLR`` does.
 """
 
 from __future__ import annotations
@@ -114,7 +119,7 @@ class Polynomial:
     power : float
         1 is a straight line.
     final : float
-        Learning rate at the end.
+        Learning rate at step `steps`, after the last update.
     begin : int
         Where the fall begins.
     """
@@ -150,7 +155,7 @@ class Cosine:
     steps : int
         Steps of the whole training.
     final : float
-        Learning rate at the end.
+        Learning rate at step `steps`, after the last update.
     begin : int
         Where the fall begins.
 
@@ -217,7 +222,9 @@ class Triangular:
 class OneCycle:
     """Half a cosine up from ``lr / start`` to `lr`, then half a cosine down to ``lr / end``.
 
-    The momentum stays as it is.
+    The rise ends at step ``rise * steps - 1``, which need not be whole, and the fall at the last
+    step of the training, ``steps - 1``: the rates are those of PyTorch's ``OneCycleLR`` with its
+    defaults. The momentum stays as it is.
 
     Parameters
     ----------
@@ -226,7 +233,7 @@ class OneCycle:
     steps : int
         Steps of the whole training.
     rise : float
-        Share of the steps before the peak, in [0, 1).
+        Share of the steps up to the peak, in [0, 1).
     start, end : float
         By how much the first and the final learning rate are smaller than `lr`.
 
@@ -250,10 +257,10 @@ class OneCycle:
         number("OneCycle", "end", self.end, at_least=1)
 
     def __call__(self, step: int) -> float:
-        peak = _peak(self.rise, self.steps)
+        peak = self.rise * self.steps - 1
         if step < peak:
             return _between(self.lr / self.start, self.lr, step / peak)
-        return _between(self.lr, self.lr / self.end, _progress(step, peak, self.steps))
+        return _between(self.lr, self.lr / self.end, _progress(step, peak, self.steps - 1))
 
 
 def _check_lr(schedule: object, lr: float) -> None:
@@ -273,7 +280,7 @@ def _peak(rise: float, steps: int) -> int:
     return min(round(rise * steps), steps - 1)
 
 
-def _progress(step: int, begin: int, end: int) -> float:
+def _progress(step: int, begin: float, end: int) -> float:
     """How far `step` is on the way from `begin` (0) to `end` (1)."""
     return min(max((step - begin) / (end - begin), 0.0), 1.0)
 

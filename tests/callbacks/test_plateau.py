@@ -28,30 +28,30 @@ def factors(callback: ReduceOnPlateau, values: list[float]) -> list[float]:
 
 
 def test_reduce_on_plateau_multiplies_once_per_patience() -> None:
-    callback = ReduceOnPlateau("val_loss", 0.5, 2)
+    callback = ReduceOnPlateau("val_loss", 0.5, 1)
     assert factors(callback, [1, 1, 1, 1, 1, 0, 0, 0]) == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
 
 
 def test_reduce_on_plateau_does_not_count_epochs_that_cool_down() -> None:
-    callback = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=2)
+    callback = ReduceOnPlateau("val_loss", 0.5, 0, cooldown=2)
     assert factors(callback, [1, 1, 1, 1, 1]) == [1, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_reduce_on_plateau_goes_no_lower_than_its_limit() -> None:
-    callback = ReduceOnPlateau("val_loss", 0.1, 1, min_factor=0.05)
+    callback = ReduceOnPlateau("val_loss", 0.1, 0, min_factor=0.05)
     assert factors(callback, [1, 1, 1, 1]) == [1, 0.1, 0.05, 0.05]
 
 
 def test_reduce_on_plateau_continues_from_its_state() -> None:
-    callback = ReduceOnPlateau("val_loss", 0.5, 2, cooldown=1)
+    callback = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=1)
     factors(callback, [1, 1, 1])
-    other = ReduceOnPlateau("val_loss", 0.5, 2, cooldown=1)
+    other = ReduceOnPlateau("val_loss", 0.5, 1, cooldown=1)
     other.load(json.loads(json.dumps(callback.state())))
     assert other.state() == callback.state() == {"best": 1, "waited": 0, "cooling": 1}
 
 
 def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
-    plateau = ReduceOnPlateau("val_loss", 0.5, 1, min_delta=100)
+    plateau = ReduceOnPlateau("val_loss", 0.5, 0, min_delta=100)
     trainer = small_trainer(None, plateau)
     plain = small_trainer()
     small_fit(trainer, 3), small_fit(plain, 3)

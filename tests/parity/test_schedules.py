@@ -1,0 +1,90 @@
+"""Learning rates equal those of `torch.optim.lr_scheduler` at every step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import ReduceOnPlateau
+from pydtnn.schedules import Cosine, OneCycle, Polynomial, Schedule, Step
+from tests.small_training import STEPS, small_trainer
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+
+LR = 0.1
+
+
+def peer_optimizer() -> Any:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+
+
+PAIRS: dict[str, tuple[Callable[[int], Schedule], Callable[[Any, int], Any]]] = {
+    "one_cycle": (
+        lambda n: OneCycle(LR, n),
+        lambda o, n: torch.optim.lr_scheduler.OneCycleLR(o, LR, n, cycle_momentum=False),
+    ),
+    "one_cycle, half and half": (
+        lambda n: OneCycle(LR, n, 0.5, 10, 1000),
+        lambda o, n: torch.optim.lr_scheduler.OneCycleLR(
+            *(o, LR, n), pct_start=0.5, cycle_momentum=False, div_factor=10, final_div_factor=100
+        ),
+    ),
+    "cosine": (
+        lambda n: Cosine(LR, n, 0.01),
+        lambda o, n: torch.optim.lr_scheduler.CosineAnnealingLR(o, n, 0.01),
+    ),
+    "polynomial": (
+        lambda n: Polynomial(LR, n, 2),
+        lambda o, n: torch.optim.lr_scheduler.PolynomialLR(o, n, 2),
+    ),
+    "linear": (
+        lambda n: Polynomial(LR, n, final=0.02),
+        lambda o, n: torch.optim.lr_scheduler.LinearLR(o, 1, 0.2, n),
+    ),
+    "step": (
+        lambda n: Step(LR, 3, 0.5),
+        lambda o, n: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+    ),
+    "boundaries": (
+        lambda n: Step(LR, (2, 5), 0.5),
+        lambda o, n: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5], 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", [3, 7, 10, 100])
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_step_has_the_rate_of_pytorch(name: str, steps: int) -> None:
+    own, peer = PAIRS[name][0](steps), peer_optimizer()
+    theirs = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no optimizer step for the scheduler to follow
+        scheduler = PAIRS[name][1](peer, steps)
+        for _ in range(steps):
+            theirs.append(peer.param_groups[0]["lr"])
+            if len(theirs) < steps:
+                scheduler.step()
+    # PyTorch multiplies from step to step: as many roundings as there are steps
+    np.testing.assert_allclose([own(t) for t in range(steps)], theirs, rtol=1e-12, atol=1e-17)
+
+
+@pytest.mark.parametrize("cooldown", [0, 1, 3])
+@pytest.mark.parametrize("patience", [0, 1, 2, 5])
+def test_a_plateau_lowers_the_rate_in_the_same_epochs(patience: int, cooldown: int) -> None:
+    rng = np.random.default_rng(patience)
+    values = np.repeat(rng.uniform(size=12), rng.integers(1, 9, 12)).tolist()
+    own, peer = ReduceOnPlateau("val_loss", 0.5, patience, cooldown=cooldown), peer_optimizer()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        peer, factor=0.5, patience=patience, cooldown=cooldown, threshold=0, eps=0
+    )
+    trainer = small_trainer(None, own)
+    own.on_fit_start(trainer, len(values), STEPS)
+    for value in values:
+        trainer.logs = {"val_loss": value}
+        own.on_epoch_end(trainer)
+        scheduler.step(value)
+        assert LR * trainer.optimizer.lr_factor == peer.param_groups[0]["lr"]  # halving is exact

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.initializers import LeCun
+from pydtnn.kernels import create_backend
 from pydtnn.optimizers import (
     LAMB,
     LARS,
@@ -332,6 +333,38 @@ def test_clipping_leaves_small_gradients_alone(backend):
     optimizer.step()
     for p in buffer.parameters:
         np.testing.assert_array_equal(to_host(p.grad), gradients[p.name])
+
+
+@pytest.mark.parametrize("size", [1e160, 1e200, 1e308])
+@pytest.mark.parametrize("limit", [1e-3, 1.0, 1e170])
+def test_a_norm_whose_square_overflows_is_clipped_all_the_same(size, limit):
+    backend = create_backend("numpy")
+    buffer = make(backend)
+    optimizer = SGD(1.0, clip_norm=limit)
+    optimizer.bind(backend, [buffer])
+    draw_gradients(buffer, np.random.default_rng(0))
+    buffer.grads *= size / abs(buffer.grads).max()
+    scaled = buffer.grads / size
+    norm = math.sqrt((scaled**2).sum())  # in multiples of `size`
+    before = buffer.grads.copy()
+    optimizer.step()
+    expected = scaled * (limit / norm) if limit < size * norm else before
+    np.testing.assert_allclose(buffer.grads, expected, rtol=1e-12, atol=0)
+    assert optimizer.gradient_norm / size == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_clipping_leaves_gradients_alone_that_are_not_finite(value):
+    backend = create_backend("numpy")
+    buffer = make(backend)
+    optimizer = SGD(1.0, clip_norm=1.0)
+    optimizer.bind(backend, [buffer])
+    draw_gradients(buffer, np.random.default_rng(0))
+    buffer.parameters[0].grad.reshape(-1)[0] = value
+    before = buffer.grads.copy()
+    optimizer.step()
+    np.testing.assert_array_equal(buffer.grads, before)
 
 
 # ---- order of work ----

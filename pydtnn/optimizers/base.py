@@ -14,6 +14,7 @@ A rule is a subclass with one method::
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
@@ -29,6 +30,9 @@ from pydtnn.optimizers.share import Share, Whole
 from pydtnn.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.schedules import Constant, Schedule
 
+TINY = 2.0**-600
+"""What gradients are multiplied by where the square of their norm overflows."""
+
 
 class Optimizer(ABC):
     """A rule that changes parameters by their gradients, and the state it keeps.
@@ -42,7 +46,9 @@ class Optimizer(ABC):
         parameters of norms do not. Fixed once the optimizer is bound.
     clip_norm : float, optional
         Gradients are scaled down where their global norm (of all parameters together) is above
-        this.
+        this. The norm of finite gradients is found on a CPU even where its square overflows.
+        Gradients that are not finite stay as they are, as they have no direction to keep: the next
+        loss is not finite then, and training ends with the name of the layer.
 
     Attributes
     ----------
@@ -103,7 +109,8 @@ class Optimizer(ABC):
             self.needs_all_gradients = True
         self.iterations = 0
         self.lr_factor = 1.0
-        self._square: Number | None = None
+        self._square: Number | None = None  # of the norm in multiples of 1 / `_unit`
+        self._unit = 1.0
         self._terms: Mapping[str, Number] = {}
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
@@ -276,14 +283,29 @@ class Optimizer(ABC):
 
     def _clip(self, limit: float) -> None:
         """Scale all gradients by ``min(1, limit / norm)`` (Pascanu et al. 2013, algorithm 1)."""
-        kernels = self.backend.update
-        squares = map(kernels.squared_norm, self._own_gradients())
-        self._square = self._share.total(sum(squares))
-        factor = kernels.clip_factor(self._square, limit)
-        if isinstance(factor, float) and factor == 1:
-            return
+        square, factors = self._squared_norm(1.0), []
+        self._square, self._unit = square, 1.0
+        if isinstance(square, float) and square == math.inf:
+            tiny = self._squared_norm(TINY)
+            if tiny < math.inf:
+                self._square, self._unit = tiny, TINY
+                norm = math.sqrt(tiny)  # times TINY
+                factors = [TINY, limit / norm] if TINY * limit < norm else []
+        else:
+            factor = self.backend.update.clip_factor(square, limit)
+            factors = [] if isinstance(factor, float) and factor == 1 else [factor]
         for buffer in self._buffers:
-            kernels.scale(buffer.grads, factor)
+            for factor in factors:  # one by one: the product of two may underflow
+                self.backend.update.scale(buffer.grads, factor)
+
+    def _squared_norm(self, unit: float) -> Number:
+        """Sum the squares of all gradients, each times `unit`, over the ranks."""
+        gradients = self._own_gradients()
+        with np.errstate(over="ignore"):  # which `_clip` looks for
+            squares = [
+                self.backend.update.squared_norm(g if unit == 1 else g * unit) for g in gradients
+            ]
+        return self._share.total(sum(squares))
 
     def _own_gradients(self) -> list[Array]:
         return [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
@@ -291,7 +313,7 @@ class Optimizer(ABC):
     @property
     def gradient_norm(self) -> float | None:
         """Global norm of the last update's gradients before clipping; None without `clip_norm`."""
-        return None if self._square is None else float(self._square) ** 0.5
+        return None if self._square is None else float(self._square) ** 0.5 / self._unit
 
     def step_bucket(self, bucket: Bucket) -> None:
         """Update this rank's share of one bucket, whose gradients are final there."""

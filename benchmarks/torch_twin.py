@@ -237,7 +237,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.ELU: lambda layer: nn.ELU(layer.alpha),
     layers.Sigmoid: lambda layer: nn.Sigmoid(),
     layers.Tanh: lambda layer: nn.Tanh(),
-    layers.ArcTanh: lambda layer: Apply(torch.arctan),
+    layers.ArcTan: lambda layer: Apply(torch.arctan),
     layers.Log: lambda layer: Apply(torch.log),
     layers.GELU: lambda layer: nn.GELU(approximate="tanh"),
     layers.SiLU: lambda layer: nn.SiLU(),

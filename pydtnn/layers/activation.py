@@ -101,8 +101,8 @@ class Tanh(Activation):
     kernel = "tanh"
 
 
-class ArcTanh(Activation):
-    """Inverse tangent, ``arctan(x)``: the activation that PyDTNN calls by this name."""
+class ArcTan(Activation):
+    """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
 

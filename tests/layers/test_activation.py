@@ -12,7 +12,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers import (
     ELU,
     GELU,
-    ArcTanh,
+    ArcTan,
     LeakyReLU,
     Log,
     ReLU,
@@ -34,7 +34,7 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
     "elu, alpha 0.3": (lambda: ELU(0.3), lambda x: x if x > 0 else 0.3 * math.expm1(x)),
     "sigmoid": (Sigmoid, lambda x: 1 / (1 + math.exp(-x))),
     "tanh": (Tanh, math.tanh),
-    "arctan": (ArcTanh, math.atan),
+    "arctan": (ArcTan, math.atan),
     "gelu": (
         GELU,
         lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "elu": (lambda: layers.ELU(1.5), IMAGE),
     "sigmoid": (lambda: layers.Sigmoid(), IMAGE),
     "tanh": (lambda: layers.Tanh(), IMAGE),
-    "arctan": (lambda: layers.ArcTanh(), IMAGE),
+    "arctan": (lambda: layers.ArcTan(), IMAGE),
     "log": (lambda: layers.Log(), IMAGE),
     "gelu": (lambda: layers.GELU(), IMAGE),
     "silu": (lambda: layers.SiLU(), IMAGE),

@@ -118,6 +118,11 @@ NETS: dict[str, Callable[[], Net]] = {
     "norm of norm": lambda: Sequential(conv(4), BatchNorm(), BatchNorm(), ReLU(), ReLU()),
     "ReLU between convolutions": lambda: Sequential(conv(4), ReLU(), conv(3), ReLU(), MaxPool2d(2)),
     "ReLU then dropout": lambda: Sequential(*unit(4), Dropout(0.5), conv(2)),
+    "ReLU before a norm": lambda: Sequential(conv(4), ReLU(), BatchNorm(), ReLU(), conv(2)),
+    "ReLU before a norm alone": lambda: Sequential(conv(4), ReLU(), BatchNorm(), conv(2)),
+    "ReLU before two norms": lambda: Sequential(
+        conv(4, bias=False), ReLU(), Residual(BatchNorm(), BatchNorm()), ReLU()
+    ),
     "ReLU first": lambda: Sequential(ReLU(), conv(2), ReLU()),
     "sum of three": lambda: Branches(conv(2), Sequential(*unit(2)), conv(2), merge=Add()),
     "a sum with itself": lambda: Sequential(conv(4), Branches(Identity(), Identity(), merge=Add())),

@@ -205,7 +205,8 @@ class Conv2d(Layer, Finisher):
         """Differentiate the bias, and the ReLU if `y` is its output; return what is left of dy."""
         sums = dy.sums if isinstance(dy, Deferred) else None
         if y is not None:
-            dy, dz = self.array(dy), self.gradient_like(dy)
+            deferred, dy = isinstance(dy, Deferred), self.array(dy)
+            dz = dy if deferred else self.gradient_like(dy)  # values just computed are ours
             sums = self.backend.empty((2, self.filters), "float64")
             self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
             dy = dz

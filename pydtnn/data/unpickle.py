@@ -1,17 +1,20 @@
 """Reading the pickles of CIFAR without trusting them.
 
-A pickle is a program: it may name any function and have it called. Here it may name what NumPy
-writes for an array of bytes, and gets a stand-in that checks what it is given; every other name is
-refused before it is looked up. So a pickle builds arrays of bytes, strings, numbers, lists and
+A pickle is a program for a machine with a stack and a memo: it may name any function and have it
+called, nest objects so deeply that hashing them overflows the stack of C, and declare sizes that no
+memory holds. The machine here knows the instructions of plain data and nothing else. Where the
+program names what NumPy writes for an array of bytes, it gets a stand-in that checks what it is
+given; any other name is refused. So a pickle builds arrays of bytes, strings, numbers, lists and
 dictionaries, or nothing.
 """
 
 from __future__ import annotations
 
+import io
 import math
-import pickle
+import pickletools
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,7 @@ class _Array:
         if (
             not isinstance(dtype, _ByteType)
             or not isinstance(data, bytes)
+            or any(type(length) is not int or length < 0 for length in shape)
             or len(data) != math.prod(shape)
         ):
             raise ValueError("an array that does not fit its shape")
@@ -38,8 +42,9 @@ class _ByteType:
     """Stands in for ``numpy.dtype``, of which only the unsigned byte is known."""
 
     def __init__(self, code: str | bytes, *flags: object) -> None:
-        if code not in ("u1", b"u1"):
-            raise ValueError(f"an array of {code!r}")
+        if not isinstance(code, str | bytes) or code not in ("u1", b"u1"):
+            given = repr(code) if isinstance(code, str | bytes) else "another kind"
+            raise ValueError(f"an array of {given}")
 
     def __setstate__(self, state: object) -> None:
         """Byte order and alignment say nothing about bytes."""
@@ -52,20 +57,117 @@ STANDINS = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
 }
 
+CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+
+VALUES = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE"
+    " BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
+)
+"""Instructions that push their argument."""
+
+STRINGS = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))
+"""Strings of Python 2: bytes, which `pickletools` shows as if they were Latin-1."""
+
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
 
 class _Refused(Exception):
     """The pickle names something that is not data."""
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type:
-        try:
-            return STANDINS[module, name]
-        except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+class _Machine:
+    """Carries out a pickle, one method call per instruction."""
 
-    def persistent_load(self, identifier: object) -> NoReturn:
-        raise _Refused("an object outside the file")
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, program: bytes) -> Any:
+        for opcode, argument, _ in pickletools.genops(io.BytesIO(program)):
+            if opcode.name == "STOP":
+                break
+            self.do(opcode.name, argument)
+        (result,) = self.stack
+        return result
+
+    def do(self, name: str, argument: Any) -> None:
+        push = self.stack.append
+        if name in VALUES:
+            push(argument)
+        elif name in STRINGS:
+            push(argument.encode("latin1"))
+        elif name in CONSTANTS:
+            push(CONSTANTS[name])
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            push(self.memo[argument])
+        elif name == "MARK":
+            self.marks.append(len(self.stack))
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            push([] if name == "EMPTY_LIST" else {})
+        elif name == "LIST":
+            push(self.since_mark())
+        elif name == "DICT":
+            items = self.since_mark()
+            push(self.filled({}, items))
+        elif name in ("EMPTY_TUPLE", "TUPLE"):
+            push(tuple(self.since_mark()) if name == "TUPLE" else ())
+        elif name in TUPLES:
+            push(tuple(self.popped(TUPLES[name])))
+        elif name in ("APPEND", "APPENDS"):
+            items = self.popped(1) if name == "APPEND" else self.since_mark()
+            self.top(list).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self.popped(2) if name == "SETITEM" else self.since_mark()
+            self.filled(self.top(dict), items)
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            module, found = argument.split(" ", 1) if argument else self.popped(2)
+            if not isinstance(module, str) or not isinstance(found, str):
+                raise ValueError("a name that is no text")
+            if (module, found) not in STANDINS:
+                raise _Refused(f"{module}.{found}")
+            push(STANDINS[module, found])
+        elif name == "REDUCE":
+            kind, arguments = self.popped(2)
+            if kind not in (_Array, _ByteType):
+                raise ValueError("a call of what is no function")
+            push(kind(*arguments))
+        elif name == "BUILD":
+            (state,) = self.popped(1)
+            self.top(_Array, _ByteType).__setstate__(state)
+        elif name not in ("PROTO", "FRAME"):
+            what = "outside the file" if "PERSID" in name else f"made by {name}"
+            raise _Refused(f"an object {what}")
+
+    def popped(self, count: int) -> list[Any]:
+        """Take so many values off the stack, down to the last mark at most."""
+        if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
+            raise ValueError("the stack is empty")
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
+
+    def since_mark(self) -> list[Any]:
+        """Take all values after the last mark off the stack."""
+        items = self.stack[self.marks[-1] :]
+        del self.stack[self.marks.pop() :]
+        return items
+
+    def top(self, *kinds: type) -> Any:
+        """Return the last value, which stays where it is."""
+        if not isinstance(self.stack[-1], kinds):
+            raise ValueError("a change of what cannot be changed")
+        return self.stack[-1]
+
+    def filled(self, into: dict[str, Any], items: list[Any]) -> dict[str, Any]:
+        """Add keys and values that alternate; keys are text, so hashing them is quick and safe."""
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str | bytes):
+                raise ValueError(f"a key that is no text but of type {type(key).__name__}")
+            into[key.decode("latin1") if isinstance(key, bytes) else key] = value
+        return into
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -74,32 +176,29 @@ def read_pickle(path: Path) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        Written by Python 2 or 3. Keys come back as str, strings of Python 2 as bytes.
+        Written by Python 2 or 3. Keys come back as str, other strings of Python 2 as bytes.
 
     Raises
     ------
     ValueError
         If the pickle wants anything else, such as to run code, or is damaged.
     """
+    program = path.read_bytes()
     try:
-        with path.open("rb") as file:
-            content = _Unpickler(file, encoding="bytes").load()
+        content = _Machine().run(program)
     except _Refused as error:
         raise ValueError(
             f"{path}: the pickle asks for {error}, and data files may hold only arrays, strings "
             "and numbers; nothing was run: delete the file and get it from where you can trust it."
         ) from None
-    except OSError:
-        raise
-    except Exception as error:  # by pickle's documentation a damaged file may raise anything
+    except (ValueError, TypeError, LookupError) as error:  # of any instruction, if it is damaged
         raise ValueError(
             f"{path}: no readable pickle ({' '.join(str(error).split())}); the file is truncated "
             "or damaged: delete it and get it again."
         ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a pickled dictionary; found {type(content).__name__}.")
-    found = {}
-    for key, value in content.items():
-        name = key.decode("latin1") if isinstance(key, bytes) else str(key)
-        found[name] = value.values if isinstance(value, _Array) else value
-    return found
+    return {
+        name: value.values if isinstance(value, _Array) else value
+        for name, value in content.items()
+    }

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,68 @@ def test_a_damaged_pickle_is_told_in_one_sentence(
         read_pickle(write(tmp_path / "batch", content))
     assert "\n" not in str(error.value)
     assert str(tmp_path / "batch") in str(error.value)
+
+
+NESTED = b"\x80\x02}(U\x01a)" + b"\x85" * 1_000_000
+DEEP = {
+    "a tuple as a key": NESTED.replace(b"U\x01a", b"") + b"K\x01u.",
+    "a tuple as a value": NESTED + b"u.",
+    "a list as a value": b"\x80\x02}(U\x01a" + b"](" * 1_000_000 + b"e" * 1_000_000 + b"u.",
+    "a tuple instead of a type": pickled(data=array(np.zeros((1, 1), np.uint8))).replace(
+        b"T\x02\x00\x00\x00u1", b")" + b"\x85" * 1_000_000
+    ),
+}
+
+
+@pytest.mark.parametrize("where", DEEP)
+def test_a_million_nested_objects_do_not_end_the_interpreter(tmp_path: Path, where: str) -> None:
+    """Hashing a nested tuple recurses in C without a limit."""
+    path = write(tmp_path / "batch", DEEP[where])
+    code = (
+        "import sys; from pathlib import Path; from pydtnn.data.unpickle import read_pickle\n"
+        "try: print(sorted(read_pickle(Path(sys.argv[1]))))\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-300:]
+    assert "no readable pickle" in done.stdout or where.endswith("as a value")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}(U\x01ar\xff\xff\xff\xffK\x01u.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
+        b"\x80\x04}(\x8c\x01a\x8e\xff\xff\xff\xff\xff\xff\xff\x7fu.",
+    ],
+    ids=["memo", "frame", "bytes"],
+)
+def test_a_huge_size_that_a_pickle_declares_takes_no_memory(tmp_path: Path, content: bytes) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from pydtnn.data.unpickle import read_pickle\n"
+        "now = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20),) * 2)\n"
+        "try: print(read_pickle(Path(sys.argv[1])))\n"
+        "except ValueError as error: print(error)"
+    )
+    path = write(tmp_path / "batch", content)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-300:]
+    assert "no readable pickle" in done.stdout or done.stdout in ("{}\n", "{'a': 1}\n")
+    assert "memory" not in done.stdout.lower()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_data_are_read_in_every_protocol(tmp_path: Path, protocol: int) -> None:
+    content = {
+        "numbers": [0, 1, -1, 255, 256, -70000, 2**31, 2**63, 0.5, True, False, None],
+        "text": ["a", "\u00e9", "x" * 300],
+        "nested": {"list": [[], [1], ()], "pair": (1, (2, 3, 4), (1, 2, 3, 4, 5))},
+    }
+    found = read_pickle(write(tmp_path / "batch", pickle.dumps(content, protocol)))
+    assert found == content

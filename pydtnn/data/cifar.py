@@ -51,22 +51,35 @@ SOURCE_100 = Source(
     "cifar-100-binary",
     (*LAYOUTS_100[0].files, "fine_label_names.txt", "coarse_label_names.txt"),
 )
+COUNTS_10, COUNTS_100 = (*[10_000] * 5, 10_000), (50_000, 10_000)
+"""Images in each file."""
+
 LABELS_100 = {"coarse": 20, "fine": 100}
 """The labels of a CIFAR-100 image, in the order of the binary file, and their classes."""
 
 
 def load_cifar10(
-    *, data_dir: str | os.PathLike[str] | None = None, download: bool = False
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    any_size: bool = False,
 ) -> tuple[Dataset, Dataset]:
     """Read CIFAR-10 from `data_dir` or ``cifar-10-batches-bin`` or ``cifar-10-batches-py`` in it.
+
+    Parameters
+    ----------
+    data_dir, download
+        See `pydtnn.data.load_dataset`.
+    any_size : bool, default False
+        Whether files may hold fewer or more images than the 10,000 of the original ones.
 
     Raises
     ------
     FileNotFoundError
         If a file is missing.
     ValueError
-        If a file is truncated, holds no CIFAR images or wrong labels, or is a pickle that asks for
-        more than data.
+        If a file is truncated, holds no CIFAR images, another number of them or wrong labels, or is
+        a pickle that asks for more than data.
     """
     get = partial(fetch, "cifar10", (SOURCE_10,)) if download else None
     layout, paths = locate("cifar10", LAYOUTS_10, data_dir, get)
@@ -74,11 +87,17 @@ def load_cifar10(
         files = [_read_binary("cifar10", path, 1, 0, 10) for path in paths]
     else:
         files = [_read_python("cifar10", path, "labels", 10) for path in paths]
+    if not any_size:
+        _check_counts("cifar10", paths, files, COUNTS_10)
     return _split("cifar10", files, 10)
 
 
 def load_cifar100(
-    *, data_dir: str | os.PathLike[str] | None = None, download: bool = False, labels: str = "fine"
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    labels: str = "fine",
+    any_size: bool = False,
 ) -> tuple[Dataset, Dataset]:
     """Read CIFAR-100 from `data_dir` or ``cifar-100-binary`` or ``cifar-100-python`` in it.
 
@@ -86,6 +105,8 @@ def load_cifar100(
     ----------
     labels : "fine" or "coarse", default "fine"
         The 100 classes, or the 20 groups of them.
+    any_size : bool, default False
+        Whether files may hold fewer or more images than the 50,000 and 10,000 of the original ones.
 
     Raises
     ------
@@ -101,7 +122,22 @@ def load_cifar100(
         files = [_read_binary("cifar100", path, 2, column, classes) for path in paths]
     else:
         files = [_read_python("cifar100", path, f"{labels}_labels", classes) for path in paths]
+    if not any_size:
+        _check_counts("cifar100", paths, files, COUNTS_100)
     return _split("cifar100", files, classes)
+
+
+def _check_counts(
+    name: str, paths: list[Path], files: list[tuple[Array, Array]], counts: Sequence[int]
+) -> None:
+    """Refuse files that were cut between two images, which nothing else in them shows."""
+    for path, (_, labels), count in zip(paths, files, counts, strict=True):
+        if len(labels) != count:
+            raise ValueError(
+                f"{name}: {path} has {len(labels)} images instead of {count}; the file is "
+                "truncated or damaged: get it again, or give any_size=True (--dataset-options "
+                "'{\"any_size\": true}') where it was made so."
+            )
 
 
 def _split(name: str, files: list[tuple[Array, Array]], classes: int) -> tuple[Dataset, Dataset]:
@@ -129,15 +165,17 @@ def _dataset(
 def _read_binary(
     name: str, path: Path, label_bytes: int, column: int, classes: int
 ) -> tuple[Array, Array]:
-    """Map a file of records (labels, then pixels) into memory."""
-    record = label_bytes + PIXELS
-    size = path.stat().st_size
-    if size == 0 or size % record:
+    """Read a file of records: labels, then pixels.
+
+    It is not mapped into memory: that would end the process where the file is cut meanwhile.
+    """
+    record, data = label_bytes + PIXELS, np.frombuffer(path.read_bytes(), np.uint8)
+    if len(data) == 0 or len(data) % record:
         raise ValueError(
-            f"{name}: {path} has {size} bytes, which are no records of {record} bytes; the file is "
-            "truncated or of another kind: delete it and get it again."
+            f"{name}: {path} has {len(data)} bytes, which are no records of {record} bytes; the "
+            "file is truncated or of another kind: delete it and get it again."
         )
-    records = np.asarray(np.memmap(path, np.uint8, "r")).reshape(-1, record)
+    records = data.reshape(-1, record)
     return records[:, label_bytes:], _checked(name, path, records[:, column], classes)
 
 

@@ -23,7 +23,9 @@ MOST = 1032
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
-    """Read an idx file of unsigned bytes: mapped into memory, or unpacked into it if gzipped.
+    """Read an idx file of unsigned bytes.
+
+    It is not mapped into memory: that would end the process where the file is cut later.
 
     Parameters
     ----------
@@ -43,33 +45,29 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
         damaged.
     """
     zipped = path.suffix == ".gz"
-    body = b""
     try:
         with gzip.open(path) if zipped else path.open("rb") as stream:
-            start, shape = _header(path, stream.read(4 + 4 * dimensions), dimensions)
-            expected = math.prod(shape)
-            if zipped and expected > MOST * path.stat().st_size:
+            shape = _header(path, stream.read(4 + 4 * dimensions), dimensions)
+            expected, size = math.prod(shape), path.stat().st_size
+            if zipped and expected > MOST * size:
                 raise EOFError("shorter than its header says")
-            if zipped:
-                body = stream.read(expected + 1)  # a byte more shows a file that is too long
+            # A byte more shows a file that is too long.
+            body = stream.read(expected + 1 if zipped else min(expected + 1, size))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"{path}: damaged gzip file ({error}); delete it and get it again."
         ) from error
-    length = len(body) if zipped else path.stat().st_size - start
-    if length != expected:
-        follow = "more" if length > expected else str(length)
+    if len(body) != expected:
+        follow = "more" if len(body) > expected else str(len(body))
         raise ValueError(
             f"{path}: its header promises {' x '.join(map(str, shape))} bytes, but {follow} "
             "follow; the file is truncated or damaged: delete it and get it again."
         )
-    if zipped or not expected:  # an empty file cannot be mapped
-        return np.frombuffer(body, np.uint8).reshape(shape)
-    return np.asarray(np.memmap(path, np.uint8, "r", start, shape))
+    return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, tuple[int, ...]]:
-    """Return the header's length and the shape it tells."""
+def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
+    """Return the shape that the header tells."""
     magic = int.from_bytes(header[:4], "big")
     if len(header) >= 4 and magic != UBYTE << 8 | dimensions:
         raise ValueError(
@@ -83,4 +81,4 @@ def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, tuple[int,
             f"{path}: {len(header)} bytes are too few for the header of an idx file; the file is "
             "truncated: delete it and get it again."
         )
-    return len(header), struct.unpack(f">{dimensions}I", header[4:])
+    return struct.unpack(f">{dimensions}I", header[4:])

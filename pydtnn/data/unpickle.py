@@ -59,13 +59,14 @@ STANDINS = {
 
 CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
-VALUES = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE"
-    " BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
-)
+VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+}
 """Instructions that push their argument."""
 
-STRINGS = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 """Strings of Python 2: bytes, which `pickletools` shows as if they were Latin-1."""
 
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}

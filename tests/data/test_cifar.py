@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pydtnn.data import Dataset, Loader, load_cifar10, load_cifar100
+from pydtnn.data import Dataset, Loader, cifar, load_cifar10, load_cifar100
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from tests.data.pickles import array, numbers, pickled, string
 
@@ -78,7 +80,7 @@ def test_cifar10_is_read_in_all_versions_from_the_folder_or_the_one_around_it(
         write_binary(folder, layout.files, files)
     else:
         write_python(folder, layout.files, files, ("labels",), version == "python 3")
-    train, test = load_cifar10(data_dir=tmp_path)
+    train, test = load_cifar10(data_dir=tmp_path, any_size=True)
     check(train, files[:5], 0, 1)
     check(test, files[5:], 0, 1)
     assert (train.name, train.classes, test.classes) == ("cifar10", 10, 10)
@@ -102,7 +104,7 @@ def test_cifar100_has_fine_and_coarse_labels_in_both_versions(
         write_binary(folder, layout.files, files)
     else:
         write_python(folder, layout.files, files, ("coarse_labels", "fine_labels"), False)
-    train, test = load_cifar100(data_dir=tmp_path, labels=labels)
+    train, test = load_cifar100(data_dir=tmp_path, labels=labels, any_size=True)
     check(train, files[:1], column, 2)
     check(test, files[1:], column, 2)
     assert train.classes == classes
@@ -115,7 +117,7 @@ def test_an_unknown_kind_of_labels_is_refused() -> None:
 
 def test_a_batch_without_samples_can_be_read(tmp_path: Path, rng: np.random.Generator) -> None:
     write_binary(tmp_path, LAYOUTS_10[0].files, make_cifar10(rng))
-    x, y = load_cifar10(data_dir=tmp_path)[0].read(np.empty(0, np.int64))
+    x, y = load_cifar10(data_dir=tmp_path, any_size=True)[0].read(np.empty(0, np.int64))
     assert (x.shape, y.shape) == ((0, 32, 32, 3), (0,))
 
 
@@ -134,7 +136,7 @@ def test_a_damaged_binary_file_is_told_with_its_name_in_one_sentence(
     file = tmp_path / "data_batch_2.bin"
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(ValueError, match=rf"cifar10: \S*data_batch_2.bin {reason}"):
-        load_cifar10(data_dir=tmp_path)
+        load_cifar10(data_dir=tmp_path, any_size=True)
 
 
 DATA = np.zeros((2, 3072), np.uint8)
@@ -161,7 +163,7 @@ def test_a_pickle_that_holds_no_cifar_is_told_in_one_sentence(
     write_python(tmp_path, names, make_cifar10(rng), ("labels",), True)
     (tmp_path / names[3]).write_bytes(pickle.dumps(content, protocol=4))
     with pytest.raises(ValueError, match=reason) as error:
-        load_cifar10(data_dir=tmp_path)
+        load_cifar10(data_dir=tmp_path, any_size=True)
     assert str(tmp_path / names[3]) in str(error.value)
 
 
@@ -176,3 +178,58 @@ def test_the_real_cifar10_is_read(real_data: Callable[[str], Path]) -> None:
     with Loader(train, global_batch_size=128) as loader:
         batch = next(iter(loader.epoch(0)))
     np.testing.assert_array_equal(batch.y, train.read(batch.samples)[1])
+
+
+@pytest.mark.parametrize("version", ["binary", "python 3"])
+def test_a_file_that_is_cut_at_the_end_of_an_image_is_refused(
+    tmp_path: Path, rng: np.random.Generator, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "COUNTS_10", (4, 3, 4, 2, 4, 5))
+    files = make_cifar10(rng)
+    names = LAYOUTS_10[version != "binary"].files
+    for whole in (True, False):
+        if version == "binary":
+            write_binary(tmp_path, names, files)
+        else:
+            write_python(tmp_path, names, files, ("labels",), True)
+        if whole:
+            assert len(load_cifar10(data_dir=tmp_path)[0]) == 17
+            files[1] = files[1][:-1]
+    words = r"cifar10: \S*data_batch_2\S* has 2 images instead of 3; .* any_size=True"
+    with pytest.raises(ValueError, match=words):
+        load_cifar10(data_dir=tmp_path)
+    assert len(load_cifar10(data_dir=tmp_path, any_size=True)[0]) == 16
+
+
+def test_files_are_compared_with_the_original_number_of_images(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    write_binary(tmp_path, LAYOUTS_10[0].files, make_cifar10(rng))
+    with pytest.raises(ValueError, match=r"data_batch_1.bin has 4 images instead of 10000"):
+        load_cifar10(data_dir=tmp_path)
+
+
+def test_files_of_cifar100_are_counted_too(tmp_path: Path, rng: np.random.Generator) -> None:
+    write_binary(tmp_path, LAYOUTS_100[0].files, make_cifar100(rng))
+    with pytest.raises(ValueError, match=r"train.bin has 6 images instead of 50000"):
+        load_cifar100(data_dir=tmp_path)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_no_more_than_an_error(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """What is mapped into memory and then cut ends the process with SIGBUS."""
+    write_binary(tmp_path, LAYOUTS_10[0].files, make_cifar10(rng))
+    code = (
+        "import sys; from pydtnn.data import cifar\n"
+        "checked = cifar._checked\n"
+        "def cut(name, path, labels, classes):\n"
+        "    open(path, 'w').close()\n"
+        "    return checked(name, path, labels, classes)\n"
+        "cifar._checked = cut\n"
+        "train, _ = cifar.load_cifar10(data_dir=sys.argv[1], any_size=True)\n"
+        "print(len(train))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")

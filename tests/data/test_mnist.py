@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,7 +149,23 @@ def test_a_damaged_gzip_file_is_told_in_one_sentence(
         load_mnist(data_dir=tmp_path)
 
 
-def test_an_idx_file_is_mapped_and_cannot_be_changed(tmp_path: Path, contents: Contents) -> None:
+def test_an_idx_file_that_is_cut_after_it_was_read_does_no_harm(
+    tmp_path: Path, contents: Contents
+) -> None:
+    """What is mapped into memory and then cut ends the process with SIGBUS."""
+    code = (
+        "import sys; from pydtnn.data import load_mnist\n"
+        "train, _ = load_mnist(data_dir=sys.argv[1])\n"
+        "open(sys.argv[1] + '/' + sys.argv[2], 'w').close()\n"
+        "print(train.read([0, 6])[0].sum())"
+    )
+    command = [sys.executable, "-c", code, str(write(tmp_path, contents)), IMAGES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == int(contents[IMAGES][[0, 6]].sum())
+
+
+def test_an_array_of_an_idx_file_cannot_be_changed(tmp_path: Path, contents: Contents) -> None:
     found = read_idx(write(tmp_path, contents) / IMAGES, 3)
     assert type(found) is np.ndarray
     with pytest.raises(ValueError, match="read-only"):

@@ -126,9 +126,13 @@ class Entry(NamedTuple):
     decay: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Bucket:
     """A stretch of the flat arrays that is exchanged and updated as one.
+
+    ``bucket.grads += x`` and ``bucket.values /= n`` change the flat arrays in place. Another array
+    that is assigned, as by ``bucket.grads = bucket.grads / n``, is copied into them. No other
+    attribute can be assigned.
 
     Attributes
     ----------
@@ -157,6 +161,25 @@ class Bucket:
     ready_at: int
     group: str
     buffer: ParameterBuffer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__ and name not in self.__dict__:  # by `__init__`
+            super().__setattr__(name, value)
+            return
+        if name not in ("values", "grads"):
+            raise AttributeError(
+                f"Bucket: {name} cannot be assigned; only what values and grads hold may change"
+            )
+        array = getattr(self, name)
+        if value is array:  # changed in place
+            return
+        if getattr(value, "shape", None) != array.shape:
+            given = getattr(value, "shape", None) or type(value).__name__
+            raise ValueError(
+                f"Bucket: {name} takes an array of shape {array.shape}, not {given}; fill it "
+                f"by bucket.{name}[...] = value"
+            )
+        array[...] = value
 
     def gradients(self, slot: int) -> Array:
         """Return the bucket's stretch of one of the sets of gradients; 0 is `grads`."""

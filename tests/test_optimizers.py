@@ -388,6 +388,43 @@ def test_a_step_waits_for_each_bucket_or_for_all_where_it_clips(backend, clip_no
     assert events == (in_turn if clip_norm is None else waits + updates)
 
 
+@pytest.mark.parametrize("by", ["class", "init", "later"])
+def test_a_rule_may_say_in_any_place_that_it_needs_all_gradients(backend, by):
+    events = []
+
+    class Whole(SGD):
+        needs_all_gradients = by == "class"
+
+        def __init__(self):
+            super().__init__(LR)
+            if by == "init":
+                self.needs_all_gradients = True
+
+        def step_bucket(self, bucket):
+            events.append("update")
+
+    optimizer = Whole()
+    optimizer.bind(backend, [make(backend)])
+    optimizer.scale_loss(None)  # as Trainer does
+    if by == "later":
+        optimizer.needs_all_gradients = True
+    optimizer.step(lambda bucket: events.append("wait"))
+    assert events == ["wait"] * 3 + ["update"] * 3
+
+
+def test_an_update_that_is_skipped_is_counted(backend):
+    optimizer = SGD(lambda step: 0.5**step, momentum=0.9)
+    buffer = make(backend)
+    optimizer.bind(backend, [buffer])
+    before = backend.to_numpy(buffer.values).copy()
+    buffer.grads[:] = 1
+    optimizer.skip()
+    optimizer.skip()
+    assert (optimizer.iterations, optimizer.lr_now) == (2, 0.5)
+    np.testing.assert_array_equal(backend.to_numpy(buffer.values), before)
+    assert not any(v.any() for k, v in optimizer.state().items() if k.startswith("velocity"))
+
+
 def test_a_rule_of_eight_lines_learns(backend):
     class SignSGD(Optimizer):
         slots = ("average",)

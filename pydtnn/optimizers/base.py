@@ -58,7 +58,8 @@ class Optimizer(ABC):
         Whether `update` is called once per parameter; otherwise once per run of neighbours with
         equal decay.
     needs_all_gradients : bool
-        Whether no update may be made before all gradients are there; so with `clip_norm`.
+        Whether no update may be made before all gradients are there; so with `clip_norm`. A rule
+        sets it in its class or in `__init__`.
     iterations : int
         Updates made.
     lr_factor : float
@@ -201,8 +202,8 @@ class Optimizer(ABC):
     def scale_loss(self, loss_scale: LossScale | None) -> None:
         """Update with gradients of a loss that is scaled; where one is infinite, do not."""
         self.loss_scale = loss_scale
-        clips = self.clip_norm is not None
-        self.needs_all_gradients = type(self).needs_all_gradients or clips or loss_scale is not None
+        if self.clip_norm is not None or loss_scale is not None:
+            self.needs_all_gradients = True
 
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
@@ -247,6 +248,13 @@ class Optimizer(ABC):
             if late:
                 late(bucket)
             self.step_bucket(bucket)
+
+    def skip(self) -> None:
+        """Count an update without making it, where this rank had no samples to learn from.
+
+        Schedules and the rule's own count go on as they do on the other ranks.
+        """
+        self.next_terms()
 
     def begin_step(self) -> None:
         """Begin an update: fix its learning rate, count it, unscale and clip the gradients.

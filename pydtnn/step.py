@@ -48,6 +48,7 @@ class Passes:
         self.model, self.exchange = trainer.model, trainer.exchange
         self.sums = self.exchange.sums
         self.context = StepContext(training=True, seed=seed, epoch=epoch)
+        self.exchange.local_samples = len(batch)
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
         if trainer.loss_scale is not None:
             self.scale = trainer.loss_scale.loss(self.scale)

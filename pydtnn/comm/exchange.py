@@ -50,6 +50,8 @@ class GradientExchange:
     samples : int
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
+    local_samples : int
+        Samples of this rank in the current step, set by the trainer before `loss_scale`.
     equal : bool
         Of the class: whether all ranks hold the same parameters between steps. Otherwise evaluating
         and saving are done with their average, and each rank goes on with its own.
@@ -103,6 +105,7 @@ class GradientExchange:
             )
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
+        self.local_samples = 1
         self._aside: tuple[list[np.ndarray], int] | None = None  # one's own values and samples
 
     def why_not_captured(self) -> str:
@@ -144,6 +147,17 @@ class GradientExchange:
 
     def abandon(self) -> None:
         """Complete what is under way and forget it: the step will not be made."""
+
+    def step_alone(self, optimizer: Optimizer) -> None:
+        """Update this rank's parameters by its own gradients, unless it had no samples.
+
+        Then it keeps its parameters and state, without momentum or weight decay, and only counts
+        the update, as schedules and periods go by these counts.
+        """
+        if self.local_samples:
+            optimizer.step()
+        else:
+            optimizer.skip()
 
     # -- parameters that differ between ranks -----------------------------------------------------
 

@@ -22,7 +22,7 @@ class ElasticAveraging(GradientExchange):
     and saved is the centre, and training ends with it.
 
     All ranks hold the same centre; their parameters and the optimizer's state are their own. Ranks
-    count alike, whatever their samples.
+    count alike, whatever their samples; one that has none in a step makes no update in it.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class ElasticAveraging(GradientExchange):
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations % self.period == 0:
             self.pull()
-        optimizer.step()
+        self.step_alone(optimizer)
 
     def pull(self) -> None:
         """Move the ranks and the centre towards each other."""

@@ -42,8 +42,8 @@ class Gossip(GradientExchange):
         return self.comm.size / total
 
     def update(self, optimizer: Optimizer) -> None:
-        optimizer.step()
         hops = GRAPHS[self.graph](self.comm.size, optimizer.iterations)
+        optimizer.step()
         for bucket, received in swap(self.comm, self.buckets, hops):
             bucket.values[...] = sum(received, bucket.values) / (1 + len(received))
         self.samples = 1  # where all are averaged, to evaluate, every rank counts alike

@@ -16,7 +16,8 @@ class LocalSGD(GradientExchange):
     With period 1 and an optimizer without state this is plain SGD, uneven batches included. The
     optimizer's state (momentum, moments) stays local: each rank's knows of its own gradients only,
     and is not averaged. As momentum is linear, with period 1 and equal shards it still comes to
-    plain SGD; Adam does not. Clipping is by the norm of a rank's own gradients.
+    plain SGD; Adam does not. Clipping is by the norm of a rank's own gradients. A rank that has no
+    samples in a step, as in a short last batch, makes no update in it.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class LocalSGD(GradientExchange):
         return 1 / max(local, 1)
 
     def update(self, optimizer: Optimizer) -> None:
-        optimizer.step()
+        self.step_alone(optimizer)
         if optimizer.iterations % self.period == 0:
             self.average_parameters()
 
@@ -66,4 +67,6 @@ class PostLocalSGD(LocalSGD):
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations < self.after:
             self.average(bucket.grads for bucket in self.buckets)
-        super().update(optimizer)
+            optimizer.step()
+        else:
+            super().update(optimizer)

@@ -75,7 +75,7 @@ def test_the_exponential_graph_mixes_faster_than_the_ring(size: int) -> None:
 def test_it_is_steps_followed_by_averages_with_neighbours(comm: Communicator, graph: str) -> None:
     def step(number: int, w: np.ndarray, grads, samples: np.ndarray) -> None:
         scale = comm.size / samples.sum()
-        w[:] = matrix(graph, comm.size, number + 1) @ (w - 0.2 * grads(scale))
+        w[:] = matrix(graph, comm.size, number) @ (w - 0.2 * grads(scale))
 
     assert_close(train(Gossip(comm, graph=graph), SGD(0.2)), simulate(comm.size, 3, step))
 
@@ -119,7 +119,7 @@ def mixing(comm: Communicator, graph: str, steps: int) -> tuple[list[float], np.
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_ranks_come_closer_and_their_mean_stays(comm: Communicator, graph: str) -> None:
     distances, drift, _ = mixing(comm, graph, 20)
-    second = np.linalg.norm(matrix(graph, comm.size, 1) - 1 / comm.size, 2)  # largest but one
+    second = np.linalg.norm(matrix(graph, comm.size, 0) - 1 / comm.size, 2)  # largest but one
     for distance, following in pairwise(distances):
         # One peer at a time may leave a difference as it is, but never makes it larger.
         assert following <= second * distance * (1 + 1e-12) + 1e-14

@@ -7,7 +7,7 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.exchange import GradientExchange
-from pydtnn.comm.schemes import AllReduce, LocalSGD, PostLocalSGD
+from pydtnn.comm.schemes import AllReduce, ElasticAveraging, LocalSGD, PostLocalSGD
 from pydtnn.optimizers import SGD
 from pydtnn.trainer import Trainer
 from tests.comm.schemes.course import (
@@ -61,6 +61,27 @@ def test_local_sgd_is_what_independent_ranks_and_averages_by_samples_give(
         return mean
 
     assert_close(train(LocalSGD(comm, period=period), SGD(0.2)), simulate(comm.size, 3, step))
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+@pytest.mark.parametrize("scheme", [LocalSGD, PostLocalSGD, ElasticAveraging])
+def test_a_rank_without_samples_makes_no_update(comm: Communicator, scheme, rule: str) -> None:
+    """The last batch of an epoch is one sample: on all ranks but one nothing is to be learned."""
+    seen = [0]
+    values = [np.empty(0)]
+    moved = []
+
+    def look(trainer: Trainer) -> None:
+        seen.append(trainer.exchange.samples)
+        values.append(trainer.model.buffers[0].values.copy())
+        moved.append(not np.array_equal(values[-1], values[-2]))
+
+    trainer = trainer_of(scheme(comm, period=100), RULES[rule](), callbacks=[Recorder(look)])
+    trainer.fit(data(), epochs=2, global_batch_size=9)
+    assert moved == (np.diff(seen) > 0).tolist()
+    assert sum(comm.gather_object(moved.count(False))) == 2 * 2
+    assert trainer.optimizer.iterations == 10  # schedules go on
 
 
 @pytest.mark.threads(3)

@@ -7,17 +7,12 @@ from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from pydtnn.launcher import ranks_here
+
 if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
 
     from pydtnn.comm.communicator import Communicator
-
-_LOCAL_SIZES = (
-    "MPI_LOCALNRANKS",  # MPICH (hydra), Intel MPI
-    "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
-    "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
-)
-"""Variables in which a launcher says how many ranks it started on this host."""
 
 
 def default_threads() -> int:
@@ -30,16 +25,11 @@ def default_threads() -> int:
     Raises
     ------
     ValueError
-        Where OMP_NUM_THREADS is not a positive number.
+        Where OMP_NUM_THREADS, or what the launcher has set, is not a positive number.
     """
     cores = _cores()
     pinned = len(cores) < (os.cpu_count() or 1)
-    return _wanted() or max(1, len(cores) // (1 if pinned else _launched_here()))
-
-
-def _launched_here() -> int:
-    """Ranks on this host by the word of the MPI launcher; 1 where there is none."""
-    return next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), 1)
+    return _wanted() or max(1, len(cores) // (1 if pinned else ranks_here()))
 
 
 def threads_per_rank(comm: Communicator) -> int:

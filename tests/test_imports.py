@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Area: the modules and packages in it, of which the longest name decides.
 AREAS = {
     "tools": [
-        *("cuts", "device", "errors", "files", "limits", "machine", "output", "registry"),
-        *("suggest", "threads"),
+        *("cuts", "device", "errors", "files", "launcher", "limits", "machine", "output"),
+        *("registry", "suggest", "threads"),
     ],
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],

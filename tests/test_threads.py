@@ -88,3 +88,11 @@ def test_ranks_of_a_host_share_its_cores_by_the_launchers_word(monkeypatch):
     monkeypatch.setattr(threads, "_cores", lambda: list(range(3)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert threads.default_threads() == 3  # pinned to cores of its own
+
+
+def test_where_srun_does_not_say_how_many_are_here_cores_suffice_for_all(monkeypatch):
+    monkeypatch.delenv("MPI_LOCALNRANKS", raising=False)
+    monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert threads.default_threads() == 2

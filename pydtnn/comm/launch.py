@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 
+from pydtnn.launcher import number
+
 _RANK_VARIABLES = (
     "PMI_RANK",  # MPICH (hydra), Intel MPI, srun --mpi=pmi2, Cray
     "PMIX_RANK",  # Open MPI, srun --mpi=pmix
     "OMPI_COMM_WORLD_RANK",  # Open MPI
     "MV2_COMM_WORLD_RANK",  # MVAPICH
     "MPI_LOCALRANKID",  # hydra
-)
-_SIZE_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "SLURM_STEP_NUM_TASKS",
 )
 
 
@@ -29,18 +25,10 @@ def launched() -> bool:
     """
     if any(name in os.environ for name in _RANK_VARIABLES):
         return True
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    tasks = number("SLURM_STEP_NUM_TASKS") or 1
     if tasks > 1:
         raise ValueError(
             f"srun started {tasks} tasks without MPI, so each would train alone; "
             "use `srun --mpi=pmix` (or pmi2), or mpirun inside the allocation."
         )
     return False
-
-
-def launched_ranks() -> int | None:
-    """Return how many processes the launcher says it started, or None where it does not say."""
-    for name in _SIZE_VARIABLES:
-        if name in os.environ:
-            return int(os.environ[name])
-    return None

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.launch import _RANK_VARIABLES, _SIZE_VARIABLES, launched, launched_ranks
+from pydtnn.comm.launch import _RANK_VARIABLES, launched
+from pydtnn.launcher import _SIZE_VARIABLES, launched_ranks
 from tests.launch import is_openmpi
 
 
@@ -53,6 +54,29 @@ def test_srun_without_mpi_is_refused(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(ValueError, match=r"srun started 4 tasks without MPI.*--mpi=pmix"):
         create_communicator()
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "2.5"])
+@pytest.mark.parametrize("name", _SIZE_VARIABLES)
+def test_a_number_of_ranks_that_is_none_is_refused_by_its_name(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"^{name}: expected a positive number.*got '{text}'"):
+        launched_ranks()
+
+
+def test_a_step_of_slurm_without_a_number_of_tasks_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "x")
+    with pytest.raises(ValueError, match="^SLURM_STEP_NUM_TASKS: expected a positive number"):
+        create_communicator()
+
+
+def test_a_missing_mpi_is_told_once_on_a_host(mpiexec, tmp_path):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no MPI')")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    finished = mpiexec(3, ["-m", "pydtnn.train"], environment=environment)
+    assert finished.returncode != 0
+    assert finished.stderr.count("mpi: mpi4py cannot be imported (no MPI)") == 1
 
 
 def test_an_unknown_communicator_is_refused():

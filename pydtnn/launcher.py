@@ -1,0 +1,78 @@
+"""What the launcher of this process, such as mpirun or srun, says in the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+_LOCAL_RANK_VARIABLES = (
+    "MPI_LOCALRANKID",  # hydra, Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
+_LOCAL_SIZES = (
+    "MPI_LOCALNRANKS",  # MPICH (hydra), Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
+    "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
+)
+"""Variables in which a launcher says how many ranks it started on this host."""
+
+
+def launched_ranks() -> int | None:
+    """Return how many processes the launcher says it started, or None where it does not say."""
+    return next(filter(None, map(number, _SIZE_VARIABLES)), None)
+
+
+def is_first_on_host() -> bool:
+    """Return whether this is the first rank of its host; True where the launcher does not say.
+
+    For what all ranks of a host find out alike and need not report more than once.
+    """
+    ranks = (os.environ.get(name, "").strip() for name in _LOCAL_RANK_VARIABLES)
+    return next(filter(None, ranks), "0") == "0"
+
+
+def number(name: str) -> int | None:
+    """Read a positive number from a variable of the environment; None where it is not set.
+
+    Raises
+    ------
+    ValueError
+        Where it is set to anything else.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) == 0:
+        raise ValueError(
+            f"{name}: expected a positive number, as launchers set it, got {text!r}; unset it."
+        )
+    return int(text)
+
+
+def ranks_here() -> int:
+    """Return how many ranks are on this host according to the launcher; 1 where there is none.
+
+    Where it says only how many there are in all, as srun may, all of them might be here.
+    """
+    known = next(filter(None, map(number, _LOCAL_SIZES)), None)
+    return known or _tasks_here() or launched_ranks() or 1
+
+
+def _tasks_here() -> int | None:
+    """Tasks of this step of Slurm on this host: of "4(x2),3" and node 2, the third, 3."""
+    tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE"), os.environ.get("SLURM_NODEID")
+    if not tasks or not node:
+        return None
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", one.strip()) for one in tasks.split(",")]
+    counts = [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
+    if None in found or not node.isdecimal() or int(node) >= len(counts) or 0 in counts:
+        return None
+    return counts[int(node)]

@@ -62,7 +62,8 @@ def describe(error: BaseException) -> str:
     Returns
     -------
     str
-        One line without its end.
+        One line without its end. Characters that are not printable, such as those that control a
+    terminal, are written as escapes: a text may come from a file or from another machine.
 
     Examples
     --------
@@ -73,17 +74,34 @@ def describe(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C)"
-    text = " ".join(str(error).split())
-    if isinstance(error, EXPLAINED) and text:
-        return text
-    name = type(error).__name__
+    name, text = type(error).__name__, ""
+    try:
+        text = " ".join(str(error).split())
+        if isinstance(error, EXPLAINED) and text:
+            return printable(text)
+    except BaseException as second:  # whoever describes an error is about to end a run
+        text = f"its message cannot be shown, because __str__ raises {type(second).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""
-    return f"{name}{': ' * bool(text)}{text} ({place}PYDTNN_TRACEBACK=1 shows where)"
+    return printable(f"{name}{': ' * bool(text)}{text} ({place}PYDTNN_TRACEBACK=1 shows where)")
 
 
 def traceback_if_wanted(error: BaseException) -> str:
     """Return the traceback of an error where PYDTNN_TRACEBACK=1 asks for it, otherwise nothing."""
     if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
         return ""
-    return "".join(traceback.format_exception(error))
+    return printable("".join(traceback.format_exception(error)))
+
+
+def printable(text: str) -> str:
+    r"""Write characters that are not printable as escapes, but for the ends of lines.
+
+    >>> print(printable("no file \x1b[2J"))
+    no file \x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in text
+    )

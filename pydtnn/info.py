@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn import __version__
+from pydtnn.errors import printable
 from pydtnn.machine import cpu_name
 from pydtnn.output import printing
 from pydtnn.threads import default_threads
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] = ()) -> None:
             for name, value in _lines(collect(probe=True)):
                 print(f"{name:<18}{value}")
     except (OSError, ValueError) as error:
-        sys.exit(f"pydtnn.info: {error}")
+        sys.exit(printable(f"pydtnn.info: {error}"))
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,9 +16,11 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
+from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.command_line import parse
 from pydtnn.config import TrainConfig
 from pydtnn.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
+from pydtnn.launcher import is_first_on_host
 from pydtnn.output import discard
 
 if TYPE_CHECKING:
@@ -69,27 +71,38 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if comm is not None and comm.size > 1:
             raise
-        print(f"{traceback_if_wanted(error)}{describe(error)}", file=sys.stderr)
+        # Without a communicator, all ranks of a host lack MPI, or have the same bad variable.
+        alike = comm is None and isinstance(error, ImportError | ValueError)
+        if not alike or is_first_on_host():
+            print(f"{traceback_if_wanted(error)}{describe(error)}", file=sys.stderr)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 @contextlib.contextmanager
 def _terminated_in_order(comm: Communicator) -> Iterator[None]:
-    """Let SIGTERM end a single rank like an exception: the terminal is given back, files closed."""
+    """Let a signal end a single rank like an exception: the terminal is given back, files closed.
+
+    Where that takes too long, as in a kernel, or a second signal arrives, the process ends at once.
+    """
+    told = threading.Lock()
+
+    def tell(number: int) -> None:
+        if number != signal.SIGINT and told.acquire(blocking=False):  # KeyboardInterrupt is told
+            os.write(2, f"{SIGNALS[number]}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"terminated (SIGTERM)\n")
+        tell(number)
         raise SystemExit(128 + number)
 
     if comm.size > 1 or threading.current_thread() is not threading.main_thread():
         yield  # the communicator acts on signals, or nobody may
         return
-    former = signal.signal(signal.SIGTERM, leave)
+    watch = SignalWatch(leave, act=tell)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        watch.stop()
 
 
 def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pydtnn.errors import AgreedError, RankError, describe
+from pydtnn.errors import AgreedError, RankError, describe, traceback_if_wanted
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,33 @@ def test_an_error_of_another_rank_names_it():
 
 def test_an_interrupt_is_no_fault():
     assert describe(KeyboardInterrupt()) == "interrupted (Ctrl-C)"
+
+
+class Unspeakable(ValueError):
+    """Cannot be shown."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(0), KeyboardInterrupt()])
+def test_an_error_whose_message_cannot_be_computed_is_told_by_its_type(error):
+    told = f"__str__ raises {type(error).__name__}"
+    assert describe(Unspeakable(error)).startswith("Unspeakable: its message cannot be shown")
+    assert told in describe(Unspeakable(error))
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError])
+def test_no_escape_sequence_of_a_message_reaches_the_terminal(kind, monkeypatch):
+    error = kind("file \x1b[2J\x07\x9b31m \u202e name")
+    assert describe(error).isprintable()
+    assert "x1b[2J" in describe(error)
+    monkeypatch.setenv("PYDTNN_TRACEBACK", "1")
+    assert traceback_if_wanted(error).replace("\n", "").isprintable()
+
+
+def test_letters_of_all_languages_are_told_as_they_are():
+    assert describe(ValueError("Größe 大きさ ≤ 5")) == "Größe 大きさ ≤ 5"

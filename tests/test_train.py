@@ -258,7 +258,11 @@ LONG = [*TINY, "--epochs=100000", "--checkpoint-epochs=0"]
 
 @pytest.mark.parametrize(
     ("number", "line"),
-    [(signal.SIGINT, "interrupted (Ctrl-C)"), (signal.SIGTERM, "terminated (SIGTERM)")],
+    [
+        (signal.SIGINT, "interrupted (Ctrl-C)"),
+        (signal.SIGTERM, "terminated (SIGTERM)"),
+        (signal.SIGHUP, "terminated (SIGHUP)"),
+    ],
 )
 def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path) -> None:
     with start(LONG, tmp_path) as process:
@@ -268,6 +272,35 @@ def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path)
         told = process.communicate(timeout=20)[1]
     assert process.returncode == 128 + number
     assert only_line(told) == line
+
+
+SLOW = """
+import time
+from pydtnn.layers import Flatten, Linear, Sequential
+from pydtnn.layers import ReLU
+class Slow(ReLU):
+    def forward(self, x, context):
+        print("forward", flush=True)
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+def net(classes, input_shape):
+    return Sequential(Flatten(), Slow(), Linear(classes))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_whose_code_does_not_end(number: int, tmp_path: Path) -> None:
+    """As in a long call of C, or where exceptions are swallowed."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    with start([*TINY, "--model=slow.py:net"], tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forward\n"
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + number
 
 
 def test_a_reader_that_leaves_ends_the_run_in_silence(tmp_path: Path) -> None:

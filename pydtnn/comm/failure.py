@@ -7,6 +7,7 @@ rank that is killed another process tells (`pydtnn.comm.witness`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,11 +16,15 @@ import time
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.witness import Witness
 from pydtnn.errors import AgreedError, describe, traceback_if_wanted
 
-_PATIENCE = 2.0
+_PATIENCE = 1.0
 """Seconds that a rank leaves to the one that failed before it for printing and aborting."""
+
+_LONGEST = 5.0
+"""Seconds that it may take to describe an error and to abort; then the process ends by itself."""
 
 _FORWARDING = 0.3
 """Seconds that the launcher gets to pass the line on: an abort may overtake its pipes."""
@@ -31,10 +36,11 @@ def end_all_ranks_on_error(comm: Communicator) -> None:
     From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
     once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
     An `AgreedError`, which all ranks raise together, is printed by rank 0 and nobody aborts. SIGINT
-    (Ctrl-C) and SIGTERM end all ranks at once with status 130 and 143, even while the rank waits
-    inside MPI, where Python's own handlers would not run. A rank that is killed is told of, too,
-    where all ranks are on one host or it was for want of memory; ending it all is then left to the
-    launcher.
+    (Ctrl-C), SIGTERM and SIGHUP end all ranks at once with status 130, 143 and 129, even while the
+    rank waits inside MPI, where Python's own handlers would not run. A second one ends the process
+    immediately; SIGHUP has no effect where it is ignored, as by `nohup`. A rank that is killed is
+    reported, too, where all ranks are on one host or the system ran out of memory; the launcher
+    then ends the others.
 
     Parameters
     ----------
@@ -48,15 +54,24 @@ class _Failure:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._witness = Witness(comm)
+        self._signals: SignalWatch | None = None
 
     def install(self) -> None:
         before = getattr(sys.excepthook, "__self__", None)
         if isinstance(before, _Failure):  # of an earlier communicator of this run
-            before._witness.leave()
+            before._withdraw()
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         if self._comm.size > 1 and threading.current_thread() is threading.main_thread():
-            self._watch_signals()
+            leave = _leave_to_the_watcher
+            always = (signal.SIGINT, signal.SIGTERM)  # whatever the launcher has made of them
+            self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
+
+    def _withdraw(self) -> None:
+        """Leave the end of the run to a later communicator."""
+        self._witness.leave()
+        if self._signals is not None and threading.current_thread() is threading.main_thread():
+            self._signals.stop()
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -69,44 +84,37 @@ class _Failure:
         elif self._comm.size == 1:
             _print(f"{traceback_if_wanted(error)}{describe(error)}\n")
         else:
-            self._end(describe(error), traceback_if_wanted(error), 1)
+            self._end_by(error)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
         if error is not None and args.exc_type is not SystemExit:
-            # Whoever waits for this thread would wait for ever, with one rank as well.
-            self._end(describe(error), traceback_if_wanted(error), 1)
+            self._end_by(error)  # whoever waits for this thread would wait forever, even alone
+
+    def _end_by(self, error: BaseException) -> None:
+        """End all ranks, whatever happens while the error is described."""
+        reason, trace = type(error).__name__, ""
+        exit_after(_LONGEST, 1)
+        try:
+            reason, trace = describe(error), traceback_if_wanted(error)
+        finally:
+            self._end(reason, trace, 1)
 
     def _end(self, reason: str, trace: str, code: int) -> None:
-        if self._witness.is_first():
-            _print(f"{trace}{self._prefix()}{reason}\n")
-            time.sleep(_FORWARDING)
-        else:
-            time.sleep(_PATIENCE)
-        self._comm.abort(code)
+        try:
+            if self._witness.is_first():
+                _print(f"{trace}{self._prefix()}{reason}\n")
+                time.sleep(_FORWARDING)
+            else:
+                time.sleep(_PATIENCE)
+        finally:
+            self._comm.abort(code)
 
     def _prefix(self) -> str:
         return f"rank {self._comm.rank}: " if self._comm.size > 1 else ""
 
-    def _watch_signals(self) -> None:
-        """Act on signals in a thread of its own.
-
-        A handler written in Python runs in the main thread between two instructions, and so never
-        while that thread is inside an MPI call. What the handler in C writes into a pipe is read
-        at once.
-        """
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        for number in _SIGNALS:
-            signal.signal(number, _leave_to_the_watcher)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
-
-    def _watch(self, reader: int) -> None:
-        number = 0
-        while number not in _SIGNALS:
-            number = os.read(reader, 1)[0]
-        self._end(_SIGNALS[number] + self._elsewhere(number), "", 128 + number)
+    def _end_by_signal(self, number: int) -> None:
+        self._end(SIGNALS[number] + self._elsewhere(number), "", 128 + number)
 
     def _elsewhere(self, number: int) -> str:
         """Say what else SIGTERM may mean, where nobody sees every rank."""
@@ -115,10 +123,14 @@ class _Failure:
         return ""
 
 
-_SIGNALS: dict[int, str] = {
-    signal.SIGINT: "interrupted (Ctrl-C)",
-    signal.SIGTERM: "terminated (SIGTERM)",
-}
+def exit_after(seconds: float, code: int) -> None:
+    """End this process after a while, in case it is still there."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
@@ -126,7 +138,8 @@ def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
 
 
 def _print(text: str) -> None:
-    """Write in one piece, so that lines of several ranks do not mix."""
-    sys.stdout.flush()
-    if text:
+    """Write in one piece, so that lines of several ranks do not mix; it may be read by nobody."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))

@@ -17,8 +17,8 @@ import numpy as np
 from pydtnn.comm.arrays import overlap
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.failure import end_all_ranks_on_error
-from pydtnn.comm.launch import launched_ranks
 from pydtnn.comm.mailbox import wrong_length
+from pydtnn.launcher import launched_ranks
 
 
 def create_mpi() -> MpiCommunicator:
@@ -121,11 +121,13 @@ class MpiCommunicator(Communicator):
         return self._comm.allgather(value)
 
     def abort(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The reason has been printed by whoever aborts; MPICH would add a line without one.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        self._mpi.COMM_WORLD.Abort(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # The reason has been printed by whoever aborts; MPICH would add a line without one.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        finally:
+            self._mpi.COMM_WORLD.Abort(code)
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
         try:

@@ -64,7 +64,11 @@ agree(comm, ValueError('Bad: thing.') if {condition} else None)
 
 @pytest.mark.parametrize(
     ("number", "line"),
-    [("SIGTERM", "rank 1: terminated (SIGTERM)"), ("SIGINT", "rank 1: interrupted (Ctrl-C)")],
+    [
+        ("SIGTERM", "rank 1: terminated (SIGTERM)"),
+        ("SIGINT", "rank 1: interrupted (Ctrl-C)"),
+        ("SIGHUP", "rank 1: terminated (SIGHUP)"),
+    ],
 )
 def test_a_signal_ends_ranks_that_wait_inside_mpi(mpiexec, number, line):
     body = f"""
@@ -77,6 +81,64 @@ if comm.rank == 1: threading.Thread(target=strike).start()
     assert finished.returncode != 0
     # Open MPI ends the other rank by SIGTERM too, which must not be told as a second reason.
     assert lines_about("(SIG", finished) + lines_about("(Ctrl", finished) == [line]
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_second_signal_ends_a_rank_that_is_still_ending(mpiexec, number):
+    """The first one ends it by an abort, which never comes here."""
+    body = f"""
+type(comm).abort = lambda self, code: time.sleep(1000)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.{number})
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.{number})
+"""
+    finished = mpiexec(2, ["-c", START + body + WAIT], timeout=30)
+    assert finished.returncode != 0
+    assert len(lines_about("rank 1: ", finished)) == 1
+
+
+def test_a_hangup_that_is_ignored_stays_so(mpiexec):
+    body = """
+comm.barrier()
+os.kill(os.getpid(), signal.SIGHUP)
+comm.barrier()
+"""
+    ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"  # as nohup does
+    finished = mpiexec(2, ["-c", ignored + START + body])
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+UNSPEAKABLE = """
+class Odd(Exception):
+    def __str__(self):
+        WHAT
+if comm.rank == 1: raise Odd
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("raise ValueError", "rank 1: Odd: its message cannot be shown, because __str__ raises V"),
+        ("sys.exit(0)", "rank 1: Odd: its message cannot be shown, because __str__ raises S"),
+        ("return 5", "rank 1: Odd: its message cannot be shown, because __str__ raises T"),
+        ("return '\\x1b[2J'", "rank 1: Odd: \\x1b[2J ("),
+        ("time.sleep(1000)", ""),
+    ],
+)
+def test_an_error_that_cannot_be_described_ends_all_ranks(mpiexec, what, words):
+    body = UNSPEAKABLE.replace("WHAT", what)
+    finished = mpiexec(3, ["-c", START + body + WAIT], timeout=30)
+    assert finished.returncode != 0
+    assert words in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("closed", ["sys.stdout = None", "os.close(2)", "sys.stdout.close()"])
+def test_an_error_that_cannot_be_printed_ends_all_ranks(mpiexec, closed):
+    body = f"{closed}\nif comm.rank == 1: raise ValueError('Bad: thing.')"
+    assert mpiexec(3, ["-c", START + body + WAIT], timeout=30).returncode != 0
 
 
 TWO_HOSTS = """

@@ -1,0 +1,101 @@
+"""What ends a run from outside: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
+
+A handler written in Python runs in the main thread between two instructions, hence not while that
+thread is in a kernel or inside MPI. But the handler in C writes the number of the signal into a
+pipe, which a thread of its own reads at once. That thread also ends the process where nothing
+else has done so in time, or where a second signal arrives.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+SIGNALS: dict[int, str] = {
+    signal.SIGINT: "interrupted (Ctrl-C)",
+    signal.SIGTERM: "terminated (SIGTERM)",
+    signal.SIGHUP: "terminated (SIGHUP)",
+}
+"""The signals that end a run, and how each is reported."""
+
+GRACE = 1.5
+"""Seconds that a run may take to end after the first signal."""
+
+_STOP = 0
+"""Written into the pipe to end the thread; no signal has this number."""
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class SignalWatch:
+    """Acts on the first signal, and ends the process on a second one or after `GRACE` seconds.
+
+    To be made, and stopped, in the main thread. A signal that is ignored stays so: SIGHUP under
+    `nohup`, SIGINT in a job that a shell has put into the background.
+
+    Parameters
+    ----------
+    handler : callable
+        Python's handler of SIGTERM and SIGHUP, called in the main thread when that is possible.
+    interrupt : callable, optional
+        The one of SIGINT; by default Python's own, which raises KeyboardInterrupt.
+    act : callable
+        Called with the number of the first signal, at once and in a thread of its own.
+    always : collection of int
+        Signals that are acted on even where they are ignored.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        interrupt: Handler = signal.default_int_handler,
+        act: Callable[[int], None] = lambda number: None,
+        always: Collection[int] = (),
+    ) -> None:
+        self._act = act
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._former = {
+            number: signal.signal(number, interrupt if number == signal.SIGINT else handler)
+            for number in SIGNALS
+            if number in always or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let signals do again what they did before."""
+        signal.set_wakeup_fd(self._pipe_before)
+        for number, handler in self._former.items():
+            if handler is not None:  # what C code has installed cannot be put back
+                signal.signal(number, handler)
+        os.write(self._writer, bytes([_STOP]))
+        self._thread.join()
+        os.close(self._writer)
+
+    def _watch(self, reader: int) -> None:
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            number = self._next(pipe, None)
+            if number is None or number == _STOP:
+                return
+            threading.Thread(target=self._act, args=(number,), daemon=True).start()
+            if self._next(pipe, GRACE) != _STOP:
+                os._exit(128 + number)
+
+    def _next(self, pipe: Any, seconds: float | None) -> int | None:
+        """Return the next signal that ends the run, or `_STOP`; None where none comes in time."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                return None
+            number = pipe.read(1)[0]
+            if number in self._former or number == _STOP:
+                return int(number)

@@ -6,7 +6,7 @@ is added up, others are under way, and a tree of many stages is busy in all of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from pydtnn.comm.schedules.steps import Part, Round, Step, part
@@ -18,6 +18,10 @@ Between hosts chunks pay: 10 MB over 1 Gbit/s take 4 % longer in one chunk than 
 ranks are busy in every round, and 9 % longer on a tree. Inside a host five that take turns are some
 10 % faster than one, because they stay in the cache; shorter ones lose that to their messages.
 """
+
+
+ACTIVE = 4
+"""Chunks of one array that are under way at the same time between hosts."""
 
 
 class Outgoing(NamedTuple):
@@ -74,6 +78,18 @@ def pieces(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     (1, 5)
     """
     return max(1, round(nbytes / chunk_bytes))
+
+
+def chunks_under_way(hosts: Sequence[Hashable]) -> int:
+    """Number of chunks of one array that are under way at the same time.
+
+    `ACTIVE`, and 1 where all ranks share a host: nobody but they could move messages while they
+    add, and what one chunk leaves in their caches another would drive out.
+
+    >>> chunks_under_way("aab"), chunks_under_way("aaa")
+    (4, 1)
+    """
+    return 1 if len(set(hosts)) == 1 else ACTIVE
 
 
 def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:

@@ -4,7 +4,7 @@ Time passes from event to event. A message starts when both its ranks have come 
 latency of its route it flows, at a rate that changes whenever another message starts or ends, until
 its bytes have passed. A rank's round ends when its messages have ended and it has added what came
 with them. As the executor does, ranks cut long arrays into chunks, each of which goes through the
-rounds by itself, and work on several at a time.
+rounds by itself, and work on as many at a time as the executor would (`chunks`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import heapq
 from collections import Counter, defaultdict
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.chunks import CHUNK_BYTES, pieces
-from pydtnn.comm.schedules.executor import ACTIVE
+from pydtnn.comm.schedules.chunks import CHUNK_BYTES, chunks_under_way, pieces
 from pydtnn.comm.schedules.flows import Flows
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.timeline import timeline
 
 
 def cost(
-    algorithm: str | Algorithm, nbytes: int, network: Network, chunk_bytes: int = CHUNK_BYTES
+    algorithm: str | Algorithm,
+    nbytes: int,
+    network: Network,
+    chunk_bytes: int = CHUNK_BYTES,
+    active: int | None = None,
 ) -> float:
     """Predict the time that an allreduce takes, in s.
 
@@ -35,6 +38,8 @@ def cost(
         With the hosts of all ranks.
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
+    active : int, optional
+        Chunks of the array that are under way at the same time; by default `chunks_under_way`.
 
     Returns
     -------
@@ -57,7 +62,8 @@ def cost(
     >>> round(cost("ring", 4_000_000, network), 6)  # 2 (P-1) (1e-4 + 1e6 / 1e8)
     0.0606
     """
-    return _Replay(algorithm, nbytes, network, pieces(nbytes, chunk_bytes)).run()
+    active = active or chunks_under_way(network.hosts)
+    return _Replay(algorithm, nbytes, network, pieces(nbytes, chunk_bytes), active).run()
 
 
 Journey = tuple[int, int]
@@ -68,7 +74,7 @@ class _Replay:
     """All ranks, each in some round of each of its chunks."""
 
     def __init__(
-        self, algorithm: str | Algorithm, nbytes: int, network: Network, chunks: int
+        self, algorithm: str | Algorithm, nbytes: int, network: Network, chunks: int, active: int
     ) -> None:
         hosts = network.hosts
         plan = [rounds(algorithm, rank, hosts) for rank in range(len(hosts))]
@@ -83,6 +89,7 @@ class _Replay:
             self.talk[message.receiver, message.received].append(index)
         self.rounds = [len(steps) for steps in plan]
         self.chunks = chunks
+        self.active = active
         self.started = [0] * len(hosts)  # chunks of each rank
         self.round: dict[Journey, int] = {}
         self.open: dict[Journey, int] = {}  # messages that a round still waits for
@@ -97,7 +104,7 @@ class _Replay:
         flows = Flows(self.network)
         now = 0.0
         for rank in range(len(self.rounds)) if self.messages else ():
-            for _ in range(ACTIVE):
+            for _ in range(self.active):
                 self._start(rank, now)
         while self.starts or self.ready or flows.rates:
             queued = [queue[0][0] for queue in (self.starts, self.ready) if queue]

@@ -23,12 +23,16 @@ from pydtnn.comm.adder import Adder, adder_for
 from pydtnn.comm.checks import MAX_TAG
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.chunks import CHUNK_BYTES, Chunk, Exchange, pieces, work_out
+from pydtnn.comm.schedules.chunks import (
+    CHUNK_BYTES,
+    Chunk,
+    Exchange,
+    chunks_under_way,
+    pieces,
+    work_out,
+)
 from pydtnn.comm.schedules.steps import Round
 from pydtnn.comm.wrapper import Wrapper
-
-ACTIVE = 4
-"""Chunks of one array that are under way at the same time between hosts."""
 
 
 class Scheduled(Wrapper):
@@ -47,9 +51,7 @@ class Scheduled(Wrapper):
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
     active : int, optional
-        Chunks of one array that are under way at the same time. By default `ACTIVE`, and 1 where
-        all ranks share a host: nobody but they could move messages while they add, and what one
-        chunk leaves in their caches another would drive out.
+        Chunks of one array that are under way at the same time; by default `chunks_under_way`.
 
     Examples
     --------
@@ -72,7 +74,7 @@ class Scheduled(Wrapper):
         super().__init__(inner)
         self.algorithm = algorithm
         self.chunk_bytes = chunk_bytes
-        self.active = active or (1 if len(set(self.hosts)) == 1 else ACTIVE)
+        self.active = active or chunks_under_way(self.hosts)
         self._asked_for = active
         self.carrier = inner.split(0)
         self._rounds: dict[str | Algorithm, tuple[Round, ...]] = {}

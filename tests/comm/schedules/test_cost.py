@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from math import log2
 
+import numpy as np
 import pytest
 
+from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.cost import cost
+from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.flows import fair_rates
 from pydtnn.comm.schedules.network import Network, Route
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.comm.schedules.timeline import ScheduleError
+from pydtnn.comm.wrapper import Wrapper
 
 LATENCY, BANDWIDTH, ADD = 3e-5, 1.25e8, 2e-10
 N = 1_234_567
@@ -110,6 +114,46 @@ def test_chunks_are_added_while_others_are_under_way():
     cut = cost("recursive_doubling", N, slow, chunk_bytes=N // 16)
     assert whole == pytest.approx(LATENCY + 5 * N / BANDWIDTH, rel=EXACT)
     assert 4 * N / BANDWIDTH < cut < 0.95 * whole
+
+
+class CountsChunks(Wrapper):
+    """Keeps the tags of what is sent: the messages of each chunk have one of their own."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.tags = set()
+
+    def wrapped(self, group):
+        self.carrier = CountsChunks(group)
+        return self.carrier
+
+    def _isend(self, array, to, tag):
+        self.tags.add(tag)
+        return super()._isend(array, to, tag)
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aaaa", "ab", "aab", "aabb", "abcd"])
+@pytest.mark.parametrize("chosen", [{}, {"active": 1}, {"active": 5}], ids=["default", "1", "5"])
+def test_a_price_is_for_as_many_chunks_at_a_time_as_the_executor_has_under_way(hosts, chosen):
+    def shift(group):
+        """One round, so that the messages of the chunks under way are all that is posted."""
+        yield send((group.rank + 1) % group.size, ALL), receive((group.rank - 1) % group.size, ALL)
+
+    chunks, latency = 20, 1.0
+
+    def posted(comm):
+        counted = CountsChunks(comm)
+        request = Scheduled(counted, shift, chunk_bytes=8, **chosen).iallreduce(np.ones(chunks))
+        under_way = len(counted.carrier.tags)
+        request.wait()
+        assert len(counted.carrier.tags) == chunks
+        return under_way
+
+    (executed,) = set(run_threads(len(hosts), posted, hosts=hosts))
+    # Messages that take a latency and no more: as many turns as the chunks need.
+    free = uniform(hosts, latency=latency, bandwidth=1e12, add=0.0)
+    turns = cost(shift, 8 * chunks, free, chunk_bytes=8, **chosen) / latency
+    assert turns == pytest.approx(-(-chunks // executed), rel=EXACT)
 
 
 def test_links_are_shared_so_that_nobody_could_get_more_without_taking_it_from_a_poorer_one():

@@ -8,7 +8,8 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES, executor
-from pydtnn.comm.schedules.executor import ACTIVE, Scheduled
+from pydtnn.comm.schedules.chunks import ACTIVE
+from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
 from pydtnn.errors import RankError
 from tests.comm.communicator_contract import contract, total, whole

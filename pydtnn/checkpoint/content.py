@@ -69,7 +69,7 @@ def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
     for name, states in parts.items():
         entries[name] = []
         for rank, state in enumerate(states):
-            own, values = _split(state)
+            own, values = split(state)
             prefix = _prefix(name, rank, len(states))
             arrays |= {prefix + key: array for key, array in own.items()}
             entries[name].append({"values": values, "arrays": list(own)})
@@ -99,11 +99,11 @@ def check_format(state: bytes) -> None:
 
 def checksum(state: State) -> bytes:
     """Return a checksum of a state, to compare it between ranks."""
-    arrays, values = _split(state)
+    arrays, values = split(state)
     return hashlib.sha256(encode(arrays) + _to_json(values)).digest()
 
 
-def _split(state: State) -> tuple[dict[str, np.ndarray], State]:
+def split(state: State) -> tuple[dict[str, np.ndarray], State]:
     """Separate the arrays of a state from its other values."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     return arrays, {name: value for name, value in state.items() if name not in arrays}

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.checkpoint.content import Parts, Stateful, checksum, pack, parts_of
+import numpy as np
+
+from pydtnn.checkpoint.content import Parts, State, Stateful, checksum, pack, parts_of, split
 from pydtnn.checkpoint.folder import checkpoint_path, write_checkpoint
 from pydtnn.comm import Communicator
 from pydtnn.rank0 import on_rank_0
@@ -69,14 +71,41 @@ def save_checkpoint(
 def _gather(comm: Communicator, parts: Mapping[str, Stateful]) -> Parts:
     """Ask every part for its state: one where all ranks agree, otherwise one of every rank.
 
-    Collective: all ranks call it. What agrees is compared by its checksum, and not sent.
+    Collective: all ranks call it. What agrees is compared by its checksum, and not sent. What
+    differs goes to rank 0, its arrays as they are; on other ranks nothing is returned.
     """
     states = {name: state for name, part in parts.items() if (state := part.state())}
     checksums = comm.gather_object({name: checksum(state) for name, state in states.items()})
     names = dict.fromkeys(name for own in checksums for name in own)
     equal = {name for name in names if len({own.get(name) for own in checksums}) == 1}
-    different = {name: states.get(name, {}) for name in names if name not in equal}
-    ranks = comm.gather_object(different) if different else []
-    return {
-        name: [states[name]] if name in equal else [rank[name] for rank in ranks] for name in names
-    }
+    different = [name for name in names if name not in equal]
+    ranks = _to_rank_0(comm, [states.get(name, {}) for name in different]) if different else []
+    if comm.rank > 0:
+        return {}
+    gathered = dict(zip(different, zip(*ranks, strict=True), strict=True))
+    return {name: [states[name]] if name in equal else [*gathered[name]] for name in names}
+
+
+def _to_rank_0(comm: Communicator, states: list[State]) -> list[list[State]]:
+    """Bring states to rank 0, which returns those of every rank. Collective: all ranks call it."""
+    own = [split(state) for state in states]
+    about = comm.gather_object(
+        [
+            (values, [(name, a.dtype, a.shape) for name, a in arrays.items()])
+            for arrays, values in own
+        ]
+    )
+    if comm.rank > 0:
+        for arrays, _ in own:
+            for array in arrays.values():
+                comm.send(np.ascontiguousarray(array).reshape(-1), to=0)
+        return []
+    ranks = [states]
+    for rank in range(1, comm.size):
+        ranks.append([])
+        for values, described in about[rank]:
+            arrays = {name: np.empty(shape, dtype) for name, dtype, shape in described}
+            for array in arrays.values():
+                comm.recv(array.reshape(-1), source=rank)
+            ranks[-1].append(arrays | values)
+    return ranks

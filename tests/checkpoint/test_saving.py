@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from pydtnn.callbacks import Callback
 from pydtnn.checkpoint import folder, load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.errors import AgreedError
 from tests.small_training import small_trainer, trained
 
@@ -58,6 +63,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from pydtnn.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.errors import AgreedError
 from tests.small_training import small_trainer
 
@@ -121,6 +127,7 @@ def test_a_checkpoint_comes_back_where_its_replacement_cannot_be_put_in_place(
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
+from pydtnn.callbacks import Callback
 from pydtnn.checkpoint import folder, save_checkpoint
 from tests.small_training import small_trainer
 
@@ -144,3 +151,52 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_earlier_checkpoint(
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
     assert names(tmp_path) == [".checkpoint-00000001.partial", "checkpoint-00000000"]
     assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000000"
+
+
+class OfEachRank(Callback):
+    """State that differs between ranks: arrays of several types and shapes, one of them large."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.own: dict[str, Any] = {
+            "large": rng.normal(size=(250, 40)),
+            "turned": rng.normal(size=(3, 4)).T,
+            "number": np.array(rng.integers(99)),
+            "empty": np.zeros((0, 3), "float32"),
+            "rank": seed,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self.own
+
+    def load(self, state: Any) -> None:
+        self.own = dict(state)
+
+
+class Sizes(Wrapper):
+    """Notes how many bytes each rank hands to `gather_object`."""
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.sizes: list[int] = []
+
+    def gather_object(self, value: Any) -> list[Any]:
+        self.sizes.append(len(pickle.dumps(value)))
+        return super().gather_object(value)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2)
+def test_what_differs_between_ranks_goes_to_rank_0_as_plain_arrays(
+    comm: Communicator, shared_path: Path
+) -> None:
+    through = Sizes(comm)
+    trainer = small_trainer(through, OfEachRank(comm.rank))
+    save_checkpoint(shared_path, trainer)
+    assert max(through.sizes) < 8_000  # bytes, of the 80,000 that are in the largest array
+    sent = trainer.comm.traffic.bytes  # the arrays, and the few bytes of what ranks sum anyway
+    assert 80_104 <= sent < 80_200 if comm.rank else sent < 100
+    other = small_trainer(comm, OfEachRank(100))
+    load_checkpoint(shared_path, other)
+    for name, value in OfEachRank(comm.rank).own.items():
+        np.testing.assert_array_equal(other.callbacks[0].state()[name], value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.files import read_file, write_file
+from pydtnn.kernels.dtypes import arithmetic
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
 def save_weights(model: Model, path: str | Path) -> None:
     """Write a model's parameters and running statistics, named as in `Model.state`.
 
-    The same weights give the same bytes: no time, path or number of ranks is in the file. With
-    several ranks, call it on one of them.
+    The same weights give the same bytes: no time, path or number of ranks is in the file. Its
+    metadata hold a checksum, which `load_weights` compares. With several ranks, call it on one of
+    them.
 
     Parameters
     ----------
@@ -32,7 +36,8 @@ def save_weights(model: Model, path: str | Path) -> None:
     OSError
         If the file cannot be written; what was there before is left as it was.
     """
-    write_file("save_weights", path, encode(model.state()))
+    state = model.state()
+    write_file("save_weights", path, encode(state, f"{__version__} {_checksum(state)}"))
 
 
 def load_weights(model: Model, path: str | Path) -> None:
@@ -49,25 +54,38 @@ def load_weights(model: Model, path: str | Path) -> None:
     OSError
         If there is no such file, or it cannot be read.
     ValueError
-        If it is no safetensors file, is cut short, or does not fit the model, naming what
-        differs; the model is left as it was.
+        If it is no safetensors file, is cut short, does not match its checksum (files of other
+        programs have none), does not fit the model, naming what differs, or holds anything but
+        finite floating-point numbers in the range of the model's dtype; the model is left as it
+        was.
     """
     data = read_file("load_weights", path)
     try:
-        model.load(decode(data))
+        arrays = decode(data)
+        _check_sum(data, arrays)
+        for name, array in arrays.items():
+            _check_numbers(name, array, arithmetic(model.dtype))
+        model.load(arrays)
     except ValueError as error:
         raise ValueError(f"load_weights: {path}: {error}") from error
 
 
-def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return the content of a safetensors file; equal arrays give equal bytes."""
+def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
+    """Return the content of a safetensors file; equal arrays give equal bytes.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+    about : str
+        What its metadata tell as "pydtnn".
+    """
     from safetensors.numpy import save  # only those who read or write files pay for the import
 
     # A single entry of metadata: safetensors writes several in an order that changes from run to
     # run. C order, because safetensors takes an array's memory as it lies.
     return save(
         {name: np.asarray(array, order="C") for name, array in arrays.items()},
-        metadata={"pydtnn": __version__},
+        metadata={"pydtnn": about},
     )
 
 
@@ -92,3 +110,47 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     except SafetensorError as error:
         reason = str(error).rpartition("deserializing: ")[2]
         raise ValueError(f"this is no safetensors file, or it is cut short ({reason})") from error
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a checksum of names, types, shapes and elements."""
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        total.update(f"{name} {array.dtype.name} {array.shape}\n".encode())
+        total.update(array.reshape(-1).view(np.uint8))
+    return f"sha256:{total.hexdigest()}"
+
+
+def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
+    """Compare the arrays with the checksum that the file's metadata hold, if any.
+
+    A version alone is what earlier versions wrote; what looks like a damaged checksum is one.
+    """
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    for name, value in metadata.items():
+        _, space, checksum = value.partition(" ")
+        told = space if name == "pydtnn" else "sha256:" in value
+        if told and checksum != _checksum(arrays):
+            raise ValueError(
+                "its weights do not match its checksum; the file is damaged: get it again or load "
+                "another one"
+            )
+
+
+def _check_numbers(name: str, array: np.ndarray, dtype: np.dtype) -> None:
+    """Refuse elements that cannot be weights of this type."""
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise ValueError(
+            f"{name} holds elements of type {array.dtype}; weights must be floating-point numbers, "
+            "such as float32: convert them"
+        )
+    with np.errstate(over="ignore"):
+        bad = array[~np.isfinite(array.astype(dtype, copy=False))]
+    if len(bad) and np.isfinite(bad[0]):
+        raise ValueError(f"{name} holds {bad[0]}, which is too large for {dtype}; use float64")
+    if len(bad):
+        raise ValueError(f"{name} holds {bad[0]}; weights must be finite: load others")
+    if name.endswith(".running_variance") and (array < 0).any():
+        raise ValueError(f"{name} holds {array.min()}; a variance is at least 0: load others")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 from safetensors import safe_open
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from pydtnn import __version__, files
 from pydtnn.weights import decode, encode, load_weights, save_weights
@@ -32,7 +34,9 @@ def test_the_file_names_arrays_as_the_model_does_and_tells_the_version(tmp_path:
     save_weights(model, tmp_path / "w.safetensors")
     with safe_open(tmp_path / "w.safetensors", "numpy") as file:
         assert set(file.keys()) == set(model.state())
-        assert file.metadata() == {"pydtnn": __version__}
+        (entry,) = file.metadata().items()
+        assert entry[0] == "pydtnn"
+        assert re.fullmatch(rf"{re.escape(__version__)} sha256:[0-9a-f]{{64}}", entry[1])
 
 
 def test_the_same_weights_give_the_same_bytes_wherever_they_are_written(tmp_path: Path) -> None:
@@ -133,3 +137,76 @@ def numpy_lacks_bfloat16(data: bytes) -> bool:
     except KeyError:
         return True
     return False
+
+
+def replaced(name: str, change: Callable[[np.ndarray], np.ndarray], path: Path) -> Path:
+    """A file of weights of float64 in which one array is another one; without a checksum."""
+    state = small_model().state()
+    path.write_bytes(encode(state | {name: change(state[name])}))
+    return path
+
+
+def first(value: complex) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: np.concatenate([[value], array.reshape(-1)[1:]]).reshape(array.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("head.w", first(math.nan), "head.w holds nan; weights must be finite"),
+        ("conv2d0.w", first(-math.inf), "conv2d0.w holds -inf; weights must be finite"),
+        ("head.b", first(1e300), "head.b holds 1e+300, which is too large for float32"),
+        ("head.w", lambda a: a.astype(np.int64), "head.w holds elements of type int64; weights "),
+        ("head.w", lambda a: a > 0, "head.w holds elements of type bool; weights must be"),
+        ("head.w", lambda a: a.astype(np.complex64), "this is no safetensors file|type complex64"),
+        ("batchnorm1.running_mean", first(1e39), "batchnorm1.running_mean holds 1e+39, which"),
+        ("batchnorm1.running_variance", first(-0.5), "running_variance holds -0.5; a variance is"),
+    ],
+)
+def test_numbers_that_cannot_be_weights_are_refused_by_name_and_the_model_stays(
+    name: str, change: Callable[[np.ndarray], np.ndarray], words: str, tmp_path: Path
+) -> None:
+    model = small_model(seed=1, dtype="float32")
+    before = encode(model.state())
+    path = replaced(name, change, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=f"^load_weights: {path}: ") as error:
+        load_weights(model, path)
+    assert any(part in str(error.value) for part in words.split("|"))
+    assert encode(model.state()) == before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_of_any_size_are_taken_where_they_fit(dtype: str, tmp_path: Path) -> None:
+    state = {name: array.astype(dtype) for name, array in small_model().state().items()}
+    (tmp_path / "w.safetensors").write_bytes(encode(state))
+    model = small_model(seed=1, dtype="float32")
+    load_weights(model, tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(model.state()["head.w"], state["head.w"].astype(np.float32))
+
+
+def test_a_change_that_leaves_a_file_readable_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path, model = tmp_path / "w.safetensors", small_model(seed=1)
+    save_weights(small_model(), path)
+    data, before = bytearray(path.read_bytes()), encode(model.state())
+    data[-3] ^= 1  # a digit of the last number, which stays finite
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="its weights do not match its checksum; the file is dam"):
+        load_weights(model, path)
+    assert encode(model.state()) == before
+
+
+@pytest.mark.parametrize("metadata", [None, {"pydtnn": "0.4.0"}, {"format": "pt"}])
+def test_files_without_a_checksum_are_read(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    """Those of earlier versions and of other programs."""
+    model, other = small_model(), small_model(seed=1)
+    (tmp_path / "w.safetensors").write_bytes(save(model.state(), metadata))
+    load_weights(other, tmp_path / "w.safetensors")
+    assert encode(other.state()) == encode(model.state())
+
+
+@pytest.mark.parametrize("value", ["0.4.0 sha256:12", "0.4.0 sha25", "0.4.0 sha256:" + "g" * 64])
+def test_a_damaged_checksum_is_not_taken_for_none(value: str, tmp_path: Path) -> None:
+    model = small_model()
+    (tmp_path / "w.safetensors").write_bytes(save(model.state(), {"pydtnn": value}))
+    with pytest.raises(ValueError, match="do not match its checksum; the file is damaged"):
+        load_weights(model, tmp_path / "w.safetensors")

@@ -1,0 +1,247 @@
+"""Data-parallel training of a small network, written once more: all ranks in one loop, in NumPy.
+
+Nothing here is shared with pydtnn but the order of the samples, the initial weights and the names
+of schemes. Every rank has a row of its own in arrays of shape (P, parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass
+class Perceptron:
+    """Linear layers with tanh between them, and the cross entropy of a softmax.
+
+    Attributes
+    ----------
+    sizes : sequence of int
+        Features, hidden layers, classes. Parameters lie one after the other: w (out, in), b (out).
+    """
+
+    sizes: Sequence[int]
+
+    def split(self, flat: Array) -> list[tuple[Array, Array]]:
+        parts, begin = [], 0
+        for inner, outer in zip(self.sizes, self.sizes[1:], strict=False):
+            middle = begin + inner * outer
+            w, b = flat[begin:middle].reshape(outer, inner), flat[middle : middle + outer]
+            parts.append((w, b))
+            begin = middle + outer
+        return parts
+
+    def decays(self) -> Array:
+        """1 for weights, 0 for biases."""
+        sizes = zip(self.sizes, self.sizes[1:], strict=False)
+        return np.concatenate([[1.0] * (i * o) + [0.0] * o for i, o in sizes])
+
+    def outputs(self, flat: Array, x: Array) -> list[Array]:
+        """The inputs of every layer, then the logits."""
+        values = [x]
+        layers = self.split(flat)
+        for i, (w, b) in enumerate(layers):
+            z = values[-1] @ w.T + b
+            values.append(z if i == len(layers) - 1 else np.tanh(z))
+        return values
+
+    def judge(self, flat: Array, x: Array, y: Array) -> Array:
+        """Summed loss, number of right answers, number of samples."""
+        logits = self.outputs(flat, x)[-1]
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(y)), y]
+        return np.array([losses.sum(), (logits.argmax(axis=1) == y).sum(), len(y)])
+
+    def gradient(self, flat: Array, x: Array, y: Array) -> Array:
+        """Of the summed loss."""
+        *inputs, logits = self.outputs(flat, x)
+        dz = np.exp(logits - logits.max(axis=1, keepdims=True))
+        dz /= dz.sum(axis=1, keepdims=True)
+        dz[np.arange(len(y)), y] -= 1
+        found: list[Array] = []
+        for (w, _), value in zip(self.split(flat)[::-1], inputs[::-1], strict=True):
+            found = [(dz.T @ value).reshape(-1), dz.sum(axis=0), *found]
+            dz = (dz @ w) * (1 - value**2)
+        return np.concatenate(found)
+
+
+@dataclass
+class Rule:
+    """An update of one rank's parameters; `options` are those of pydtnn's rule of that name."""
+
+    name: str
+    options: Mapping[str, Any]
+    decays: Array
+    step: int = 0
+    m: Array = field(default_factory=lambda: np.zeros(()))
+    v: Array = field(default_factory=lambda: np.zeros(()))
+
+    def __call__(self, w: Array, g: Array) -> Array:
+        """Return the parameters after this update."""
+        self.step += 1
+        lr = self.options["lr"](self.step - 1)
+        decay, clip = self.options["weight_decay"] * self.decays, self.options["clip_norm"]
+        norm = np.sqrt((g * g).sum())
+        if clip is not None and norm > clip:
+            g = g * (clip / norm)
+        if self.name == "sgd":
+            self.v = self.options["momentum"] * self.v + g + decay * w
+            nesterov = self.options["nesterov"]
+            g = g + decay * w + self.options["momentum"] * self.v if nesterov else self.v
+            return w - lr * g
+        epsilon = self.options["epsilon"]
+        if self.name == "rmsprop":
+            g = g + decay * w
+            self.v = 0.99 * self.v + 0.01 * g * g
+            return w - lr * g / (np.sqrt(self.v) + epsilon)
+        if self.name == "adamw":
+            w = w - lr * decay * w
+        else:
+            g = g + decay * w
+        self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
+        m, v = self.m / (1 - 0.9**self.step), self.v / (1 - 0.999**self.step)
+        return w - lr * m / (np.sqrt(v) + epsilon)
+
+
+@dataclass
+class Ranks:
+    """What all ranks hold.
+
+    Attributes
+    ----------
+    w : ndarray, shape (P, parameters)
+    rules : list of Rule
+    options : mapping
+        Of the scheme.
+    samples : ndarray, shape (P,)
+        That each rank has trained on since parameters were averaged.
+    steps : int
+    centre : ndarray
+        Of elastic averaging.
+    waiting : list of ndarray
+        Sums of gradients that have not been applied yet, the oldest first.
+    """
+
+    w: Array
+    rules: Sequence[Rule]
+    options: Mapping[str, Any]
+    samples: Array
+    centre: Array
+    waiting: list[Array] = field(default_factory=list)
+    steps: int = 0
+
+    def apply(self, grads: Sequence[Array]) -> None:
+        pairs = zip(self.rules, self.w, grads, strict=True)
+        self.w = np.array([rule(w, g) for rule, w, g in pairs])
+        self.steps += 1
+
+    def mean(self) -> Array:
+        """The average of the parameters by samples, of rank 0's own where there is none."""
+        total = self.samples.sum()
+        return self.samples @ self.w / total if total else self.w[0]
+
+
+def summed(ranks: Ranks, grads: Array, counts: Array) -> None:
+    """Every rank applies the mean of all samples' gradients."""
+    ranks.apply([grads.sum(axis=0) / counts.sum()] * len(grads))
+
+
+def stale(ranks: Ranks, grads: Array, counts: Array) -> None:
+    ranks.waiting.append(grads.sum(axis=0) / counts.sum())
+    late = len(ranks.waiting) > ranks.options["delay"]
+    ranks.apply([ranks.waiting.pop(0) if late else 0 * grads[0]] * len(grads))
+
+
+def own_means(grads: Array, counts: Array) -> Array:
+    return grads / np.maximum(counts, 1)[:, None]
+
+
+def local(ranks: Ranks, grads: Array, counts: Array) -> None:
+    if ranks.steps < ranks.options.get("after", 0):
+        summed(ranks, grads, counts)
+        ranks.samples[:] = 0
+    else:
+        ranks.apply(own_means(grads, counts))
+    if ranks.steps % ranks.options["period"] == 0:
+        ranks.w[:] = ranks.mean()
+        ranks.samples[:] = 0
+
+
+def elastic(ranks: Ranks, grads: Array, counts: Array) -> None:
+    if ranks.steps % ranks.options["period"] == 0:
+        pulls = ranks.options["beta"] / len(grads) * (ranks.w - ranks.centre)
+        ranks.w = ranks.w - pulls
+        ranks.centre = ranks.centre + pulls.sum(axis=0)
+    ranks.apply(own_means(grads, counts))
+
+
+def gossip(ranks: Ranks, grads: Array, counts: Array) -> None:
+    size = len(grads)
+    ranks.apply(grads * (size / counts.sum()))
+    hops = {
+        "ring": {1 % size, -1 % size} - {0},
+        "complete": set(range(1, size)),
+        "exponential": {1 << k for k in range(10) if 1 << k < size},
+    }[ranks.options["graph"]]
+    heard = [ranks.w] + [np.roll(ranks.w, hop, axis=0) for hop in hops]
+    ranks.w = np.mean(heard, axis=0)
+    ranks.samples[:] = 1
+
+
+STEPS: dict[str, Callable[[Ranks, Array, Array], None]] = {
+    "allreduce": summed,
+    "sharded": summed,
+    "hierarchical": summed,
+    "parameter_server": summed,
+    "stale": stale,
+    "local_sgd": local,
+    "post_local_sgd": local,
+    "elastic": elastic,
+    "gossip": gossip,
+}
+"""One step of all ranks, of the gradients of their summed losses and their numbers of samples."""
+
+
+def train(
+    net: Perceptron,
+    start: Array,
+    rules: Sequence[Rule],
+    scheme: str,
+    options: Mapping[str, Any],
+    epochs: Sequence[Sequence[Sequence[tuple[Array, Array]]]],
+    validation: tuple[Array, Array],
+) -> tuple[Array, list[dict[str, float]]]:
+    """Train; return the parameters of all ranks in the end and a history.
+
+    Parameters
+    ----------
+    epochs
+        Of every epoch, step and rank its samples (x, y).
+    """
+    size = len(rules)
+    ranks = Ranks(np.tile(start, (size, 1)), rules, options, np.zeros(size), start)
+    history = []
+    for steps in epochs:
+        totals = np.zeros(3)
+        for parts in steps:
+            totals += sum(net.judge(w, *part) for w, part in zip(ranks.w, parts, strict=True))
+            counts = np.array([len(y) for _, y in parts], float)
+            pairs = zip(ranks.w, parts, strict=True)
+            grads = np.array([net.gradient(w, *part) for w, part in pairs])
+            ranks.samples += counts
+            STEPS[scheme](ranks, grads, counts)
+        mean = average(ranks, scheme)
+        logs = dict(zip(("loss", "accuracy"), totals / totals[2], strict=False))
+        loss, right, n = net.judge(mean, *validation)
+        history.append(logs | {"val_loss": loss / n, "val_accuracy": right / n})
+    return np.tile(average(ranks, scheme), (size, 1)), history
+
+
+def average(ranks: Ranks, scheme: str) -> Array:
+    """The parameters that are evaluated, and those that training ends with."""
+    return ranks.centre if scheme == "elastic" else ranks.mean()

@@ -1,0 +1,114 @@
+"""Random training runs on random numbers of ranks, with a resume on others in the middle."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial, run_threads
+from tests import launch
+from tests.fuzz.interrupt import Interrupted, carry_out
+from tests.fuzz.training_runs import Result, Run, Way, different, result
+from tests.random_cases import Cases
+
+LAUNCHED = 4
+"""Runs that one launch of mpiexec carries out."""
+
+
+def serial(run: Run) -> Result:
+    """What one rank has after training without interruption."""
+    trainer = run.trainer(Serial(), run.serially)
+    run.fit(trainer, run.serially)
+    return result(trainer)
+
+
+def on_threads(run: Run, way: Way, folder: Path, at: int = 0) -> list[Result]:
+    """Begin or continue a run; return what all ranks have at its end, nothing of one cut short."""
+
+    def rank(comm: Communicator) -> Result:
+        return carry_out(run, way, comm, folder, at)
+
+    try:
+        return run_threads(way.ranks, rank, hosts=way.hosts)
+    except Interrupted:
+        return []
+
+
+def assert_same_bytes(ours: Result, expected: Result, *what: object) -> None:
+    assert not different(ours, expected), " ".join(map(str, what))
+
+
+def assert_close(ours: Result, expected: Result, *what: object) -> None:
+    """Sums over ranks have another order than sums over samples.
+
+    That is 1e-16 of a gradient in float64, which Adam and the like divide by at least 1e-3, and
+    some thirty steps of a network make larger.
+    """
+    told = " ".join(map(str, what))
+    assert ours.keys() == expected.keys(), told
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            ours[name], value, rtol=1e-9, atol=1e-11, err_msg=f"{name} {told}"
+        )
+
+
+@pytest.mark.fuzz("distributed")
+def test_exact_runs_have_the_same_bytes_on_all_ranks_and_after_a_resume_on_others(
+    cases: Cases, tmp_path: Path
+) -> None:
+    for case in cases:
+        run = Run(int(case.rng.integers(1 << 31)), exact=True)
+        expected = serial(run)
+        at = int(case.rng.integers(1, run.epochs * run.steps + 1))
+        for cut in (at, 0):
+            way = run.way()
+            for ours in on_threads(run, way, tmp_path / "run", cut):
+                case.compare(assert_same_bytes, ours, expected, run, way, "cut", at)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+@pytest.mark.fuzz("distributed")
+@pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
+def test_exact_runs_have_the_same_bytes_over_mpi(cases: Cases, tmp_path: Path) -> None:
+    for case in cases:
+        ranks = case.rng.choice([2, 3, 4], 2, replace=False).tolist()
+        drawn = (
+            Run(int(seed), exact=True) for seed in iter(partial(case.rng.integers, 1 << 31), 0)
+        )
+        runs = [
+            run
+            for run, _ in zip(
+                (r for r in drawn if r.fits(max(ranks))), range(LAUNCHED), strict=False
+            )
+        ]
+        cuts = {
+            str(run.seed): int(case.rng.integers(1, run.epochs * run.steps + 1)) for run in runs
+        }
+        cut = [f"{seed}:{at}" for seed, at in cuts.items()]
+        for size, arguments in zip(ranks, (cut, [*cuts]), strict=True):
+            command = ["-m", "tests.fuzz.mpi_runs", str(tmp_path), *arguments]
+            finished = launch.run(size, command)
+            assert finished.returncode == 0, (command, size, finished.stderr)
+        for run in runs:
+            ours, way = pickle.loads((tmp_path / f"{run.seed}.pickle").read_bytes())
+            case.compare(assert_same_bytes, ours, serial(run), run, way, ranks, cuts)
+            shutil.rmtree(tmp_path / str(run.seed), ignore_errors=True)
+
+
+@pytest.mark.fuzz("distributed")
+def test_schemes_that_sum_gradients_compute_what_one_rank_computes(
+    cases: Cases, tmp_path: Path
+) -> None:
+    for case in cases:
+        run = Run(int(case.rng.integers(1 << 31)), exact=False)
+        expected = serial(run)
+        way = run.way()
+        first, *others = on_threads(run, way, tmp_path / "none")
+        case.compare(assert_close, first, expected, run, way)
+        for ours in others:
+            case.compare(assert_same_bytes, ours, first, run, way)

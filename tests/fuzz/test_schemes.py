@@ -1,0 +1,164 @@
+"""Every scheme in random configurations against the same training written once more."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schemes import SCHEMES, create_scheme
+from pydtnn.data import ArrayDataset
+from pydtnn.data.order import permutation
+from pydtnn.layers import Linear, Sequential, Tanh
+from pydtnn.model import Model
+from pydtnn.optimizers import get_optimizer
+from pydtnn.trainer import Trainer
+from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
+from tests.random_cases import Cases
+
+ALONE = ("local_sgd", "post_local_sgd", "elastic")
+"""Schemes in which a rank without samples makes a step, of which little is promised."""
+
+
+class Drawn:
+    """A scheme, a rule, a network and data."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.scheme = str(rng.choice([*STEPS]))
+        self.ranks = int(rng.integers(1, 9))
+        self.samples = int(rng.integers(self.ranks, 40))
+        self.batch = int(rng.integers(self.ranks, self.samples + 1))
+        self.accumulation = int(rng.integers(1, min(self.batch // self.ranks, 3) + 1))
+        self.epochs = int(rng.integers(1, 4))
+        self.seed = int(rng.integers(1000))
+        if self.scheme in ALONE and self.samples % self.batch:
+            self.samples -= self.samples % self.batch
+        sizes = [rng.integers(1, 7), *rng.integers(1, 9, rng.integers(0, 3)), rng.integers(2, 5)]
+        self.net = Perceptron([int(size) for size in sizes])
+        self.x = rng.normal(size=(self.samples + 20, sizes[0]))
+        self.y = rng.integers(sizes[-1], size=len(self.x))
+        self.validated = int(rng.integers(1, 21))
+        self.options = self._options(rng)
+        self.rule = str(rng.choice(["sgd", "rmsprop", "adam", "adamw"]))
+        self.rule_options = self._rule_options(rng)
+        self.bucket_bytes = int(rng.choice([1, 300, 1 << 20]))
+        self.overlap = (
+            {} if "overlap" not in _takes(self.scheme) else {"overlap": bool(rng.random() < 0.7)}
+        )
+        self.allreduce = str(rng.choice(["vendor", *SCHEDULES]))
+        self.hosts = np.sort(rng.integers(0, rng.integers(1, 4), self.ranks)).tolist()
+
+    def _options(self, rng: np.random.Generator) -> dict[str, Any]:
+        all_options = {
+            "period": int(rng.integers(1, 6)),
+            "after": int(rng.integers(0, 6)),
+            "beta": float(rng.uniform(0.1, 1.0)),
+            "delay": int(rng.integers(0, 4)),
+            "graph": str(rng.choice(["ring", "exponential", "complete"])),
+        }
+        return {name: v for name, v in all_options.items() if name in _takes(self.scheme)}
+
+    def _rule_options(self, rng: np.random.Generator) -> dict[str, Any]:
+        lr = 0.2 if self.rule == "sgd" else 0.02
+        options = {
+            "lr": lambda step: lr / (1 + 0.1 * step),
+            "weight_decay": float(rng.choice([0.0, 0.05])),
+            "clip_norm": 0.2 if rng.random() < 0.3 else None,
+        }
+        if self.rule != "sgd":
+            return options | {"epsilon": 1e-3}
+        momentum = float(rng.choice([0.0, 0.8]))
+        return options | {"momentum": momentum, "nesterov": momentum > 0 and rng.random() < 0.5}
+
+    def model(self, rank: int) -> Model:
+        parts: list[Any] = []
+        for size in self.net.sizes[1:]:
+            parts += [Linear(size), Tanh()]
+        options = {"backend": "numpy", "dtype": "float64", "bucket_bytes": self.bucket_bytes}
+        return Model(Sequential(*parts[:-1]), (self.net.sizes[0],), seed=rank, **options)
+
+    def fit(self, comm: Communicator) -> tuple[np.ndarray, list[dict[str, float]]]:
+        """Train as pydtnn does; the ranks begin with different parameters."""
+        comm = create_allreduce(self.allreduce, comm)
+        trainer = Trainer(
+            self.model(comm.rank),
+            get_optimizer(self.rule, **self.rule_options),
+            exchange=create_scheme(self.scheme, comm, **self.options, **self.overlap),
+            accumulation=self.accumulation,
+        )
+        part = slice(self.samples, self.samples + self.validated)
+        data = ArrayDataset(
+            self.x[: self.samples], self.y[: self.samples], classes=self.net.sizes[-1]
+        )
+        history = trainer.fit(
+            data,
+            ArrayDataset(self.x[part], self.y[part], like=data),
+            epochs=self.epochs,
+            global_batch_size=self.batch,
+            seed=self.seed,
+            loader_threads=0,
+        )
+        return flat(trainer.model), history
+
+    def reference(self) -> tuple[np.ndarray, list[dict[str, float]]]:
+        """Train as the reference does."""
+        rules = [Rule(self.rule, self.rule_options, self.net.decays()) for _ in range(self.ranks)]
+        part = slice(self.samples, self.samples + self.validated)
+        return train(
+            self.net,
+            flat(self.model(0)),
+            rules,
+            self.scheme,
+            self.options,
+            [self.epoch(epoch) for epoch in range(self.epochs)],
+            (self.x[part], self.y[part]),
+        )
+
+    def epoch(self, epoch: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+        """Of every step, the samples of all ranks."""
+        order = permutation(self.seed, epoch, self.samples)
+        steps = []
+        for begin in range(0, self.samples, self.batch):
+            shards = np.array_split(
+                order[begin : begin + self.batch], self.ranks * self.accumulation
+            )
+            a = self.accumulation
+            own = [np.concatenate(shards[a * r : a * (r + 1)]) for r in range(self.ranks)]
+            steps.append([(self.x[rows], self.y[rows]) for rows in own])
+        return steps
+
+
+def _takes(scheme: str) -> list[str]:
+    return [*inspect.signature(SCHEMES[scheme]).parameters]
+
+
+def flat(model: Model) -> np.ndarray:
+    """All parameters in the order of the layers: w, b, w, b, ..."""
+    state = model.state()
+    names = sorted(state, key=lambda name: (len(name), name.partition(".")[0], name.endswith("b")))
+    return np.concatenate([np.array(state[name]).reshape(-1) for name in names])
+
+
+@pytest.mark.fuzz("distributed")
+def test_every_scheme_computes_what_a_loop_over_its_ranks_computes(cases: Cases) -> None:
+    for case in cases:
+        drawn = Drawn(case.rng)
+        values, history = drawn.reference()
+        found = run_threads(drawn.ranks, drawn.fit, hosts=drawn.hosts)
+        told = {name: value for name, value in vars(drawn).items() if name not in "xy"}
+        for own, (ours, logs) in zip(values, found, strict=True):
+            # The order of sums differs: 1e-16 in float64, which some tens of steps make larger.
+            check = np.testing.assert_allclose
+            case.compare(check, ours, own, rtol=1e-9, atol=1e-11, err_msg=str(told))
+            for mine, theirs in zip(logs, history, strict=True):
+                for name, value in theirs.items():
+                    case.compare(check, mine[name], value, rtol=1e-9, err_msg=f"{name} {told}")
+
+
+def test_the_reference_knows_every_scheme() -> None:
+    assert STEPS.keys() == SCHEMES.keys()

@@ -1,0 +1,270 @@
+"""A random training run, and the random ways in which ranks may carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pydtnn.callbacks import Callback, EarlyStopping, ReduceOnPlateau
+from pydtnn.comm import Communicator
+from pydtnn.comm.exact import ExactSums
+from pydtnn.comm.exchange import AllReduce, GradientExchange
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schemes import Hierarchical, ParameterServer, ShardedOptimizer
+from pydtnn.comm.sums import Sums
+from pydtnn.data import ArrayDataset, Augmentation, Cutout, HorizontalFlip, RandomCrop
+from pydtnn.kernels import create_backend
+from pydtnn.losses import CategoricalCrossEntropy, Loss
+from pydtnn.model import Model
+from pydtnn.optimizers import LAMB, LARS, SGD, Adam, AdamW, Nadam, Optimizer, RMSProp
+from pydtnn.schedules import get_schedule
+from pydtnn.trainer import Trainer
+from tests.fuzz.small_networks import Kinds, random_net
+
+SCHEDULED = ("constant", "warmup", "step", "epochs", "polynomial", "cosine", "triangular")
+
+RULES: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=0.9),
+    "nesterov": partial(SGD, momentum=0.8, nesterov=True),
+    "rmsprop": partial(RMSProp, epsilon=1e-3),
+    "adam": partial(Adam, epsilon=1e-3),
+    "adamw": partial(AdamW, epsilon=1e-3),
+    "nadam": partial(Nadam, epsilon=1e-3),
+    "lars": partial(LARS, trust=0.05),
+    "lamb": partial(LAMB, epsilon=1e-3),
+}
+"""Rules by name; no epsilon is so small that a gradient of rounding errors alone moves a weight."""
+
+Result = dict[str, np.ndarray]
+"""What a run leaves, by name."""
+
+EQUAL = (AllReduce, ShardedOptimizer, Hierarchical, ParameterServer)
+"""Schemes that compute what one rank computes, within rounding."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is carried out, which must not change its result.
+
+    Attributes
+    ----------
+    ranks, threads, loader_threads, bucket_bytes, accumulation : int
+    hosts : tuple of int
+        Of every rank.
+    scheme : type
+    overlap : bool
+    allreduce : str
+    stops : tuple of int
+        Epochs of the calls of `fit`, growing.
+    """
+
+    ranks: int
+    threads: int
+    loader_threads: int
+    bucket_bytes: int
+    accumulation: int
+    hosts: tuple[int, ...]
+    scheme: type[GradientExchange]
+    overlap: bool
+    allreduce: str
+    stops: tuple[int, ...]
+
+
+class Run:
+    """What is trained, drawn from a seed.
+
+    Parameters
+    ----------
+    seed : int
+    exact : bool
+        Whether the same bytes are wanted from all ranks, or only the same within rounding, of
+        arithmetic in float64.
+    """
+
+    def __init__(self, seed: int, exact: bool) -> None:
+        rng = self.rng = np.random.default_rng([seed, exact])
+        self.seed, self.exact = seed, exact
+        self.samples = int(rng.integers(4, 40))
+        self.batch = int(rng.integers(2, min(self.samples, 17) + 1))
+        self.shards = int(rng.integers(1, 13)) if exact else None
+        self.epochs = int(rng.integers(1, 4))
+        all_steps = -(-self.samples // self.batch)
+        self.steps = int(rng.integers(1, all_steps + 1)) if rng.random() < 0.3 else all_steps
+        self.images = bool(rng.random() < 0.6)
+        self.pixels = self.images and exact and bool(rng.random() < 0.6)
+        self.shape = (*rng.integers(3, 8, 2).tolist(), int(rng.integers(1, 4)))
+        if not self.images:
+            self.shape = (int(rng.integers(1, 9)),)
+        self.classes = int(rng.integers(2, 6))
+        self.validated = int(rng.integers(0, 30)) * bool(rng.random() < 0.8)
+        self.augment = self._augmentations() if self.images else []
+        self.sync = bool(rng.random() < 0.4)
+        self.dtype = "float32" if exact and rng.random() < 0.8 else "float64"
+        self.backend = "cpu" if rng.random() < 0.8 else "numpy"
+        self.fuse = bool(rng.random() < 0.8)
+        self.rule = str(rng.choice([*RULES]))
+        self.schedule = str(rng.choice(SCHEDULED))
+        self.warmup = int(rng.integers(0, self.epochs * self.steps)) * bool(rng.random() < 0.3)
+        self.decay = float(rng.choice([0.0, 0.01]))
+        self.clip = 0.3 if rng.random() < 0.25 else None
+        self.smoothing = float(rng.choice([0.0, 0.1]))
+        self.metrics = ["accuracy", "top2_accuracy"][: rng.integers(0, 3)]
+        self.plateau, self.early = rng.random(2) < 0.2
+        self._data = self._draw_data(self.samples), self._draw_data(self.validated)
+
+    def _augmentations(self) -> list[Augmentation]:
+        kinds = [RandomCrop(int(self.rng.integers(1, 3))), HorizontalFlip(), Cutout(2)]
+        return [kinds[i] for i in self.rng.permutation(3)[: self.rng.integers(0, 4)]]
+
+    def _draw_data(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        x = self.rng.integers(0, 256, (n, *self.shape), np.uint8)
+        if not self.pixels:
+            x = self.rng.normal(size=(n, *self.shape))
+        return x, self.rng.integers(self.classes, size=n)
+
+    # -- how it is carried out --------------------------------------------------------------------
+
+    def way(self, ranks: int | None = None) -> Way:
+        """Draw a way to carry it out; by default on any number of ranks."""
+        rng = self.rng
+        most = min(self.shards or 8, self.batch, 8)
+        ranks = int(rng.integers(1, most + 1)) if ranks is None else ranks
+        schemes = [AllReduce, ShardedOptimizer] if self.exact else [*EQUAL]
+        if self.exact and self.clip is not None:
+            schemes = [AllReduce]
+        few = 1 << 20 if self.clip is not None else int(rng.choice([1, 300, 3000, 1 << 20]))
+        inner = sorted(set(rng.integers(1, self.epochs + 1, rng.integers(0, 3)).tolist()))
+        return Way(
+            ranks=ranks,
+            threads=2 if rng.random() < 0.1 else 1,
+            loader_threads=int(rng.choice([0, 0, 1, 3])),
+            bucket_bytes=few,
+            accumulation=1 if self.exact else int(rng.integers(1, min(self.batch // ranks, 3) + 1)),
+            hosts=tuple(np.sort(rng.integers(0, rng.integers(1, 4), ranks)).tolist()),
+            scheme=schemes[rng.integers(len(schemes))],
+            overlap=bool(rng.random() < 0.7),
+            allreduce=str(rng.choice(["vendor", *SCHEDULES])),
+            stops=(*(epochs for epochs in inner if epochs < self.epochs), self.epochs),
+        )
+
+    @property
+    def serially(self) -> Way:
+        """One rank, without interruption."""
+        return Way(1, 1, 0, 1 << 20, 1, (0,), AllReduce, True, "vendor", (self.epochs,))
+
+    def fits(self, ranks: int) -> bool:
+        """Whether so many ranks have something to do."""
+        return ranks <= min(self.shards or ranks, self.batch)
+
+    def trainer(self, comm: Communicator, way: Way, *callbacks: Callback) -> Trainer:
+        """Make a rank's trainer."""
+        comm = create_allreduce(way.allreduce, comm)
+        sums = partial(ExactSums, shards=self.shards) if self.exact else Sums
+        overlaps = issubclass(way.scheme, AllReduce)
+        options = {"overlap": way.overlap} if overlaps else {}
+        if way.scheme is not ParameterServer:
+            options["sums"] = sums
+        return Trainer(
+            self.model(way),
+            self.optimizer(),
+            loss=self.loss(),
+            metrics=self.metrics,
+            exchange=way.scheme(comm, **options),
+            callbacks=[*self.callbacks(), *callbacks],
+            accumulation=way.accumulation,
+            sync_batch_norm=self.sync,
+        )
+
+    def model(self, way: Way) -> Model:
+        last = self.samples - (self.steps - 1) * self.batch
+        kinds = Kinds(
+            batch_norm=self.exact or (self.sync and self.batch > 2 and last > 2),
+            of_vectors=self.sync and last > (1 if self.exact else 4),
+            kinks=self.exact,
+        )
+        return Model(
+            random_net(self.seed, self.shape, self.classes, kinds),
+            self.shape,
+            backend=create_backend(self.backend, threads=way.threads, tuning="fixed"),
+            dtype=self.dtype,
+            seed=self.seed,
+            bucket_bytes=way.bucket_bytes,
+            fuse=self.fuse,
+        )
+
+    def optimizer(self) -> Optimizer:
+        rule = RULES[self.rule]
+        lr = 0.05 if self.rule in ("sgd", "momentum", "nesterov", "lars") else 0.01
+        schedule = get_schedule(
+            self.schedule, lr, self.epochs * self.steps, self.steps, warmup_steps=self.warmup
+        )
+        return rule(schedule, weight_decay=self.decay, clip_norm=self.clip)
+
+    def loss(self) -> Loss:
+        return CategoricalCrossEntropy(self.smoothing)
+
+    def callbacks(self) -> list[Callback]:
+        found: list[Callback] = []
+        if self.plateau:
+            found.append(ReduceOnPlateau("loss", 0.5, patience=1))
+        if self.early:
+            found.append(EarlyStopping("loss", patience=1))
+        return found
+
+    # -- what is done -----------------------------------------------------------------------------
+
+    def datasets(self) -> tuple[ArrayDataset, ArrayDataset | None]:
+        (x, y), (vx, vy) = self._data
+        train = ArrayDataset(x, y, classes=self.classes)
+        return train, ArrayDataset(vx, vy, like=train) if len(vx) else None
+
+    def fit(self, trainer: Trainer, way: Way) -> None:
+        train, validation = self.datasets()
+        for epochs in way.stops:
+            trainer.fit(
+                train,
+                validation,
+                epochs=epochs,
+                global_batch_size=self.batch,
+                augment=self.augment,
+                steps_per_epoch=self.steps,
+                seed=self.seed,
+                loader_threads=way.loader_threads,
+            )
+
+    def __repr__(self) -> str:
+        return f"Run({self.seed}, {self.exact})"
+
+
+def result(trainer: Trainer) -> Result:
+    """All that two runs that are to be equal must have in common, by name."""
+    return {
+        **{f"model/{name}": np.array(v) for name, v in trainer.model.state().items()},
+        **{f"optimizer/{name}": np.array(v) for name, v in trainer.optimizer.state().items()},
+        **{
+            f"epoch {i}/{name}": np.array(value)
+            for i, logs in enumerate(trainer.history)
+            for name, value in logs.items()
+        },
+        **{
+            f"callback {i}/{name}": np.array(value)
+            for i, callback in enumerate(trainer.callbacks)
+            for name, value in callback.state().items()
+        },
+    }
+
+
+def different(ours: Result, expected: Result) -> list[str]:
+    """Name what does not have the same bytes."""
+    return [
+        name
+        for name in dict.fromkeys([*expected, *ours])
+        if name not in ours
+        or name not in expected
+        or ours[name].tobytes() != expected[name].tobytes()
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,26 +76,19 @@ def test_exact_runs_have_the_same_bytes_on_all_ranks_and_after_a_resume_on_other
 def test_exact_runs_have_the_same_bytes_over_mpi(cases: Cases, tmp_path: Path) -> None:
     for case in cases:
         ranks = case.rng.choice([2, 3, 4], 2, replace=False).tolist()
-        drawn = (
-            Run(int(seed), exact=True) for seed in iter(partial(case.rng.integers, 1 << 31), 0)
-        )
-        runs = [
-            run
-            for run, _ in zip(
-                (r for r in drawn if r.fits(max(ranks))), range(LAUNCHED), strict=False
-            )
-        ]
-        cuts = {
-            str(run.seed): int(case.rng.integers(1, run.epochs * run.steps + 1)) for run in runs
-        }
-        cut = [f"{seed}:{at}" for seed, at in cuts.items()]
-        for size, arguments in zip(ranks, (cut, [*cuts]), strict=True):
+        seeds = case.rng.integers(1 << 31, size=2 * LAUNCHED).tolist()
+        drawn = [run for run in (Run(seed, exact=True) for seed in seeds) if run.fits(max(ranks))]
+        runs = drawn[:LAUNCHED]
+        steps = case.rng.integers(1, [run.epochs * run.steps + 1 for run in runs]).tolist()
+        cut = [f"{run.seed}:{at}" for run, at in zip(runs, steps, strict=True)]
+        whole = [f"{run.seed}" for run in runs]
+        for size, arguments in zip(ranks, (cut, whole), strict=True):
             command = ["-m", "tests.fuzz.mpi_runs", str(tmp_path), *arguments]
             finished = launch.run(size, command)
             assert finished.returncode == 0, (command, size, finished.stderr)
         for run in runs:
             ours, way = pickle.loads((tmp_path / f"{run.seed}.pickle").read_bytes())
-            case.compare(assert_same_bytes, ours, serial(run), run, way, ranks, cuts)
+            case.compare(assert_same_bytes, ours, serial(run), run, way, ranks, cut)
             shutil.rmtree(tmp_path / str(run.seed), ignore_errors=True)
 
 

@@ -1,0 +1,154 @@
+"""Loaders in random configurations: what each rank, thread and resume sees of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import (
+    ArrayDataset,
+    Batch,
+    Cutout,
+    Dataset,
+    HorizontalFlip,
+    Loader,
+    RandomCrop,
+    split_validation,
+)
+from pydtnn.data.augment import Augmentation
+from tests.random_cases import Cases
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a loader is made of; `prefetch`, `threads`, `size` and `shards` must change nothing."""
+
+    dataset: Dataset
+    global_batch_size: int
+    seed: int
+    shuffle: bool
+    augment: tuple[Augmentation, ...]
+    dtype: str
+    steps_per_epoch: int | None
+    size: int = 1
+    shards: int | None = None
+    prefetch: int = 0
+    threads: int = 1
+
+    def batches(self, rank: int, epoch: int, start: int = 0) -> list[Batch]:
+        with Loader(rank=rank, **vars(self)) as loader:
+            return list(loader.epoch(epoch, start))
+
+    def elsewhere(self, rng: np.random.Generator) -> Options:
+        """The same batches on other ranks."""
+        size = int(rng.integers(1, min(self.global_batch_size, 9) + 1))
+        return replace(
+            self,
+            size=size,
+            shards=None if rng.random() < 0.5 else size + int(rng.integers(0, 20)),
+            prefetch=int(rng.integers(0, 4)),
+            threads=int(rng.integers(1, 4)),
+        )
+
+
+def random_dataset(rng: np.random.Generator) -> ArrayDataset:
+    """Pixels, images of floats or vectors, with labels or other targets."""
+    n, images = int(rng.integers(1, 60)), rng.random() < 0.7
+    shape = (n, *rng.integers(1, 7, 3)) if images else (n, int(rng.integers(1, 5)))
+    x: Any = rng.normal(size=shape).astype(rng.choice(["float32", "float64"]))
+    if rng.random() < 0.5:
+        x = rng.integers(0, 256, shape, np.uint8)
+    y: Any = np.arange(n)  # tells which sample it is
+    return ArrayDataset(x, y if rng.random() < 0.7 else y[:, None] + np.zeros(2))
+
+
+def random_options(rng: np.random.Generator) -> Options:
+    dataset: Dataset = random_dataset(rng)
+    if len(dataset) > 1 and rng.random() < 0.4:
+        dataset = split_validation(dataset, float(rng.uniform(0.01, 0.99)), int(rng.integers(9)))[0]
+    shuffle = bool(rng.random() < 0.8)
+    batch = int(rng.integers(1, len(dataset) + (1 if shuffle else 9)))
+    kinds = [RandomCrop(int(rng.integers(1, 4))), HorizontalFlip(), Cutout(int(rng.integers(1, 5)))]
+    chosen = [kinds[i] for i in rng.permutation(3)[: rng.integers(0, 4)]]
+    steps = -(-len(dataset) // batch)
+    return Options(
+        dataset,
+        batch,
+        int(rng.integers(1 << 40)),
+        shuffle,
+        tuple(chosen) if len(dataset.input_shape) == 3 else (),
+        str(rng.choice(["float32", "float64", "float16"])),
+        None if rng.random() < 0.5 else int(rng.integers(1, steps + 1)),
+    )
+
+
+def joined(ranks: list[list[Batch]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Samples, inputs and targets of every step, put together from all ranks."""
+    return [
+        tuple(
+            np.concatenate(arrays)
+            for arrays in zip(*((b.samples, b.x, b.y) for b in step), strict=True)
+        )
+        for step in zip(*ranks, strict=True)
+    ]
+
+
+def assert_same(ours: Any, expected: Any) -> None:
+    assert len(ours) == len(expected)
+    for step, other in zip(ours, expected, strict=True):
+        for a, b in zip(step, other, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            assert a.tobytes() == b.tobytes()
+
+
+def assert_shards_cover(batches: list[Batch]) -> None:
+    """Every row of a rank lies in one of its shards, in order."""
+    for batch in batches:
+        rows = [row for shard in batch.shards for row in range(len(batch))[shard.rows]]
+        assert rows == list(range(len(batch)))
+
+
+@pytest.mark.fuzz("distributed")
+def test_ranks_threads_and_a_resume_change_nothing_of_an_epoch(cases: Cases) -> None:
+    for case in cases:
+        options, epoch = random_options(case.rng), int(case.rng.integers(0, 1 << 20))
+        n, b = len(options.dataset), options.global_batch_size
+        expected = joined([options.batches(0, epoch)])
+        seen = np.concatenate([samples for samples, _, _ in expected]).tolist()
+        case.compare(np.testing.assert_equal, len(seen), len({*seen}))  # none twice
+        case.compare(np.testing.assert_equal, len(seen), min(n, b * (options.steps_per_epoch or n)))
+        case.compare(np.testing.assert_equal, options.shuffle or seen == sorted(seen), True)
+        for samples, x, y in expected:
+            raw, targets = options.dataset.read(samples)
+            case.compare(np.testing.assert_array_equal, y, targets)
+            if not options.augment:
+                plain = options.dataset.normalize(raw, options.dtype)
+                case.compare(np.testing.assert_array_equal, x, plain)
+        start = int(case.rng.integers(0, len(expected) + 1))
+        for begin in (0, start):
+            way = options.elsewhere(case.rng)
+            ranks = [way.batches(rank, epoch, begin) for rank in range(way.size)]
+            case.compare(assert_same, joined(ranks), expected[begin:])
+            for batches in ranks:
+                case.compare(assert_shards_cover, batches)
+
+
+@pytest.mark.fuzz("distributed")
+def test_a_validation_split_and_what_is_left_are_all_samples_once(cases: Cases) -> None:
+    for case in cases:
+        dataset, fraction = random_dataset(case.rng), float(case.rng.uniform(1e-6, 1 - 1e-6))
+        if len(dataset) < 2:
+            continue
+        seed = int(case.rng.integers(1 << 40))
+        parts = split_validation(dataset, fraction, seed)
+        again = split_validation(dataset, fraction, seed)
+        for part, other in zip(parts, again, strict=True):
+            case.compare(np.testing.assert_array_equal, part.indices, other.indices)
+            case.compare(np.testing.assert_equal, len(part) > 0, True)
+        both = sorted([*parts[0].indices, *parts[1].indices])
+        case.compare(np.testing.assert_array_equal, both, np.arange(len(dataset)))
+        wanted = min(max(fraction * len(dataset), 1), len(dataset) - 1)
+        case.compare(np.testing.assert_allclose, len(parts[1]), wanted, atol=0.5)

@@ -138,7 +138,10 @@ class Trainer:
         """Train until `epochs` epochs are complete, from wherever this trainer stands.
 
         Collective: all ranks call it. In the end all ranks hold the same parameters and running
-        statistics.
+        statistics. It begins from the parameters of rank 0, also where it is called again: weights
+        that rank 0 has loaded meanwhile are everyone's. What optimizer and exchange have kept
+        (momentum, residuals of compression, delayed gradients) stays; to begin without it, make
+        another trainer.
 
         Parameters
         ----------
@@ -182,7 +185,7 @@ class Trainer:
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
         plan.check_plan(self, run, self._plan if self._loaded else {}, **others)
         if not self._loaded:
-            self.exchange.start(self.model.buckets)
+            self.exchange.begin(self.model.buckets)
         self._plan, self._loaded, self.stop = run, False, False
         self.global_batch_size = total
         self._results.clear()

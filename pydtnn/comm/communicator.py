@@ -270,6 +270,12 @@ class Communicator(ABC):
         """Return the group of the ranks on this rank's host. Collective: all ranks call it."""
         return self.split(self.hosts[self.rank])
 
+    def free(self) -> None:
+        """Release what the group holds; it is not used any more. Collective: all ranks call it.
+
+        Idempotent.
+        """
+
     @abstractmethod
     def abort(self, code: int) -> None:
         """End all ranks at once with the exit status `code`, whatever they are doing."""

@@ -128,12 +128,37 @@ class GradientExchange:
         """
         return 1 / total
 
+    def begin(self, buckets: tuple[Bucket, ...]) -> None:
+        """Begin to train a model, or go on; the trainer calls it when `fit` begins.
+
+        The first time it is `start`. After that what the scheme and its sums have kept, such as
+        residuals of compression and gradients that are delayed, stays as it is.
+        """
+        if self.buckets is buckets:
+            self.broadcast_parameters()
+        else:
+            self.start(buckets)
+
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         """Begin training from rank 0's parameters; where training is resumed, `load` follows."""
         self.buckets = buckets
         self.sums.prepare(buckets)
-        for bucket in buckets:
+        self.broadcast_parameters()
+
+    def broadcast_parameters(self) -> None:
+        """Copy rank 0's parameters to all ranks, whatever the others have been given meanwhile."""
+        for bucket in self.buckets:
             self.comm.broadcast(bucket.values)
+        self.samples = 0
+
+    def close(self) -> None:
+        """Free the groups of ranks that `start` has made; another `fit` would make new ones.
+
+        Call it where a process makes many exchanges: MPI libraries have only some thousand groups.
+        A scheme that splits groups off in `start` frees them here and calls ``super().close()``.
+        """
+        self.sums.close()
+        self.buckets = ()
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Learn that a bucket's gradients are complete; called in the same order on every rank."""
@@ -249,6 +274,24 @@ def from_names(
             fill(array[entry.slice], state[f"{what}/{entry.name}"].reshape(-1))
 
 
+def take_request(scheme: GradientExchange, requests: dict[int, Request], bucket: Bucket) -> Request:
+    """Remove and return the request that `bucket_ready` has started of a bucket.
+
+    Raises
+    ------
+    ValueError
+        If there is none, as where a subclass leaves the bucket out.
+    """
+    request = requests.pop(bucket.index, None)
+    if request is None:
+        raise ValueError(
+            f"{type(scheme).__name__}: bucket_ready was to start a message of bucket "
+            f"{bucket.index} of {len(scheme.buckets)} and has not; call "
+            "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
+        )
+    return request
+
+
 class AllReduce(GradientExchange):
     """Synchronous data parallelism: gradients are summed over all ranks, bucket by bucket.
 
@@ -304,7 +347,7 @@ class AllReduce(GradientExchange):
     def wait(self, bucket: Bucket) -> None:
         """Return when the bucket's gradients are summed over all ranks."""
         if self.overlap:
-            self.requests.pop(bucket.index).wait()
+            take_request(self, self.requests, bucket).wait()
         else:
             self.start_sum(bucket).wait()
 

@@ -54,6 +54,9 @@ class Sums:
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Learn the buckets, before the first step."""
 
+    def close(self) -> None:
+        """Free the groups of ranks that `prepare` has made. Collective: all ranks call it."""
+
     def begin(self, samples: int) -> None:
         """Begin a step on a batch of so many samples of all ranks."""
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from pydtnn.comm import create_communicator
+from pydtnn.comm import create_communicator, run_threads
 from pydtnn.comm.communicator import Request
 from pydtnn.comm.exchange import AllReduce
+from pydtnn.comm.schemes import Hierarchical, ParameterServer
 from pydtnn.comm.sums import Sums
+from pydtnn.optimizers import SGD
+from tests.comm.schemes.course import fit, trainer_of
 
 
 class Slow(Request):
@@ -70,3 +73,24 @@ def test_after_a_step_its_messages_are_not_asked_again(exchange: AllReduce, ends
         exchange.update(SimpleNamespace(step=lambda wait: None))  # type: ignore[arg-type]
     exchange.progress()
     assert asked(messages) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("scheme", [AllReduce, Hierarchical, ParameterServer])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme, ranks) -> None:
+    class Some(scheme):
+        def bucket_ready(self, bucket: Any) -> None:
+            if bucket.index != 1:
+                super().bucket_ready(bucket)
+
+    def rank(comm: Any) -> str:
+        trainer = trainer_of(Some(comm), SGD(0.1))
+        with pytest.raises(ValueError, match="Some: bucket_ready") as error:
+            fit(trainer, 1)
+        return str(error.value)
+
+    told = run_threads(ranks, rank)
+    assert told == ranks * [
+        "Some: bucket_ready was to start a message of bucket 1 of 3 and has not; call "
+        "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
+    ]

@@ -23,20 +23,23 @@ class Compressor:
     ----------
     compress : callable
         ``compress(x, context)`` returns a tuple of flat arrays. `x` are the gradients of a bucket,
-        (n,) float32 or float64, not empty, without padding; they cannot be written.
+        (n,) float32 or float64, not empty, without padding; they cannot be written. Parts may be
+        views of them; other arrays must not be written again.
     restore : callable
-        ``restore(parts, out, context)`` adds what the parts mean to `out` (n,), of the type of `x`.
+        ``restore(parts, out, context)`` adds what the parts mean to `out` (n,), of the type of `x`,
+        in place. Where `x` is not finite and what is restored is, floats among the parts become
+        NaN, so that it shows in the sum.
     feedback : bool
         Keep what was lost and add it to the rank's next gradients: with ``x = g + e``, the parts
         are those of `x` and ``e = x - restored``, so that all of every gradient is sent in the end.
-        Saved in checkpoints.
+        What is rounded off when parts are added is not kept. Saved in checkpoints.
     adds : bool
         Whether the parts of all ranks may be added element by element and then be restored: an
         allreduce sums them. Otherwise each rank sends its parts to all others, and all restore them
         in the order of the ranks. Of P ranks, each sends its parts 2 (P - 1) / P or P - 1 times.
     varies : bool
         Whether the lengths of the parts differ between ranks and steps. They are then exchanged
-        first, which costs one more message.
+        first, which costs one more message. Not together with `adds`.
     seed : int
         Of the random numbers; see `Context`.
 

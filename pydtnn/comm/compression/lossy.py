@@ -31,7 +31,7 @@ class LossySums(Sums):
     Attributes
     ----------
     group : Communicator
-        A copy of `comm`, whose messages meet no others; there after `prepare`.
+        A copy of `comm`, whose messages meet no others; from the first `prepare` to `close`.
     steps : dict of int to int
         How often each bucket has been sent, by its index.
     """
@@ -46,8 +46,14 @@ class LossySums(Sums):
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Start at step 0. Collective: all ranks call it."""
-        self.group = self.comm.split(0)
+        if self.group is self.comm:
+            self.group = self.comm.split(0)
         self.steps = {bucket.index: 0 for bucket in buckets}
+
+    def close(self) -> None:
+        if self.group is not self.comm:
+            self.group.free()
+        self.group = self.comm
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""

@@ -196,12 +196,19 @@ class PowerSGD(LossySums):
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Start without errors. Collective: all ranks call it."""
+        is_new = self.group is self.comm
         super().prepare(buckets)
-        # First and second messages of several buckets are under way at the same time, and each
-        # kind has its own order.
-        self.seconds = self.comm.split(0)
+        if is_new:
+            # First and second messages of several buckets are under way at the same time, and each
+            # kind has its own order.
+            self.seconds = self.comm.split(0)
         self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
         self._last.clear()
+
+    def close(self) -> None:
+        if self.group is not self.comm:
+            self.seconds.free()
+        super().close()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name the error and the last `q` of each matrix."""

@@ -48,7 +48,8 @@ def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Com
     """Send a random `share` of each bucket, the same on all ranks; only values travel, and add up.
 
     With feedback, values are sent as they are; without, they are divided by the share of those that
-    are sent, so that the mean is right, but the variance 1 / share times as large.
+    are sent, so that the mean is right, but the variance 1 / share times as large. Where gradients
+    are not finite, all values that are sent become NaN.
 
     Parameters
     ----------

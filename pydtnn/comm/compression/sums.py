@@ -49,7 +49,12 @@ class CompressedSums(LossySums):
         super().prepare(buckets)
         self._kept = {b.index: Kept(b, self.compressor.feedback) for b in buckets}
         self._sizes.clear()
+
+    def close(self) -> None:
+        for adder in self._adders.values():
+            adder.free()
         self._adders.clear()
+        super().close()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name the errors."""

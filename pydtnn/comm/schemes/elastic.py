@@ -10,7 +10,6 @@ import numpy as np
 from pydtnn.comm.exchange import GradientExchange, by_name, from_names
 from pydtnn.comm.option import option
 from pydtnn.optimizers import Optimizer
-from pydtnn.parameters import Bucket
 
 
 class ElasticAveraging(GradientExchange):
@@ -42,10 +41,10 @@ class ElasticAveraging(GradientExchange):
     beta: float = option(0.9, above=0, at_most=1)
     centre: Sequence[np.ndarray] = ()
 
-    def start(self, buckets: tuple[Bucket, ...]) -> None:
-        """Begin with rank 0's parameters, everywhere and in the centre."""
-        super().start(buckets)
-        self.centre = [bucket.values.copy() for bucket in buckets]
+    def broadcast_parameters(self) -> None:
+        """Copy rank 0's parameters, also into the centre."""
+        super().broadcast_parameters()
+        self.centre = [bucket.values.copy() for bucket in self.buckets]
 
     def loss_scale(self, local: int, total: int) -> float:
         return 1 / max(local, 1)

@@ -31,11 +31,17 @@ class Hierarchical(AllReduce):
     static = True
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        if not self.buckets:  # training may be started more than once
+        if not self.buckets:  # the groups do not depend on the model
             self.host = self.comm.split_by_host()
             self.leads = self.host.rank == 0
             self.leaders = self.comm.split(0 if self.leads else 1)
         super().start(buckets)
+
+    def close(self) -> None:
+        if self.buckets:
+            self.host.free()
+            self.leaders.free()
+        super().close()
 
     def start_sum(self, bucket: Bucket) -> Request:
         """Sum the bucket's gradients on the host, and start to do so between leaders."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.comm.communicator import Request
+from pydtnn.comm.exchange import take_request
 from pydtnn.comm.schemes.partition import Partition
 from pydtnn.optimizers import Optimizer
 from pydtnn.parameters import Bucket
@@ -73,7 +74,7 @@ class ParameterServer(Partition):
 
     def add(self, bucket: Bucket) -> None:
         """Wait for what was pushed and add it to the server's own gradients."""
-        self.requests.pop(bucket.index).wait()
+        take_request(self, self.requests, bucket).wait()
         for array in self.pushed.get(bucket.index, {}).values():
             bucket.grads[...] += array
 

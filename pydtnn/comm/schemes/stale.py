@@ -35,7 +35,7 @@ class StaleGradients(GradientExchange):
 
     Checkpoints hold the k sums that have not been applied, whatever the number of ranks. Before an
     evaluation what is under way is completed, but applied in its turn only; the last k sums of
-    training never are.
+    training are if it goes on by another `fit`.
 
     Parameters
     ----------

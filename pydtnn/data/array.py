@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.several import each, parts
 
 Array = NDArray[Any]
 
@@ -19,11 +20,13 @@ class ArrayDataset(Dataset):
     ----------
     x : array, shape ``(n, H, W, C)`` or ``(n, features)`` or any other ``(n, ...)``
         uint8 pixels are normalised with the statistics of the training set; floats are taken as
-        they are.
+        they are. A tuple of arrays where a sample has several inputs.
     y : array
-        Labels ``(n,)`` of integers from 0, or float targets ``(n, ...)``.
+        Labels ``(n,)`` of integers from 0, or float targets ``(n, ...)``. A tuple of arrays where a
+        sample has several targets, one for each output of a model.
     classes : int, optional
-        Number of classes; by default that of `like`, or one more than the largest label.
+        Number of classes; by default that of `like`, or one more than the largest label. A tuple
+        where there are several targets.
     like : Dataset, optional
         The training set, where this one is a test set: its statistics and number of classes hold
         here too.
@@ -47,30 +50,35 @@ class ArrayDataset(Dataset):
 
     def __init__(
         self,
-        x: ArrayLike,
-        y: ArrayLike,
+        x: ArrayLike | tuple[ArrayLike, ...],
+        y: ArrayLike | tuple[ArrayLike, ...],
         *,
-        classes: int | None = None,
+        classes: int | tuple[int | None, ...] | None = None,
         like: Dataset | None = None,
         channels_first: bool = False,
         name: str = "array",
     ) -> None:
-        samples, targets = np.asarray(x), np.asarray(y)
         self.name, self.like = name, like
-        self.x = self._samples(samples, channels_first)
-        self.input_shape = self.x.shape[1:]
-        self.pixels = self.x.dtype == np.uint8
+        self.x = each(lambda part: self._samples(np.asarray(part), channels_first), _arrays(x))
+        self.input_shape = each(lambda part: part.shape[1:], self.x)
+        self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))
         if like is not None and self.input_shape != like.input_shape:
             raise ValueError(
                 f"{name}: samples of shape {self.input_shape} cannot be like those of {like.name}, "
                 f"of shape {like.input_shape}."
             )
-        if targets.ndim == 0 or len(targets) != len(self.x):
-            raise ValueError(
-                f"{name}: y must have one target for each of the {len(self.x)} samples; given "
-                f"shape {targets.shape}."
+        targets: Any = _arrays(y)
+        self.classes: Any
+        self.y: Any
+        usual = None if like is None else like.classes
+        if isinstance(targets, tuple):
+            rows = zip(
+                targets, *(_for_each(name, n, targets) for n in (classes, usual)), strict=True
             )
-        self.classes, self.y = self._targets(targets, classes)
+            pairs = [self._targets(*row) for row in rows]
+            self.classes, self.y = (tuple(column) for column in zip(*pairs, strict=True))
+        else:
+            self.classes, self.y = self._targets(targets, classes, usual)
 
     def _samples(self, x: Array, channels_first: bool) -> Array:
         if x.dtype != np.uint8 and x.dtype.kind != "f":
@@ -89,7 +97,12 @@ class ArrayDataset(Dataset):
             )
         return np.moveaxis(x, 1, -1) if channels_first else x
 
-    def _targets(self, y: Array, classes: int | None) -> tuple[int | None, Array]:
+    def _targets(self, y: Array, classes: Any, usual: int | None) -> tuple[int | None, Array]:
+        if y.ndim == 0 or len(y) != len(self):
+            raise ValueError(
+                f"{self.name}: y must have one target for each of the {len(self)} samples; given "
+                f"shape {y.shape}."
+            )
         if y.dtype.kind == "f":
             if classes is not None:
                 raise TypeError(
@@ -107,7 +120,7 @@ class ArrayDataset(Dataset):
             )
         low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
         if classes is None:
-            classes = (self.like.classes if self.like is not None else None) or high + 1
+            classes = usual or high + 1
         if low < 0 or high >= classes:
             raise ValueError(
                 f"{self.name}: labels must lie in 0..{classes - 1}; found "
@@ -116,7 +129,29 @@ class ArrayDataset(Dataset):
         return classes, y.astype(np.int64)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(parts(self.x)[0])
 
-    def read(self, indices: Array) -> tuple[Array, Array]:
-        return np.ascontiguousarray(self.x[indices]), self.y[indices]
+    def read(self, indices: Array) -> tuple[Any, Any]:
+        x = each(lambda part: np.ascontiguousarray(part[indices]), self.x)
+        return x, each(lambda part: part[indices], self.y)
+
+
+def _for_each(name: str, classes: Any, targets: tuple[Array, ...]) -> tuple[int | None, ...]:
+    """Return a number of classes for each target."""
+    if classes is None:
+        return (None,) * len(targets)
+    if not isinstance(classes, tuple) or len(classes) != len(targets):
+        raise ValueError(
+            f"{name}: classes must be a tuple with one number, or None, for each of the "
+            f"{len(targets)} targets; given {classes!r}."
+        )
+    return classes
+
+
+def _arrays(value: Any) -> Any:
+    """Return a tuple of arrays as it is, anything else as one array."""
+    several = isinstance(value, tuple) and value and all(np.ndim(part) > 0 for part in value)
+    if not several:
+        return np.asarray(value)
+    arrays = tuple(map(np.asarray, value))
+    return arrays if len(arrays) > 1 else arrays[0]

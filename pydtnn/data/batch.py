@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.order import Shard
 from pydtnn.data.prepare import Prepare
+from pydtnn.data.several import each
 
 if TYPE_CHECKING:
     from pydtnn.kernels.backend import Backend
@@ -28,9 +29,11 @@ class Batch:
     Attributes
     ----------
     x : ndarray, shape ``(n, *input_shape)``; n may be 0 in the last step
-        Of the model's dtype, or uint8 as it was read, where `prepare` is there.
+        Of the model's dtype, or uint8 as it was read, where `prepare` is there. For a model with
+        several inputs a tuple of one array each.
     y : ndarray, labels int64 ``(n,)``, or targets ``(n, ...)`` of the dtype of a model's outputs
-        The model's own, or float32 where that has 16 bits.
+        The model's own, or float32 where that has 16 bits. For a model with several outputs a tuple
+        of one array each.
     samples : ndarray of int64, shape ``(n,)``
         Indices in the data set.
     index : int
@@ -45,8 +48,8 @@ class Batch:
         What is still to be done to `x`.
     """
 
-    x: Array
-    y: Array
+    x: Any
+    y: Any
     samples: NDArray[np.int64]
     index: int
     total: int
@@ -57,10 +60,14 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def inputs(self, backend: Backend, rows: slice = ALL) -> Array:
+    def inputs(self, backend: Backend, rows: slice = ALL) -> Any:
         """Bring rows of `x` to the device, augmented, normalised and of the model's dtype."""
-        x = backend.asarray(self.x[rows])
+        x = each(lambda part: backend.asarray(part[rows]), self.x)
         if self.prepare is None:
             return x
         assert self.words is not None
         return self.prepare(backend, x, backend.asarray(self.words[rows]))
+
+    def targets(self, rows: slice = ALL) -> Any:
+        """Return rows of `y`."""
+        return each(lambda part: part[rows], self.y)

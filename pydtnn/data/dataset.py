@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pydtnn.data.order import permutation
-from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics
+from pydtnn.data.several import each, is_several
+from pydtnn.data.statistics import Normalize, pixel_statistics
 
 Array = NDArray[Any]
 
@@ -22,18 +23,21 @@ class Dataset(ABC):
     ----------
     name : str
     input_shape : tuple of int
-        Shape of one sample, channels last: ``(H, W, C)`` for images.
+        Shape of one sample, channels last: ``(H, W, C)`` for images. A tuple of shapes where a
+        sample has several inputs.
     classes : int or None
-        Number of classes; None where the targets are no labels.
+        Number of classes; None where the targets are no labels. A tuple where a sample has several
+        targets.
     pixels : bool, default True
-        Whether `read` gives uint8 pixels, which are normalised with `mean` and `std`.
+        Whether `read` gives uint8 pixels, which are normalised with `mean` and `std`. Where samples
+        have several inputs, each is normalised that is uint8.
     like : Dataset or None
         The training set whose statistics this one takes; None for the training set itself.
     """
 
     name: str
-    input_shape: tuple[int, ...]
-    classes: int | None
+    input_shape: Any
+    classes: Any
     pixels: bool = True
     like: Dataset | None = None
 
@@ -42,7 +46,7 @@ class Dataset(ABC):
         """Count the samples."""
 
     @abstractmethod
-    def read(self, indices: Array) -> tuple[Array, Array]:
+    def read(self, indices: Array) -> tuple[Any, Any]:
         """Return the samples and targets at `indices`; several threads may call it at once.
 
         Parameters
@@ -52,34 +56,57 @@ class Dataset(ABC):
         Returns
         -------
         x : ndarray, shape ``(n, *input_shape)``, uint8 or float
-            A new array: augmentation changes it in place.
+            A new array: augmentation changes it in place. A tuple of arrays where a sample has
+            several inputs.
         y : ndarray of int64, shape ``(n,)``, or float targets, shape ``(n, ...)``
+            A tuple of arrays where a sample has several targets, one for each output of a model.
         """
 
     @cached_property
-    def statistics(self) -> Statistics | None:
-        """Mean and deviation of the training set, or None where nothing is normalised."""
+    def statistics(self) -> Any:
+        """Mean and deviation of the training set, or None where nothing is normalised.
+
+        A tuple where samples have several inputs.
+        """
         if self.like is not None:
             return self.like.statistics
         return self.measure() if self.pixels else None
 
-    def measure(self) -> Statistics:
-        """Compute the statistics from all samples: exact, in integers, one pass."""
-        return pixel_statistics(self.read, self.input_shape, len(self))
+    def measure(self) -> Any:
+        """Compute the statistics from all samples: exact, in integers, one pass for each input."""
+        if not is_several(self.input_shape):
+            return pixel_statistics(self.read, self.input_shape, len(self))
+        first, _ = self.read(np.arange(1))
+        return tuple(
+            pixel_statistics(partial(self._one_input, k), shape, len(self))
+            if np.asarray(first[k]).dtype == np.uint8
+            else None
+            for k, shape in enumerate(self.input_shape)
+        )
+
+    def _one_input(self, number: int, indices: Array) -> tuple[Array, Any]:
+        x, y = self.read(indices)
+        return np.asarray(x[number]), y
 
     @property
-    def mean(self) -> Array | None:
+    def mean(self) -> Any:
         """Mean of the training set per channel, float64 ``(C,)``, pixels in [0, 1]; or None."""
-        return self.statistics.mean if self.statistics else None
+        return each(lambda s: s and s.mean, self.statistics)
 
     @property
-    def std(self) -> Array | None:
+    def std(self) -> Any:
         """Standard deviation of the training set per channel, float64 ``(C,)``; or None."""
-        return self.statistics.std if self.statistics else None
+        return each(lambda s: s and s.std, self.statistics)
 
-    def normalize(self, x: Array, dtype: DTypeLike = np.float32) -> Array:
+    def normalize(self, x: Any, dtype: DTypeLike = np.float32) -> Any:
         """Turn samples, as `read` gives them, into what a model is trained on."""
-        return Normalize(self.statistics, self.input_shape, dtype)(x)
+        if not is_several(self.input_shape):
+            return Normalize(self.statistics, self.input_shape, dtype)(x)
+        statistics = self.statistics or (None,) * len(self.input_shape)
+        return tuple(
+            Normalize(known, shape, dtype)(np.asarray(part))
+            for known, shape, part in zip(statistics, self.input_shape, x, strict=True)
+        )
 
     def subset(self, indices: ArrayLike) -> Subset:
         """Return the part of this data set at `indices`, in their order."""
@@ -120,7 +147,7 @@ class Subset(Dataset):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, indices: Array) -> tuple[Array, Array]:
+    def read(self, indices: Array) -> tuple[Any, Any]:
         assert self.like is not None
         return self.like.read(self.indices[indices])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
+from pydtnn.data.several import each, is_several, parts, shapes_of
 from pydtnn.limits import whole
 
 Array = NDArray[Any]
@@ -59,7 +60,8 @@ class Loader:
     Attributes
     ----------
     prepare : Prepare
-        Augmentation and normalisation, wherever they are done.
+        Augmentation and normalisation, wherever they are done; of the first input, where samples
+        have several.
     why_not_raw : str
         With `raw`, why samples are prepared here even so, in one sentence; otherwise empty.
 
@@ -106,9 +108,17 @@ class Loader:
         self.prefetch = prefetch
         self.shards = shards or size
         self._steps = steps_per_epoch or steps
-        self.prepare = Prepare(augment, dataset.statistics, dataset.input_shape, dtype)
+        shapes = shapes_of(dataset.input_shape)
+        statistics = parts(dataset.statistics or (None,) * len(shapes))
+        self._prepares = tuple(
+            Prepare(augment, known, shape, dtype)
+            for known, shape in zip(statistics, shapes, strict=True)
+        )
+        self.prepare = self._prepares[0]
         self.why_not_raw = ""
-        if raw:
+        if raw and len(shapes) > 1:
+            self.why_not_raw = f"the samples of {dataset.name} have several inputs"
+        elif raw:
             pixels = "" if dataset.pixels else f"{dataset.name} has no uint8 pixels"
             self.why_not_raw = pixels or self.prepare.why_not
         self._raw = raw and not self.why_not_raw
@@ -172,13 +182,20 @@ class Loader:
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]
         x, y = _read(self.dataset, samples)
-        if y.dtype.kind == "f":
-            y = y.astype(self.prepare.normalize.arithmetic)  # losses compare in at least float32
+        y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, samples)
         if self._raw and x.dtype == np.uint8:
             x = np.ascontiguousarray(x)
             return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
-        return Batch(self.prepare.on_host(x, words), y, samples, step, len(chosen), shards)
+        if isinstance(x, tuple):
+            x = each(lambda part, prepare: prepare.on_host(part, words), x, self._prepares)
+        else:
+            x = self.prepare.on_host(x, words)
+        return Batch(x, y, samples, step, len(chosen), shards)
+
+    def _target(self, y: Array) -> Array:
+        # losses compare in at least float32
+        return y.astype(self.prepare.normalize.arithmetic) if y.dtype.kind == "f" else y
 
     def close(self) -> None:
         """End the threads; batches that nobody has taken are dropped."""
@@ -197,24 +214,42 @@ class Loader:
         self.close()
 
 
-def _read(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Read samples, and hold a user's own data set to its word."""
+def _read(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Read samples, and check what a user's own data set returns."""
     if not len(samples):  # which a user's own may not be able to do
         x, y = _read(dataset, np.zeros(1, np.int64))
-        return x[:0], y[:0]
+        return each(_none, x), each(_none, y)
     result = dataset.read(samples)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             f"{dataset.name}: read must return a pair of arrays (x, y), not {type(result).__name__}"
         )
-    x, y = map(np.asarray, result)
-    expected = (len(samples), *dataset.input_shape)
-    if x.shape != expected or y.shape[:1] != expected[:1]:
+    several = is_several(dataset.input_shape)
+    x = tuple(map(np.asarray, result[0])) if several else np.asarray(result[0])
+    y = _targets(result[1])
+    expected = [(len(samples), *shape) for shape in shapes_of(dataset.input_shape)]
+    given = [part.shape for part in parts(x)]
+    if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
         raise ValueError(
-            f"{dataset.name}: read must return x of shape {expected} and as many targets for "
-            f"{len(samples)} indices, not {x.shape} and {y.shape}"
+            f"{dataset.name}: read must return x of shape {_and(expected)} and as many targets for "
+            f"{len(samples)} indices, not {_and(given)} and {_and(p.shape for p in parts(y))}"
         )
     return x, y
+
+
+def _none(part: Array) -> Array:
+    return part[:0]
+
+
+def _targets(y: Any) -> Any:
+    """Return an array of targets; a tuple of arrays, where there is one for each output."""
+    if isinstance(y, tuple) and y and all(np.ndim(part) > 0 for part in y):
+        return tuple(map(np.asarray, y))
+    return np.asarray(y)
+
+
+def _and(shapes: Iterable[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))
 
 
 def check_dataset(who: str, dataset: Any) -> None:
@@ -274,6 +309,11 @@ def _check(
         raise ValueError(
             f"Loader: prefetch must be at least 0 and threads at least 1; given {prefetch} and "
             f"{threads}."
+        )
+    if augment and is_several(dataset.input_shape):
+        raise ValueError(
+            f"Loader: augmentation needs samples of one input; those of {dataset.name} have "
+            f"{len(dataset.input_shape)}; augment them in its read."
         )
     if augment and len(dataset.input_shape) != 3:
         raise ValueError(

@@ -56,6 +56,21 @@ class Totals:
             part = self.values[i : i + 1]  # of a device, too, which the host does not wait for
             part += value
 
+    def load(self, values: Array) -> None:
+        """Take the `values` of others with the same names.
+
+        Raises
+        ------
+        ValueError
+            If they have another shape; nothing is changed then.
+        """
+        if np.shape(values) != self.values.shape:
+            raise ValueError(
+                f"Totals: the saved sums must have shape {self.values.shape}, not "
+                f"{np.shape(values)}; use those of {', '.join(self.names)}"
+            )
+        self.values[:] = values
+
     def __iadd__(self, other: Totals) -> Totals:
         """Add the sums and the count of other samples."""
         if other.names != self.names:

@@ -354,18 +354,20 @@ class Trainer:
         Raises
         ------
         ValueError
-            If it has other metrics, whose sums cannot be continued; nothing is changed then.
+            If it has other metrics, or numbers that cannot be; nothing is changed then.
         """
         if tuple(state["metrics"]) != self.totals.names:
             raise ValueError(
                 f"Trainer: the training to continue has sums of {', '.join(state['metrics'])}, not "
                 f"{', '.join(self.totals.names)}; continue with the same metrics"
             )
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
-        self.history = [dict(logs) for logs in state["history"]]
-        self.totals = self.new_totals()
-        self.totals.values[:] = state["totals"]
+        epoch, step = (
+            whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
+        )
+        totals, history = self.new_totals(), [dict(logs) for logs in state["history"]]
+        totals.load(state["totals"])
         self._plan, self._loaded = dict(state["plan"]), True
+        self.epoch, self.step, self.history, self.totals = epoch, step, history, totals
 
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics that are still 0, in the memory of a module."""

@@ -118,7 +118,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
         total.update(f"{name} {array.dtype.name} {array.shape}\n".encode())
-        total.update(array.reshape(-1).view(np.uint8))
+        total.update(array.reshape(-1).view(np.uint8).data)
     return f"sha256:{total.hexdigest()}"
 
 

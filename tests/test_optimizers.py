@@ -565,6 +565,10 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
     wrong["velocity/c"] = np.zeros((2, 2))
     with pytest.raises(ValueError, match=r"velocity/c must have shape \(3, 3\), not \(2, 2\)"):
         sgd.load(wrong)
+    wrong["velocity/c"] = before["velocity/c"] + 1
+    for name, value in (("iterations", math.inf), ("iterations", -1), ("lr_factor", math.nan)):
+        with pytest.raises((TypeError, ValueError), match=f"^SGD: {name} must be"):
+            sgd.load({**wrong, name: value})
     for name, value in sgd.state().items():
         np.testing.assert_array_equal(value, before[name])
 

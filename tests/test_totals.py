@@ -41,3 +41,12 @@ def test_sums_of_other_quantities_are_refused():
         totals.add(1, 2.0, 3.0)
     with pytest.raises(ValueError, match="cannot be added"):
         totals += Totals(["accuracy"])
+
+
+def test_sums_of_another_shape_are_not_taken():
+    totals = Totals(["loss"])
+    totals.add(3, 6.0)
+    for values in (np.zeros(3), np.float64(1), [1.0]):
+        with pytest.raises(ValueError, match=r"sums must have shape \(2,\), not .*; use those"):
+            totals.load(values)
+    assert totals.means() == {"loss": 2.0}

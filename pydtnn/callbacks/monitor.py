@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.callbacks.base import Callback
 from pydtnn.errors import AgreedError
-from pydtnn.limits import number
+from pydtnn.limits import number, whole
 
 if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
@@ -101,5 +102,8 @@ class Monitor(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
-        self.best, self.waited = state["best"], int(state["waited"])
+        """Take what `state` returned; nothing is changed if it cannot be."""
+        who, best = type(self).__name__, state["best"]
+        if best is not None and (isinstance(best, bool) or not isinstance(best, Real)):
+            raise TypeError(f"{who}: the saved best value must be a number, not {best!r}")
+        self.best, self.waited = best, whole(who, "waited", state["waited"], at_least=0)

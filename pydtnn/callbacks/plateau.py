@@ -71,6 +71,7 @@ class ReduceOnPlateau(Monitor):
         return {**super().state(), "cooling": self.cooling}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Take what `state` returned; nothing is changed if it cannot be."""
+        cooling = whole(type(self).__name__, "cooling", state["cooling"], at_least=0)
         super().load(state)
-        self.cooling = int(state["cooling"])
+        self.cooling = cooling

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pydtnn import __version__
 from pydtnn.checkpoint.folder import ARRAYS, STATE
+from pydtnn.checkpoint.structure import FORMAT, check_states, read_content
 from pydtnn.weights import decode, encode
 
 if TYPE_CHECKING:
     from pydtnn.trainer import Trainer
-
-FORMAT = 1
-"""Of `state.json`; another one is refused."""
 
 State = dict[str, Any]
 Parts = dict[str, list[State]]
@@ -78,23 +76,33 @@ def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes]) -> Parts:
-    """Turn the contents of a checkpoint's files into the parts."""
+    """Turn the contents of a checkpoint's files into the parts.
+
+    Raises
+    ------
+    ValueError
+        If they are of another version of pydtnn, parts or arrays are missing, or something is of
+        another type.
+    """
     arrays = decode(files[ARRAYS])
-    return {
-        name: [
-            {key: arrays[_prefix(name, rank, len(entries)) + key] for key in entry["arrays"]}
-            | entry["values"]
-            for rank, entry in enumerate(entries)
-        ]
-        for name, entries in json.loads(files[STATE])["parts"].items()
-    }
+    parts: Parts = {}
+    for name, entries in read_content(files[STATE])["parts"].items():
+        parts[name] = []
+        for rank, entry in enumerate(entries):
+            prefix = _prefix(name, rank, len(entries))
+            parts[name].append(_take(arrays, prefix, entry["arrays"]) | entry["values"])
+    if arrays:
+        raise ValueError(f"no part has the array {min(arrays)} of {ARRAYS}")
+    check_states(parts)
+    return parts
 
 
-def check_format(state: bytes) -> None:
-    """Refuse a `state.json` that another version of pydtnn wrote in another way."""
-    version = json.loads(state)["format"]
-    if version != FORMAT:
-        raise ValueError(f"its format is {version}, and this version of pydtnn reads {FORMAT}")
+def _take(arrays: dict[str, np.ndarray], prefix: str, names: Sequence[str]) -> State:
+    """Take the arrays of a state out of those of all."""
+    for name in names:
+        if prefix + name not in arrays:
+            raise ValueError(f"{ARRAYS} has no array {prefix}{name}")
+    return {name: arrays.pop(prefix + name) for name in dict.fromkeys(names)}
 
 
 def checksum(state: State) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Mapping
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pydtnn.checkpoint.content import Parts, Stateful, check_format, parts_of, unpack
+from pydtnn.checkpoint.content import Parts, Stateful, parts_of, unpack
 from pydtnn.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
 from pydtnn.comm import Communicator, agree
-from pydtnn.errors import AgreedError
+from pydtnn.errors import EXPLAINED, AgreedError, describe
 from pydtnn.rank0 import on_rank_0
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
     """Continue from the newest checkpoint in a folder that is whole.
 
     Collective: all ranks call it. Rank 0 reads and tells the others, so they need not see the
-    folder. Where the newest is damaged, the one before it is taken, and the logger
-    "pydtnn.checkpoint" warns of that. Every part of the trainer takes its state on every rank, or
-    none does on any.
+    folder. Where the newest is damaged or holds something else, the one before it is taken, and the
+    logger "pydtnn.checkpoint" warns of that. Every part of the trainer takes its state on every
+    rank, or none does on any.
 
     Parameters
     ----------
@@ -59,25 +60,26 @@ def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
     error = None
     try:
         _restore(unpack(_share(comm, files)), parts, comm)
-    except (TypeError, ValueError) as problem:
+    except EXPLAINED as problem:
         error = ValueError(f"{path}: {problem}")
     try:
         agree(comm, error)
     except AgreedError:
         for name, part in parts.items():
             if before[name]:
-                part.load(before[name])
+                with contextlib.suppress(Exception):  # of one such part; the others are put back
+                    part.load(before[name])
         raise
     return Path(path)
 
 
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
-    """Read the newest checkpoint that is whole, and warn of those that are not."""
+    """Read the newest checkpoint that is whole and holds what it should; warn of others."""
     problems: list[str] = []
     for path in reversed(find_checkpoints(directory)):
         try:
             files = read_checkpoint(path)
-            check_format(files[STATE])
+            unpack(files)
         except ValueError as error:
             problems.append(f"{path.name} cannot be used: {error}")
             continue
@@ -116,6 +118,13 @@ def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) ->
                 part.load(saved[name][comm.rank if len(saved[name]) > 1 else 0])
             except KeyError as error:
                 raise ValueError(
-                    f"the state of {name} has no {error.args[0]!r}, so it is of another kind than "
+                    f"the state of {name} has no {error}, so it is of another kind than "
                     f"{type(part).__name__}; continue with what it was saved with"
+                ) from error
+            except EXPLAINED:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"the state of {name} is not what {type(part).__name__} expects: "
+                    f"{describe(error)}"
                 ) from error

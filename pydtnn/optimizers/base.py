@@ -24,7 +24,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.limits import number
+from pydtnn.limits import number, whole
 from pydtnn.loss_scale import LossScale
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.parameters import Bucket, Entry, ParameterBuffer
@@ -364,7 +364,8 @@ class Optimizer(ABC):
         Raises
         ------
         ValueError
-            If a name is missing or unexpected, or an array has a wrong shape.
+            If a name is missing or unexpected, an array has a wrong shape, or a number is out of
+            its limits.
         """
         who = type(self).__name__
         places = self._places()
@@ -382,6 +383,8 @@ class Optimizer(ABC):
                     f"{who}: the saved {name} must have shape {entry.shape}, "
                     f"not {np.shape(state[name])}; use the model it was saved with"
                 )
+        iterations = whole(who, "iterations", state["iterations"], at_least=0)
+        lr_factor = number(who, "lr_factor", state["lr_factor"], at_least=0)
         for name, (bucket, slot, entry) in places.items():
             own, part = self._own[bucket.index], self._slots[bucket.index][slot]
             start, stop = max(entry.slice.start, own.start), min(entry.slice.stop, own.stop)
@@ -389,7 +392,7 @@ class Optimizer(ABC):
                 flat = self.backend.asarray(state[name], part.dtype).reshape(-1)
                 first = entry.slice.start
                 part[start - own.start : stop - own.start] = flat[start - first : stop - first]
-        self.iterations, self.lr_factor = int(state["iterations"]), float(state["lr_factor"])
+        self.iterations, self.lr_factor = iterations, lr_factor
 
 
 def _some(names: list[str]) -> str:

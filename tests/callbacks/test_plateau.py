@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from pydtnn.callbacks import (
     ReduceOnPlateau,
@@ -57,3 +58,15 @@ def test_reduce_on_plateau_lowers_the_learning_rate_that_is_used() -> None:
     small_fit(trainer, 3), small_fit(plain, 3)
     ratios = [a["lr"] / b["lr"] for a, b in zip(trainer.history, plain.history, strict=True)]
     np.testing.assert_allclose(ratios, [1, 1, 0.5], rtol=1e-15)  # halving is exact, dividing not
+
+
+@pytest.mark.parametrize(
+    "change", [{"cooling": None}, {"waited": 1.5}, {"waited": -1}, {"best": "0.5"}, {"best": [1]}]
+)
+def test_a_state_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
+    callback = ReduceOnPlateau(patience=2)
+    callback.load({"best": 0.5, "waited": 1, "cooling": 3})
+    before = callback.state()
+    with pytest.raises((TypeError, ValueError), match="^ReduceOnPlateau: "):
+        callback.load({"best": 0.25, "waited": 2, "cooling": 4, **change})
+    assert callback.state() == before

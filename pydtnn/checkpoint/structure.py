@@ -1,0 +1,150 @@
+"""What the files of a checkpoint must hold, checked before any part takes its state.
+
+Checksums tell that files are what was written; they do not tell that what was written is a
+checkpoint, as any program can write sums that are right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+"""Of `state.json`; another one is refused."""
+
+REQUIRED = ("model", "optimizer", "trainer")
+"""Parts of every checkpoint; what it does not know of other parts, these start afresh."""
+
+
+def read_content(state: bytes) -> dict[str, Any]:
+    """Return the content of `state.json`, whose parts are lists of states with values and arrays.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON, of another format, or made in another way.
+    """
+    try:
+        content = json.loads(state)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"state.json is no readable JSON ({reason})") from error
+    if not isinstance(content, dict):
+        raise ValueError("state.json must hold an object")
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:
+        raise ValueError(f"its format is {version}, and this version of pydtnn reads {FORMAT}")
+    parts = content.get("parts")
+    if not isinstance(parts, dict):
+        raise ValueError("its parts must be an object")
+    for name, states in parts.items():
+        if not isinstance(states, list) or not states or not all(map(_is_state, states)):
+            raise ValueError(f"{name} must be a list of states, each with values and arrays")
+    for name in REQUIRED:
+        if name not in parts:
+            raise ValueError(f"it has no part {name!r}")
+    return content
+
+
+def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Refuse states of the parts of every training that have values of another type.
+
+    Raises
+    ------
+    ValueError
+        Naming the part and the value.
+    """
+    for name, states in parts.items():
+        for state in states:
+            for key, (fits, expected) in VALUES.get(name, {}).items():
+                if not fits(state.get(key)):
+                    raise ValueError(f"{name}: {key} must be {expected}")
+            if name == "choices" and not _is_table(state.get("measured", {}), 2):
+                raise ValueError(
+                    "choices: measured must be names of algorithms by machine, operation and batch"
+                )
+            if name == "model":
+                _check_weights(state)
+
+
+def _check_weights(state: Mapping[str, Any]) -> None:
+    """Refuse weights that training cannot go on with."""
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            raise ValueError(f"model: {name} must be an array of floating-point numbers")
+        if not np.isfinite(array).all():
+            raise ValueError(f"model: {name} must be finite")
+
+
+def _is_state(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("values"), dict)
+        and isinstance(entry.get("arrays"), list)
+        and all(isinstance(name, str) for name in entry["arrays"])
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_factor(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_sums(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.float64
+
+
+def _is_history(value: object) -> bool:
+    return isinstance(value, list) and all(_is_object(epoch, _is_number) for epoch in value)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_plan(value: object) -> bool:
+    return _is_object(value, _is_count)
+
+
+def _is_object(value: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is_table(value: object, depth: int) -> bool:
+    """Whether these are objects in objects, and in the innermost names by whole numbers."""
+    if depth > 0:
+        return _is_object(value, lambda inner: _is_table(inner, depth - 1))
+    return (
+        isinstance(value, dict)
+        and all(key.isascii() and key.isdigit() for key in value)
+        and _is_names(list(value.values()))
+    )
+
+
+COUNT = (_is_count, "a whole number of at least 0")
+FACTOR = (_is_factor, "a finite number of at least 0")
+
+VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "optimizer": {"iterations": COUNT, "lr_factor": FACTOR},
+    "loss_scale": {"scale": FACTOR, "good": FACTOR},
+    "trainer": {
+        "epoch": COUNT,
+        "step": COUNT,
+        "history": (_is_history, "a list of objects with the numbers of an epoch"),
+        "metrics": (_is_names, "a list of names"),
+        "totals": (_is_sums, "an array of sums"),
+        "plan": (_is_plan, "an object with whole numbers"),
+    },
+}
+"""What the states of some parts have, and what it must be."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.callbacks.base import Callback
@@ -104,6 +103,6 @@ class Monitor(Callback):
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned; nothing is changed if it cannot be."""
         who, best = type(self).__name__, state["best"]
-        if best is not None and (isinstance(best, bool) or not isinstance(best, Real)):
+        if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
             raise TypeError(f"{who}: the saved best value must be a number, not {best!r}")
         self.best, self.waited = best, whole(who, "waited", state["waited"], at_least=0)

@@ -1,0 +1,386 @@
+"""Random schemes and compressors over random numbers of ranks, which are threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.compression import CompressedSums, Compressor, Context, create_sums
+from pydtnn.comm.exchange import GradientExchange
+from pydtnn.comm.schemes import GRAPHS, SCHEMES, create_scheme
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import BatchNorm, Linear, Net, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
+from pydtnn.parameters import Bucket
+from pydtnn.trainer import Trainer
+from tests.comm.compression.cases import buckets_of, fill, read
+
+Rng = np.random.Generator
+
+pytestmark = pytest.mark.fuzz("distributed")
+
+
+# -- sums of compressed gradients ------------------------------------------------------------------
+
+
+def threshold(limit: float, **options: Any) -> Compressor:
+    """Send what is above a limit: a length that varies."""
+
+    def compress(x: np.ndarray, context: Context) -> tuple[np.ndarray, ...]:
+        kept = np.flatnonzero(np.abs(x) > limit)
+        return kept.astype("uint16"), x[kept]
+
+    def restore(parts: Any, out: np.ndarray, context: Context) -> None:
+        out[parts[0]] += parts[1]
+
+    return Compressor(compress, restore, varies=True, **options)
+
+
+def head(share: float, **options: Any) -> Compressor:
+    """Send a view of the first gradients."""
+
+    def compress(x: np.ndarray, context: Context) -> tuple[np.ndarray, ...]:
+        return (x[: 1 + int(share * (x.size - 1))],)
+
+    def restore(parts: Any, out: np.ndarray, context: Context) -> None:
+        out[: parts[0].size] += parts[0]
+
+    return Compressor(compress, restore, **options)
+
+
+def draw_compressor(rng: Rng) -> tuple[str, Callable[[Communicator], CompressedSums]]:
+    """Return a name, and what makes the sums of a rank."""
+    feedback, seed = bool(rng.integers(2)), int(rng.integers(5))
+    more: dict[str, Any] = {"feedback": feedback, "seed": seed}
+    names = ["float16", "bfloat16", "float", "int8", "sign", "top_k", "random_k"]
+    name = str(rng.choice([*names, "threshold", "head"]))
+    if name == "threshold":
+        return name, threshold(10 ** rng.uniform(-4, 0), **more)
+    if name == "head":
+        kind = ["plain", "varies", "adds"][rng.integers(3)]
+        return name, head(rng.random(), varies=kind == "varies", adds=kind == "adds", **more)
+    if name == "float16":
+        more["scale"] = 2.0 ** int(rng.integers(-8, 9))
+    elif name == "float":
+        more["exponent"], more["mantissa"] = int(rng.integers(2, 9)), int(rng.integers(1, 23))
+        more["scaled"] = bool(rng.integers(2))
+    elif name in ("int8", "sign"):
+        more["block"] = int(rng.choice([1, 3, 64, 512]))
+    elif name in ("top_k", "random_k"):
+        more["share"] = float(rng.choice([0.001, 0.1, 0.5, 1.0]))
+    return name, create_sums(name, **more)  # type: ignore[return-value]
+
+
+def draw_shapes(rng: Rng) -> list[tuple[int, ...]]:
+    return [
+        tuple(rng.integers(0 if rng.random() < 0.1 else 1, 9, rng.integers(1, 4)).tolist())
+        for _ in range(rng.integers(1, 7))
+    ]
+
+
+def draw_gradients(
+    buckets: tuple[Bucket, ...], seed: int, rank: int, step: int
+) -> list[list[np.ndarray]]:
+    """Gradients of each parameter of each bucket, whose sizes differ by orders of magnitude."""
+    rng = np.random.default_rng([seed, rank, step])
+    return [
+        [
+            (rng.normal(size=e.shape) * 10.0 ** rng.integers(-6, 2)).astype(b.grads.dtype)
+            for e in b.parameters
+        ]
+        for b in buckets
+    ]
+
+
+def flat(arrays: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(array.reshape(-1) for array in arrays)])
+
+
+class Reference:
+    """What one rank sends of one bucket, by the definition of error feedback."""
+
+    def __init__(self, one: Compressor, bucket: Bucket, rank: int) -> None:
+        self.one, self.bucket, self.rank = one, bucket, rank
+        self.sizes = tuple(int(np.prod(e.shape)) for e in bucket.parameters)
+        self.error = np.zeros(sum(self.sizes), bucket.grads.dtype)
+
+    def send(self, x: np.ndarray, step: int) -> np.ndarray:
+        x = self.error + x
+        context = Context(self.one.seed, step, self.bucket.index, self.rank, self.sizes)
+        out = np.zeros_like(x)
+        if x.size:
+            parts = tuple(part.copy() for part in self.one.compress(x, context))
+            self.one.restore(parts, out, context)
+        if self.one.feedback:
+            self.error = x - out
+        return out
+
+
+def test_random_compressors_sum_what_each_rank_sends(cases):
+    """Sums, the errors that are kept, and both after a state is loaded in the middle."""
+    for case in cases:
+        rng = case.rng
+        name, make = draw_compressor(rng)
+        size, steps, seed = int(rng.integers(1, 6)), int(rng.integers(1, 5)), int(rng.integers(99))
+        shapes, dtype = draw_shapes(rng), str(rng.choice(["float32", "float64"]))
+        bucket_bytes, middle = int(rng.choice([64, 512, 1 << 20])), int(rng.integers(steps + 1))
+        order = rng.integers(0, 1 << 30, steps)
+
+        def rank(
+            comm: Communicator,
+            make=make,
+            shapes=shapes,
+            dtype=dtype,
+            bucket_bytes=bucket_bytes,
+            steps=steps,
+            middle=middle,
+            seed=seed,
+            order=order,
+        ) -> tuple[Any, ...]:
+            buckets = buckets_of(shapes, dtype, bucket_bytes)
+            sums = make(comm)
+            sums.prepare(buckets)
+            results = []
+            for step in range(steps):
+                if step == middle:
+                    state, sums = sums.state(), make(comm)
+                    sums.prepare(buckets)
+                    sums.load(state)
+                for bucket, arrays in zip(
+                    buckets, draw_gradients(buckets, seed, comm.rank, step), strict=True
+                ):
+                    fill(bucket, arrays)
+                requests = [sums.start(bucket) for bucket in buckets]
+                # Ranks poke and wait in orders of their own, as their computation takes them.
+                own = np.random.default_rng([order[step], comm.rank])
+                for index in own.permutation(len(requests)):
+                    requests[index].test()
+                for request in requests:
+                    request.wait()
+                results.append([flat(read(bucket), bucket.grads.dtype) for bucket in buckets])
+            return results, sums.state(), sums.compressor
+
+        outcomes = run_threads(size, rank)
+        one = outcomes[0][2]
+        buckets = buckets_of(shapes, dtype, bucket_bytes)
+        for number, bucket in enumerate(buckets):
+            references = [Reference(one, bucket, r) for r in range(size)]
+            for step in range(steps):
+                grads = [draw_gradients(buckets, seed, r, step)[number] for r in range(size)]
+                sent = [
+                    reference.send(flat(own, bucket.grads.dtype), step)
+                    for reference, own in zip(references, grads, strict=True)
+                ]
+                total = np.zeros_like(sent[0])
+                for array in sent:
+                    total += array
+                for results, _, _ in outcomes:
+                    given = results[step][number]
+                    case.compare(np.testing.assert_array_equal, given, outcomes[0][0][step][number])
+                    # Parts that are added are rounded in their own type after each addition.
+                    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(name, 0.0)
+                    unit = max(unit, float(np.finfo(dtype).eps)) if one.adds else 0.0
+                    least = 2.0**-24 * 2.0**8 if name == "float16" else 0.0  # subnormal, unscaled
+                    largest = sum(np.abs(array) for array in sent)
+                    off = np.abs(given - total) - size * (unit * largest + least)
+                    case.compare(_at_most, off, 0.0, name)
+            if one.feedback:
+                for reference, (_, state, _) in zip(references, outcomes, strict=True):
+                    kept = [state[f"error/{e.name}"] for e in bucket.parameters]
+                    kept_flat = flat(kept, bucket.grads.dtype)
+                    case.compare(np.testing.assert_array_equal, kept_flat, reference.error)
+
+
+def _at_most(values: np.ndarray, limit: float, name: str) -> None:
+    assert np.all(values <= limit), f"{name}: {values.max()} above {limit}"
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def draw_scheme(rng: Rng) -> tuple[str, dict[str, Any]]:
+    name = str(rng.choice(list(SCHEMES)))
+    options: dict[str, Any] = {}
+    if name in ("allreduce", "hierarchical"):
+        options["overlap"] = bool(rng.integers(2))
+    if name in ("local_sgd", "post_local_sgd", "elastic"):
+        options["period"] = int(rng.integers(1, 6))
+    if name == "post_local_sgd":
+        options["after"] = int(rng.integers(0, 9))
+    if name == "gossip":
+        options["graph"] = str(rng.choice(list(GRAPHS)))
+    if name == "stale":
+        options["delay"] = int(rng.integers(0, 4))
+    return name, options
+
+
+def draw_rule(rng: Rng) -> Callable[[], Optimizer]:
+    clip = [None, 0.3][rng.integers(2)]
+    rules: list[Callable[[], Optimizer]] = [
+        lambda: SGD(0.05, weight_decay=0.02, clip_norm=clip),
+        lambda: SGD(0.05, momentum=0.9, nesterov=True, clip_norm=clip),
+        lambda: Adam(0.02, weight_decay=0.01, clip_norm=clip),
+        lambda: LARS(0.5, trust=0.05, weight_decay=0.01, clip_norm=clip),
+        lambda: LAMB(0.02, weight_decay=0.01, clip_norm=clip),
+    ]
+    return rules[rng.integers(len(rules))]
+
+
+class SaveAfter(Callback):
+    """Save a checkpoint after so many steps."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder, self.steps = folder, steps
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            save_checkpoint(self.folder, trainer)
+
+
+class Run:
+    """A random training run, which every rank makes in the same way."""
+
+    def __init__(self, rng: Rng) -> None:
+        self.name, self.options = draw_scheme(rng)
+        self.sums: Callable[[Communicator], Any] | None = None
+        if SCHEMES[self.name].sums_gradients and rng.random() < 0.7:
+            power = {"rank": int(rng.integers(1, 4))}
+            in_two = rng.random() < 0.2
+            self.sums = create_sums("power_sgd", **power) if in_two else draw_compressor(rng)[1]
+        self.size = int(rng.integers(1, 6))
+        self.hosts = np.sort(rng.integers(0, 3, self.size)).tolist()
+        self.rule = draw_rule(rng)
+        self.samples, self.batch = int(rng.integers(14, 40)), int(rng.integers(self.size, 14))
+        self.widths = rng.integers(1, 9, rng.integers(0, 3)).tolist()
+        self.normed = bool(rng.integers(2)) and self.batch > 3 * self.size
+        self.bucket_bytes = int(rng.choice([64, 300, 1 << 20]))
+        self.epochs, self.seed = int(rng.integers(2, 5)), int(rng.integers(99))
+
+    def __repr__(self) -> str:
+        return str({name: value for name, value in vars(self).items() if name != "rule"})
+
+    def data(self) -> ArrayDataset:
+        rng = np.random.default_rng(self.seed)
+        x = rng.normal(size=(self.samples, 4))
+        return ArrayDataset(x, (x @ rng.normal(size=(4, 3))).argmax(axis=1))
+
+    def trainer(self, comm: Communicator, scheme: GradientExchange | None = None) -> Trainer:
+        layers: list[Net] = []
+        for width in self.widths:
+            layers += [Linear(width), *([BatchNorm()] if self.normed else []), ReLU()]
+        model = Model(
+            Sequential(*layers, Linear(3)),
+            (4,),
+            backend="numpy",
+            dtype="float64",
+            seed=comm.rank,
+            bucket_bytes=self.bucket_bytes,
+        )
+        sums = {} if self.sums is None else {"sums": self.sums}
+        exchange = scheme or create_scheme(self.name, comm, **self.options, **sums)
+        return Trainer(model, self.rule(), exchange=exchange)
+
+    def fit(self, trainer: Trainer, epochs: int) -> None:
+        trainer.fit(
+            self.data(),
+            epochs=epochs,
+            global_batch_size=self.batch,
+            seed=self.seed,
+            loader_threads=0,
+        )
+
+    def on_threads(self, rank: Callable[..., Any]) -> list[Any]:
+        return run_threads(self.size, rank, hosts=self.hosts)
+
+
+def bytes_of(trainer: Trainer) -> list[bytes]:
+    """Parameters, running statistics, and what optimizer and exchange keep."""
+    states = [trainer.optimizer.state(), trainer.exchange.state()]
+    kept = [np.asarray(value).tobytes() for state in states for _, value in sorted(state.items())]
+    values = [bucket.values.tobytes() for bucket in trainer.model.buckets]
+    return [*values, trainer.model.statistics.running.tobytes(), *kept]
+
+
+def test_random_runs_are_the_same_in_one_fit_and_in_several(cases):
+    for case in cases:
+        run = Run(case.rng)
+        if not SCHEMES[run.name].equal:
+            continue  # each fit ends with the average
+
+        def rank(comm: Communicator, run=run) -> bool:
+            whole, parts = run.trainer(comm), run.trainer(comm)
+            run.fit(whole, run.epochs)
+            for epochs in range(1, run.epochs + 1):
+                run.fit(parts, epochs)
+            same = bytes_of(whole) == bytes_of(parts)
+            parts.exchange.close()
+            return same
+
+        case.compare(_all_true, run.on_threads(rank), run)
+
+
+def test_random_runs_end_in_the_same_bytes_after_they_are_resumed(cases, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
+    for case in cases:
+        run = Run(case.rng)
+        folder: Path = tmp_path / str(case.number)
+        per_epoch = -(-run.samples // run.batch)
+        stop = int(case.rng.integers(1, run.epochs * per_epoch + 1))
+
+        def rank(comm: Communicator, run=run, folder=folder, stop=stop) -> bool:
+            whole, first, resumed = run.trainer(comm), run.trainer(comm), run.trainer(comm)
+            run.fit(whole, run.epochs)
+            first.callbacks.append(SaveAfter(folder, stop))
+            run.fit(first, run.epochs)
+            assert load_checkpoint(folder, resumed) is not None
+            run.fit(resumed, run.epochs)
+            # A checkpoint makes running statistics equal on all ranks, which changes their course.
+            same = run.normed or bytes_of(whole) == bytes_of(first)
+            return same and bytes_of(first) == bytes_of(resumed)
+
+        case.compare(_all_true, run.on_threads(rank), run)
+
+
+def test_random_runs_of_schemes_that_sum_gradients_are_serial_training(cases):
+    """In float64, within the rounding of sums in another order."""
+    for case in cases:
+        run = Run(case.rng)
+        run.sums, run.normed = None, False
+        steps = run.epochs * -(-run.samples // run.batch)
+        run.options |= {"post_local_sgd": {"after": steps}, "stale": {"delay": 0}}.get(run.name, {})
+        if run.name in ("local_sgd", "elastic", "gossip"):
+            continue
+
+        def rank(comm: Communicator, run=run) -> np.ndarray:
+            trainer = run.trainer(comm)
+            run.fit(trainer, run.epochs)
+            return _values(trainer)
+
+        results = run.on_threads(rank)
+        run.name, run.options = "allreduce", {}
+        wanted = rank(Serial(), run)
+        for values in results:
+            case.compare(np.testing.assert_array_equal, values, results[0])
+            # Sums of at most 13 samples in another order, through at most 160 steps whose
+            # derivative is near 1; Adam and LAMB divide small gradients by their own size.
+            case.compare(
+                np.testing.assert_allclose, values, wanted, rtol=1e-6, atol=1e-7, err_msg=str(run)
+            )
+
+
+def _values(trainer: Trainer) -> np.ndarray:
+    return np.concatenate([bucket.values for bucket in trainer.model.buckets])
+
+
+def _all_true(results: list[bool], run: Run) -> None:
+    assert all(results), run

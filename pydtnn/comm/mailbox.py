@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """One side of a message: the array to send, or the array to fill.
 
@@ -21,11 +22,17 @@ class Message:
         Whether the message has been copied (or refused).
     problem : str
         Why the receiver refuses it; empty where it fits.
+    met : Message or None
+        The other side, if it was there already.
+    waiting : list
+        Of whoever shares the mailbox: who waits for this side.
     """
 
     array: np.ndarray
     done: bool = False
     problem: str = ""
+    met: Message | None = None
+    waiting: list[Any] = field(default_factory=list)
 
 
 class Mailbox:
@@ -36,26 +43,40 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._sends: defaultdict[Hashable, deque[Message]] = defaultdict(deque)
-        self._receives: defaultdict[Hashable, deque[Message]] = defaultdict(deque)
+        # Queues of what waits for its other side; a key that nothing waits at has none.
+        self._sends: dict[Hashable, deque[Message]] = {}
+        self._receives: dict[Hashable, deque[Message]] = {}
 
     def send(self, key: Hashable, array: np.ndarray) -> Message:
         """Post an array to be sent; `done` once a receive has taken it."""
         message = Message(array)
-        if self._receives[key]:
-            _deliver(message, self._receives[key].popleft())
+        message.met = _take(self._receives, key)
+        if message.met is None:
+            self._sends.setdefault(key, deque()).append(message)
         else:
-            self._sends[key].append(message)
+            _deliver(message, message.met)
         return message
 
     def receive(self, key: Hashable, array: np.ndarray) -> Message:
         """Post an array to be filled; `done` once a send has filled it."""
         message = Message(array)
-        if self._sends[key]:
-            _deliver(self._sends[key].popleft(), message)
+        message.met = _take(self._sends, key)
+        if message.met is None:
+            self._receives.setdefault(key, deque()).append(message)
         else:
-            self._receives[key].append(message)
+            _deliver(message.met, message)
         return message
+
+
+def _take(queues: dict[Hashable, deque[Message]], key: Hashable) -> Message | None:
+    """Take the first message of a queue, and the queue with its last one."""
+    queue = queues.get(key)
+    if queue is None:
+        return None
+    message = queue.popleft()
+    if not queue:
+        del queues[key]
+    return message
 
 
 def wrong_length(expected: int, given: int | None) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -98,16 +100,19 @@ class _Meeting:
     """One collective call: what each rank brings, and what all take away."""
 
     def __init__(self, size: int) -> None:
+        self.absent = size
         self.calls: list[str | None] = [None] * size
         self.values: list[Any] = [None] * size
         self.result: Any = None
         self.done = False
         self.problem = ""
+        self.waiting: list[Any] = []  # of the world
 
     def join(self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> bool:
         """Bring this rank's value; the last rank to come computes the result."""
         self.calls[rank], self.values[rank] = call, value
-        if None in self.calls:
+        self.absent -= 1
+        if self.absent:
             return False
         odd = next((r for r, other in enumerate(self.calls) if other != self.calls[0]), None)
         if odd is None:
@@ -179,22 +184,24 @@ class ThreadCommunicator(Communicator):
         out[:] = self._meet(call, array, np.concatenate)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        with self._world.changed:
+        with self._world.lock:
             message = self._group.mailbox.send((self.rank, to, tag), array)
-            self._world.changed.notify_all()
-        return _Transfer(self, f"send to rank {to} (tag {tag})", message)
+            if message.met is not None:
+                self._world.wake(message.met)
+        return _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        with self._world.changed:
+        with self._world.lock:
             message = self._group.mailbox.receive((source, self.rank, tag), array)
-            self._world.changed.notify_all()
-        return _Transfer(self, f"recv from rank {source} (tag {tag})", message)
+            if message.met is not None:
+                self._world.wake(message.met)
+        return _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", message)
 
     def _split(self, color: int, key: int) -> ThreadCommunicator:
         def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[_Group, int]]:
             places = {}
-            for wanted in {color for color, _, _ in wishes}:
-                members = [rank for color, _, rank in sorted(wishes) if color == wanted]
+            for _, chosen in groupby(sorted(wishes), key=itemgetter(0)):
+                members = [rank for _, _, rank in chosen]
                 group = _Group(self._world, [self.hosts[rank] for rank in members])
                 places.update({rank: (group, place) for place, rank in enumerate(members)})
             return places
@@ -204,12 +211,12 @@ class ThreadCommunicator(Communicator):
 
     def _join(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> _Meeting:
         """Bring `value` to this rank's next meeting."""
-        with self._world.changed:
+        with self._world.lock:
             turn, self._turn = self._turn, self._turn + 1
             meeting = self._group.meetings.setdefault(turn, _Meeting(self.size))
             if meeting.join(self.rank, call, value, combine):
                 del self._group.meetings[turn]  # every rank holds it by now
-                self._world.changed.notify_all()
+                self._world.wake(meeting)
         return meeting
 
     def _meet(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
@@ -217,12 +224,9 @@ class ThreadCommunicator(Communicator):
         return self._finish(call, self._join(call, value, combine))
 
     def _finish(self, call: str, meeting: _Meeting) -> Any:
-        with self._world.changed:
-            self._world.wait_until(
-                lambda: meeting.done,
-                self.rank,
-                lambda: f"{call} (without rank {meeting.missing()})",
-            )
+        self._world.wait_for(
+            meeting, self.rank, lambda: f"{call} (without rank {meeting.missing()})"
+        )
         if meeting.problem:
             raise ValueError(meeting.problem)
         return meeting.result
@@ -253,15 +257,15 @@ class _Reduction(Request):
 class _Transfer(Request):
     """A message under way."""
 
-    def __init__(self, comm: ThreadCommunicator, doing: str, message: Message) -> None:
+    def __init__(
+        self, comm: ThreadCommunicator, doing: Callable[[], str], message: Message
+    ) -> None:
         self._comm = comm
         self._doing = doing
         self._message = message
 
     def wait(self) -> None:
-        message, world = self._message, self._comm._world
-        with world.changed:
-            world.wait_until(lambda: message.done, self._comm.rank, lambda: self._doing)
+        self._comm._world.wait_for(self._message, self._comm.rank, self._doing)
         self.test()
 
     def test(self) -> bool:

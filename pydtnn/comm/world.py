@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pydtnn.errors import AgreedError, RankError, describe
 
@@ -13,18 +13,35 @@ class Ended(RuntimeError):
     """Raised in the ranks that another rank's error wakes."""
 
 
-@dataclass
+class Awaited(Protocol):
+    """What ranks wait for, such as the other side of a message.
+
+    Attributes
+    ----------
+    done : bool
+    waiting : list
+        Who waits for it.
+    """
+
+    done: bool
+    waiting: list[Any]
+
+
 class _Waiting:
-    rank: int
-    doing: Callable[[], str]
-    ready: Callable[[], bool]
+    """A thread that waits: woken by the one that completes what it waits for, and by no other."""
+
+    def __init__(self, rank: int, doing: Callable[[], str]) -> None:
+        self.rank = rank
+        self.doing = doing
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
 
 class World:
-    """The ranks of `run_threads`: wakes them when one fails, and names those that wait for ever.
+    """The ranks of `run_threads`: wakes them when one fails, and names those in a deadlock.
 
-    Every change of what ranks wait for is made while holding `changed`, and announced with
-    `changed.notify_all()`.
+    What ranks wait for is completed while holding `lock`, and announced by `wake`. A message wakes
+    those that wait for it and nobody else, so its cost does not depend on the number of ranks.
 
     Parameters
     ----------
@@ -33,21 +50,21 @@ class World:
     """
 
     def __init__(self, size: int) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
         self.failure: BaseException | None = None
         self._running: dict[int, int] = {}  # thread -> rank
         self._expected = size
-        self._waiting: dict[int, _Waiting] = {}  # thread -> what it waits for
+        self._waiting: set[_Waiting] = set()
         self._has_helpers = False
 
     def enter(self, rank: int) -> None:
         """Note that the calling thread is rank `rank`."""
-        with self.changed:
+        with self.lock:
             self._running[threading.get_ident()] = rank
 
     def leave(self, error: BaseException | None = None) -> None:
         """Note that the calling thread's rank has ended, and how."""
-        with self.changed:
+        with self.lock:
             rank = self._running.pop(threading.get_ident())
             self._expected -= 1
             if error is not None and not isinstance(error, Ended):
@@ -56,31 +73,35 @@ class World:
 
     def end(self, error: BaseException) -> None:
         """Wake every rank that waits; `error` is what the run ends with, unless one came before."""
-        with self.changed:
+        with self.lock:
             self._fail(error)
 
-    def wait_until(self, ready: Callable[[], bool], rank: int, doing: Callable[[], str]) -> None:
-        """Wait, holding `changed`, until `ready()`; `doing()` says what for, if it lasts for ever.
+    def wake(self, what: Awaited) -> None:
+        """Wake those that wait for something; it is complete, and the caller holds `lock`."""
+        for one in what.waiting:
+            if one in self._waiting:  # otherwise the run has ended, and it is awake
+                self._waiting.remove(one)
+                one.gate.release()
+
+    def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str]) -> None:
+        """Wait until something is complete; `doing()` describes the wait, if there is a deadlock.
 
         Raises
         ------
         Ended
             Where the run ends before.
         """
-        if ready():
-            return
-        thread = threading.get_ident()
-        # A rank may also communicate from another thread; who waits for whom is then unknown.
-        self._has_helpers |= thread not in self._running
-        self._waiting[thread] = _Waiting(rank, doing, ready)
-        try:
+        with self.lock:
+            if self.passed(what.done):
+                return
+            # A rank may also communicate from another thread; who waits for whom is then unknown.
+            self._has_helpers |= threading.get_ident() not in self._running
+            one = _Waiting(rank, doing)
+            what.waiting.append(one)
+            self._waiting.add(one)
             self._find_deadlock()
-            while not ready():
-                if self.failure is not None:
-                    raise Ended(describe(self.failure))
-                self.changed.wait()
-        finally:
-            del self._waiting[thread]
+        one.gate.acquire()
+        self.passed(what.done)
 
     def passed(self, ready: bool) -> bool:
         """Return `ready`, for those that ask instead of waiting; they too must hear of an error."""
@@ -91,24 +112,17 @@ class World:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-        self.changed.notify_all()
+        for one in self._waiting:
+            one.gate.release()
+        self._waiting.clear()
 
     def _find_deadlock(self) -> None:
         """End the run where all ranks that still run wait, for what none of them can bring."""
-        waiting = self._waiting.values()
-        if (
-            not waiting
-            or self._has_helpers
-            or len(waiting) < self._expected
-            or any(one.ready() for one in waiting)
-        ):
+        if not self._waiting or self._has_helpers or len(self._waiting) < self._expected:
             return
-        what = "; ".join(f"rank {w.rank} in {w.doing()}" for w in sorted(waiting, key=_by_rank))
+        waiting = sorted(self._waiting, key=lambda one: one.rank)
+        what = "; ".join(f"rank {one.rank} in {one.doing()}" for one in waiting)
         self._fail(RuntimeError(f"all ranks that still run wait for each other: {what}"))
-
-
-def _by_rank(waiting: _Waiting) -> int:
-    return waiting.rank
 
 
 def _named(rank: int, error: BaseException) -> BaseException:

@@ -152,3 +152,51 @@ def test_ranks_may_pretend_to_be_on_different_hosts():
 def test_impossible_groups_are_refused(n, hosts):
     with pytest.raises(ValueError, match=r"run_threads: expected"):
         run_threads(n, lambda comm: None, hosts=hosts)
+
+
+class Watched:
+    """Something to wait for that counts how often it is asked whether it is complete."""
+
+    def __init__(self) -> None:
+        self.asked, self.complete, self.waiting = 0, False, []
+
+    @property
+    def done(self) -> bool:
+        self.asked += 1
+        return self.complete
+
+
+def test_a_message_wakes_no_rank_but_its_receiver():
+    """Ranks that wait for something else are not woken, so messages cost the same on any number."""
+    watched = [Watched() for _ in range(20)]
+
+    def rank(comm):
+        if comm.rank >= 2:
+            comm._world.wait_for(watched[comm.rank], comm.rank, lambda: "a wait")
+            return
+        x = np.zeros(3)
+        for _ in range(50):
+            if comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                comm.recv(x, 0)
+        if comm.rank == 0:
+            for what in watched:
+                with comm._world.lock:
+                    what.complete = True
+                    comm._world.wake(what)
+
+    run_threads(20, rank)
+    assert all(what.asked <= 2 for what in watched)
+
+
+def test_messages_that_have_met_leave_nothing_behind():
+    def rank(comm):
+        for tag in range(20):
+            request = comm.irecv(np.empty(1), 1 - comm.rank, tag)
+            comm.send(np.empty(1), 1 - comm.rank, tag)
+            request.wait()
+        comm.barrier()
+        return [*comm._group.mailbox._sends, *comm._group.mailbox._receives]
+
+    assert run_threads(2, rank) == [[], []]

@@ -8,9 +8,10 @@ order.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.steps import ALL, Part, Round, Step
@@ -131,6 +132,10 @@ def _check_writes(where: str, steps: Round) -> None:
     """See that no part is written twice in a round, or copied over while it is sent."""
     writes = [(step.peer, step.receive, step.op) for step in steps if step.receive is not None]
     sends = [(step.peer, step.send) for step in steps if step.send is not None]
+    copies = [part for _, part, op in writes if op == "copy"]
+    others = [part for _, part, op in writes if op == "sum"] + [part for _, part in sends]
+    if _are_apart(copies, others):
+        return
     for (first, part, op), (second, other, another) in combinations(writes, 2):
         if (op, another) != ("sum", "sum") and _overlap(part, other):
             raise ScheduleError(
@@ -144,6 +149,19 @@ def _check_writes(where: str, steps: Round) -> None:
                     f"{where} copies {show(part)} from rank {source} over {show(other)}, which it "
                     f"is sending to rank {to}; receive it in a later round."
                 )
+
+
+def _are_apart(copies: Sequence[Part], others: Sequence[Part]) -> bool:
+    """Whether no copy overlaps another, or one of the others; in as many steps as a sort takes."""
+    ordered = sorted(copies, key=lambda part: part.start)
+    if any(left.stop > right.start for left, right in pairwise(ordered)):
+        return False
+    starts = [part.start for part in ordered]
+    for part in others if ordered else ():
+        before = bisect_left(starts, part.stop)  # so many copies begin before the end of the part
+        if before and ordered[before - 1].stop > part.start:
+            return False
+    return True
 
 
 def contributions(done: Timeline, size: int) -> list[list[int]]:

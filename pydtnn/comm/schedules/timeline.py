@@ -160,14 +160,17 @@ def timeline(plan: Plan) -> Timeline:
         As `match`; and where ranks would wait for each other for ever.
     """
     messages = match(plan)
-    talk: dict[Place, list[Place]] = defaultdict(list)
+    peers: dict[Place, dict[Place, None]] = defaultdict(dict)
     for message in messages:
         here, there = _ends(message)
-        talk[here].append(there)
-        talk[there].append(here)
+        peers[here][there] = peers[there][here] = None
+    talk = {place: list(found) for place, found in peers.items()}
 
     events: list[Event] = []
     begun: dict[Place, int] = {}  # the row in which a round of a rank begins
+    # Of a round and those that it talks to: how many have not begun, and the last row of the others
+    absent = {place: 1 + len(found) for place, found in talk.items()}
+    latest: dict[Place, int] = defaultdict(int)
     current = [-1] * len(plan)  # the round in which each rank is
     complete: list[tuple[int, int]] = []  # (row, rank) of the rounds that can end, as a heap
 
@@ -178,11 +181,14 @@ def timeline(plan: Plan) -> Timeline:
             return
         begun[here] = row
         events.append(Event(row, *here, begins=True))
-        for place in {here, *talk[here]}:
-            involved = (place, *talk[place])
-            if all(peer in begun for peer in involved):
-                ends = max(begun[peer] for peer in involved) + (len(involved) > 1)
-                heappush(complete, (ends, place[0]))
+        if here not in talk:
+            heappush(complete, (row, rank))
+            return
+        for place in (here, *talk[here]):
+            absent[place] -= 1
+            latest[place] = max(latest[place], row)
+            if not absent[place]:
+                heappush(complete, (latest[place] + 1, place[0]))
 
     for rank in range(len(plan)):
         begin(rank, 0)

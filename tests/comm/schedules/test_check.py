@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -322,3 +323,25 @@ def test_what_is_sent_is_the_value_from_before_the_round():
     done = check("recursive_doubling", 4)
     assert done.rows == 2
     assert [message.row for message in done.messages if message.receiver == 0] == [0, 1]
+
+
+def calls_and_messages(name: str, ranks: int) -> tuple[int, int]:
+    """Count the calls of functions that a check makes, and the messages that it checks."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        done = check(name, ranks)
+    finally:
+        sys.setprofile(None)
+    return calls, len(done.messages)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_work_of_a_check_grows_as_the_messages_do(name: str) -> None:
+    few, many = calls_and_messages(name, 8), calls_and_messages(name, 32)
+    assert many[0] / few[0] < 1.3 * many[1] / few[1]  # sorting adds a logarithm

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pydtnn.comm.checks import (
     check_reduction,
     check_tag,
 )
+from pydtnn.errors import AgreedError
 
 
 class Request(ABC):
@@ -73,6 +75,13 @@ Message = tuple[np.ndarray, int]
 """An array, and the rank that it is sent to or comes from."""
 
 
+CALLS = (
+    *("allreduce", "iallreduce", "broadcast", "reduce_scatter", "allgather", "barrier"),
+    *("gather_object", "send", "recv", "isend", "irecv", "exchange", "split", "split_by_host"),
+)
+"""What a communicator refuses once it is freed."""
+
+
 class Communicator(ABC):
     """A group of ranks that exchange flat, contiguous arrays.
 
@@ -103,9 +112,12 @@ class Communicator(ABC):
     capturable : bool
         Whether collectives on device arrays may be captured in a CUDA graph: they are work of the
         device alone, which nobody on the host waits for.
+    freed : bool
+        Whether `free` has been called.
     """
 
     capturable = False
+    freed = False
 
     def __init__(self, rank: int, hosts: Sequence[Hashable]) -> None:
         first: dict[Hashable, int] = {}
@@ -264,17 +276,38 @@ class Communicator(ABC):
         """
         if color < 0:
             raise ValueError(f"split: color {color} must not be negative; number groups from 0.")
-        return self._split(color, key)
+        group = self._split(color, key)
+        group._take_over()
+        return group
 
     def split_by_host(self) -> Communicator:
         """Return the group of the ranks on this rank's host. Collective: all ranks call it."""
         return self.split(self.hosts[self.rank])
 
     def free(self) -> None:
-        """Release what the group holds; it is not used any more. Collective: all ranks call it.
+        """Give back what was reserved for this group. Collective: all ranks call it.
 
-        Idempotent.
+        MPI libraries can have some 2,000 groups at a time, and the communicator of a group that is
+        dropped gives it back only when another one is split off from the same ranks. So whoever
+        splits frees. All requests must be complete. Afterwards every call is refused, but for
+        `free`, which has no effect; groups that were split off from this one stay as they are.
+
+        A communicator is also a context manager, which frees it at the end of a `with` block;
+        where an error of one rank ends the block, that is left to the end of the run.
         """
+        if self.freed:
+            return
+        self._free()
+        self.freed = True
+        for call in CALLS:
+            setattr(self, call, partial(_refuse, call))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or issubclass(kind, AgreedError):  # otherwise not all ranks are here
+            self.free()
 
     @abstractmethod
     def abort(self, code: int) -> None:
@@ -309,3 +342,13 @@ class Communicator(ABC):
 
     @abstractmethod
     def _split(self, color: int, key: int) -> Communicator: ...
+
+    def _free(self) -> None:
+        """Give back what `free` says."""
+
+    def _take_over(self) -> None:
+        """Be responsible for whatever this group consists of: it was made by `split`."""
+
+
+def _refuse(call: str, *args: object, **keywords: object) -> None:
+    raise ValueError(f"{call}: the communicator has been freed; split off another one.")

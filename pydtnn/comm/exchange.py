@@ -151,13 +151,13 @@ class GradientExchange:
             self.comm.broadcast(bucket.values)
         self.samples = 0
 
-    def close(self) -> None:
+    def free(self) -> None:
         """Free the groups of ranks that `start` has made; another `fit` would make new ones.
 
         Call it where a process makes many exchanges: MPI libraries have only some thousand groups.
-        A scheme that splits groups off in `start` frees them here and calls ``super().close()``.
+        A scheme that splits groups off in `start` frees them here and calls ``super().free()``.
         """
-        self.sums.close()
+        self.sums.free()
         self.buckets = ()
 
     def bucket_ready(self, bucket: Bucket) -> None:

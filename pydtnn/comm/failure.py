@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
@@ -30,7 +31,7 @@ _FORWARDING = 0.3
 """Seconds that the launcher gets to pass the line on: an abort may overtake its pipes."""
 
 
-def end_all_ranks_on_error(comm: Communicator) -> None:
+def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
     """Let an error of one rank end all of them. Collective: all ranks call it.
 
     From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
@@ -46,13 +47,26 @@ def end_all_ranks_on_error(comm: Communicator) -> None:
     ----------
     comm : Communicator
         All ranks of the run. With one rank there is no prefix, and the interpreter ends as usual.
+
+    Returns
+    -------
+    callable
+        Ends all ranks with a reason of its caller.
     """
-    _Failure(comm).install()
+    failure = _Failure(comm)
+    failure.install()
+    return failure.end_because
+
+
+def watched() -> Communicator | None:
+    """Return the communicator whose ranks end together since `end_all_ranks_on_error`, if any."""
+    failure = getattr(sys.excepthook, "__self__", None)
+    return failure.comm if isinstance(failure, _Failure) else None
 
 
 class _Failure:
     def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+        self.comm = comm
         self._witness = Witness(comm)
         self._signals: SignalWatch | None = None
 
@@ -62,7 +76,7 @@ class _Failure:
             before._withdraw()
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
-        if self._comm.size > 1 and threading.current_thread() is threading.main_thread():
+        if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
             leave = _leave_to_the_watcher
             always = (signal.SIGINT, signal.SIGTERM)  # whatever the launcher has made of them
             self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
@@ -77,11 +91,11 @@ class _Failure:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if isinstance(error, AgreedError):
-            if self._comm.rank == 0:
+            if self.comm.rank == 0:
                 _print(f"{describe(error)}\n")
-            if self._comm.rank in error.ranks[:1]:
+            if self.comm.rank in error.ranks[:1]:
                 _print(traceback_if_wanted(error))
-        elif self._comm.size == 1:
+        elif self.comm.size == 1:
             _print(f"{traceback_if_wanted(error)}{describe(error)}\n")
         else:
             self._end_by(error)
@@ -90,6 +104,11 @@ class _Failure:
         error = args.exc_value
         if error is not None and args.exc_type is not SystemExit:
             self._end_by(error)  # whoever waits for this thread would wait forever, even alone
+
+    def end_because(self, reason: str) -> None:
+        """End all ranks."""
+        exit_after(_LONGEST, 1)
+        self._end(reason, "", 1)
 
     def _end_by(self, error: BaseException) -> None:
         """End all ranks, whatever happens while the error is described."""
@@ -108,17 +127,17 @@ class _Failure:
             else:
                 time.sleep(_PATIENCE)
         finally:
-            self._comm.abort(code)
+            self.comm.abort(code)
 
     def _prefix(self) -> str:
-        return f"rank {self._comm.rank}: " if self._comm.size > 1 else ""
+        return f"rank {self.comm.rank}: " if self.comm.size > 1 else ""
 
     def _end_by_signal(self, number: int) -> None:
         self._end(SIGNALS[number] + self._elsewhere(number), "", 128 + number)
 
     def _elsewhere(self, number: int) -> str:
         """Say what else SIGTERM may mean, where nobody sees every rank."""
-        if number == signal.SIGTERM and self._comm.local_size < self._comm.size:
+        if number == signal.SIGTERM and self.comm.local_size < self.comm.size:
             return "; launchers send it to all ranks where one has ended"
         return ""
 

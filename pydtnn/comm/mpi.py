@@ -6,17 +6,23 @@ travel as the MPI type of their elements.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from pydtnn.comm.arrays import overlap
+from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.communicator import Communicator, Request
-from pydtnn.comm.failure import end_all_ranks_on_error
+from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.launcher import launched_ranks
 
@@ -44,16 +50,27 @@ def create_mpi() -> MpiCommunicator:
         Where the launcher belongs to another MPI than the library.
     """
     mpi = _initialise()
-    world = mpi.COMM_WORLD.Dup()
     started = launched_ranks()
-    if world.size == 1 and started is not None and started > 1:
+    if mpi.COMM_WORLD.size == 1 and started is not None and started > 1:
         raise ValueError(_mismatch(mpi, f"started {started} processes, each of which is alone"))
+    root = watched()  # of an earlier call
+    if not isinstance(root, MpiCommunicator):
+        root = _create_root(mpi)
+    return root._split(0, 0)
+
+
+def _create_root(mpi: Any) -> MpiCommunicator:
+    """Make the communicator of all ranks from which those of users are split off."""
+    world = mpi.COMM_WORLD.Dup()
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
     leader = on_host.bcast(world.rank)
     on_host.Free()
-    comm = MpiCommunicator(mpi, world, world.allgather(leader))
-    end_all_ranks_on_error(comm)
-    return comm
+    root = MpiCommunicator(mpi, world, world.allgather(leader))
+    end = end_all_ranks_on_error(root)
+    if world.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+        root.attendance.watch(mpi, world.Dup(), end)
+        atexit.register(root.attendance.leave)
+    return root
 
 
 def _initialise() -> Any:
@@ -95,6 +112,43 @@ def _library(mpi: Any) -> str:
     return " ".join(name.replace("Version:", "").split())
 
 
+@dataclass
+class _Group:
+    """A communicator of MPI, and the groups that were split off from it, by their number.
+
+    Groups live until they are freed, by `free` or where no rank has a communicator for them left.
+    """
+
+    comm: Any
+    name: str = "all"
+    members: Sequence[int] = ()
+    owner: Callable[[], MpiCommunicator | None] = field(default=lambda: None)
+    splits: dict[int, _Group] = field(default_factory=dict)
+    made: int = 0
+    collect_at: int = 64
+
+    def free(self) -> None:
+        """Free the group and those split off from it."""
+        for group in self.splits.values():
+            group.free()
+        self.splits.clear()
+        if self.comm:  # false once it is freed
+            self.comm.Free()
+
+    def free_dropped(self) -> None:
+        """Free the split groups that no rank can use any more. Collective: all ranks call it."""
+        if not self.splits:
+            return
+        if len(self.splits) >= self.collect_at:  # alike on all ranks; objects may be in cycles
+            gc.collect()
+        dropped = [number for number, group in self.splits.items() if group.owner() is None]
+        everywhere = map(set, self.comm.allgather(dropped))
+        for number in sorted(set.intersection(*everywhere)):
+            self.splits.pop(number).free()
+        if len(self.splits) >= self.collect_at:
+            self.collect_at *= 2
+
+
 class MpiCommunicator(Communicator):
     """A group of MPI processes.
 
@@ -106,19 +160,49 @@ class MpiCommunicator(Communicator):
         The group; ours alone.
     hosts : list of int
         Names the host of each rank.
+    parent : MpiCommunicator, optional
+        From which the group was split off.
+
+    Attributes
+    ----------
+    attendance : Attendance
+        What this rank has called and waits for; all groups share it.
     """
 
-    def __init__(self, mpi: Any, comm: Any, hosts: list[int]) -> None:
+    def __init__(
+        self, mpi: Any, comm: Any, hosts: list[int], parent: MpiCommunicator | None = None
+    ) -> None:
         super().__init__(comm.rank, hosts)
         self._mpi = mpi
         self._comm = comm
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
+        self._parent = parent  # kept alive: it knows the groups that were split off
+        self.attendance: Attendance = Attendance() if parent is None else parent.attendance
+        self._group = _Group(comm, members=range(self.size))
 
     def barrier(self) -> None:
-        self._comm.Barrier()
+        self._call("barrier", self._comm.Barrier)
 
     def gather_object(self, value: Any) -> list[Any]:
-        return self._comm.allgather(value)
+        gathered: list[Any] = self._call("gather_object", self._comm.allgather, value)
+        return gathered
+
+    def _counted(self, what: str) -> Wait:
+        """Count a collective call, for which this rank may have to wait."""
+        group, calls = self._group, self.attendance.calls
+        number = calls[group.name] = calls[group.name] + 1
+        return Wait(group.name, group.members, what, number)
+
+    def _call(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a collective call that returns when it is done."""
+        self.attendance.waiting = self._counted(what)
+        try:
+            return call(*args)
+        finally:
+            self.attendance.waiting = None
+
+    def _free(self) -> None:
+        self._comm.Free()
 
     def abort(self, code: int) -> None:
         try:
@@ -131,7 +215,8 @@ class MpiCommunicator(Communicator):
 
     def _allreduce(self, array: np.ndarray, op: str) -> None:
         try:
-            self._comm.Allreduce(self._mpi.IN_PLACE, array, self._ops[op])
+            reduction = self._ops[op]
+            self._call("allreduce", self._comm.Allreduce, self._mpi.IN_PLACE, array, reduction)
         except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
 
@@ -140,14 +225,15 @@ class MpiCommunicator(Communicator):
             request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, self._ops[op])
         except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
-        return _MpiRequest(request)
+        return _MpiRequest(self, request, self._counted("iallreduce"))
 
     def _broadcast(self, array: np.ndarray, root: int) -> None:
-        self._comm.Bcast(self._bytes(array), root)
+        self._call("broadcast", self._comm.Bcast, self._bytes(array), root)
 
     def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
         try:
-            self._comm.Reduce_scatter(array, out, counts, self._ops["sum"])
+            call, reduction = self._comm.Reduce_scatter, self._ops["sum"]
+            self._call("reduce_scatter", call, array, out, counts, reduction)
         except (self._mpi.Exception, BufferError, KeyError, ValueError) as error:
             raise self._reduction_error(error, array) from error
 
@@ -155,21 +241,40 @@ class MpiCommunicator(Communicator):
         in_place = overlap(array, out)
         lengths = [count * out.itemsize for count in counts]
         begins = [0, *accumulate(lengths[:-1])]
-        self._comm.Allgatherv(
+        self._call(
+            "allgather",
+            self._comm.Allgatherv,
             self._mpi.IN_PLACE if in_place else self._bytes(array),
             [out.view(np.uint8), lengths, begins, self._mpi.BYTE],
         )
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        return _MpiRequest(self._comm.Isend(self._bytes(array), to, tag))
+        request = self._comm.Isend(self._bytes(array), to, tag)
+        return _MpiRequest(self, request, self._message("send", to))
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
         request = self._comm.Irecv(self._bytes(array), source, tag)
-        return _MpiReceive(self._mpi, request, array.nbytes)
+        return _MpiReceive(self, request, self._message("recv", source), array.nbytes)
+
+    def _message(self, what: str, peer: int) -> Wait:
+        return Wait(self._group.name, self._group.members, what, 0, peer)
 
     def _split(self, color: int, key: int) -> MpiCommunicator:
-        child = self._comm.Split(color, key)
-        return MpiCommunicator(self._mpi, child, child.allgather(self.hosts[self.rank]))
+        child: MpiCommunicator = self._call("split", self._new_group, color, key)
+        return child
+
+    def _new_group(self, color: int, key: int) -> MpiCommunicator:
+        mine = self._group
+        mine.free_dropped()
+        comm = self._comm.Split(color, key)
+        own = self.hosts[self.rank], mine.members[self.rank]
+        hosts, members = zip(*comm.allgather(own), strict=True)
+        child = MpiCommunicator(self._mpi, comm, list(hosts), self)
+        name = f"{mine.name}/{mine.made}.{color}"
+        child._group = _Group(comm, name, members, weakref.ref(child))
+        mine.splits[mine.made] = child._group
+        mine.made += 1
+        return child
 
     def _bytes(self, array: np.ndarray) -> list[Any]:
         return [array.view(np.uint8), self._mpi.BYTE]
@@ -191,29 +296,43 @@ class MpiCommunicator(Communicator):
 class _MpiRequest(Request):
     """An operation of MPI under way; mpi4py's request keeps its array alive."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait) -> None:
+        self._comm = comm  # kept alive: its group must not be freed
         self._request = request
+        self._wait = wait
 
     def wait(self) -> None:
-        self._request.Wait()
+        attendance = self._comm.attendance
+        attendance.waiting = self._wait
+        try:
+            self._request.Wait()
+        finally:
+            attendance.waiting = None
 
     def test(self) -> bool:
-        return self._request.Test()
+        return bool(self._request.Test())
 
 
 class _MpiReceive(Request):
     """A receive under way, which checks the length of the message when it is complete."""
 
-    def __init__(self, mpi: Any, request: Any, expected: int) -> None:
-        self._mpi = mpi
+    def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, expected: int) -> None:
+        self._comm = comm
+        self._mpi = comm._mpi
         self._request = request
-        self._status = mpi.Status()
+        self._wait = wait
+        self._status = self._mpi.Status()
         self._expected = expected
         self._done = False
 
     def wait(self) -> None:
         if not self._done:
-            self._complete(self._request.Wait)
+            attendance = self._comm.attendance
+            attendance.waiting = self._wait
+            try:
+                self._complete(self._request.Wait)
+            finally:
+                attendance.waiting = None
 
     def test(self) -> bool:
         if not self._done:

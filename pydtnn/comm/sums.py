@@ -54,8 +54,8 @@ class Sums:
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Learn the buckets, before the first step."""
 
-    def close(self) -> None:
-        """Free the groups of ranks that `prepare` has made. Collective: all ranks call it."""
+    def free(self) -> None:
+        """Free the groups that `prepare` has split off. Collective; it may be called again."""
 
     def begin(self, samples: int) -> None:
         """Begin a step on a batch of so many samples of all ranks."""

@@ -209,6 +209,9 @@ class ThreadCommunicator(Communicator):
         group, place = self._meet("split", (color, key, self.rank), combine)[self.rank]
         return ThreadCommunicator(group, place)
 
+    def _free(self) -> None:
+        self._meet("free", None, lambda values: None)
+
     def _join(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> _Meeting:
         """Bring `value` to this rank's next meeting."""
         with self._world.lock:

@@ -24,6 +24,7 @@ class Wrapper(Communicator):
         super().__init__(inner.rank, inner.hosts)
         self.inner = inner
         self.capturable = inner.capturable
+        self._frees_inner = False
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call that returns when it is done."""
@@ -36,6 +37,15 @@ class Wrapper(Communicator):
     def wrapped(self, group: Communicator) -> Communicator:
         """Wrap a group that was split off."""
         return type(self)(group)
+
+    def _take_over(self) -> None:
+        self._frees_inner = True
+        self.inner._take_over()
+
+    def _free(self) -> None:
+        """Free the communicator inside where it was split off together with this one."""
+        if self._frees_inner:
+            self.inner.free()
 
     def barrier(self) -> None:
         self.called("barrier", self.inner.barrier)

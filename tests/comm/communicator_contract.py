@@ -57,6 +57,34 @@ class CommunicatorContract:
         for _ in range(3):
             comm.barrier()
 
+    # -- freeing ----------------------------------------------------------------------------------
+
+    def test_a_group_that_is_freed_refuses_every_call(self, comm):
+        group = comm.split(0)
+        group.allreduce(np.ones(3))
+        assert not group.freed
+        group.free()
+        group.free()  # without effect
+        assert group.freed
+        for call in (group.barrier, lambda: group.allreduce(np.ones(3)), lambda: group.split(0)):
+            with pytest.raises(ValueError, match="the communicator has been freed"):
+                call()
+        comm.barrier()
+
+    def test_a_group_outlives_the_one_that_it_was_split_off_from(self, comm):
+        first = comm.split(comm.rank % 2)
+        second = first.split(0)
+        first.free()
+        x = np.ones(4)
+        second.allreduce(x)
+        assert (x == second.size).all()
+        second.free()
+
+    def test_a_with_block_frees_the_group(self, comm):
+        with comm.split(0) as group:
+            assert group.gather_object(1) == [1] * comm.size
+        assert group.freed
+
     # -- collectives ------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", TYPES)

@@ -26,3 +26,41 @@ def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm,
     monkeypatch.setitem(comm._ops, "sum", comm._mpi.BAND)
     with pytest.raises(TypeError, match=r"^mpi: (MPICH|Open MPI) .* cannot reduce .* float64;"):
         call(comm, np.ones(comm.size))
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("end", ["freed", "dropped", "dropped in a cycle", "a group of a group"])
+def test_there_may_be_more_groups_one_after_the_other_than_mpi_can_hold(comm, end):
+    """MPICH holds some 2,000 at a time."""
+    for _ in range(2500):
+        group = comm.split(0)
+        if end == "freed":
+            group.free()
+        elif end == "dropped in a cycle":
+            group.itself = group
+        elif end == "a group of a group":
+            group = group.split(0)
+    comm.barrier()
+
+
+@pytest.mark.mpi(2)
+def test_a_group_that_one_rank_still_has_is_not_freed(comm):
+    kept = []
+    for _ in range(5):
+        group = comm.split(0)
+        if comm.rank == 1:
+            kept.append(group)
+    raw = [group._comm for group in kept]
+    del group
+    comm.split(0)
+    assert all(raw)  # false once it is freed
+
+
+@pytest.mark.mpi(2)
+def test_a_request_keeps_its_group(comm):
+    x = np.ones(3)
+    request = comm.split(0).iallreduce(x)
+    for _ in range(3):
+        comm.split(0)
+    request.wait()
+    assert x.tolist() == [2.0] * 3

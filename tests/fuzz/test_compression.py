@@ -323,7 +323,7 @@ def test_random_runs_are_the_same_in_one_fit_and_in_several(cases):
             for epochs in range(1, run.epochs + 1):
                 run.fit(parts, epochs)
             same = bytes_of(whole) == bytes_of(parts)
-            parts.exchange.close()
+            parts.exchange.free()
             return same
 
         case.compare(_all_true, run.on_threads(rank), run)

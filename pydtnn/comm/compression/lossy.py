@@ -50,10 +50,11 @@ class LossySums(Sums):
             self.group = self.comm.split(0)
         self.steps = {bucket.index: 0 for bucket in buckets}
 
-    def close(self) -> None:
+    def free(self) -> None:
+        """Free the group. Collective: all ranks call it."""
         if self.group is not self.comm:
             self.group.free()
-        self.group = self.comm
+            self.group = self.comm
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""

@@ -190,6 +190,7 @@ class PowerSGD(LossySums):
         super().__init__(comm)
         self.rank = rank
         self.seed = seed
+        self.seconds: Communicator = self.comm
         self.waiting: deque[_Request] = deque()
         self._buckets: dict[int, _Bucket] = {}
         self._last: dict[int, _Request] = {}
@@ -205,10 +206,12 @@ class PowerSGD(LossySums):
         self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
         self._last.clear()
 
-    def close(self) -> None:
-        if self.group is not self.comm:
+    def free(self) -> None:
+        """Free the groups. Collective: all ranks call it."""
+        super().free()
+        if self.seconds is not self.comm:
             self.seconds.free()
-        super().close()
+            self.seconds = self.comm
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name the error and the last `q` of each matrix."""

@@ -50,11 +50,13 @@ class CompressedSums(LossySums):
         self._kept = {b.index: Kept(b, self.compressor.feedback) for b in buckets}
         self._sizes.clear()
 
-    def close(self) -> None:
+    def free(self) -> None:
+        """Free the groups. Collective: all ranks call it."""
         for adder in self._adders.values():
-            adder.free()
+            if adder is not self.group:
+                adder.free()
         self._adders.clear()
-        super().close()
+        super().free()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name the errors."""

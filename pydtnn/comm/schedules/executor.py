@@ -97,6 +97,11 @@ class Scheduled(Wrapper):
     def wrapped(self, group: Communicator) -> Communicator:
         return Scheduled(group, self.algorithm, self.chunk_bytes, self._asked_for)
 
+    def _free(self) -> None:
+        self.complete()
+        self.carrier.free()
+        super()._free()
+
     def _allreduce(self, array: np.ndarray, op: str) -> None:
         if op == "sum":
             self._iallreduce(array, op).wait()

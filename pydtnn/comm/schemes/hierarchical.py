@@ -37,11 +37,11 @@ class Hierarchical(AllReduce):
             self.leaders = self.comm.split(0 if self.leads else 1)
         super().start(buckets)
 
-    def close(self) -> None:
+    def free(self) -> None:
         if self.buckets:
             self.host.free()
             self.leaders.free()
-        super().close()
+        super().free()
 
     def start_sum(self, bucket: Bucket) -> Request:
         """Sum the bucket's gradients on the host, and start to do so between leaders."""

@@ -70,7 +70,7 @@ def test_four_fits_of_an_epoch_are_one_of_four(comm, name, options, compress):
 
 @pytest.mark.threads(2)
 @every_case
-def test_groups_are_made_once_and_freed_by_close(comm, name, options, compress):
+def test_groups_are_made_once_and_freed_on_request(comm, name, options, compress):
     made: list[Any] = []
     freed: list[Any] = []
     exchange = exchange_of(Counted(comm, made, freed), name, options, compress)
@@ -82,12 +82,12 @@ def test_groups_are_made_once_and_freed_by_close(comm, name, options, compress):
     fit(other, 1)
     assert len(made) == groups
     assert not freed
-    exchange.close()
-    exchange.close()
+    exchange.free()
+    exchange.free()
     assert set(freed) == set(made)
     fit(other, 2)  # a closed exchange can be used again
     assert len(made) == 2 * groups
-    exchange.close()
+    exchange.free()
     assert set(freed) == set(made)
 
 

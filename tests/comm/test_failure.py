@@ -141,6 +141,66 @@ def test_an_error_that_cannot_be_printed_ends_all_ranks(mpiexec, closed):
     assert mpiexec(3, ["-c", START + body + WAIT], timeout=30).returncode != 0
 
 
+LEAVES = {
+    "with a status": "sys.exit(3)",
+    "with status 0": "sys.exit(0)",
+    "by raising SystemExit": "raise SystemExit",
+    "at the end of the program": "ENDED",
+}
+CALLS = {
+    "a collective": "comm.allreduce(np.ones(5))",
+    "a collective that does not wait": "comm.iallreduce(np.ones(5)).wait()",
+    "a message": "comm.recv(np.ones(5), 1)",
+    "a collective of a group": "comm.split(0).gather_object(5)",
+}
+
+
+@pytest.mark.parametrize(
+    ("leaves", "call", "ranks"),
+    [
+        *((leaves, CALLS["a collective"], 2) for leaves in LEAVES.values()),
+        *((LEAVES["with status 0"], call, 3) for call in CALLS.values()),
+    ],
+)
+def test_a_rank_that_waits_for_one_that_has_left_ends_all(mpiexec, leaves, call, ranks):
+    if leaves == "ENDED":
+        body = f"if comm.rank != 1: {call}"
+    else:
+        body = f"if comm.rank == 1: {leaves}\n{call}"
+    finished = mpiexec(ranks, ["-c", START + body], timeout=30)
+    assert finished.returncode != 0
+    (told,) = lines_about("rank ", finished)
+    assert "for rank 1, whose program has ended; all ranks must make the same calls" in told
+
+
+def test_ranks_may_leave_one_after_the_other(mpiexec):
+    """Those that still work need no rank that has left."""
+    body = """
+group = comm.split(comm.rank == 2)
+if comm.rank == 2: sys.exit(0)
+time.sleep(3)
+group.allreduce(np.ones(3))
+if comm.rank == 0:
+    group.send(np.ones(3), 1)
+    time.sleep(3)
+else:
+    group.recv(np.ones(3), 0)
+"""
+    finished = mpiexec(3, ["-c", START + body], timeout=30)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_a_rank_may_wait_long_for_one_that_is_still_there(mpiexec):
+    body = """
+if comm.rank == 1: sys.exit(0)
+if comm.rank == 2: time.sleep(4)
+x = np.ones(3)
+comm.send(x, 0) if comm.rank == 2 else comm.recv(x, 2)
+"""
+    finished = mpiexec(3, ["-c", START + body], timeout=30)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
 TWO_HOSTS = """
 from mpi4py import MPI
 from pydtnn.comm.failure import end_all_ranks_on_error

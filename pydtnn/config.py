@@ -196,6 +196,12 @@ class TrainConfig:
     cuda_aware: bool = option(
         COMMUNICATION, False, "with --comm mpi: the MPI library takes arrays of GPUs as they are"
     )
+    check_messages: bool = option(
+        COMMUNICATION,
+        False,
+        "compare every collective call over the ranks before it is made, to find mistakes in a "
+        "scheme (slow)",
+    )
     device: Literal["cpu", "cuda", "numpy"] = option(
         DEVICE, "cpu", "compiled kernels, one GPU per rank, or the readable reference (slow)"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pydtnn.comm import Communicator
+from pydtnn.comm.checked import Checked
 from pydtnn.comm.compression import Compressor, create_sums
 from pydtnn.comm.exact import ExactSums
 from pydtnn.comm.exchange import GradientExchange
@@ -34,6 +35,11 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
     algorithm = import_object(config.allreduce, "--allreduce")
     check(algorithm, comm.hosts)  # it would hang, or sum wrongly
     return create_allreduce(algorithm, comm)
+
+
+def check_messages(config: TrainConfig, comm: Communicator) -> Communicator:
+    """Let calls be compared over the ranks where `--check-messages` says so. Collective."""
+    return Checked(comm) if config.check_messages else comm
 
 
 def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:

@@ -117,7 +117,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     from pydtnn.comm.gpus import shared_gpu
     from pydtnn.job import create_job, fetch_data
     from pydtnn.machine import cpu_model
-    from pydtnn.parallel import choose_allreduce
+    from pydtnn.parallel import check_messages, choose_allreduce
     from pydtnn.run_directory import run_directory
     from pydtnn.threads import limit_blas_threads, threads_per_rank
     from pydtnn.transport import choose_transport, gpu_facts, take_gpu
@@ -130,6 +130,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     threads = _together(comm, threads_per_rank, comm)
     comm = _together(comm, choose_allreduce, config, comm)
     comm = _together(comm, choose_transport, config, comm, cupy)
+    comm = check_messages(config, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _say(comm, f"{shared}, so each of them is slower than alone")
     if config.download:

@@ -3,6 +3,7 @@
     @pytest.mark.threads(2, 3)          # on 2 and on 3 threads
     @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these
     @pytest.mark.mpi(through=staged)    # each rank calls staged(comm) and tests what it returns
+    @pytest.mark.mpi(checked=False)     # calls are not compared over the ranks (`Checked`)
     def test_every_rank_counts(comm): ...
 
 The body of such a test is what one rank does, and it fails where any rank fails. Fixtures other
@@ -34,6 +35,7 @@ class Group:
     kind: str
     ranks: int
     through: Callable[[Communicator], Communicator] = field(default=lambda comm: comm)
+    checked: bool = True
 
     def __str__(self) -> str:
         return f"{self.kind}{self.ranks}"
@@ -94,4 +96,4 @@ class Groups:
         group = request.param
         if group.kind == "threads" or self.world is None:
             return group
-        return group.through(self.world.comm)
+        return group.through(self.world.comm if group.checked else self.world.plain)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator
+from pydtnn.comm.checked import Checked
 from pydtnn.comm.launch import launched
 from tests.groups import mpi_ranks
 
@@ -34,7 +35,10 @@ class World:
     Attributes
     ----------
     comm : Communicator
-        For the tests; a fresh one after each failure, whose messages may still be on their way.
+        For the tests; a fresh one after each failure, whose messages may still be on their way. It
+        compares the calls of all ranks.
+    plain : Communicator
+        The one inside.
     size : int
         Number of ranks.
     """
@@ -42,14 +46,14 @@ class World:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._meeting = create_communicator("mpi")
-        self.comm = self._meeting.split(0)
-        self.size = self.comm.size
+        self.size = self._meeting.size
+        self._split()
         self._failed = False
         self._file = None
         folder = os.environ.get(REPORTS)
         if folder:
-            self._file = (Path(folder) / f"rank{self.comm.rank}.jsonl").open("w", buffering=1)
-        if self.comm.rank > 0:  # one rank talks; the others do so by their failures
+            self._file = (Path(folder) / f"rank{self._meeting.rank}.jsonl").open("w", buffering=1)
+        if self._meeting.rank > 0:  # one rank talks; the others do so by their failures
             config.pluginmanager.unregister(name="terminalreporter")
 
     @pytest.hookimpl(trylast=True)
@@ -79,8 +83,12 @@ class World:
             time.sleep(0.0005)
         self._write(end=item.nodeid)
         if failed[0]:
-            self.comm = self._meeting.split(0)
+            self._split()
         return result
+
+    def _split(self) -> None:
+        self.plain = self._meeting.split(0)
+        self.comm = Checked(self.plain)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed |= report.failed

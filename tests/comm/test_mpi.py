@@ -6,12 +6,12 @@ import pytest
 from tests.comm.communicator_contract import CommunicatorContract
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(checked=False)
 class TestMpi(CommunicatorContract):
     pass
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(1, 2, checked=False)
 @pytest.mark.parametrize(
     "call",
     [
@@ -28,7 +28,7 @@ def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm,
         call(comm, np.ones(comm.size))
 
 
-@pytest.mark.mpi(2)
+@pytest.mark.mpi(2, checked=False)
 @pytest.mark.parametrize("end", ["freed", "dropped", "dropped in a cycle", "a group of a group"])
 def test_there_may_be_more_groups_one_after_the_other_than_mpi_can_hold(comm, end):
     """MPICH holds some 2,000 at a time."""
@@ -43,7 +43,7 @@ def test_there_may_be_more_groups_one_after_the_other_than_mpi_can_hold(comm, en
     comm.barrier()
 
 
-@pytest.mark.mpi(2)
+@pytest.mark.mpi(2, checked=False)
 def test_a_group_that_one_rank_still_has_is_not_freed(comm):
     kept = []
     for _ in range(5):
@@ -56,7 +56,7 @@ def test_a_group_that_one_rank_still_has_is_not_freed(comm):
     assert all(raw)  # false once it is freed
 
 
-@pytest.mark.mpi(2)
+@pytest.mark.mpi(2, checked=False)
 def test_a_request_keeps_its_group(comm):
     x = np.ones(3)
     request = comm.split(0).iallreduce(x)

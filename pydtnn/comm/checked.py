@@ -1,0 +1,176 @@
+"""A communicator that compares the calls of all ranks before it makes them.
+
+Over MPI, an allreduce of 5 elements on one rank and of 6 on another may hang, give wrong numbers or
+write beyond an array. Here every collective call is described in a sentence: operation, length,
+type, reduction, root. Each rank sends a number made of it; where these differ the sentences are
+compared, and every rank raises the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.errors import AgreedError
+
+
+class Checked(Wrapper):
+    """Compare every collective call over the ranks, then hand it over to another communicator.
+
+    For finding mistakes: each call takes a small reduction more. Lengths of messages from rank to
+    rank are compared by every communicator.
+
+    A call that does not wait starts when the numbers of all ranks are there, and calls start in the
+    order in which they were made. So whoever waits also starts what has been called before.
+
+    Parameters
+    ----------
+    inner : Communicator
+        Collective: all ranks make one.
+
+    Raises
+    ------
+    AgreedError
+        By the calls, or by the `wait` or `test` of their requests: on all ranks, where one calls
+        something else than the others.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.capturable = False
+        # Apart from the user's calls and from each other: when ranks notice a difference they have
+        # made different numbers of later calls.
+        self._carrier, self._explains = inner.split(0), inner.split(0)
+        self._pending: deque[_Pending] = deque()
+
+    def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        pending = self._compare(what, lambda: None, args)
+        pending.start_in_turn()
+        return call(*args)
+
+    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
+        if what in ("send", "recv"):
+            return _Message(self, call(*args))
+        return self._compare(what, lambda: call(*args), args)
+
+    def start_ready(self) -> None:
+        """Start the calls that all ranks have made, in order."""
+        while self._pending and self._pending[0].is_compared():
+            self._pending.popleft().start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits for other ranks to make it."""
+        return not self._pending
+
+    def _compare(
+        self, what: str, start: Callable[[], Request | None], args: tuple[Any, ...]
+    ) -> _Pending:
+        pending = _Pending(self, _sentence(what, args), start)
+        self._pending.append(pending)
+        self.start_ready()
+        return pending
+
+    def _free(self) -> None:
+        self._carrier.free()
+        self._explains.free()
+        super()._free()
+
+
+class _Pending(Request):
+    """A collective call: compared, then started, then complete."""
+
+    def __init__(self, comm: Checked, sentence: str, start: Callable[[], Request | None]) -> None:
+        self._comm = comm
+        self._sentence = sentence
+        self._start = start
+        self._request: Request | None = None
+        digest = hashlib.blake2b(sentence.encode(), digest_size=16).digest()
+        own = np.frombuffer(digest, np.int32)
+        # The greatest and, negated, the least of all ranks; in 64 bits no negation overflows.
+        self._numbers = np.concatenate([own, -own.astype("int64")])
+        self._compared = comm._carrier.iallreduce(self._numbers, "max")
+        self._started = False
+
+    def is_compared(self) -> bool:
+        return self._compared.test()
+
+    def start(self) -> None:
+        """Start the call, as it is now the oldest one."""
+        self._compared.wait()
+        self._started = True
+        greatest, least = np.split(self._numbers, 2)
+        if (greatest != -least).any():
+            raise AgreedError(_difference(self._comm._explains.gather_object(self._sentence)))
+        self._request = self._start()
+
+    def start_in_turn(self) -> None:
+        """Start this call and those that were made before it."""
+        while not self._started:
+            self._comm._pending.popleft().start()
+
+    def wait(self) -> None:
+        self.start_in_turn()
+        if self._request is not None:
+            self._request.wait()
+
+    def test(self) -> bool:
+        self._comm.start_ready()
+        return self._started and (self._request is None or self._request.test())
+
+
+class _Message(Request):
+    """A message from rank to rank: who waits for it meanwhile starts the calls made before."""
+
+    def __init__(self, comm: Checked, request: Request) -> None:
+        self._comm = comm
+        self._request = request
+
+    def wait(self) -> None:
+        while not self._comm.is_idle and not self._request.test():
+            self._comm.start_ready()
+            time.sleep(0)  # ranks that are threads of one process take turns
+        self._request.wait()
+
+    def test(self) -> bool:
+        self._comm.start_ready()
+        return self._request.test()
+
+
+def _sentence(what: str, args: tuple[Any, ...]) -> str:
+    """Describe a call by all that must be alike: "allreduce sum of 5 float32"."""
+    if what in ("allreduce", "iallreduce"):
+        array, op = args
+        return f"{what} {op} of {_what(array)}"
+    if what == "broadcast":
+        array, root = args
+        return f"broadcast of {_what(array)} from rank {root}"
+    if what in ("reduce_scatter", "allgather"):
+        array, counts, _ = args
+        return f"{what} of {sum(counts)} {array.dtype.name} by {list(counts)}"
+    return what
+
+
+def _what(array: Any) -> str:
+    return f"{array.size} {array.dtype.name}"
+
+
+def _difference(sentences: list[str]) -> str:
+    """Name the ranks that call something else than most; than rank 0 where there are no most."""
+    usual = max(dict.fromkeys(sentences), key=sentences.count)
+    odd = next(rank for rank, sentence in enumerate(sentences) if sentence != usual)
+    same = [rank for rank, sentence in enumerate(sentences) if sentence == sentences[odd]]
+    ranks = f"rank{'s' * (len(same) > 1)} {', '.join(map(str, same))}"
+    verb = "call" if len(same) > 1 else "calls"
+    other = sentences.index(usual)
+    return (
+        f"{ranks} {verb} {sentences[odd]} where rank {other} calls {usual}; all ranks must make "
+        "the same calls in the same order"
+    )

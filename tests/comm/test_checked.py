@@ -1,0 +1,110 @@
+"""A communicator that compares what ranks call, before they do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.checked import Checked
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.errors import AgreedError
+from tests.comm.communicator_contract import CommunicatorContract
+
+
+@pytest.mark.threads(1, 2, 3, through=Checked)
+class TestCheckedThreads(CommunicatorContract):
+    pass
+
+
+@pytest.mark.mpi(2, 3)
+class TestChecked(CommunicatorContract):
+    pass
+
+
+Call = Callable[[Communicator, int], object]
+
+DIFFERENT: dict[str, tuple[Call, str]] = {
+    "lengths": (
+        lambda comm, odd: comm.iallreduce(np.ones(5 + odd)).wait(),
+        "rank 1 calls iallreduce sum of 6 float64 where rank 0 calls iallreduce sum of 5 float64",
+    ),
+    "types": (
+        lambda comm, odd: comm.allreduce(np.ones(5, ["float32", "int32"][odd])),
+        "rank 1 calls allreduce sum of 5 int32 where rank 0 calls allreduce sum of 5 float32",
+    ),
+    "operations": (
+        lambda comm, odd: comm.allreduce(np.ones(5), ["sum", "max"][odd]),
+        "rank 1 calls allreduce max of 5 float64 where rank 0 calls allreduce sum of 5 float64",
+    ),
+    "roots": (
+        lambda comm, odd: comm.broadcast(np.ones(5), odd),
+        "rank 1 calls broadcast of 5 float64 from rank 1 where rank 0 calls broadcast of 5 float64",
+    ),
+    "calls": (
+        lambda comm, odd: comm.barrier() if odd else comm.allreduce(np.ones(5)),
+        "rank 1 calls barrier where rank 0 calls allreduce sum of 5 float64",
+    ),
+    "waiting": (
+        lambda comm, odd: comm.allreduce(np.ones(5)) if odd else comm.iallreduce(np.ones(5)).wait(),
+        "rank 1 calls allreduce sum of 5 float64 where rank 0 calls iallreduce sum of 5 float64",
+    ),
+    "counts": (
+        lambda comm, odd: (
+            comm.allgather(np.ones(1), [1] * comm.size, np.ones(comm.size, "float64"))
+            if odd
+            else comm.reduce_scatter(np.ones(comm.size), [1] * comm.size, np.ones(1))
+        ),
+        "rank 1 calls allgather of ",
+    ),
+    "what comes later": (
+        lambda comm, odd: [
+            r.wait() for r in [comm.iallreduce(np.ones(n)) for n in (5, 4 + odd, 3)][::-1]
+        ],
+        "rank 1 calls iallreduce sum of 5 float64 where rank 0 calls iallreduce sum of 4 float64",
+    ),
+}
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2, 3, checked=False)
+@pytest.mark.parametrize("through", [lambda comm: comm, lambda comm: Scheduled(comm, "ring")])
+@pytest.mark.parametrize(("call", "words"), DIFFERENT.values(), ids=DIFFERENT)
+def test_calls_that_differ_are_refused_on_all_ranks(
+    comm: Communicator, through: Callable[[Communicator], Communicator], call: Call, words: str
+) -> None:
+    checked = Checked(through(comm.split(0)))
+    with pytest.raises(AgreedError) as caught:
+        call(checked, int(comm.rank == 1))
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).endswith("all ranks must make the same calls in the same order")
+    assert len(set(comm.gather_object(str(caught.value)))) == 1
+
+
+@pytest.mark.threads(4)
+def test_the_ranks_that_differ_from_most_are_named(comm: Communicator) -> None:
+    with pytest.raises(AgreedError, match=r"^rank 0 calls allreduce sum of 1 "):
+        Checked(comm).allreduce(np.ones(2 if comm.rank else 1))
+
+
+@pytest.mark.threads(2)
+@pytest.mark.mpi(2, checked=False)
+def test_a_message_may_come_before_a_call_that_does_not_wait(comm: Communicator) -> None:
+    """On rank 1 the call comes after a message that rank 0 sends after its call."""
+    checked, x, y = Checked(comm), np.ones(3), np.zeros(2)
+    if comm.rank == 0:
+        request = checked.iallreduce(x)
+        checked.send(y + 7, 1)
+    else:
+        checked.recv(y, 0)
+        request = checked.iallreduce(x)
+        assert y.tolist() == [7, 7]
+    request.wait()
+    assert x.tolist() == [2, 2, 2]
+    z = np.zeros(1)
+    request = checked.iallreduce(x)
+    checked.recv(z, 1) if comm.rank == 0 else checked.send(z, 0)
+    request.wait()
+    assert x.tolist() == [4, 4, 4]

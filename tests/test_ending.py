@@ -1,0 +1,85 @@
+"""However one rank ends, whenever, the others end too: within seconds, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Finished
+from tests.small_run import TINY, only_line
+
+PROGRAM = """
+import atexit, os, sys
+RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+
+class Odd(BaseException):
+    pass
+
+def strike(phase):
+    if RANK == 1 and phase == os.environ["PHASE"]:
+        exec(os.environ["ACT"])
+
+import numpy as np
+from pydtnn import train
+from pydtnn.callbacks import Callback, HistoryWriter
+from pydtnn.data import synthetic
+from pydtnn.trainer import Trainer
+import pydtnn.weights
+
+def patch(owner, name, phase):
+    original = getattr(owner, name)
+    def struck(*args, **keywords):
+        strike(phase)
+        return original(*args, **keywords)
+    setattr(owner, name, struck)
+
+patch(train, "create_communicator", "communicator")
+patch(train, "parse", "parse")
+import pydtnn.job, pydtnn.callbacks.checkpointing, pydtnn.report, pydtnn.threads
+patch(pydtnn.threads, "threads_per_rank", "threads")
+patch(pydtnn.job, "create_data", "data")
+patch(pydtnn.job, "create_network", "network")
+patch(Trainer, "_begin", "step")
+patch(Trainer, "evaluate", "evaluation")
+patch(HistoryWriter, "on_epoch_end", "callback")
+patch(pydtnn.callbacks.checkpointing, "save_checkpoint", "checkpoint")
+patch(pydtnn.report, "print_report", "report")
+atexit.register(strike, "exit")
+strike("import")
+status = train.main()
+strike("end")
+sys.exit(status)
+"""
+
+PHASES = [
+    *("parse", "threads", "data", "network", "step", "evaluation", "callback", "checkpoint"),
+    *("report", "end"),
+]
+ACTS = {
+    "fault": ("raise KeyError('thing')", "KeyError: 'thing'"),
+    "sentence": ("raise ValueError('Bad: thing.')", "Bad: thing."),
+    "exit": ("sys.exit(0)", "rank 1"),
+    "base": ("raise Odd('thing')", "Odd: thing"),
+}
+
+
+CASES = [(phase, act) for phase in PHASES for act in ("fault", "exit")]
+CASES += [(phase, act) for phase in ("parse", "step", "end") for act in ("sentence", "base")]
+
+
+@pytest.mark.parametrize(("phase", "act"), CASES)
+def test_a_rank_that_ends_in_any_phase_ends_all(
+    phase: str, act: str, mpiexec: Callable[..., Finished], tmp_path: Path
+) -> None:
+    code, words = ACTS[act]
+    ranks = 2 + (PHASES.index(phase) + [*ACTS].index(act)) % 2
+    environment = {"PHASE": phase, "ACT": code, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    arguments = ["-c", PROGRAM, *TINY, "--epochs=1", "--output-dir=run"]
+    done = mpiexec(ranks, arguments, timeout=120, environment=environment, directory=tmp_path)
+    if (phase, act) == ("end", "exit"):  # all have trained, and may leave as they like
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    assert done.returncode != 0
+    assert words in only_line(done.stderr)

@@ -142,7 +142,7 @@ def _parser() -> _Parser:
 def _names() -> str:
     """List what can be named, for the end of the help page."""
     from pydtnn.comm.compression import COMPRESSORS
-    from pydtnn.comm.schedules import SCHEDULES
+    from pydtnn.comm.schedules.auto import NAMES
     from pydtnn.comm.schemes import SCHEMES
     from pydtnn.data import AUGMENTATIONS, DATASETS
     from pydtnn.losses import LOSSES
@@ -161,7 +161,7 @@ def _names() -> str:
         "schedules": RATES,
         "schemes": SCHEMES,
         "compressors": COMPRESSORS,
-        "allreduces": ["vendor", "auto", *SCHEDULES],
+        "allreduces": NAMES,
     }
     widest = max(map(len, kinds))
     lines = [

@@ -175,17 +175,21 @@ class TrainConfig:
     )
     allreduce: str = option(
         COMMUNICATION,
-        "vendor",
-        "how arrays are summed: vendor is MPI's own way, auto the fastest for each size; or "
-        "path/to/file.py:function",
+        "rule",
+        "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
+        "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
     )
     overlap: bool = option(
         COMMUNICATION,
         True,
         "exchange gradients while backward runs; --no-overlap shows what it gains",
     )
-    bucket_bytes: int = option(
-        COMMUNICATION, 1 << 20, "size of the messages with gradients, in B", at_least=1
+    bucket_bytes: int | None = option(
+        COMMUNICATION,
+        None,
+        "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
+        "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
+        at_least=1,
     )
     comm: Literal["auto", "mpi", "nccl"] = option(
         COMMUNICATION,
@@ -290,7 +294,7 @@ class TrainConfig:
                 raise ValueError(f"train: {usual[name].flag} needs {partner}")
 
     def _check_device(self) -> None:
-        cuda, schedule = self.device == "cuda", self.allreduce != "vendor"
+        cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
         for wrong, sentence in (
             (self.comm == "nccl" and not cuda, "--comm nccl needs --device cuda"),
             (self.cuda_aware and not cuda, "--cuda-aware needs --device cuda"),

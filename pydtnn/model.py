@@ -38,8 +38,9 @@ class Model:
         backend take 32 bits and more, so that it computes 16 bits with the reference, slowly.
     seed : int
         Of the initial weights: they are a function of the seed and each parameter's name.
-    bucket_bytes : int
-        Size of the messages in which gradients are exchanged.
+    bucket_bytes : int, optional
+        Size of the messages in which gradients are exchanged. By default 1 MiB, until a trainer
+        whose ranks are on several hosts chooses another (`settle_buckets`).
     input_gradient : bool
         Whether `backward` computes the gradient of the model's inputs too.
     fuse : bool
@@ -65,7 +66,7 @@ class Model:
         backend: Backend | str = "cpu",
         dtype: str = "float32",
         seed: int = 0,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         input_gradient: bool = False,
         fuse: bool = True,
     ) -> None:
@@ -74,14 +75,19 @@ class Model:
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.dtype = np.dtype(dtype)
         self.seed = whole("Model", "seed", seed, at_least=0)
-        bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
+        if bucket_bytes is not None:
+            bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
+        self._settled = bucket_bytes is not None
         self.input_shapes = _shapes(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
-        self._place_parameters(bucket_bytes)
+        self._place_parameters(bucket_bytes or DEFAULT_BUCKET_BYTES)
+        for p in self.parameters.values():
+            p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
+        self.refresh()
         self.backend.trim()  # what initial values needed on the way
         statistics = [s for layer in self.layers for s in layer.statistics]
         self.statistics = RunningStatistics(statistics, self.backend)
@@ -107,9 +113,23 @@ class Model:
         self.parameters: dict[str, Parameter] = {p.name: p for p, _ in ready}
         buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
         self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
-        for p in self.parameters.values():
-            p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
-        self.refresh()
+
+    def settle_buckets(self, choose: Callable[[int, int], int]) -> None:
+        """Cut the parameters anew where `bucket_bytes` was not given; only the first call does.
+
+        Later an optimizer holds the arrays. Values stay, in new arrays. `choose` is given the
+        bytes of all gradients and the usual length of buckets, and returns a length.
+        """
+        total = sum(buffer.grads.nbytes for buffer in self.buffers)
+        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
+        if not self._settled and nbytes != DEFAULT_BUCKET_BYTES:
+            values = {name: p.master.copy() for name, p in self.parameters.items()}
+            self._place_parameters(nbytes)
+            for name, p in self.parameters.items():
+                p.master[...] = values[name]
+            self.refresh()
+            self.backend.trim()
+        self._settled = True
 
     def refresh(self) -> None:
         """Round the parameters into the working copies of a 16-bit model; forward begins so."""

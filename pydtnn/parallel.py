@@ -11,8 +11,9 @@ from pydtnn.comm.checked import Checked
 from pydtnn.comm.compression import Compressor, create_sums
 from pydtnn.comm.exact import ExactSums
 from pydtnn.comm.exchange import GradientExchange
-from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
+from pydtnn.comm.schedules.rule import VENDOR
 from pydtnn.comm.schemes import SCHEMES
 from pydtnn.comm.sums import Sums
 from pydtnn.config import TrainConfig
@@ -31,7 +32,10 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
         For an unknown name, and for an algorithm of a file that does not add up on these ranks.
     """
     if not is_own(config.allreduce):
-        return create_allreduce(config.allreduce, comm)
+        # On GPUs, whatever carries their arrays sums them, unless they go through host memory.
+        device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
+        name = VENDOR if device and config.allreduce == RULE else config.allreduce
+        return create_allreduce(name, comm)
     algorithm = import_object(config.allreduce, "--allreduce")
     check(algorithm, comm.hosts)  # it would hang, or sum wrongly
     return create_allreduce(algorithm, comm)

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from pydtnn.comm.schedules.auto import VENDOR, Auto, Choice
+from pydtnn.comm.schedules.auto import RULE, Auto, Choice
+from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
 from pydtnn.config import TrainConfig
 from pydtnn.files import write_file
@@ -171,16 +172,28 @@ def _communication(job: Job) -> list[tuple[str, str]]:
     rows = [("scheme", said)] if said != TrainConfig.scheme else []
     if isinstance(inner, Auto):
         rows += [("allreduce", _choice(choice)) for choice in inner.choices]
-    elif config.allreduce != TrainConfig.allreduce:
+    elif config.allreduce != RULE:
         rows.append(("allreduce", config.allreduce))
-    return rows
+    elif isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):
+        rows.append(("allreduce", explain(inner.hosts)))
+    return rows + _buckets(job)
+
+
+def _buckets(job: Job) -> list[tuple[str, str]]:
+    """Say how long the messages with gradients are, where hosts make a difference."""
+    buckets, comm = job.trainer.model.buckets, job.trainer.comm
+    if len(set(comm.hosts)) == 1:
+        return []
+    longest = max(bucket.grads.nbytes for bucket in buckets)
+    return [("buckets", f"{len(buckets)} of gradients, up to {longest / 1024:.0f} KiB")]
 
 
 def _choice(choice: Choice) -> str:
-    """Say what was fastest, beside MPI's own way."""
-    ours, vendors = (1e3 * choice.seconds[name] for name in (choice.name, VENDOR))
+    """Say what was fastest, beside MPI's own way where that can sum such elements."""
     size = f"{choice.nbytes} B" if choice.nbytes < 1024 else f"{choice.nbytes / 1024:g} KiB"
-    times = f"{ours:.3g} ms ({VENDOR} {vendors:.3g} ms)"
+    times = f"{1e3 * choice.seconds[choice.name]:.3g} ms"
+    if VENDOR in choice.seconds:
+        times += f" ({VENDOR} {1e3 * choice.seconds[VENDOR]:.3g} ms)"
     return f"up to {size} of {choice.dtype}: {choice.name}, {times}"
 
 

@@ -118,6 +118,7 @@ class Trainer:
         self.totals = self.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
+        model.settle_buckets(self.exchange.bucket_bytes)
         optimizer.bind(model.backend, model.buffers, self.exchange)
         optimizer.scale_loss(self.loss_scale)
         self.binding = optimizer.binding

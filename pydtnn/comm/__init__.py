@@ -35,7 +35,9 @@ def create_communicator(name: str = "auto") -> Communicator:
     Returns
     -------
     Communicator
-        With "mpi", an uncaught error of one rank ends all of them from now on.
+        With "mpi", an uncaught error of one rank ends all of them from now on. Where there are
+        several hosts, arrays are summed by a rule that knows them, `pydtnn.comm.schedules.rule`;
+        ``create_allreduce("vendor", comm)`` gives the MPI library's own way back.
 
     Raises
     ------
@@ -50,6 +52,7 @@ def create_communicator(name: str = "auto") -> Communicator:
         return Serial()
     if name == "mpi":
         from pydtnn.comm.mpi import create_mpi
+        from pydtnn.comm.schedules.rule import by_rule
 
-        return create_mpi()
+        return by_rule(create_mpi())
     raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))

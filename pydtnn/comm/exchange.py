@@ -17,6 +17,7 @@ from pydtnn.comm.arrays import fill, to_host
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.metered import Metered
 from pydtnn.comm.option import option, set_options, signature_of
+from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.comm.sums import Sums
 from pydtnn.kernels.reference.family import Number
 from pydtnn.parameters import Bucket
@@ -127,6 +128,21 @@ class GradientExchange:
             Samples of this rank and of all ranks in this step.
         """
         return 1 / total
+
+    def bucket_bytes(self, total: int, usual: int) -> int:
+        """Choose the length of buckets, in B, where the user does not: by the ranks' hosts.
+
+        Parameters
+        ----------
+        total : int
+            Of all gradients, in B.
+        usual : int
+            Inside a host; where the cut must not show in results, in exact training; and where
+            messages go from GPU to GPU.
+        """
+        if self.sums.shards is not None or self.comm.capturable:
+            return usual
+        return bucket_bytes(self.comm.hosts, total, usual)
 
     def begin(self, buckets: tuple[Bucket, ...]) -> None:
         """Begin to train a model, or go on; the trainer calls it when `fit` begins.

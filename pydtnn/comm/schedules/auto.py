@@ -1,4 +1,4 @@
-"""Which allreduce to use: the communicator's own, a schedule by name, or what proves fastest."""
+"""Which allreduce to use: by a rule, the communicator's own, by name, or what proves fastest."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
 from pydtnn.suggest import unknown
 
-VENDOR = "vendor"
-"""Name of the allreduce that the communicator brings along."""
+RULE, AUTO = "rule", "auto"
+"""Names of two ways to choose: without measuring, and by it."""
+NAMES = (RULE, VENDOR, AUTO, *SCHEDULES)
+"""All that `create_allreduce` knows."""
 TURNS = 7
 """How often each candidate is tried; the first turn makes connections and does not count."""
 LONGEST = 2.0
@@ -27,26 +30,31 @@ def create_allreduce(algorithm: str | Algorithm, comm: Communicator) -> Communic
 
     Parameters
     ----------
-    algorithm : {"vendor", "auto", a name of `SCHEDULES`} or Algorithm
-        "vendor" is the communicator's own way, "auto" whichever is fastest here (`Auto`).
+    algorithm : {"rule", "vendor", "auto", a name of `SCHEDULES`} or Algorithm
+        "rule" is what `create_communicator` does already (`pydtnn.comm.schedules.rule`), "vendor"
+        the MPI library's own way, "auto" whichever is fastest here (`Auto`).
     comm : Communicator
+        If it follows the rule, it does no longer.
 
     Returns
     -------
     Communicator
-        `comm` itself for "vendor".
+        For "vendor", and for "rule" inside a host, `comm` itself or what it was made of.
 
     Raises
     ------
     ValueError
         For an unknown name.
     """
+    if isinstance(algorithm, str) and algorithm not in NAMES:
+        raise ValueError(unknown("allreduce", algorithm, NAMES))
+    if algorithm == RULE:
+        return by_rule(comm)
+    comm = without_rule(comm)
     if algorithm == VENDOR:
         return comm
-    if algorithm == "auto":
+    if algorithm == AUTO:
         return Auto(comm)
-    if isinstance(algorithm, str) and algorithm not in SCHEDULES:
-        raise ValueError(unknown("allreduce", algorithm, (VENDOR, "auto", *SCHEDULES)))
     return Scheduled(comm, algorithm)
 
 
@@ -99,7 +107,7 @@ class Auto(Scheduled):
     def __init__(
         self, inner: Communicator, candidates: Sequence[str] = (VENDOR, *SCHEDULES)
     ) -> None:
-        super().__init__(inner, "auto")
+        super().__init__(inner, AUTO)
         self.candidates = tuple(candidates)
         self._chosen: dict[tuple[str, np.dtype, int], Choice] = {}
 

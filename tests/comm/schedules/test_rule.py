@@ -1,0 +1,208 @@
+"""The rule: what it chooses, that sums between emulated hosts are right and repeat to the byte."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pydtnn.comm import create_communicator, mpi, run_threads
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import Auto, create_allreduce
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.rule import (
+    BUCKETS,
+    FEW,
+    SHORT,
+    SHORTEST,
+    VENDOR,
+    Ruled,
+    bucket_bytes,
+    by_rule,
+    choose,
+    explain,
+)
+from pydtnn.comm.wrapper import Wrapper
+from tests.comm.communicator_contract import contract, total, whole
+
+HOSTS = ("ab", "aab", "aabb", "abab", "abc", "aaabbc", "abcdefgh", "abcdefghi", "aabbccddee")
+F32, F16, BF16 = np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.threads(2, 3)
+class TestRuled(contract(lambda comm: Ruled(comm, "hierarchical"))):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nbytes", "dtype", "expected"),
+    [
+        ("a", 10**6, F32, VENDOR),
+        ("aaaa", 10**9, F32, VENDOR),
+        ("aaaa", 10**6, BF16, VENDOR),
+        ("aabb", SHORT, F32, VENDOR),
+        ("aabb", SHORT + 1, F32, "hierarchical"),
+        ("aabb", 2, F16, "hierarchical"),
+        ("abab", 10**6, BF16, "hierarchical"),
+        ("aab", 10**6, F32, "hierarchical"),
+        ("ab", 10**6, F32, "direct"),
+        ("abcd", 10**6, F32, "direct"),
+        (range(FEW), 10**6, F32, "direct"),
+        (range(FEW + 1), 10**6, F32, "hierarchical"),
+        (range(FEW + 1), 8, F32, VENDOR),
+    ],
+)
+def test_hosts_length_and_type_decide(hosts, nbytes, dtype, expected):
+    assert choose(hosts, nbytes, dtype) == expected
+    assert expected in (VENDOR, *SCHEDULES)
+
+
+def test_buckets_are_a_quarter_of_the_gradients_between_hosts_within_limits():
+    usual = 1 << 20
+    for gradients in (1, 10**5, 10**6, 10**9):
+        assert bucket_bytes("aaa", gradients, usual) == usual
+    assert bucket_bytes("ab", 1_090_000, usual) == 1_090_000 // BUCKETS
+    assert bucket_bytes("ab", 10_000, usual) == SHORTEST
+    assert bucket_bytes("ab", 10**9, usual) == usual
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ("aa", "vendor: all ranks share a host"),
+        ("aabb", "hierarchical, vendor up to 8 KiB: there are 2 hosts of 2 ranks"),
+        ("abc", "direct, vendor up to 8 KiB: there are 3 hosts of 1 rank"),
+        ("aabaa", "hierarchical, vendor up to 8 KiB: there are 2 hosts of 1 to 4 ranks"),
+    ],
+)
+def test_the_rule_says_why(hosts, words):
+    assert explain(hosts) == words
+
+
+class Counts(Wrapper):
+    """Counts the calls that reach the communicator inside."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.calls = Counter()
+
+    def called(self, what, call, *args):
+        self.calls[what] += 1
+        return call(*args)
+
+    def started(self, what, call, *args):
+        return self.called(what, call, *args)
+
+    def wrapped(self, group):
+        return group
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abc"])
+def test_long_sums_go_by_the_schedule_and_short_ones_and_extremes_do_not(hosts):
+    short, long = np.ones(SHORT // 4, "float32"), np.ones(SHORT // 4 + 1, "float32")
+    half = np.ones(3, "float16")
+
+    def calls(comm):
+        counts = Counts(comm)
+        ruled = by_rule(counts)
+        found = []
+        for array, op in ((short, "sum"), (long, "sum"), (half, "sum"), (long, "max")):
+            counts.calls.clear()
+            ruled.allreduce(array.copy(), op)
+            ruled.iallreduce(array.copy(), op).wait()
+            found.append(dict(counts.calls))
+        return found
+
+    own = {"allreduce": 1, "iallreduce": 1}
+    assert run_threads(3, calls, hosts=hosts) == [[own, {}, {}, own]] * 3
+
+
+@pytest.mark.parametrize("dtype", [F32, np.dtype("float64"), np.dtype("int32"), F16, BF16], ids=str)
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_sums_between_hosts_are_exact_where_they_can_be(hosts, dtype):
+    lengths = (1, 7, SHORT // dtype.itemsize, SHORT // dtype.itemsize + 1, 40_009)
+
+    def sums(comm):
+        ruled = by_rule(comm)
+        waiting, blocking = ([whole(comm.rank, n, dtype) for n in lengths] for _ in range(2))
+        requests = [ruled.iallreduce(x) for x in waiting]  # all under way at once
+        for x in blocking:
+            ruled.allreduce(x)
+        for request in requests:
+            request.wait()
+        for n, x, y in zip(lengths, waiting, blocking, strict=True):
+            np.testing.assert_array_equal(x, total(comm, n, dtype))
+            np.testing.assert_array_equal(y, total(comm, n, dtype))
+
+    run_threads(len(hosts), sums, hosts=hosts)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_sums_are_the_same_bytes_on_all_ranks_and_in_every_run(hosts):
+    n = 5_003
+
+    def contribution(rank):
+        return np.random.default_rng(rank).normal(size=n).astype("float32")
+
+    def once(comm):
+        x = contribution(comm.rank)
+        by_rule(comm).iallreduce(x).wait()
+        return x
+
+    runs = [run_threads(len(hosts), once, hosts=hosts) for _ in range(2)]
+    assert len({x.tobytes() for results in runs for x in results}) == 1
+    parts = [contribution(rank).astype("float64") for rank in range(len(hosts))]
+    exact = [math.fsum(values) for values in zip(*parts, strict=True)]
+    # Each of the P - 1 additions errs by half an ulp of a partial sum, at most the sum of sizes.
+    bound = (len(hosts) - 1) * np.finfo("float32").eps / 2 * sum(map(np.abs, parts))
+    assert (np.abs(runs[0][0] - exact) <= 1.01 * bound).all()
+
+
+def test_groups_follow_the_rule_on_their_own_hosts():
+    def describe(comm):
+        ruled = by_rule(comm)
+        inside, across = ruled.split_by_host(), ruled.split(comm.local_rank)
+        x = np.ones(SHORT)
+        across.allreduce(x)
+        return type(inside) is type(comm), across.algorithm, x[-1]
+
+    assert run_threads(4, describe, hosts="aabb") == [(True, "direct", 2)] * 4
+
+
+def test_inside_a_host_everything_is_as_it_was():
+    def same(comm):
+        return by_rule(comm) is comm and create_allreduce("rule", comm) is comm
+
+    assert run_threads(3, same) == [True] * 3
+
+
+def test_other_names_take_the_place_of_the_rule():
+    def create(comm):
+        ruled = by_rule(comm)
+        assert create_allreduce("rule", ruled) is ruled
+        assert create_allreduce("vendor", ruled) is comm
+        ring, auto = create_allreduce("ring", ruled), create_allreduce("auto", ruled)
+        assert ring.inner is comm
+        assert auto.inner is comm
+        return type(ruled), type(ring), type(auto)
+
+    assert run_threads(2, create, hosts="ab") == [(Ruled, Scheduled, Auto)] * 2
+
+
+@pytest.mark.parametrize("hosts", ["aab", "aaa"])
+def test_the_communicator_of_all_ranks_follows_the_rule(monkeypatch, hosts):
+    """Ranks and their hosts are those of threads; MPI would make them the same way."""
+    current = threading.local()
+    monkeypatch.setattr(mpi, "create_mpi", lambda: current.comm)
+
+    def create(comm):
+        current.comm = comm
+        made = create_communicator("mpi")
+        return made is comm, isinstance(made, Ruled)
+
+    expected = (True, False) if len(set(hosts)) == 1 else (False, True)
+    assert run_threads(3, create, hosts=hosts) == [expected] * 3

@@ -27,6 +27,7 @@ from report import Report
 
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.cost import cost
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.network import Network
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     args = parser.parse_args()
-    comm = create_communicator()
+    comm = create_allreduce("vendor", create_communicator())
     report = Report(args.output) if comm.rank == 0 else None
 
     def say(text: str) -> None:

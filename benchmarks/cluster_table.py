@@ -1,7 +1,7 @@
-"""What pays on slow links: allreduce schedules beside their predicted times, and whole steps.
+"""What pays on slow links: allreduce schedules beside their predicted times, whole steps, defaults.
 
-`cluster.py --table` prints this table. Both parts are programs that users run, too: the first is
-`allreduce.py`, the second `pydtnn.train`.
+`cluster.py --table` prints this table. Its parts are programs that users run, too: `allreduce.py`,
+`pydtnn.train`, and `default.py`, which has the default compete with all that could be set.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from cluster_launch import Cluster
 from report import Report
 
 ALLREDUCE = Path(__file__).with_name("allreduce.py")
+DEFAULT = Path(__file__).with_name("default.py")
 NBYTES = 2_600_000  # all gradients of a ResNet-44
 BATCH = 16  # per rank
 STEPS = 16  # of an epoch; local SGD averages twice
 EPOCHS = 2
 
-FOUR_BUCKETS = ("--allreduce", "hierarchical", "--bucket-bytes", "262144")
+MPIS_OWN = ("--allreduce", "vendor", "--bucket-bytes", "1048576")
 VARIANTS = {
     "uncompressed": (),
     "uncompressed, no overlap": ("--no-overlap",),
-    "hierarchical, 4 buckets": FOUR_BUCKETS,
-    "the same, no overlap": (*FOUR_BUCKETS, "--no-overlap"),
+    "MPI's own, 1 MiB": MPIS_OWN,
+    "the same, no overlap": (*MPIS_OWN, "--no-overlap"),
     "top-k 1 %, error feedback": ("--compress", "top_k", "--compress-options", '{"share": 0.01}'),
     "PowerSGD, rank 2": ("--compress", "power_sgd", "--compress-options", '{"rank": 2}'),
     "local SGD, period 8": ("--scheme", "local_sgd", "--scheme-options", '{"period": 8}'),
 }
-"""Options of `pydtnn.train`; all but the first are compared with the first.
+"""Options of `pydtnn.train`; all but the first, which sets nothing, are compared with the first.
 
-By default, all but 4 % of the gradients of ResNet-20 are in one bucket, which is complete when
+With 1 MiB, all but 4 % of the gradients of ResNet-20 are in one bucket, which is complete when
 backward is all but over: what overlap gains shows with several.
 """
 
@@ -143,6 +144,27 @@ def read_training(text: str) -> Steps:
         exposed / (compute + exposed),
         last(r"exchanged per rank +([\d.]+) MB") / (STEPS * EPOCHS),
     )
+
+
+def print_defaults(report: Report, layouts: Sequence[Layout], seconds: float) -> None:
+    """For each layout what `default.py` prints, and in the end the shares of all layouts."""
+    shares = {}
+    for layout in layouts:
+        with Cluster(*layout[1:], layout.rate) as cluster:
+            command = ["python", str(DEFAULT), "--seconds", str(seconds), "--batch", str(BATCH)]
+            text = output(cluster, command)
+        report.line(f"{layout}: ResNet-20, batch {BATCH} a rank, every choice in turns")
+        for line in text.splitlines():
+            report.line(line)
+        shares[layout] = read_share(text)
+    report.line("the speed of the default, as a share of that of the fastest choice")
+    for layout, share in shares.items():
+        report.line(f"{layout} {share:.3f}")
+
+
+def read_share(text: str) -> float:
+    """The share of the speed of the fastest that `default.py` says the default has."""
+    return float(re.findall(r"^default, \d+ buckets: ([\d.]+) of", text, re.M)[-1])
 
 
 def output(cluster: Cluster, command: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from pydtnn.tuning import settle_choices
 
 STEPS = 3
 """Steps of a turn: the first is not timed, as it finds the caches as another choice left them."""
-FINALISTS = 4
+FINALISTS = 6
 """Choices that go on beside the default."""
 BUCKETS = (1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20)
 

@@ -104,6 +104,19 @@ def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpi
     assert predicted > 0
 
 
+def test_default_times_the_default_beside_every_choice(mpiexec):
+    options = ("--seconds", "0", "--batch", "1", "--allreduce", "vendor", "direct")
+    done = mpiexec(2, [str(FOLDER / "default.py"), *options, "--bucket-bytes", "65536", "1048576"])
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    # Once among all, and again: there are no more than go on beside the default.
+    for choice in (("vendor", "64"), ("vendor", "1024"), ("direct", "64"), ("direct", "1024")):
+        found = [line.split()[3:] for line in table if line.split()[:2] == [*choice]]
+        assert [(float(ms) > 0, turns) for ms, turns in found] == [(True, "1")] * 2
+    assert "2 buckets" in table[-1]  # on one host, where ResNet-20 has no more
+    assert " of the speed of " in table[-1]
+
+
 def test_compression_trains_with_and_without(mpiexec):
     table = lines(
         *("compression.py", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1"),

@@ -167,6 +167,17 @@ def test_the_output_of_allreduce_is_read():
     assert dict(read_allreduces(text)) == {"vendor": (0.04532, None), "ring": (0.03233, 0.03192)}
 
 
+def test_the_share_that_the_default_has_of_the_fastest_is_read():
+    from cluster_table import read_share
+
+    text = (
+        "the default and the fastest, again:\n"
+        "default                         95.21     12\n"
+        "default, 4 buckets: 0.987 of the speed of hierarchical 128 KiB\n"
+    )
+    assert read_share(text) == 0.987
+
+
 def test_the_report_of_a_training_run_is_read():
     from cluster_table import EPOCHS, STEPS, read_training
 

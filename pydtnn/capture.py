@@ -89,7 +89,7 @@ class Captured:
         if batch.total < trainer.global_batch_size:
             trainer.settle()  # in order
             return self._eager(batch, epoch, seed)
-        trainer.check_target((len(batch), *trainer.model.output_shape), batch.y)
+        trainer.objective.check([(len(batch), *trainer.model.output_shape)], [batch.y])
         made, statistics = trainer.optimizer.iterations, trainer.model.statistics
         numbers = {"epoch": float(epoch), **trainer.optimizer.next_terms()}
         key, arrays = _key(batch, seed), _arrays(batch, numbers)
@@ -140,7 +140,7 @@ class Captured:
         backend.synchronize()
         trainer.optimizer.iterations = made  # nor have later ones changed anything
         backend.alive[...] = backend.go[...] = 1
-        raise not_finite_at(trainer, batch, epoch, seed)
+        raise not_finite_at(trainer, batch, epoch, seed, totals)
 
 
 def _key(batch: Batch, seed: int) -> Hashable:
@@ -167,4 +167,6 @@ def why_not(trainer: Trainer) -> str:
     """Say why steps cannot be one CUDA graph, as far as one knows beforehand; else nothing."""
     if not trainer.optimizer.capturable:
         return f"{type(trainer.optimizer).__name__} does not say that it is `capturable`"
+    if len(trainer.model.input_shapes) > 1 or len(trainer.model.graph.outputs) > 1:
+        return "the model has several inputs or outputs"
     return trainer.exchange.why_not_captured()

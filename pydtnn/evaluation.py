@@ -40,7 +40,7 @@ def evaluate(trainer: Trainer, dataset: Dataset, batch_size: int) -> dict[str, f
         result = trainer.to_host(totals)
         if not np.isfinite(result.values).all():
             broken = _first_broken(trainer, loader.epoch(0), own)
-            raise not_finite(trainer, broken, CONTEXT, "in the evaluation")
+            raise not_finite(trainer, broken, CONTEXT, result, "in the evaluation")
     return result.means()
 
 
@@ -54,7 +54,7 @@ def _judge(trainer: Trainer, batch: Batch, parts: Mapping[int, Totals]) -> None:
     for number, rows in batch.shards:
         assert number is not None
         y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
-        trainer.judge(y, batch.y[rows], 1.0, parts[number])
+        trainer.objective.compute(y, batch.targets(rows), 1.0, parts[number])
 
 
 def _first_broken(trainer: Trainer, batches: Iterator[Batch], shards: range) -> Batch:

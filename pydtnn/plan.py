@@ -12,7 +12,7 @@ from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schemes.partition import Partition
 from pydtnn.comm.sums import Sums
 from pydtnn.data import Dataset
-from pydtnn.data.loader import check_dataset
+from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.errors import AgreedError
 from pydtnn.layers import Layer
 from pydtnn.model import Model
@@ -140,6 +140,54 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
         )
 
 
+def check_shards(trainer: Trainer, loader: Loader) -> None:
+    """Refuse more micro-batches than samples, and batch norm over a single row.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    loader : Loader
+        Of the training.
+
+    Raises
+    ------
+    ValueError
+    """
+    total = min(loader.global_batch_size, len(loader.dataset))
+    if trainer.accumulation > 1 and loader.shards > total:
+        raise ValueError(
+            f"Trainer: accumulation {trainer.accumulation} on {trainer.comm.size} ranks makes "
+            f"{loader.shards} micro-batches of the {total} samples of a step; use at most "
+            f"{max(total // trainer.comm.size, 1)}"
+        )
+    norm = _narrowest_norm(trainer.model)
+    if norm is None or norm[1] > 1:
+        return
+    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
+    for batch, which in ((total, "each step"), (min(last, total), "the last step of an epoch")):
+        if trainer.sync_batch_norm:
+            smallest, where = batch, "all ranks together have"
+        else:
+            smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
+        if smallest == 1:
+            raise ValueError(
+                f"Trainer: {norm[0]} normalises over the samples alone, and in {which}, of "
+                f"{batch} samples, {where} a single one, whose variance is 0; use another batch "
+                "size, fewer micro-batches or shards, sync_batch_norm=True, or steps_per_epoch to "
+                "leave the last step out"
+            )
+
+
+def _narrowest_norm(model: Model) -> tuple[str, int] | None:
+    """Name the batch norm that has the fewest rows in a sample, and count them."""
+    rows = [
+        (node.layer.statistics[0].name, math.prod(node.shape[:-1]))
+        for node in model.graph.nodes
+        if node.layer.statistics
+    ]
+    return min(rows, key=lambda entry: entry[1], default=None)
+
+
 def check_plan(
     trainer: Trainer, plan: Mapping[str, int], was: Mapping[str, int], **others: int
 ) -> None:
@@ -176,7 +224,7 @@ def _check_ranks(trainer: Trainer, numbers: Mapping[str, int]) -> None:
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),
         "shapes of parameters": shapes,
         "type of elements": str(trainer.model.dtype),
-        "metrics": [metric.name for metric in trainer.metrics],
+        "metrics": [*trainer.objective.names[1:]],
         "scheme": type(trainer.exchange).__name__,
         "optimizer": type(trainer.optimizer).__name__,
     }

@@ -79,7 +79,7 @@ class Passes:
             request.wait()
             statistics.sums[:] = total
 
-    def _forward(self, group: Sequence[Shard]) -> tuple[list[Array], list[Any]]:
+    def _forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
         """Compute outputs and losses; return the gradients of the losses and what was saved."""
         model, batch = self.model, self.batch
         xs = [batch.inputs(model.backend, shard.rows) for shard in group]
@@ -90,7 +90,8 @@ class Passes:
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
             totals = self.trainer.new_totals(model.backend.xp)
-            dys.append(self.trainer.judge(y, batch.y[shard.rows], self.scale, totals))
+            target = batch.targets(shard.rows)
+            dys.append(self.trainer.objective.compute(y, target, self.scale, totals))
             residuals.append(saved)
             self.losses.append((shard.number, totals.values))
         if self.exact and not self.joint:
@@ -107,7 +108,7 @@ class Passes:
     def _backward(
         self,
         group: Sequence[Shard],
-        dys: list[Array],
+        dys: list[Any],
         residuals: list[Any],
         first: bool,
         last: bool,

@@ -62,7 +62,7 @@ class Eager:
         totals = trainer.to_host(passes.totals)
         if not np.isfinite(totals.values).all():
             exchange.abandon()
-            raise not_finite_at(trainer, batch, epoch, seed)
+            raise not_finite_at(trainer, batch, epoch, seed, totals)
         statistics.fold()
         statistics.samples += len(batch)
         exchange.samples += len(batch)

@@ -19,12 +19,10 @@ from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.evaluation import evaluate
-from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.limits import whole
 from pydtnn.loss_scale import LossScale
-from pydtnn.losses import Loss, get_loss
-from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
+from pydtnn.objective import Losses, Metrics, Objective
 from pydtnn.optimizers import Optimizer
 from pydtnn.steps import Result, Steps
 from pydtnn.totals import Totals
@@ -41,7 +39,12 @@ class Trainer:
     model : Model
     optimizer : Optimizer
     loss : Loss or str
-    metrics : sequence of Metric or str
+        A list with one for each output, where the model has several.
+    metrics : sequence of Metric or str, optional
+        By default the accuracy. A list of metrics for each output, where the model has several; by
+        default none.
+    loss_weights : sequence of float, optional
+        Factors with which the losses of several outputs are added up; by default 1.
     exchange : GradientExchange, optional
         The parallel scheme; by default gradients are summed over the ranks that an MPI launcher
         started, if any.
@@ -65,6 +68,8 @@ class Trainer:
         One entry per epoch completed.
     stop : bool
         Set by a callback, on all ranks alike, to end training after this epoch.
+    objective : Objective
+        What is minimised and reported: losses, metrics and their names.
     loss_scale : LossScale or None
         What the loss of a float16 model is multiplied by.
     totals : Totals
@@ -85,19 +90,20 @@ class Trainer:
         model: Model,
         optimizer: Optimizer,
         *,
-        loss: Loss | str = "cross_entropy",
-        metrics: Sequence[Metric | str] = ("accuracy",),
+        loss: Losses = "cross_entropy",
+        metrics: Metrics | None = None,
+        loss_weights: Sequence[float] | None = None,
         exchange: GradientExchange | None = None,
         callbacks: Sequence[Callback] = (),
         accumulation: int = 1,
         sync_batch_norm: bool = False,
         graph: bool = True,
     ) -> None:
-        plan.check_parts(model, optimizer, exchange, callbacks, metrics)
+        plan.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
         self.optimizer = optimizer
-        self.loss = get_loss(loss)
-        self.metrics = [get_metric(m) for m in metrics]
+        outputs = len(model.graph.outputs)
+        self.objective = Objective(model.backend, outputs, loss, loss_weights, metrics)
         self.exchange = exchange or AllReduce(create_communicator())
         self.comm = self.exchange.comm
         self.callbacks = list(callbacks)
@@ -181,12 +187,15 @@ class Trainer:
             threads=max(loader_threads, 1),
             prefetch=2 * loader_threads,
         )
+        plan.check_shards(self, loader)
         shards = self.exchange.sums.shards or 0
         run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
         plan.check_plan(self, run, self._plan if self._loaded else {}, **others)
         if not self._loaded:
             self.exchange.begin(self.model.buckets)
+            if self.model.statistics.statistics:
+                self.comm.broadcast(self.model.statistics.running)
         self._plan, self._loaded, self.stop = run, False, False
         self.global_batch_size = total
         self._results.clear()
@@ -263,25 +272,6 @@ class Trainer:
             On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
         """
         return self._begin(batch, epoch, seed)()
-
-    def judge(self, y: Array, target: Array, scale: Number, totals: Totals) -> Array:
-        """Add loss and metrics of an output to `totals`; return the gradient of the scaled loss.
-
-        A target on the host is checked; one on the device somebody has checked before.
-        """
-        backend = self.model.backend
-        if isinstance(target, np.ndarray):
-            self.check_target(y.shape, target)
-        target, dy = backend.asarray(target), backend.empty(y.shape, y.dtype)
-        sums = [metric.compute(backend.xp, y, target) for metric in self.metrics]
-        totals.add(len(target), self.loss.compute(backend, y, target, scale, dy), *sums)
-        return dy
-
-    def check_target(self, shape: tuple[int, ...], target: np.ndarray) -> None:
-        """Refuse a target that loss or metrics cannot compare with an output of this shape."""
-        self.loss.check(shape, target)
-        for metric in self.metrics:
-            metric.check(shape, target)
 
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
@@ -372,7 +362,7 @@ class Trainer:
 
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
-        return Totals(["loss", *(m.name for m in self.metrics)], xp)
+        return self.objective.new_totals(xp)
 
     def to_host(self, totals: Totals) -> Totals:
         """Copy sums to the host, when they are there."""

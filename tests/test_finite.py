@@ -11,6 +11,7 @@ from pydtnn.data import ArrayDataset
 from pydtnn.finite import NotFiniteError
 from pydtnn.layers import BatchNorm, Linear, Log, ReLU, Sequential
 from pydtnn.losses import Loss
+from pydtnn.metrics import Metric
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.trainer import Trainer
@@ -52,6 +53,27 @@ def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
         run.fit(data(bad), global_batch_size=8)
     for name, value in run.model.state().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+class NoNumber(Metric):
+    """Not finite, whatever the predictions."""
+
+    name = "own"
+
+    def compute(self, xp, y, target):
+        return np.nan
+
+
+def test_a_metric_that_is_not_finite_is_named() -> None:
+    model = Model(Linear(3), (2,), backend="numpy")
+    run = Trainer(model, SGD(0.1), metrics=["accuracy", NoNumber()], exchange=AllReduce(Serial()))
+    where = "first in the metric own itself; leave it out, or let it return a number$"
+    with pytest.raises(
+        NotFiniteError, match=f"^the metric own is not finite at epoch 1, .*{where}"
+    ):
+        run.fit(data(), global_batch_size=8)
+    with pytest.raises(NotFiniteError, match=f"^the metric own is not finite in the eval.*{where}"):
+        run.evaluate(data())
 
 
 @pytest.mark.threads(2, 3)

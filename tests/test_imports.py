@@ -32,7 +32,10 @@ AREAS = {
     "layers": ["layers"],
     "graph": ["graph", "fusion"],
     "model": ["model", "memory", "summary", "walks"],
-    "rules": ["loss_scale", "losses", "metrics", "optimizers", "schedules", "targets", "totals"],
+    "rules": [
+        *("loss_scale", "losses", "metrics", "objective", "optimizers", "schedules"),
+        *("targets", "totals"),
+    ],
     "training": [
         *("trainer", "step", "steps", "capture", "evaluation", "finite", "plan", "tuning"),
         *("callbacks", "checkpoint", "rank0", "tracing", "weights"),

@@ -84,8 +84,8 @@ def test_a_data_set_of_ones_own_takes_its_options(make: Make) -> None:
 
 def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make: Make) -> None:
     trainer = make(loss="own.py:Focal", metrics="accuracy, own.py:Own", monitor="val_own").trainer
-    assert type(trainer.loss).__name__ == "Focal"
-    assert [metric.name for metric in trainer.metrics] == ["accuracy", "own"]
+    assert type(trainer.objective.losses[0]).__name__ == "Focal"
+    assert [metric.name for metric in trainer.objective.metrics[0]] == ["accuracy", "own"]
 
 
 def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(

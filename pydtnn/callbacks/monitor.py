@@ -66,10 +66,9 @@ class Monitor(Callback):
         AgreedError
             On all ranks, naming the values that there are.
         """
-        names = ["loss", *(metric.name for metric in trainer.metrics)]
-        self._check(self.monitor, [*names, *(VALIDATION + name for name in names)])
+        better = trainer.objective.better
+        self._check(self.monitor, [*better, *(VALIDATION + name for name in better)])
         if self.mode is None:
-            better = {metric.name: metric.better for metric in trainer.metrics}
             self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
 
     def on_epoch_end(self, trainer: Trainer) -> None:

@@ -102,7 +102,7 @@ def gradient(trainer: Trainer, values: np.ndarray, batch: Batch, scale: float) -
     trainer.model.buffers[0].values[:] = values
     context = StepContext(training=True, samples=batch.samples)
     y, residuals = trainer.model.forward(batch.x, context)
-    _, dy = trainer.loss(trainer.model.backend, y, batch.y, scale)
+    _, dy = trainer.objective.losses[0](trainer.model.backend, y, batch.y, scale)
     trainer.model.backward(dy, residuals)
     return trainer.model.buffers[0].grads.copy()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -56,6 +57,8 @@ class Model:
     buckets : tuple of Bucket
         In the order in which backward completes them.
     statistics : RunningStatistics
+    loaded : str or None
+        Checksum of what `load` took last, for ranks to compare; None once they train together.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Model:
         self.backend.trim()  # what initial values needed on the way
         statistics = [s for layer in self.layers for s in layer.statistics]
         self.statistics = RunningStatistics(statistics, self.backend)
+        self.loaded: str | None = None
 
     @recycled
     def _place_parameters(self, bucket_bytes: int) -> None:
@@ -360,6 +364,10 @@ class Model:
             p.master[...] = self.backend.asarray(state[name], p.buffer.dtype)
         self.statistics.load(state)
         self.refresh()
+        digest = hashlib.blake2b(digest_size=8)
+        for name in own:
+            digest.update(np.ascontiguousarray(state[name]).tobytes())
+        self.loaded = digest.hexdigest()
 
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.summary.summarize`."""

@@ -19,6 +19,7 @@ from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.evaluation import evaluate
+from pydtnn.fingerprint import check_data, check_loaded
 from pydtnn.limits import whole
 from pydtnn.loss_scale import LossScale
 from pydtnn.model import Model
@@ -192,10 +193,13 @@ class Trainer:
         run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
         plan.check_plan(self, run, self._plan if self._loaded else {}, **others)
+        check_data(self.comm, [("training set", train), ("validation set", validation)])
         if not self._loaded:
+            check_loaded(self.comm, self.model.loaded, before_broadcast=True)
             self.exchange.begin(self.model.buckets)
             if self.model.statistics.statistics:
                 self.comm.broadcast(self.model.statistics.running)
+        self.model.loaded = None
         self._plan, self._loaded, self.stop = run, False, False
         self.global_batch_size = total
         self._results.clear()
@@ -295,6 +299,7 @@ class Trainer:
             On all ranks, if the loss or a metric is NaN or infinite.
         """
         whole("Trainer", "batch_size", batch_size, at_least=1)
+        check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         with self.averaged():
             return self._clocked("evaluation", evaluate, self, dataset, batch_size)
 

@@ -37,8 +37,8 @@ AREAS = {
         *("targets", "totals"),
     ],
     "training": [
-        *("trainer", "step", "steps", "capture", "evaluation", "finite", "plan", "tuning"),
-        *("callbacks", "checkpoint", "rank0", "tracing", "weights"),
+        *("trainer", "step", "steps", "capture", "evaluation", "fingerprint", "finite", "plan"),
+        *("callbacks", "checkpoint", "rank0", "tracing", "tuning", "weights"),
     ],
     "models": ["models"],
     "testing": ["testing"],

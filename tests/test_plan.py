@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.exact import ExactSums
+from pydtnn.comm.exchange import AllReduce
 from pydtnn.comm.schemes import LocalSGD
 from pydtnn.data import ArrayDataset
 from pydtnn.errors import AgreedError
-from pydtnn.layers import Linear
+from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
+from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.trainer import Trainer
+from pydtnn.weights import load_weights, save_weights
 from tests.small_training import small_data, small_model, small_trainer
 
 VALIDATION = {
@@ -117,3 +121,154 @@ def test_numbers_of_epochs_and_samples_are_whole() -> None:
         trainer.fit(train, epochs=-1)
     with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, not 0$"):
         trainer.evaluate(train, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accumulation", "batch", "words"),
+    [
+        (1, 9, 8, "accumulation 9 on 1 ranks makes 9 micro-batches of the 8 samples .* at most 8$"),
+        (3, 3, 8, "accumulation 3 on 3 ranks makes 9 micro-batches of the 8 samples .* at most 2$"),
+        (1, 100_000, 16, "accumulation 100000 .* at most 16$"),
+    ],
+)
+def test_more_micro_batches_than_samples_are_refused(
+    ranks: int, accumulation: int, batch: int, words: str
+) -> None:
+    train, _ = small_data()
+
+    def rank(comm: Communicator) -> None:
+        trainer = Trainer(
+            small_model(), SGD(0.1), exchange=AllReduce(comm), accumulation=accumulation
+        )
+        with pytest.raises(ValueError, match=f"^Trainer: {words}"):
+            trainer.fit(train, global_batch_size=batch)
+        assert trainer.optimizer.iterations == 0
+
+    run_threads(ranks, rank)
+
+
+def flat_norm(comm: Communicator, **options: Any) -> Trainer:
+    net = Sequential(Flatten(), Linear(4), BatchNorm(name="norm"), Linear(3))
+    model = Model(net, (5, 5, 2), backend="numpy", dtype="float64")
+    return Trainer(model, SGD(0.1), exchange=options.pop("exchange", AllReduce(comm)), **options)
+
+
+@pytest.mark.threads(2)
+def test_batch_norm_over_a_single_row_is_refused(comm: Communicator) -> None:
+    train, _ = small_data()  # 29 samples
+    words = (
+        "^Trainer: norm normalises over the samples alone, and in {}, .* a single one, whose var"
+    )
+    every, last = words.format("each step, of [238] samples"), words.format("the last step .*")
+    with pytest.raises(ValueError, match=every):
+        flat_norm(comm).fit(train, global_batch_size=2)
+    with pytest.raises(ValueError, match=every):  # 8 samples, 2 ranks, 3 micro-batches each
+        flat_norm(comm, accumulation=3).fit(train, global_batch_size=8)
+    exact = AllReduce(comm, sums=lambda comm: ExactSums(comm, shards=8))
+    with pytest.raises(ValueError, match=every):
+        flat_norm(comm, exchange=exact).fit(train, global_batch_size=8)
+    for batch in (7, 14, 9):  # which leave 1, 1 and 2 samples
+        with pytest.raises(ValueError, match=last):
+            flat_norm(comm).fit(train, global_batch_size=batch)
+    with pytest.raises(ValueError, match=last):
+        flat_norm(comm, sync_batch_norm=True).fit(train, global_batch_size=7)
+
+
+@pytest.mark.threads(2)
+def test_batch_norm_over_two_rows_is_not_refused(comm: Communicator) -> None:
+    train, _ = small_data()
+    flat_norm(comm).fit(train, global_batch_size=4, steps_per_epoch=7)
+    flat_norm(comm).fit(train.subset(np.arange(28)), global_batch_size=8)
+    flat_norm(comm, sync_batch_norm=True).fit(train, global_batch_size=9)  # the last step: 1 + 1
+    one = train.subset(np.arange(5))
+    small_trainer(comm).fit(one, global_batch_size=2)  # images: 9 rows in a sample
+
+
+DATA: dict[str, tuple[Any, str]] = {
+    "a pixel": (lambda x, y: (np.where(np.arange(29).reshape(-1, 1, 1, 1) == 28, 0, x), y), "samp"),
+    "a label": (lambda x, y: (x, np.r_[(y[0] + 1) % 3, y[1:]]), "samples"),
+    "order": (lambda x, y: (x[::-1], y[::-1]), "samples"),
+    "type": (lambda x, y: (x.astype("float32"), y), "samples"),
+}
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.parametrize(("change", "words"), DATA.values(), ids=DATA)
+@pytest.mark.parametrize("which", ["training", "validation"])
+def test_ranks_with_other_data_of_the_same_length_are_refused(
+    comm: Communicator, change: Any, words: str, which: str
+) -> None:
+    train, validation = small_data()
+    other = train
+    if comm.rank > 0:
+        other = ArrayDataset(*change(train.x.copy(), train.y), classes=3)
+    given = (other, validation) if which == "training" else (validation, other)
+    ranks = "rank 1" if comm.size == 2 else "ranks 1, 2"
+    with pytest.raises(
+        AgreedError,
+        match=f"^Trainer: the {words}.* of the {which} set array are others on {ranks} ",
+    ):
+        small_trainer(comm).fit(*given, global_batch_size=8)
+
+
+@pytest.mark.threads(2)
+def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(
+    comm: Communicator,
+) -> None:
+    class Noisy(ArrayDataset):
+        def read(self, indices: Any) -> Any:
+            x, y = super().read(indices)
+            return x + noise.normal(size=x.shape), y
+
+    noise = np.random.default_rng(comm.rank)
+    train, _ = small_data()
+    assert small_trainer(comm).fit(Noisy(train.x, train.y), global_batch_size=8)
+
+
+@pytest.mark.threads(3)
+def test_ranks_that_have_loaded_other_weights_are_refused(
+    comm: Communicator, shared_path: Any
+) -> None:
+    train, validation = small_data()
+    if comm.rank == 0:
+        for seed in range(2):
+            save_weights(small_model(seed=seed), shared_path / f"{seed}")
+    comm.barrier()
+
+    def trainer(*files: int | None) -> Trainer:
+        made = small_trainer(comm)
+        if files[comm.rank] is not None:
+            load_weights(made.model, shared_path / f"{files[comm.rank]}")
+        return made
+
+    words = (
+        "^Trainer: the weights that were loaded are others on {} than on rank 0; load the same f"
+    )
+    for files, who in (
+        ((0, 1, 0), "rank 1"),
+        ((0, 1, 1), "ranks 1, 2"),
+        ((None, None, 0), "rank 2"),
+    ):
+        with pytest.raises(AgreedError, match=words.format(who)):
+            trainer(*files).fit(train, global_batch_size=8)
+        with pytest.raises(AgreedError, match=words.format(who)):
+            trainer(*files).evaluate(validation)
+    with pytest.raises(AgreedError, match=words.format("ranks 1, 2")):
+        trainer(0, None, None).evaluate(validation)
+    for files in ((0, 0, 0), (1, None, None), (0, None, 0)):  # training begins with rank 0's
+        run = trainer(*files)
+        run.fit(train, validation, global_batch_size=8)
+        run.evaluate(validation)
+
+
+@pytest.mark.threads(3)
+def test_running_statistics_begin_as_those_of_rank_0(comm: Communicator) -> None:
+    train, _ = small_data()
+
+    def statistics(own: float) -> np.ndarray:
+        trainer = small_trainer(comm)
+        trainer.model.statistics.running += own
+        trainer.fit(train, global_batch_size=8)
+        return trainer.model.statistics.running.copy()
+
+    np.testing.assert_array_equal(statistics(1.5 + comm.rank), statistics(1.5))

@@ -181,7 +181,7 @@ class Loader:
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]
-        x, y = _read(self.dataset, samples)
+        x, y = read_samples(self.dataset, samples)
         y = each(self._target, y)
         words = self.prepare.draw(self.seed, epoch, samples)
         if self._raw and x.dtype == np.uint8:
@@ -214,10 +214,10 @@ class Loader:
         self.close()
 
 
-def _read(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
+def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
     """Read samples, and check what a user's own data set returns."""
     if not len(samples):  # which a user's own may not be able to do
-        x, y = _read(dataset, np.zeros(1, np.int64))
+        x, y = read_samples(dataset, np.zeros(1, np.int64))
         return each(_none, x), each(_none, y)
     result = dataset.read(samples)
     if not isinstance(result, tuple) or len(result) != 2:

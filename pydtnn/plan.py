@@ -154,11 +154,11 @@ def check_shards(trainer: Trainer, loader: Loader) -> None:
     ValueError
     """
     total = min(loader.global_batch_size, len(loader.dataset))
-    if trainer.accumulation > 1 and loader.shards > total:
+    most = -(-total // trainer.comm.size)
+    if trainer.accumulation > most:
         raise ValueError(
-            f"Trainer: accumulation {trainer.accumulation} on {trainer.comm.size} ranks makes "
-            f"{loader.shards} micro-batches of the {total} samples of a step; use at most "
-            f"{max(total // trainer.comm.size, 1)}"
+            f"Trainer: accumulation {trainer.accumulation} makes more micro-batches than the "
+            f"{most} samples that a rank has in a step; use at most {most}"
         )
     norm = _narrowest_norm(trainer.model)
     if norm is None or norm[1] > 1:

@@ -84,7 +84,7 @@ def test_clipping_by_the_global_norm_sees_all_ranks(
 
 
 @pytest.mark.threads(1, 3)
-@pytest.mark.parametrize("accumulation", [2, 3, 16])
+@pytest.mark.parametrize("accumulation", [2, 3])  # of the 2 or 3 samples of a rank
 def test_micro_batches_add_up(
     comm: Communicator, serial: dict[str, tuple], accumulation: int
 ) -> None:

@@ -1,0 +1,192 @@
+"""What docs/coming_from_pytorch.md says, carried out in both libraries."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Serial
+from pydtnn.comm.exchange import AllReduce
+from pydtnn.data import ArrayDataset
+from pydtnn.data.augment import RandomCrop
+from pydtnn.data.prepare import Prepare
+from pydtnn.layers import GELU, BatchNorm, Conv2d, Flatten, Linear, Net, Sequential
+from pydtnn.metrics import get_metric
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.optimizers import SGD
+from pydtnn.trainer import Trainer
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
+F = torch.nn.functional
+
+DOC = Path(__file__).parents[2] / "docs" / "coming_from_pytorch.md"
+
+
+def model(net: Net, shape: tuple[int, ...]) -> Model:
+    return Model(net, shape, backend="numpy", dtype="float64")
+
+
+def test_every_test_that_the_page_names_is_here() -> None:
+    named = set(re.findall(r"\[([a-z ]+)\](?!\()", DOC.read_text()))
+    tests = {name.removeprefix("test_").replace("_", " ") for name in globals()}
+    assert named
+    assert named <= tests, named - tests
+    assert "docs/coming_from_pytorch.md" in (DOC.parents[1] / "README.md").read_text()
+
+
+def test_channels() -> None:
+    names: dict[str, Any] = {}
+    exec(re.search(r"```python\n# convert\n(.*?)```", DOC.read_text(), re.DOTALL)[1], names)
+    theirs = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, groups=1), torch.nn.Flatten(), torch.nn.Linear(4 * 5 * 6, 2)
+    )
+    ours = model(Sequential(Conv2d(4, 3), Flatten(), Linear(2)), (7, 8, 3))
+    w, b, matrix, last = (p.detach().numpy() for p in theirs.parameters())
+    new = [names["filters"](w), b, names["after_flatten"](matrix, 4, 5, 6), last]
+    parameters = dict(ours.parameters)
+    order = ["conv2d0.w", "conv2d0.b", "linear2.w", "linear2.b"]
+    ours.load(dict(zip(order, new, strict=True)))
+    assert set(order) == set(parameters)
+    x = np.random.default_rng(0).normal(size=(2, 7, 8, 3))
+    expected = theirs(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).detach().numpy()
+    np.testing.assert_allclose(ours.predict(x), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_initial_values() -> None:
+    torch.manual_seed(0)
+    w, b = (model(Linear(300), (200,)).parameters[f"linear.{n}"].value for n in "wb")
+    theirs = torch.nn.Linear(200, 300)
+    assert not b.any()
+    assert abs(theirs.bias.detach().numpy()).max() == pytest.approx(200**-0.5, rel=0.05)
+    # of 60,000 uniform numbers the largest is within a thousandth of the limit
+    assert abs(w).max() == pytest.approx(math.sqrt(6 / 500), rel=1e-3)
+    assert abs(theirs.weight.detach().numpy()).max() == pytest.approx(200**-0.5, rel=1e-3)
+    filters = model(Conv2d(64, 3), (4, 4, 32)).parameters["conv2d.w"].value
+    # the deviation of 18,432 normal numbers: its own is half a percent
+    assert filters.std() == pytest.approx(math.sqrt(2 / (9 * 32)), rel=0.03)
+    peer = torch.nn.init.kaiming_normal_(torch.empty(64, 32, 3, 3), nonlinearity="relu")
+    assert filters.std() == pytest.approx(peer.numpy().std(), rel=0.03)
+    torch.nn.init.xavier_uniform_(theirs.weight)
+    assert abs(theirs.weight.detach().numpy()).max() == pytest.approx(abs(w).max(), rel=1e-3)
+
+
+def test_groups() -> None:
+    torch.manual_seed(0)
+    net = Conv2d(64, 3, groups=4, initializer="glorot_uniform")
+    ours = model(net, (4, 4, 32)).parameters["conv2d.w"].value
+    theirs = torch.nn.Conv2d(32, 64, 3, groups=4).weight
+    torch.nn.init.xavier_uniform_(theirs)
+    fan_in, fan_out = 9 * 32 / 4, 9 * 64
+    limits = math.sqrt(6 / (fan_in + fan_out / 4)), math.sqrt(6 / (fan_in + fan_out))
+    # of 4,608 uniform numbers the largest is within a hundredth of the limit
+    assert abs(ours).max() == pytest.approx(limits[0], rel=1e-2)
+    assert abs(theirs.detach().numpy()).max() == pytest.approx(limits[1], rel=1e-2)
+
+
+def test_gelu() -> None:
+    x = np.linspace(-4, 4, 9).reshape(1, 9)
+    ours = model(GELU(), (9,)).predict(x)
+    tanh, exact = (F.gelu(torch.from_numpy(x), approximate=a).numpy() for a in ("tanh", "none"))
+    np.testing.assert_allclose(ours, tanh, rtol=1e-12, atol=1e-15)
+    assert abs(ours - exact).max() > 1e-4
+
+
+def train(net: Net, x: Any, y: Any, optimizer: Any, **options: Any) -> Trainer:
+    trainer = Trainer(model(net, x.shape[1:]), optimizer, exchange=AllReduce(Serial()), **options)
+    trainer.fit(ArrayDataset(x, y), global_batch_size=len(x) - len(x) % 4 or 1)
+    return trainer
+
+
+def test_one_row() -> None:
+    x, y = np.random.default_rng(0).normal(size=(5, 3)), np.arange(5) % 2
+    with pytest.raises(ValueError, match="a single one, whose variance is 0"):
+        train(Sequential(Linear(2), BatchNorm()), x, y, SGD(0.1))  # steps of 4 and of 1
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        torch.nn.BatchNorm1d(2)(torch.zeros(1, 2))
+
+
+def test_vgg() -> None:
+    def columns(side: int) -> int:
+        net = create_net("vgg11", 10, (side, side, 3), features=8)
+        built = Model(net, (side, side, 3), backend="numpy")
+        return next(p.shape[1] for name, p in built.parameters.items() if "fc1.w" in name)
+
+    assert columns(96) == 512 * 3 * 3
+    small = Model(create_net("vgg11", 10, (32, 32, 3)), (32, 32, 3), backend="numpy")
+    assert [p.shape for name, p in small.parameters.items() if "fc" in name] == [(10, 512), (10,)]
+
+
+def test_hinge() -> None:
+    rng = np.random.default_rng(0)
+    y, t = rng.normal(size=(6, 5)), rng.integers(0, 5, 6)
+    margins = 1 + y - y[np.arange(6), t][:, None]
+    margins[np.arange(6), t] = 0
+    metric = get_metric("hinge")(np, y, t)
+    assert metric == pytest.approx(np.maximum(margins.max(axis=1), 0).sum(), rel=1e-12)
+    theirs = F.multi_margin_loss(torch.from_numpy(y), torch.from_numpy(t), reduction="sum") * 5
+    assert theirs.item() == pytest.approx(np.maximum(margins, 0).sum(), rel=1e-12)
+
+
+def test_accuracy() -> None:
+    accuracy = get_metric("accuracy")
+    assert accuracy(np, np.array([[-0.1], [0.1], [3.0]]), np.array([0.0, 1.0, 0.0])) == 2
+    assert accuracy(np, np.array([[0.2, 0.1], [0.0, 3.0]]), np.array([0, 1])) == 2
+    with pytest.raises(ValueError, match="Accuracy: the target must be integer classes"):
+        accuracy(np, np.zeros((2, 3)), np.ones((2, 3)))
+
+
+def test_ties() -> None:
+    y, t = np.zeros((4, 6)), np.arange(4)
+    assert get_metric("top5_accuracy")(np, y, t) == 0
+    _, best = torch.topk(torch.from_numpy(y), 5)
+    assert (best.numpy() == t[:, None]).any()
+
+
+def test_decay() -> None:
+    x = np.zeros((4, 3))
+    net = Sequential(Linear(2, bias_initializer="ones", name="a"), BatchNorm(name="n"))
+    before = {n: p.value.copy() for n, p in model(net, (3,)).parameters.items()}
+    again = Sequential(Linear(2, bias_initializer="ones", name="a"), BatchNorm(name="n"))
+    run = Trainer(
+        model(again, (3,)), SGD(0.1, weight_decay=0.5), loss="mse", metrics=[],
+        exchange=AllReduce(Serial()),
+    )  # fmt: skip
+    run.fit(ArrayDataset(x, np.zeros((4, 2))), global_batch_size=4)
+    after = {name: p.value for name, p in run.model.parameters.items()}
+    np.testing.assert_allclose(after["a.w"], before["a.w"] * (1 - 0.1 * 0.5), rtol=1e-12)
+    for name in ("a.b", "n.gamma"):  # of inputs that are 0 no gradient reaches these
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_clipping() -> None:
+    g = np.array([3.0, 4.0])
+    theirs = torch.nn.Parameter(torch.zeros(2))
+    theirs.grad = torch.from_numpy(g.copy())
+    torch.nn.utils.clip_grad_norm_([theirs], 1.0)
+    ours = model(Linear(1, bias=False), (2,))
+    optimizer = SGD(1.0, clip_norm=1.0)
+    optimizer.bind(ours.backend, ours.buffers)
+    ours.parameters["linear.w"].grad[...] = g
+    optimizer.step()
+    np.testing.assert_allclose(ours.parameters["linear.w"].grad[0], g / 5, rtol=1e-15)
+    np.testing.assert_allclose(theirs.grad.numpy(), g / (5 + 1e-6), rtol=1e-15)
+
+
+def test_crops() -> None:
+    rng = np.random.default_rng(0)
+    train = ArrayDataset(rng.integers(0, 200, (50, 8, 8, 3), dtype=np.uint8), np.arange(50) % 2)
+    prepare = Prepare([RandomCrop(4)], train.statistics, train.input_shape, "float64")
+    samples = np.arange(50)
+    x = prepare.on_host(train.read(samples)[0], prepare.draw(0, 0, samples))
+    edge = x[:, 0, 0]  # of many crops a corner lies outside of the image
+    # the mean colour is rounded to a pixel's 256 values: at most half of 1 / (255 std)
+    outside = (abs(edge) <= 0.51 / (255 * train.std)).all(axis=1)
+    assert outside.sum() > 10
+    black = (0 - train.mean) / train.std
+    assert (black < -1).all()

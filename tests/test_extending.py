@@ -209,6 +209,19 @@ def test_the_model_is_built_for_classes_and_a_shape() -> None:
     assert Model(net, (12, 10, 3), backend="numpy").output_shape == (7,)
 
 
+def test_the_model_with_two_inputs_and_outputs_trains() -> None:
+    rng = np.random.default_rng(0)
+    names: dict[str, Any] = {"Two": run("several"), "images": rng.normal(size=(24, 6, 6, 2))}
+    names |= {"numbers": rng.normal(size=(24, 5)), "kinds": np.arange(24) % 3}
+    names |= {"sizes": rng.normal(size=(24, 1)), "ArrayDataset": ArrayDataset, "SGD": SGD}
+    exec(BLOCKS["train_several"], names | {"Model": Model, "Trainer": Trainer}, names)
+    first, second = names["trainer"].history
+    assert second["loss"] < first["loss"]
+    values = ("output0.loss", "output0.accuracy", "output1.loss", "output1.regression_mae")
+    assert [n for n in first if n.startswith("output")] == [*values]
+    assert (names["kind"].shape, names["size"].shape) == ((24, 3), (24, 1))
+
+
 def test_the_data_set_trains_and_is_normalised_as_it_is_told(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for i in range(6):

@@ -51,19 +51,19 @@ class Peer(nn.Module):
         inner = graph.nodes[len(graph.inputs) :]
         self.steps = nn.ModuleList(convert(node.layer) for node in inner)
         self.wiring = [(n.index, [i.index for i in n.inputs], n.releases) for n in inner]
-        self.output = graph.outputs[0].index
+        self.outputs = [node.index for node in graph.outputs]
         self.to(getattr(torch, graph.dtype.name))
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the nodes in order; x is (N, C, H, W) or (N, features)."""
-        values: list[Any] = [None] * (len(self.wiring) + 1)
-        values[0] = x
+    def forward(self, *xs: torch.Tensor) -> Any:
+        """Run the nodes in order; each x is (N, C, H, W) or (N, features)."""
+        values: list[Any] = [*xs, *[None] * len(self.wiring)]
         for step, (index, inputs, releases) in zip(self.steps, self.wiring, strict=True):
             values[index] = step(*(values[i] for i in inputs))
             for released in releases:
                 values[released] = None
-        return values[self.output]
+        ys = tuple(values[i] for i in self.outputs)
+        return ys if len(ys) > 1 else ys[0]
 
 
 class Twin(Peer):
@@ -154,15 +154,40 @@ def conv(layer: layers.Conv2d) -> nn.Module:
     return nn.Sequential(module, nn.ReLU()) if layer.relu else module
 
 
+class ChannelsSecond(nn.Module):
+    """A module on (N, L, C) arrays that wants (N, C, L)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.movedim(-1, 1)).movedim(1, -1)
+
+
+def per_channel(layer: Layer, module: nn.Module) -> nn.Module:
+    """Let a module that normalises channels see them as the second axis."""
+    return ChannelsSecond(module) if len(layer.output_shape) == 2 else module
+
+
 def batch_norm(layer: layers.BatchNorm) -> nn.Module:
     kind = nn.BatchNorm2d if len(layer.output_shape) == 3 else nn.BatchNorm1d
-    return kind(layer.output_shape[-1], eps=layer.epsilon, momentum=layer.momentum)
+    norm = kind(layer.output_shape[-1], eps=layer.epsilon, momentum=layer.momentum)
+    return per_channel(layer, norm)
+
+
+def group_norm(layer: layers.GroupNorm) -> nn.Module:
+    return per_channel(layer, nn.GroupNorm(layer.groups, layer.output_shape[-1], layer.epsilon))
+
+
+def is_small(g: Any) -> bool:
+    """Whether PyTorch's own padding, at most half the window, is enough."""
+    return all(2 * max(p) <= k for p, k in zip(g.padding, g.kernel, strict=True))
 
 
 def max_pool(layer: layers.MaxPool2d) -> nn.Module:
     g = layer.geometry
-    small = all(2 * max(p) <= k for p, k in zip(g.padding, g.kernel, strict=True))
-    if not small:  # PyTorch's own padding is at most half the window
+    if not is_small(g):
         return Padded(nn.MaxPool2d(g.kernel, g.stride), g.padding, -torch.inf)
     return windowed(
         lambda padding: nn.MaxPool2d(g.kernel, g.stride, padding), g.padding, -torch.inf
@@ -171,13 +196,13 @@ def max_pool(layer: layers.MaxPool2d) -> nn.Module:
 
 def average_pool(layer: layers.AvgPool2d) -> nn.Module:
     g = layer.geometry
-    return windowed(
-        lambda padding: nn.AvgPool2d(
-            g.kernel, g.stride, padding, count_include_pad=layer.count_padding
-        ),
-        g.padding,
-        0.0,
-    )
+    if is_small(g) and all(before == after for before, after in g.padding):
+        padding = tuple(before for before, _ in g.padding)
+        return nn.AvgPool2d(g.kernel, g.stride, padding, count_include_pad=layer.count_padding)
+    mean = Padded(nn.AvgPool2d(g.kernel, g.stride), g.padding, 0.0)
+    if layer.count_padding:
+        return mean
+    return Apply(lambda x: mean(x) / mean(torch.ones_like(x)))
 
 
 class NormAddReLU(nn.Module):
@@ -195,17 +220,26 @@ class NormAddReLU(nn.Module):
         return self.relu(sum(values[1:], values[0]))
 
 
-class Normalized(nn.Module):
-    """Layer norm over the last axes of the NHWC view."""
+class ChannelsLast(nn.Module):
+    """A module that works on the last axes, on the NHWC view of an image."""
 
-    def __init__(self, shape: tuple[int, ...], epsilon: float) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = nn.LayerNorm(shape, eps=epsilon)
+        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.ndim != 4:
             return self.inner(x)
         return self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def layer_norm(layer: layers.LayerNorm) -> nn.Module:
+    return ChannelsLast(nn.LayerNorm(layer.output_shape[-layer.axes :], layer.epsilon))
+
+
+def linear(layer: layers.Linear) -> nn.Module:
+    module = nn.Linear(layer.w.shape[1], layer.features, layer.bias)
+    return ChannelsLast(module) if len(layer.output_shape) == 3 else module
 
 
 def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
@@ -220,13 +254,11 @@ def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
 
 CONVERTERS: dict[type[Layer], Convert] = {
     layers.Conv2d: conv,
-    layers.Linear: lambda layer: nn.Linear(layer.w.shape[1], layer.features, layer.bias),
+    layers.Linear: linear,
     layers.BatchNorm: batch_norm,
     fused.NormAddReLU: NormAddReLU,
-    layers.GroupNorm: lambda layer: nn.GroupNorm(
-        layer.groups, layer.output_shape[-1], layer.epsilon
-    ),
-    layers.LayerNorm: lambda layer: Normalized(layer.output_shape[-layer.axes :], layer.epsilon),
+    layers.GroupNorm: group_norm,
+    layers.LayerNorm: layer_norm,
     layers.MaxPool2d: max_pool,
     layers.AvgPool2d: average_pool,
     layers.AdaptiveAvgPool2d: lambda layer: nn.AdaptiveAvgPool2d(layer.output),

@@ -262,7 +262,7 @@ class Optimizer(ABC):
         For schemes that call `step_bucket` themselves. Where `needs_all_gradients`, all of them are
         final by now.
         """
-        if not self._buffers:
+        if self.binding is None:
             raise ValueError(
                 f"{type(self).__name__}: bind(backend, buffers) must come before the first step; "
                 "Trainer does it"

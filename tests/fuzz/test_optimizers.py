@@ -1,0 +1,84 @@
+"""Random optimizers: compiled kernels against the reference, LARS and LAMB against the papers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import create_backend
+from tests.conftest import instruction_sets
+from tests.random_cases import Cases
+from tests.random_optimizers import STEPS, Training, assert_same_course, random_training
+
+NUMPY = create_backend("numpy")
+RULES = ("sgd", "rmsprop", "adam", "adamw", "nadam", "lars", "lamb")
+
+Course = list[dict[str, np.ndarray]]
+
+
+def lars(training: Training) -> Course:
+    """You, Gitman and Ginsburg 2017, algorithm 1."""
+    options, w = training.options, training.values()
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    course = []
+    for step in range(STEPS):
+        for name, g in training.clipped(step).items():
+            decay, lr = training.decay_of(name), training.lrs[step]
+            norm_w, norm_g = np.linalg.norm(w[name]), np.linalg.norm(g)
+            if (decay or options["always_adapt"]) and norm_w and norm_g:
+                lr = lr * options["trust"] * norm_w / (norm_g + decay * norm_w)
+            v[name] = options["momentum"] * v[name] + lr * (g + decay * w[name])
+            w[name] = w[name] - v[name]
+        course.append(dict(w))
+    return course
+
+
+def lamb(training: Training) -> Course:
+    """You et al. 2020, algorithm 2."""
+    options, w = training.options, training.values()
+    beta1, beta2 = options["beta1"], options["beta2"]
+    m = {name: np.zeros_like(value) for name, value in w.items()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    course = []
+    for step in range(STEPS):
+        for name, g in training.clipped(step).items():
+            decay = training.decay_of(name)
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            mean = m[name] / (1 - beta1 ** (step + 1))
+            square = v[name] / (1 - beta2 ** (step + 1))
+            u = mean / (np.sqrt(square) + options["epsilon"]) + decay * w[name]
+            norm_w, norm_u = np.linalg.norm(w[name]), np.linalg.norm(u)
+            ratio = 1.0
+            if (decay or options["always_adapt"]) and norm_w and norm_u:
+                ratio = norm_w / norm_u
+            w[name] = w[name] - training.lrs[step] * ratio * u
+        course.append(dict(w))
+    return course
+
+
+@pytest.mark.fuzz("optimizers")
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_rules_for_large_batches_are_those_of_the_papers(cases: Cases, name: str) -> None:
+    for case in cases:
+        training = random_training(case.rng, name)
+        expected = (lars if name == "lars" else lamb)(training)
+        for backend in (NUMPY, create_backend("cpu", threads=1)):
+            # twenty steps, whose rounding a small epsilon enlarges
+            case.compare(assert_same_course, training.run(backend), expected, 1e-9)
+
+
+@pytest.mark.fuzz("optimizers")
+def test_compiled_rules_are_those_of_the_reference(cases: Cases) -> None:
+    backends = [
+        create_backend("cpu", isa=isa, threads=threads)
+        for isa in instruction_sets()
+        for threads in (1, 2)
+    ]
+    for case in cases:
+        training = random_training(case.rng, RULES[case.number % len(RULES)])
+        for dtype, tolerance in (("float64", 1e-9), ("float32", 1e-3)):
+            expected = training.run(NUMPY, dtype)
+            for backend in backends:
+                given = training.run(backend, dtype)
+                case.compare(assert_same_course, given, expected, tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -194,6 +195,23 @@ def test_trim_returns_what_lies_behind_the_last_array(pool: MemoryPool) -> None:
     pool.trim()
     assert pool.held == pool.in_use == 0
     assert pool.zeros((LARGE,), "float32").sum() == 0
+
+
+def test_trimmed_memory_that_is_locked_reads_as_zeros(pool: MemoryPool) -> None:
+    first, second = (pool.empty((LARGE,), "float32") for _ in range(2))
+    second.fill(9)
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory = ctypes.c_void_p(second.ctypes.data), ctypes.c_size_t(second.nbytes)
+    if libc.mlock(*memory) != 0:  # as mlockall does for a real-time or RDMA program
+        pytest.skip("this user may not lock a MiB of memory")
+    try:
+        del second
+        pool.trim()
+        again = pool.zeros((LARGE,), "float32")
+        assert not again.any()
+    finally:
+        libc.munlock(*memory)
+    assert first.nbytes == MIB
 
 
 def test_what_cannot_be_had_is_an_error_and_does_no_harm(pool: MemoryPool) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pydtnn.kernels.cpu._arrays import contiguous, native
+from pydtnn.kernels.cpu._team import usable
 from pydtnn.kernels.cpu.isa import number
 
 __all__ = ["REALS", "Compiled", "contiguous", "native"]
@@ -27,7 +28,7 @@ class Compiled:
     isa : str
         Instruction set, one of ``isa.available()``.
     threads : int
-        Threads of every kernel call.
+        Threads of every kernel call; in a child of `fork` one, see `_team`.
     """
 
     table: ClassVar[Any]
@@ -35,5 +36,10 @@ class Compiled:
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
         super().__init__(xp)  # type: ignore[call-arg]  # the reference family comes after us
-        self.threads = threads
+        self._threads = threads
         self.kernels = self.table(number(isa))
+
+    @property
+    def threads(self) -> int:
+        """How many threads a kernel that is called now may use."""
+        return usable(self._threads)

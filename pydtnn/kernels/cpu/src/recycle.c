@@ -15,7 +15,8 @@
  * not all start at the same offset within a page, where they would fall into the same sets of the
  * cache and their loads would seem to depend on stores to another array (4 KiB aliasing). The list
  * of free blocks is short, a handful, because neighbours merge; it is searched from end to end. A
- * mutex guards everything: it is contended only when several threads share a backend.
+ * mutex guards everything: it is contended only when several threads share a backend. `fork` waits
+ * until no thread holds one, so that a child finds every recycler consistent and unlocked.
  *
  * Best fit and boundary tags: Knuth, The Art of Computer Programming, volume 1, section 2.5.
  */
@@ -55,6 +56,7 @@ struct region {
 
 struct recycler {
     pthread_mutex_t lock;
+    struct recycler *previous, *next; /* all recyclers, in no order */
     struct region *regions; /* the oldest first */
     struct block *free;
     struct recycler_counts counts;
@@ -192,20 +194,24 @@ static struct block *find(struct recycler *r, size_t size, char **touched) {
     return region ? grow(r, region, size, touched) : NULL;
 }
 
-/* The region's pages from `top` on read as zeros again, and are not resident. */
+/* Replace whole pages by ones that read as zeros and are not resident. Returns 0, or -1 where the
+   system refuses: pages that are locked (mlockall) stay, with their contents. */
+static int drop_pages(char *start, size_t size) {
+#ifdef __linux__
+    return madvise(start, size, MADV_DONTNEED);
+#else
+    void *fresh = mmap(start, size, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return fresh == MAP_FAILED ? -1 : 0;
+#endif
+}
+
+/* The region's memory from `top` on reads as zeros again, and its pages are not resident where the
+   system allows it. */
 static void forget(const struct region *region, char *old_top) {
     char *page = aligned(region->top, (size_t)sysconf(_SC_PAGESIZE));
-    if (old_top <= page) {
-        memset(region->top, 0, (size_t)(old_top - region->top));
-        return;
-    }
-    memset(region->top, 0, (size_t)(page - region->top));
-#ifdef __linux__
-    madvise(page, (size_t)(old_top - page), MADV_DONTNEED);
-#else
-    mmap(page, (size_t)(old_top - page), PROT_READ | PROT_WRITE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-#endif
+    if (old_top > page && drop_pages(page, (size_t)(old_top - page)) == 0) old_top = page;
+    memset(region->top, 0, (size_t)(old_top - region->top));
 }
 
 static int owns(const struct recycler *r, const void *memory) {
@@ -216,21 +222,61 @@ static int owns(const struct recycler *r, const void *memory) {
     return 0;
 }
 
+/* ---- fork */
+
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* taken before that of a recycler */
+static struct recycler *all;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static int fork_error;
+
+static void before_fork(void) {
+    pthread_mutex_lock(&all_lock);
+    for (struct recycler *r = all; r; r = r->next) pthread_mutex_lock(&r->lock);
+}
+
+/* In the parent and in the child, whose only thread is the one that took the locks. */
+static void after_fork(void) {
+    for (struct recycler *r = all; r; r = r->next) pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void register_fork(void) {
+    fork_error = pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+static void link_recycler(struct recycler *r) {
+    pthread_mutex_lock(&all_lock);
+    r->next = all;
+    if (all) all->previous = r;
+    all = r;
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void unlink_recycler(struct recycler *r) {
+    pthread_mutex_lock(&all_lock);
+    if (r->next) r->next->previous = r->previous;
+    *(r->previous ? &r->previous->next : &all) = r->next;
+    pthread_mutex_unlock(&all_lock);
+}
+
 /* ---- what others call */
 
 struct recycler *recycler_new(size_t threshold, int huge_pages) {
-    struct recycler *r = calloc(1, sizeof *r);
+    pthread_once(&fork_once, register_fork);
+    struct recycler *r = fork_error ? NULL : calloc(1, sizeof *r);
     if (!r) return NULL;
     r->threshold = threshold;
     r->huge_pages = huge_pages;
     if (pthread_mutex_init(&r->lock, NULL) != 0) {
         free(r);
-        r = NULL;
+        return NULL;
     }
+    link_recycler(r);
     return r;
 }
 
 void recycler_delete(struct recycler *r) {
+    unlink_recycler(r);
     for (struct region *region = r->regions, *next; region; region = next) {
         next = region->next;
         region_delete(region);

@@ -1,4 +1,5 @@
-/* Memory that is used again: an allocator of large blocks for the arrays of one backend. */
+/* Memory that is used again: an allocator of large blocks for the arrays of one backend. A child of
+ * `fork` may go on using it, whatever other threads of its parent were doing. */
 #ifndef PYDTNN_RECYCLE_H
 #define PYDTNN_RECYCLE_H
 

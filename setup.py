@@ -37,6 +37,7 @@ INSTRUCTION_SETS = {  # name: (bytes of a vector, flags)
     "avx2": (32, AVX2),
     "avx512": (64, [*AVX2, *AVX512, "-mprefer-vector-width=512"]),
 }
+FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 
@@ -138,7 +139,8 @@ class BuildKernels(build_ext):
             ],
             extra_postargs=[
                 *("-include", str(SRC / "scratch.h")),
-                *("-Wall", "-Wextra", *COMMON, *self.openmp, *flags),
+                *("-Wall", "-Wextra", f"-Wframe-larger-than={FRAME}"),
+                *(*COMMON, *self.openmp, *flags),
             ],
         )
 

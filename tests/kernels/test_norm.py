@@ -340,3 +340,22 @@ def test_coefficients_add_the_sums_to_those_of_the_step(backend: Backend, channe
         backend.asarray(sums), ones, ones, 1e-5, moments=moments, out=maps, collect=collect
     )
     np.testing.assert_array_equal(backend.to_numpy(collect), so_far + sums)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
+    cpu_backend: Backend, groups: tuple[int, int, int, int]
+) -> None:
+    n, positions, channels, count = groups
+    if positions * channels // count < 2 or n == 0:
+        return  # one element has no deviation
+    rng = np.random.default_rng(5)
+    deviations = rng.normal(size=(n, positions, channels))
+    x = deviations + 1e6
+    x[:, 0, 0] += 100  # an outlier where a pivot might be taken from
+    deviations = x - 1e6  # exact: what was rounded away is no part of x
+    gamma, beta = rng.normal(size=(2, channels))
+    y, mean, inv_std = np.empty_like(x), *np.empty((2, n, count))
+    cpu_backend.norm.group_forward(x, gamma, beta, count, 1e-5, out=y, mean=mean, inv_std=inv_std)
+    # x - mean loses the places of 1e6 beside a deviation of 1; sums about zero lost 1e-4
+    np.testing.assert_allclose(y, group_norm(deviations, gamma, beta, count), rtol=0, atol=1e-8)

@@ -22,7 +22,8 @@
 #include "parts.h"
 
 enum { FORWARD, BACKWARD };
-enum { GROUP = 8, BLOCK_LINES = 128, PANEL = 1024, FOLD_BELOW = 4 * LANES, FOLD_TO = 8 * LANES };
+enum { GROUP = 8, BLOCK_LINES = 128, FOLD_BELOW = 4 * LANES, FOLD_TO = 8 * LANES };
+enum { PANEL = 4096 / sizeof(real) }; /* columns with sums and pivots on the stack */
 
 /* Rows as lines: `count` whole ones, and then the first `rest` elements of another. */
 struct lines {
@@ -126,16 +127,16 @@ static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, do
     }
 }
 
-/* sum dy and sum dy (x - pivot) of each column of n lines, into two rows of `columns`. */
-static inline void products(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
-                            ptrdiff_t columns, double *sums) {
+/* sum u and sum u v of each column of n lines, as in sum_group, into two rows of `columns`. */
+INLINE void sums_about(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+                       ptrdiff_t columns, int pass, double *sums) {
     real sum[PANEL + LANES], product[PANEL + LANES];
     memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
     for (ptrdiff_t i = 0; i < lines; i += BLOCK_LINES) {
         const ptrdiff_t n = min_of(BLOCK_LINES, lines - i);
         for (ptrdiff_t first = 0; first < columns; first += PANEL) {
             const ptrdiff_t width = min_of(PANEL, columns - first), at = i * columns + first;
-            sum_block(x + at, dy + at, pivot + first, n, columns, width, BACKWARD, sum, product);
+            sum_block(x + at, dy + at, pivot + first, n, columns, width, pass, sum, product);
             for (ptrdiff_t j = 0; j < width; j++) {
                 sums[first + j] += (double)sum[j];
                 sums[columns + first + j] += (double)product[j];
@@ -144,12 +145,36 @@ static inline void products(const real *x, const real *dy, const real *pivot, pt
     }
 }
 
+/* sum dy and sum dy (x - pivot) */
+static inline void products(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+                            ptrdiff_t columns, double *sums) {
+    sums_about(x, dy, pivot, lines, columns, BACKWARD, sums);
+}
+
+/* sum (x - pivot) and sum (x - pivot)^2 */
+static inline void deviations(const real *x, const real *pivot, ptrdiff_t lines, ptrdiff_t columns,
+                              double *sums) {
+    sums_about(x, x, pivot, lines, columns, FORWARD, sums);
+}
+
 /* Add the elements behind the last whole line to two rows of sums, and unfold these. */
 static inline void finish_moments(const struct lines *o, const real *x, double *sums) {
     const real *rest = x + o->count * o->columns;
     for (ptrdiff_t j = 0; j < o->rest; j++) {
         sums[j] += (double)rest[j];
         sums[o->columns + j] += (double)rest[j] * (double)rest[j];
+    }
+    unfold_sums(o, sums);
+    unfold_sums(o, sums + o->columns);
+}
+
+static inline void finish_deviations(const struct lines *o, const real *x, const real *pivot,
+                                     double *sums) {
+    const real *rest = x + o->count * o->columns;
+    for (ptrdiff_t j = 0; j < o->rest; j++) {
+        const double v = (double)rest[j] - (double)pivot[j];
+        sums[j] += v;
+        sums[o->columns + j] += v * v;
     }
     unfold_sums(o, sums);
     unfold_sums(o, sums + o->columns);

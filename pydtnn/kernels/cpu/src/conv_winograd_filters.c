@@ -7,7 +7,7 @@
 #include "conv_winograd.h"
 #include "conv_winograd_points.h"
 
-enum { PACK_INPUTS = 32 };
+enum { PACK_INPUTS = LANES }; /* at a time: gemm_pack turns squares, and they stay in L1 */
 
 /* u of `n` filters that lie side by side, taps `n` apart. */
 INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdiff_t stride,

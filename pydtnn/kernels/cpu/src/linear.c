@@ -12,7 +12,7 @@
  * In forward both operands lie with the summed index inside, so one must be turned while packing:
  * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
  * read where they lie, but for blocks whose rows are so far apart that they crowd into few sets of
- * the cache: those are packed on the way, onto the stack. Expected: 0.8 of the peak from a batch of
+ * the cache: those are packed on the way, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
  * 64 up; below a vector of samples the memory that holds w bounds it, and a handful of samples are
  * left to linear_few.c.
  */
@@ -22,6 +22,7 @@
 #include "linear_parts.h"
 
 enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
+enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + OUTER_COLUMNS) };
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
  * with rows of ldb, of which blocks are packed on the way where `pack` says so or a panel is
@@ -69,11 +70,10 @@ static const real *block_of(const struct product *p, ptrdiff_t k, ptrdiff_t dept
     return b;
 }
 
-/* Compute columns [begin, end) of rows [first, first + rows). */
+/* Compute columns [begin, end) of rows [first, first + rows); scratch: DEPTH * ROWS_COLUMNS. */
 static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin,
-                          ptrdiff_t end) {
+                          ptrdiff_t end, real *scratch) {
     ptrdiff_t a_offset[ROWS], c_offset[ROWS], none = 0;
-    real scratch[DEPTH * ROWS_COLUMNS] __attribute__((aligned(64)));
     for (ptrdiff_t i = 0; i < rows; i++) {
         a_offset[i] = (first + i) * p->lda;
         c_offset[i] = (first + i) * p->ldc;
@@ -101,19 +101,31 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
     }
 }
 
-static void compute(const struct product *p, int threads) {
+static int compute(const struct product *p, int threads) {
     const ptrdiff_t panels = ceil_div(p->columns, ROWS_COLUMNS), tiles = p->rows / LEAST_ROWS;
     ptrdiff_t down = ceil_div(p->rows, ROWS), across = ceil_div(p->columns, COLUMNS);
     if (p->ldb != 0) across = pieces_for(panels, across, down, threads); /* B is packed per row */
     down = pieces_for(tiles, down, across, threads);
     across = pieces_for(panels, across, down, threads);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (ptrdiff_t i = 0; i < down * across; i++) {
-        const ptrdiff_t r = i % down, c = i / down, first = cut_at(p->rows, 1, down, r);
-        compute_chunk(p, first, cut_at(p->rows, 1, down, r + 1) - first,
-                      cut_at(p->columns, ROWS_COLUMNS, across, c),
-                      cut_at(p->columns, ROWS_COLUMNS, across, c + 1));
+    int status = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        real *scratch = NAME(scratch_new)(DEPTH * ROWS_COLUMNS);
+        if (!scratch) {
+#pragma omp atomic write
+            status = -1;
+        }
+#pragma omp for schedule(static) nowait
+        for (ptrdiff_t i = 0; i < down * across; i++) {
+            const ptrdiff_t r = i % down, c = i / down, first = cut_at(p->rows, 1, down, r);
+            if (!scratch) continue;
+            compute_chunk(p, first, cut_at(p->rows, 1, down, r + 1) - first,
+                          cut_at(p->columns, ROWS_COLUMNS, across, c),
+                          cut_at(p->columns, ROWS_COLUMNS, across, c + 1), scratch);
+        }
+        free(scratch);
     }
+    return status;
 }
 
 /* Pack all of B, whose element (k, j) is at src[k sk + j sj], into panels. */
@@ -156,10 +168,10 @@ static int forward_transposed(const struct linear_shape *s, const real *x, const
                         .c = c,
                         .ldc = width};
     pack_panels(&p, x, 1, s->inputs, packed, threads);
-    compute(&p, threads);
+    const int status = compute(&p, threads);
     turn(s, c, width, b, y, threads);
     free(packed);
-    return 0;
+    return status;
 }
 
 /* Forward with outputs in the lanes: y = x w'. */
@@ -178,9 +190,9 @@ static int forward_direct(const struct linear_shape *s, const real *x, const rea
                         .ldc = s->outputs,
                         .start = start};
     pack_panels(&p, w, 1, s->inputs, packed, threads);
-    compute(&p, threads);
+    const int status = compute(&p, threads);
     free(packed);
-    return 0;
+    return status;
 }
 
 static int forward(const struct linear_shape *s, const void *x, const void *w, const void *b,
@@ -212,16 +224,14 @@ static int backward_data(const struct linear_shape *s, const void *dy, const voi
                         .pack = crowds(s->inputs) || s->batch > 2 * ROWS,
                         .c = dx,
                         .ldc = s->inputs};
-    compute(&p, threads);
-    return 0;
+    return compute(&p, threads);
 }
 
-/* Columns [begin, end) of rows [first, first + rows) of dw. */
+/* Columns [begin, end) of rows [first, first + rows) of dw; scratch: FILTER_SCRATCH. */
 static void filter_chunk(const struct linear_shape *s, const real *x, const real *dy, real *dw,
                          ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end,
-                         int accumulate) {
-    real a_scratch[FILTER_DEPTH * ROWS] __attribute__((aligned(64)));
-    real b_scratch[FILTER_DEPTH * OUTER_COLUMNS] __attribute__((aligned(64)));
+                         int accumulate, real *scratch) {
+    real *a_scratch = scratch, *b_scratch = scratch + FILTER_DEPTH * ROWS;
     const ptrdiff_t none = 0;
     for (ptrdiff_t k = 0; k < larger(s->batch, 1); k += FILTER_DEPTH) {
         ptrdiff_t depth = smaller(s->batch - k, FILTER_DEPTH);
@@ -264,15 +274,26 @@ static int backward_filter(const struct linear_shape *s, const void *x, const vo
     ptrdiff_t across = ceil_div(s->inputs, WIDE);
     ptrdiff_t down = pieces_for(tiles, ceil_div(s->outputs, ROWS), across, threads);
     across = pieces_for(panels, across, down, threads);
-    /* chunks of a thread are neighbours in dw, as what it updates then will be */
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (ptrdiff_t i = 0; i < down * across; i++) {
-        const ptrdiff_t r = i / across, c = i % across, first = cut_at(s->outputs, 1, down, r);
-        filter_chunk(s, x, dy, dw, first, cut_at(s->outputs, 1, down, r + 1) - first,
-                     cut_at(s->inputs, OUTER_COLUMNS, across, c),
-                     cut_at(s->inputs, OUTER_COLUMNS, across, c + 1), accumulate);
+    int status = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        real *scratch = NAME(scratch_new)(FILTER_SCRATCH);
+        if (!scratch) {
+#pragma omp atomic write
+            status = -1;
+        }
+        /* chunks of a thread are neighbours in dw, as what it updates then will be */
+#pragma omp for schedule(static) nowait
+        for (ptrdiff_t i = 0; i < down * across; i++) {
+            const ptrdiff_t r = i / across, c = i % across, first = cut_at(s->outputs, 1, down, r);
+            if (!scratch) continue;
+            filter_chunk(s, x, dy, dw, first, cut_at(s->outputs, 1, down, r + 1) - first,
+                         cut_at(s->inputs, OUTER_COLUMNS, across, c),
+                         cut_at(s->inputs, OUTER_COLUMNS, across, c + 1), accumulate, scratch);
+        }
+        free(scratch);
     }
-    return 0;
+    return status;
 }
 
 static int backward_bias(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,

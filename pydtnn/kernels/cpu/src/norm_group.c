@@ -68,23 +68,50 @@ static struct map map_of(const struct task *t, real *tables) {
     return (struct map){tables, tables + n, tables + 2 * n, tables + 3 * n};
 }
 
-static void sample_forward(const struct task *t, const real *x, struct scratch s, real *out,
-                           double *mean, double *inv_std) {
-    const struct lines *o = &t->lines;
-    const ptrdiff_t width = o->channels / t->groups;
+/* Mean and 1 / deviation of each group from sums about a pivot, which is in `mean`. */
+static void group_moments(const struct task *t, const double *sums, double *mean,
+                          double *inv_std) {
+    const ptrdiff_t width = t->lines.channels / t->groups;
     const double count = (double)(t->size / t->groups);
-    const double *total = s.sums, *square = s.sums + o->columns;
-    real *pivot = s.tables, *a = pivot + o->columns, *c = a + 2 * o->columns;
-    moments(x, o->count, o->columns, s.sums);
-    finish_moments(o, x, s.sums);
+    const double *total = sums, *square = sums + t->lines.columns;
     for (ptrdiff_t g = 0; g < t->groups; g++) {
         double sum = 0, squares = 0;
         for (ptrdiff_t j = g * width; j < (g + 1) * width; j++) {
             sum += total[j];
             squares += square[j];
         }
-        mean[g] = sum / count;
-        inv_std[g] = 1 / sqrt(fmax(squares / count - mean[g] * mean[g], 0) + t->epsilon);
+        const double offset = sum / count;
+        mean[g] += offset;
+        inv_std[g] = 1 / sqrt(fmax(squares / count - offset * offset, 0) + t->epsilon);
+    }
+}
+
+/* Sums about zero in double are exact enough for floats; doubles are read again, relative to the
+   mean that these sums give. */
+static void sample_moments(const struct task *t, const real *x, struct scratch s, double *mean,
+                           double *inv_std) {
+    const struct lines *o = &t->lines;
+    const ptrdiff_t width = o->channels / t->groups;
+    moments(x, o->count, o->columns, s.sums);
+    finish_moments(o, x, s.sums);
+    for (ptrdiff_t g = 0; g < t->groups; g++) mean[g] = 0;
+    group_moments(t, s.sums, mean, inv_std);
+    if (REAL_FLOAT) return;
+    real *pivot = s.tables;
+    for (ptrdiff_t j = 0; j < o->channels; j++) pivot[j] = (real)mean[j / width];
+    fold_table(o, pivot);
+    deviations(x, pivot, o->count, o->columns, s.sums);
+    finish_deviations(o, x, pivot, s.sums);
+    group_moments(t, s.sums, mean, inv_std);
+}
+
+static void sample_forward(const struct task *t, const real *x, struct scratch s, real *out,
+                           double *mean, double *inv_std) {
+    const struct lines *o = &t->lines;
+    const ptrdiff_t width = o->channels / t->groups;
+    real *pivot = s.tables, *a = pivot + o->columns, *c = a + 2 * o->columns;
+    sample_moments(t, x, s, mean, inv_std);
+    for (ptrdiff_t g = 0; g < t->groups; g++) {
         for (ptrdiff_t j = g * width; j < (g + 1) * width; j++) {
             const double scale = inv_std[g] * (double)t->gamma[j];
             pivot[j] = (real)mean[g];

@@ -1,0 +1,97 @@
+"""Kernels run on the small stacks that some systems and settings give to threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pydtnn.kernels.cpu as cpu
+
+FRAME = 20 * 1024  # bytes of stack that a function may take, as setup.py warns of
+RESERVES = re.compile(r"(?:sub\s+\$0x|lea\s+-0x)([0-9a-f]+)(?:\(%rsp\))?,%r(?:sp|11)$")
+
+KERNELS = """
+import numpy as np
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.cpu import available
+from pydtnn.kernels.geometry import ConvGeometry
+
+rng = np.random.default_rng(0)
+for isa in available():
+    for dtype in (np.float32, np.float64):
+        backend = create_backend("cpu", threads=3, isa=isa, tuning="direct")
+        for n, i, o in ((96, 1024, 512), (70, 300, 270)):
+            x, w = rng.normal(size=(n, i)).astype(dtype), rng.normal(size=(o, i)).astype(dtype)
+            y = np.empty((n, o), dtype)
+            backend.linear.forward(x, w, None, out=y)
+            backend.linear.backward_data(y, w, out=np.empty_like(x))
+            backend.linear.backward_filter(x, y, out=np.empty_like(w))
+        for stride, groups in ((1, 1), (2, 1), (1, 48)):
+            strides, padding = (stride, stride), ((1, 1), (1, 1))
+            g = ConvGeometry((12, 12), (3, 3), strides, padding, (1, 1), 48, 48, groups)
+            x = rng.normal(size=(8, 12, 12, 48)).astype(dtype)
+            w = rng.normal(size=g.weight_shape).astype(dtype)
+            y = np.empty((8, *g.output, 48), dtype)
+            names = ("direct", "winograd4", "winograd2") if stride == groups == 1 else ("direct",)
+            for name in names:
+                backend.conv.forward(x, w, None, g, out=y, algorithm=name)
+                backend.conv.backward(
+                    x, y, w, g, dx=np.empty_like(x), dw=np.empty_like(w), algorithm=name
+                )
+        x = rng.normal(size=(40, 36, 1500)).astype(dtype)
+        backend.norm.statistics(x, out=np.empty(1 + 2 * 1500))
+        ones, mean, inv_std = np.ones(1500, dtype), *np.empty((2, 40, 3))
+        y = np.empty_like(x)
+        backend.norm.group_forward(
+            x, ones, ones, 3, 1e-5, out=y, mean=mean, inv_std=inv_std
+        )
+        dgamma, dbeta = np.empty((2, 1500), dtype)
+        backend.norm.group_backward(
+            x, y, ones, 3, mean, inv_std, out=np.empty_like(x), dgamma=dgamma, dbeta=dbeta
+        )
+print("done")
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("objdump"),
+    reason="reads x86 machine code with objdump",
+)
+def test_no_function_of_any_variant_takes_more_than_20_kib_of_stack() -> None:
+    libraries = sorted(Path(cpu.__file__).parent.glob("_*.so"))
+    assert libraries
+    frames = {}
+    for library in libraries:
+        command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as code:
+            name = ""
+            for line in code.stdout or ():
+                if line.endswith(">:\n"):
+                    name = line.split()[1]
+                elif "%rsp" in line and (found := RESERVES.search(line.rstrip())):
+                    size = int(found[1], 16)
+                    if FRAME < size < 1 << 63:
+                        frames[f"{library.stem} {name}"] = size
+        assert code.returncode == 0
+    assert frames == {}
+
+
+def test_kernels_run_in_threads_with_64_kib_of_stack() -> None:
+    # OpenMP's own limit holds for all threads but the first
+    environment = {**os.environ, "OMP_STACKSIZE": "64k"}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"

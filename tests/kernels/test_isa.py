@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,26 @@ def test_a_variant_that_was_not_built_is_refused() -> None:
 
 def test_openmp_is_known() -> None:
     assert _isa.has_openmp() in (True, False)
+
+
+def test_every_instruction_that_a_variant_is_compiled_with_is_asked_of_the_cpu() -> None:
+    root = Path(__file__).resolve().parents[2]
+    setup = (root / "setup.py").read_text()
+    used = set(re.findall(r'"-m(\w+)"', setup))
+    header = (root / "pydtnn/kernels/cpu/src/dispatch.h").read_text()
+    _, _, function = header.partition("int isa_available(int isa)")
+    asked = {
+        *re.findall(r'cpu_supports\("(\w+)"\)', function),
+        *re.findall(r"has_(\w+)\(\)", function),
+    }
+    assert {"avx2", "f16c", "lzcnt", "avx512cd"} <= used
+    assert used == asked
+
+
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists() or platform.machine() != "x86_64", reason="Linux on x86"
+)
+def test_the_cpu_has_what_the_widest_instruction_set_needs() -> None:
+    [flags] = set(re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    avx2 = {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt"} <= set(flags.split())
+    assert ("avx2" in available()) == avx2

@@ -9,6 +9,9 @@
 #define PYDTNN_DISPATCH_H
 
 #include <stddef.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
 
@@ -45,12 +48,25 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
         return PICK_VARIANT(family, generic, itemsize);                                   \
     }
 
-/* Whether this build has the instruction set and this CPU, under this operating system, runs it. */
+#if defined(__x86_64__)
+/* What not every compiler's __builtin_cpu_supports knows. */
+static inline __attribute__((unused)) int has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+static inline __attribute__((unused)) int has_lzcnt(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & bit_LZCNT);
+}
+#endif
+
+/* Whether this build has the instruction set and this CPU, under this operating system, runs it:
+ * all that setup.py lets the compiler use. */
 static inline __attribute__((unused)) int isa_available(int isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
+               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_lzcnt() &&
                __builtin_cpu_supports("popcnt");
 #ifdef BUILT_AVX2
     if (isa == ISA_AVX2) return avx2;

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, PoolGeometry
+from pydtnn.kernels import Backend, PoolGeometry, create_backend
 from tests.kernels.checks import DTYPES, REFERENCE, eps, numeric_gradient, same_for_all_threads
 
 CHANNELS = [1, 3, 5, 16, 17, 64, 100]
@@ -252,3 +252,17 @@ def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
         return [y, index, dx, mean, dmean, bins, dbins]
 
     same_for_all_threads(cpu_backend, run)
+
+
+@pytest.mark.parametrize("name", ["cpu", "numpy"])
+def test_an_index_of_bytes_is_refused_for_windows_of_more_than_256_taps(name: str) -> None:
+    backend = create_backend(name)
+    g = geometry((17, 16), (17, 16), (1, 1), ((0, 0), (0, 0)))
+    x = backend.asarray(np.arange(17 * 16 * 3, dtype="float32").reshape(1, 17, 16, 3))
+    y, dx = backend.empty((1, 1, 1, 3), "float32"), backend.empty(x.shape, "float32")
+    index = backend.empty(y.shape, "uint8")
+    message = "index of windows of 272 taps must be int32, not uint8"
+    with pytest.raises(ValueError, match=message):
+        backend.pool.max_forward(x, g, out=y, index=index)
+    with pytest.raises(ValueError, match=message):
+        backend.pool.max_backward(y, index, g, out=dx)

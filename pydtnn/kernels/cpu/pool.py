@@ -23,12 +23,14 @@ class Pool(Compiled, reference.Pool):
         """Take the maximum of each window; `index` receives which tap it was."""
         if not _native(out, x) or index.dtype not in INDICES or not index.flags.carray:
             return super().max_forward(x, geometry, out=out, index=index)
+        reference.check_index(index, geometry)
         self.kernels.max_forward(contiguous(x), geometry, out, index, self.threads)
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
         """Send each gradient to the input that was the maximum; overlapping windows add."""
         if not _native(out, dy) or index.dtype not in INDICES:
             return super().max_backward(dy, index, geometry, out=out)
+        reference.check_index(index, geometry)
         self.kernels.max_backward(contiguous(dy), contiguous(index), geometry, out, self.threads)
 
     def average_forward(

@@ -20,17 +20,28 @@ def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
         )
 
 
+def check_index(index: Array, geometry: PoolGeometry) -> None:
+    """Raise ValueError where the type of `index` cannot number all taps of a window."""
+    if index.dtype.itemsize == 1 and (taps := prod(geometry.kernel)) > 256:
+        raise ValueError(
+            f"max pooling: the index of windows of {taps} taps must be int32, not {index.dtype}, "
+            "which holds 256."
+        )
+
+
 class Pool(Family):
     """Maximum and mean over windows: ``x (N, *size, C)``, ``y (N, *output, C)``."""
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
         """Take the maximum of each window.
 
-        `index` (uint8 or int32, the shape of `out`) receives which tap it was.
+        `index` (uint8 or int32, the shape of `out`) receives which tap it was; uint8 is refused
+        for windows of more than 256 taps.
 
         Taps count in row-major order within the window; of equal values the first wins; padding
         never wins. A NaN in a window is its maximum.
         """
+        check_index(index, geometry)
         x = wide(x)
         lowest = -self.xp.inf if x.dtype.kind == "f" else self.xp.iinfo(x.dtype).min
         padded = self.xp.pad(x, ((0, 0), *geometry.padding, (0, 0)), constant_values=lowest)
@@ -43,6 +54,7 @@ class Pool(Family):
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
         """Send each gradient to the input that was the maximum; overlapping windows add."""
+        check_index(index, geometry)
         padded = self._padded_zeros(out, geometry)
         for tap, window in enumerate(taps(geometry)):
             padded[:, *window] += self.xp.where(index == tap, wide(dy), 0)

@@ -46,6 +46,11 @@ class ConvGeometry:
         Channels of the input and of the output.
     groups : int
         Filters of group ``g`` see the channels of group ``g`` only.
+
+    Raises
+    ------
+    ValueError
+        Where a number other than the size and the padding is below 1.
     """
 
     size: tuple[int, ...]
@@ -58,6 +63,16 @@ class ConvGeometry:
     groups: int = 1
 
     def __post_init__(self) -> None:
+        if min(self.channels, self.filters, self.groups) < 1:
+            raise ValueError(
+                "a convolution needs at least 1 channel, 1 filter and 1 group, not "
+                f"{self.channels} channels, {self.filters} filters and {self.groups} groups."
+            )
+        if min(*self.kernel, *self.stride, *self.dilation) < 1:
+            raise ValueError(
+                "a convolution needs a kernel, a stride and a dilation of at least 1, not "
+                f"{self.kernel}, {self.stride} and {self.dilation}."
+            )
         object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
 
     @classmethod

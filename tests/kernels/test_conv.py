@@ -281,3 +281,55 @@ def test_hot_kernels_are_compiled(cpu_backend: Backend) -> None:
     assert isinstance(cpu_backend.conv, Conv)
     for direction in DIRECTIONS:
         assert getattr(Conv, direction) is not getattr(Reference, direction)
+
+
+OVERLAP = geometry((8, 8), 16, 16, (3, 3), padding=1)
+
+
+def overlapping(rng: np.random.Generator, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of the shape that `OVERLAP` reads and writes, one `offset` images behind."""
+    memory = rng.normal(size=(4 + offset, 8, 8, 16))
+    return memory[:4], memory[offset:]
+
+
+@pytest.mark.parametrize("tuning", ["direct", "measure"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_an_output_over_the_input_that_it_is_gathered_from_is_refused(
+    offset: int, tuning: str
+) -> None:
+    backend = create_backend("cpu", tuning=tuning)
+    read, written = overlapping(np.random.default_rng(0), offset)
+    x, w = read.copy(), np.ones(OVERLAP.weight_shape)
+    with pytest.raises(ValueError, match="conv.forward: out and x overlap in memory"):
+        backend.conv.forward(read, w, None, OVERLAP, out=written)
+    with pytest.raises(ValueError, match="conv.backward_data: out and dy overlap in memory"):
+        backend.conv.backward_data(read, w, OVERLAP, out=written)
+    with pytest.raises(ValueError, match="overlap in memory"):
+        backend.conv.backward(x, read, w, OVERLAP, dx=written, dw=np.empty_like(w))
+    np.testing.assert_array_equal(read, x)
+
+
+@pytest.mark.parametrize("tuning", ["direct", "measure"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_both_gradients_are_right_where_dx_lies_over_x(offset: int, tuning: str) -> None:
+    backend = create_backend("cpu", tuning=tuning)
+    rng = np.random.default_rng(1)
+    x, dx = overlapping(rng, offset)
+    dy, w = rng.normal(size=x.shape), rng.normal(size=OVERLAP.weight_shape)
+    expected_dx, expected_dw, dw = np.empty_like(x), np.empty_like(w), np.empty_like(w)
+    REFERENCE.backward_filter(x, dy, OVERLAP, out=expected_dw)
+    REFERENCE.backward_data(dy, w, OVERLAP, out=expected_dx)
+    backend.conv.backward(x, dy, w, OVERLAP, dx=dx, dw=dw)  # the first one is measured
+    # Winograd's transforms lose a few times what direct sums do
+    np.testing.assert_allclose(dx, expected_dx, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(dw, expected_dw, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"channels": 0}, {"filters": 0}, {"groups": 0}, {"stride": 0}, {"dilation": 0}],
+    ids=str,
+)
+def test_a_geometry_of_nothing_is_refused_in_one_sentence(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="a convolution needs .*at least 1"):
+        geometry((8, 8), **{"channels": 4, "filters": 4, "kernel": (3, 3), **fields})

@@ -88,6 +88,14 @@ cdef inline bint overlaps(const source *s, const void *out, Py_ssize_t size, Py_
     return False
 
 
+cdef int refuse_overlap(str who, const source *s, Py_ssize_t size, const sink *out,
+                        Py_ssize_t bytes) except -1:
+    """An output over the input that it is gathered from would be read after it is written."""
+    if size > 0 and bytes > 0 and overlaps(s, out.y, size, bytes):
+        raise ValueError(f"conv.{who} overlap in memory; give the output an array of its own.")
+    return 0
+
+
 cdef double *fill_gated(sink *s, source *gate_, object out, object add, object gate, object sums,
                         int size, Py_ssize_t elements, Py_ssize_t channels) except? NULL:
     """The sink of a gradient; returns where its sums go, or NULL."""
@@ -138,6 +146,7 @@ cdef class ConvKernels:
         cdef const void *b_ = optional(b, size, c.filters)
         y_.y = output(out, size, outputs(&c))
         y_.add, y_.gate, y_.relu, y_.sums = NULL, NULL, relu, SUMS_NONE
+        refuse_overlap("forward: out and x", &x_, inputs(&c) * size, &y_, outputs(&c) * size)
         if sums is not None:
             sums_ = <double *>output(sums, sizeof(double), 1 + 2 * c.filters)
             sums_[0] = c.batch * c.output[0] * c.output[1]
@@ -164,6 +173,8 @@ cdef class ConvKernels:
         cdef const void *w_ = data(w, size, weights(&c))
         cdef double *sums_ = fill_gated(&dx_, &gate_, out, add, gate, sums, size, inputs(&c),
                                         c.channels)
+        refuse_overlap("backward_data: out and dy", &dy_, outputs(&c) * size, &dx_,
+                       inputs(&c) * size)
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         threads = team(operations(&c), threads)
         with nogil:
@@ -189,7 +200,7 @@ cdef class ConvKernels:
 
     def backward(self, x, dy, w, Shape shape, int data_algorithm, int filter_algorithm, dx, dw,
                  bint accumulate, add, gate, sums, int threads):
-        """Both gradients: dx as backward_data, dw as backward_filter."""
+        """Both gradients: dx as backward_data, dw as backward_filter. dx may overlap x."""
         cdef conv_shape c = shape.c
         c.batch = dx.shape[0]
         cdef int size = itemsize(dx), status
@@ -203,9 +214,8 @@ cdef class ConvKernels:
                                         c.channels)
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         cdef Py_ssize_t n = inputs(&c) * size
-        cdef bint apart = overlaps(&x_, dx_.y, n, n) or overlaps(
-            &dy_, dx_.y, outputs(&c) * size, n
-        )
+        refuse_overlap("backward: dx and dy", &dy_, outputs(&c) * size, &dx_, n)
+        cdef bint apart = overlaps(&x_, dx_.y, n, n)
         threads = team(operations(&c), threads)
         with nogil:
             if apart:

@@ -155,7 +155,10 @@ class Conv(Compiled, reference.Conv):
         sums: Array | None = None,
         algorithm: str | None = None,
     ) -> None:
-        """Compute both gradients; where the filters are small, from one pass over `x` and `dy`."""
+        """Compute both gradients; where the filters are small, from one pass over `x` and `dy`.
+
+        `dx` may overlap `x`, which costs a pass, but not `dy`.
+        """
         shape = shape_of(geometry)
         if shape is None or not ready(dx, x, dy, w, dw, add, gate):
             self.backward_filter(
@@ -164,8 +167,8 @@ class Conv(Compiled, reference.Conv):
             return self.backward_data(
                 dy, w, geometry, out=dx, add=add, gate=gate, sums=sums, algorithm=algorithm
             )
-        data = self._data_algorithm(dy, w, geometry, shape, dx, add, algorithm)
         filters = self._filter_algorithm(x, dy, geometry, shape, dw, accumulate, algorithm)
+        data = self._data_algorithm(dy, w, geometry, shape, dx, add, algorithm, needed=x)
         self.kernels.backward(
             x, dy, w, shape, data, filters, dx, dw, accumulate, add, gate, sums, self.threads
         )
@@ -181,10 +184,12 @@ class Conv(Compiled, reference.Conv):
         out: Array,
         add: Array | None,
         algorithm: str | None,
+        needed: Array | Deferred | None = None,
     ) -> int:
         number = self._find("backward_data", geometry, out, algorithm)
         if number is None:
-            scratch = out if add is None else np.empty_like(out)
+            free = add is None and not _shares(out, needed)
+            scratch = out if free else np.empty_like(out)
             number = self._choose(
                 "backward_data",
                 geometry,
@@ -265,6 +270,16 @@ class Conv(Compiled, reference.Conv):
             self.fused.evaluate(x, out=store)
             return store, None
         return x, store
+
+
+def _shares(out: Array, value: Array | Deferred | None) -> bool:
+    """Whether a value that is still needed may lie in the memory of `out`."""
+    if value is None:
+        return False
+    arrays = (
+        [*(term.x for term in value.terms), value.array] if isinstance(value, Deferred) else [value]
+    )
+    return any(array is not None and np.may_share_memory(out, array) for array in arrays)
 
 
 def _packed(value: Any) -> Any:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +30,10 @@ _UNUSABLE = (
     "measured choices cannot be kept, so another run may choose other algorithms; "
     f"set {VARIABLE} to a folder of yours ({{}})"
 )
+
+PATIENCE = 5.0
+"""Seconds to wait for a process that holds the lock of the file, which takes milliseconds: one
+that has been stopped meanwhile must not stop others."""
 
 _log = logging.getLogger("pydtnn.kernels")
 
@@ -61,6 +66,7 @@ class ChoicesFile:
         self._machine = machine
         self._settings: dict[str, Table] | None = None
         self._warned = False
+        self._locked_out = False
 
     @property
     def machine(self) -> str:
@@ -96,6 +102,8 @@ class ChoicesFile:
 
     def add(self, setting: str, operation: str, batch: int, choice: Choice) -> Choice:
         """Keep a choice, unless another process was faster; return the one that is valid now."""
+        if self._locked_out:
+            return choice
         try:
             with _locked(self.path):
                 self._settings = self._read()
@@ -107,6 +115,7 @@ class ChoicesFile:
                 data = json.dumps(content, indent=1, default=asdict)
                 write_file("choices of algorithms", self.path, data.encode())
         except (OSError, RuntimeError) as error:
+            self._locked_out = isinstance(error, TimeoutError)  # do not wait for each choice
             self._warn(_UNUSABLE.format(error))
         return choice
 
@@ -163,11 +172,29 @@ def this_machine() -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing the file; where locks do not work, hope."""
+    """Keep other processes from changing the file; where locks do not work, go on without.
+
+    Raises
+    ------
+    TimeoutError
+        If another process holds the lock for more than `PATIENCE` seconds.
+    """
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "a") as file:
-        with contextlib.suppress(OSError):  # some network file systems have none
-            fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{file.name} has been locked by another process for {PATIENCE:g} s"
+                    ) from None
+                time.sleep(0.01)
+                continue
+            except OSError:  # some network file systems have no locks
+                pass
+            break
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -457,3 +458,24 @@ def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
     pytest.importorskip("pydtnn.kernels.cpu._conv")
     name = ChoicesFile().machine
     assert name.startswith(f"{cpu_model()}, pydtnn {pydtnn.__version__}, kernels ")
+
+
+def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_long(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, quiet: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(choices_file, "PATIENCE", 0.05)
+    waits: list[float] = []
+    monkeypatch.setattr(choices_file.time, "sleep", waits.append)
+    machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
+    own = choices(machine)
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(own.file.path.with_suffix(".lock"), "a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert pick(own, machine) == "winograd4"
+        assert waits
+        waits.clear()
+        assert pick(own, machine, operation="backward_data") == "winograd4"
+        assert not waits
+    (told,) = quiet()
+    assert "PYDTNN_CACHE" in told
+    assert "has been locked by another process for 0.05 s" in told

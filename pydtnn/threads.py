@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pydtnn.launcher import ranks_here
+from pydtnn.machine import cpu_quotas
 
 if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
@@ -19,8 +20,9 @@ def default_threads() -> int:
     """Return OMP_NUM_THREADS where it is set, else this process's share of the cores.
 
     Without asking other ranks: the cores it may run on, divided by the ranks that the MPI launcher
-    says it started on this host, unless it has pinned this one to some of them. `threads_per_rank`
-    is exact, also for unequal shares.
+    says it started on this host, unless it has pinned this one to some of them, and no more than
+    its share of the CPU time that a control group may use. `threads_per_rank` is exact, also for
+    unequal shares.
 
     Raises
     ------
@@ -29,7 +31,10 @@ def default_threads() -> int:
     """
     cores = _cores()
     pinned = len(cores) < (os.cpu_count() or 1)
-    return _wanted() or max(1, len(cores) // (1 if pinned else ranks_here()))
+    ranks = ranks_here()
+    share = Fraction(len(cores), 1 if pinned else ranks)
+    share = min([share, *(quota / ranks for quota in cpu_quotas().values())])
+    return _wanted() or max(1, int(share))
 
 
 def threads_per_rank(comm: Communicator) -> int:
@@ -37,7 +42,9 @@ def threads_per_rank(comm: Communicator) -> int:
 
     OMP_NUM_THREADS where it is set. Otherwise this rank's share of the cores it may run on, where a
     core is shared evenly by all ranks of its host that may run on it: cores // ranks where all may
-    run everywhere, the rank's own cores where mpirun pinned it to some; at least 1.
+    run everywhere, the rank's own cores where mpirun pinned it to some; at least 1. Where a control
+    group limits the time that its processes use, they share that time evenly: a container with a
+    limit of 4 cores on a host of 64 has 4.
 
     Parameters
     ----------
@@ -56,9 +63,13 @@ def threads_per_rank(comm: Communicator) -> int:
     """
     mine = _cores()
     here = comm.hosts[comm.rank]
-    everywhere = comm.gather_object((here, mine))
-    ranks_on = Counter(core for host, cores in everywhere if host == here for core in cores)
-    share = sum(Fraction(1, ranks_on[core]) for core in mine)
+    quotas = cpu_quotas()
+    everywhere = comm.gather_object((here, mine, [*quotas]))
+    beside = [(cores, groups) for host, cores, groups in everywhere if host == here]
+    ranks_on = Counter(core for cores, _ in beside for core in cores)
+    ranks_in = Counter(group for _, groups in beside for group in groups)
+    own_cores = sum((Fraction(1, ranks_on[core]) for core in mine), Fraction(0))
+    share = min([own_cores, *(quota / ranks_in[group] for group, quota in quotas.items())])
     return _wanted() or max(1, int(share))
 
 

@@ -1,6 +1,7 @@
 """How many threads a rank gets."""
 
 import os
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,21 +15,24 @@ from pydtnn.comm.serial import Serial
 class Described(Serial):
     """A rank among others that are only described: their hosts and the cores they may run on."""
 
-    def __init__(self, rank, cores, hosts):
+    def __init__(self, rank, cores, hosts, groups):
         super().__init__()
-        self.rank, self.hosts, self.cores = rank, hosts, cores
+        self.rank, self.hosts, self.cores, self.groups = rank, hosts, cores, groups
 
     def gather_object(self, value):
-        assert value == (self.hosts[self.rank], self.cores[self.rank])
-        return list(zip(self.hosts, self.cores, strict=True))
+        assert value == (self.hosts[self.rank], self.cores[self.rank], self.groups[self.rank])
+        return list(zip(self.hosts, self.cores, self.groups, strict=True))
 
 
-def threads_of_all(monkeypatch, cores, hosts=None):
+def threads_of_all(monkeypatch, cores, hosts=None, quotas=None):
+    quotas = quotas or [{}] * len(cores)
     hosts = hosts or [0] * len(cores)
     result = []
     for rank, mine in enumerate(cores):
         monkeypatch.setattr(threads, "_cores", lambda mine=mine: mine)
-        result.append(threads.threads_per_rank(Described(rank, cores, hosts)))
+        monkeypatch.setattr(threads, "cpu_quotas", lambda rank=rank: quotas[rank])
+        groups = [[*own] for own in quotas]
+        result.append(threads.threads_per_rank(Described(rank, cores, hosts, groups)))
     return result
 
 
@@ -51,6 +55,29 @@ def no_wish(monkeypatch):
 )
 def test_ranks_share_the_cores_of_their_host(monkeypatch, cores, hosts, expected):
     assert threads_of_all(monkeypatch, cores, hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ([{"pod": Fraction(4)}] * 2, [2, 2]),
+        ([{"pod": Fraction(3, 2)}] * 2, [1, 1]),
+        ([{"a": Fraction(5)}, {"b": Fraction(1, 2)}], [4, 1]),
+        ([{"job": Fraction(6), "job/a": Fraction(2)}, {"job": Fraction(6)}], [2, 3]),
+    ],
+    ids=["shared", "less than one each", "one each", "a group within a group"],
+)
+def test_ranks_share_the_time_that_a_control_group_may_use(monkeypatch, quotas, expected):
+    assert threads_of_all(monkeypatch, [[*range(8)]] * 2, quotas=quotas) == expected
+
+
+def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch):
+    monkeypatch.setattr(threads, "_cores", lambda: [*range(64)])
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(threads, "cpu_quotas", lambda: {"pod": Fraction(9, 2)})
+    assert threads.default_threads() == 4
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    assert threads.default_threads() == 2
 
 
 @pytest.mark.parametrize("wish", ["3", " 3 ", "3,2"])

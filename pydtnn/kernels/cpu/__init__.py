@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import pydtnn.kernels.cpu.openmp  # noqa: F401  # before all that links its runtime
 from pydtnn.kernels import reference
 from pydtnn.kernels.choices import Choices
 from pydtnn.kernels.cpu._memory import MemoryPool

@@ -1,0 +1,50 @@
+"""How long threads of OpenMP's runtime wait for work before they sleep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pydtnn.kernels.cpu._isa import has_openmp
+from pydtnn.kernels.cpu.openmp import SPINS, VARIABLE, WISHES
+
+CODE = """
+import os
+before = dict(os.environ)
+import pydtnn.kernels.cpu
+assert dict(os.environ) == before
+os.system("echo inherited:$GOMP_SPINCOUNT >&2")
+"""
+
+
+def settings(**wishes: str) -> str:
+    """What the runtime says of its environment when it is loaded."""
+    own = {name: value for name, value in os.environ.items() if name not in WISHES}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        env={**own, "OMP_DISPLAY_ENV": "verbose", **wishes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    if VARIABLE not in done.stderr:
+        pytest.skip("this OpenMP is not GCC's")
+    return done.stderr
+
+
+pytestmark = pytest.mark.skipif(not has_openmp(), reason="built without OpenMP")
+
+
+def test_the_runtime_is_loaded_with_a_bounded_spin_that_no_other_process_inherits() -> None:
+    said = settings()
+    assert f"{VARIABLE} = '{SPINS}'" in said
+    assert "inherited:\n" in said
+
+
+def test_what_the_user_sets_is_left_alone() -> None:
+    assert f"{VARIABLE} = '77'" in settings(GOMP_SPINCOUNT="77")
+    assert f"{VARIABLE} = '{SPINS}'" not in settings(OMP_WAIT_POLICY="active")

@@ -1,7 +1,8 @@
 """Running statistics of batch norm: sums collected during a step, folded in once at its end.
 
 During a step every batch norm adds the count, sum and sum of squares of what it saw to one flat
-array; over micro-batches and shards these simply add up. `RunningStatistics.fold` then moves the
+array; over micro-batches and shards these simply add up. (In float64 sums have two parts each, see
+`pydtnn.kernels.reference.doubled`.) `RunningStatistics.fold` then moves the
 running means and variances of all layers at once.
 """
 
@@ -25,17 +26,22 @@ class Statistic:
     channels : int
     momentum : float
         Weight of a new step: ``running = (1 - momentum) running + momentum new``.
+    length : int, optional
+        Of `sums`, as `Norm.sums_length` says; by default 1 + 2 C.
 
     Attributes
     ----------
-    sums : Array, shape (1 + 2 C,), float64
+    sums : Array, shape (length,), float64
         Count, sums and sums of squares of this step so far.
     mean, variance : Array, shape (C,), float64
         Running values; the variance is the unbiased one.
     """
 
-    def __init__(self, name: str, channels: int, momentum: float) -> None:
+    def __init__(
+        self, name: str, channels: int, momentum: float, length: int | None = None
+    ) -> None:
         self.name = name
+        self.length = length or 1 + 2 * channels
         self.channels = channels
         self.momentum = momentum
         self.sums: Array
@@ -67,25 +73,23 @@ class RunningStatistics:
         channels = [s.channels for s in self.statistics]
         total = sum(channels)
         self._backend = backend
-        self.sums = backend.zeros((len(channels) + 2 * total,), "float64")
+        self.sums = backend.zeros((sum(s.length for s in statistics),), "float64")
         self.running = backend.asarray(np.repeat([0.0, 1.0], total))
         self.samples = 0.0
         momentum = [s.momentum for s in self.statistics for _ in range(s.channels)]
         self._momentum = backend.asarray(momentum, "float64")
         # where in `sums` each channel finds its layer's count, its sum and its sum of squares
-        indices = np.empty((3, total), np.int64)
+        parts = max(((s.length - 1) // s.channels for s in statistics), default=2)
+        indices = np.empty((1 + parts, total), np.int64)
         start = first = 0
         for s in self.statistics:
-            stop, last = start + 1 + 2 * s.channels, first + s.channels
+            stop, last = start + s.length, first + s.channels
             s.sums = self.sums[start:stop]
             s.mean = self.running[first:last]
             s.variance = self.running[total + first : total + last]
             own = np.arange(s.channels)
-            indices[:, first:last] = [
-                own * 0 + start,
-                own + start + 1,
-                own + start + 1 + s.channels,
-            ]
+            sums = [own + start + 1 + i * s.channels for i in range(parts)]
+            indices[:, first:last] = [own * 0 + start, *sums]
             start, first = stop, last
         self._indices = backend.asarray(indices)
 

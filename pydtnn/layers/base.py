@@ -217,7 +217,8 @@ class Layer(ABC):
 
     def statistic(self, channels: int, momentum: float) -> Statistic:
         """Declare a running mean and variance; to be called in `build`."""
-        s = Statistic(str(self.name), channels, momentum)
+        length = self.backend.norm.sums_length(channels, self.dtype)
+        s = Statistic(str(self.name), channels, momentum, length)
         self.statistics.append(s)
         return s
 

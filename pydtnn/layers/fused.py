@@ -86,7 +86,7 @@ class NormAddReLU(TwoPhase, Layer):
         self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
         """Collect the maps of the inputs; the values are left to whoever reads them."""
-        width = 1 + 2 * self.output_shape[-1]
+        width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
         totals = iter([] if total is None else total.reshape(-1, width))  # one per norm
         terms: list[Term] = []
         moments: list[Normalized | None] = []
@@ -112,7 +112,8 @@ class NormAddReLU(TwoPhase, Layer):
         own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
         given = (norm.gamma.value, norm.beta.value, norm.epsilon)
         if context.training and total is None and norm.taken(x) is None:
-            sums = self.backend.empty((1 + 2 * self.output_shape[-1],), "float64")
+            length = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
+            sums = self.backend.empty((length,), "float64")
             self.backend.norm.statistics_coefficients(
                 *(self.array(x), *given),
                 sums=sums,

@@ -64,12 +64,13 @@ class BatchNorm(TwoPhase, Layer):
         return shape
 
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
-        """Return count, sums and sums of squares (1 + 2 C,), which somebody may have taken."""
+        """Return the sums of `Norm.statistics`, which somebody may have taken."""
         (x,) = xs
         taken = self.taken(x)
         if taken is not None:
             return taken
-        sums = self.backend.empty((1 + 2 * x.shape[-1],), "float64")
+        length = self.backend.norm.sums_length(x.shape[-1], self.dtype)
+        sums = self.backend.empty((length,), "float64")
         self.backend.norm.statistics(self.array(x), out=sums)
         return sums
 
@@ -89,9 +90,7 @@ class BatchNorm(TwoPhase, Layer):
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
-            one = self.backend.xp.ones(1, "float64")
-            sums = self.backend.xp.concatenate([one, mean, variance + mean * mean])
-            return sums, inf, None
+            return self.backend.norm.constant_sums(mean, variance, self.dtype), inf, None
         if total is None:
             sums = self.forward_sums(x, context=context)
             return sums, self.rows(x), self.running.sums
@@ -108,9 +107,7 @@ class BatchNorm(TwoPhase, Layer):
         sums, rows, collect = self.sums(x, context, total)
         if collect is not None:
             collect += sums
-        count, (total, squares) = np.maximum(sums[0], 1.0), sums[1:].reshape(2, -1)
-        mean = total / count
-        variance = np.maximum(squares / count - mean * mean, 0)
+        mean, variance = self.backend.norm.moments(sums, x.shape[-1])
         return Moments(rows, mean, 1 / np.sqrt(variance + self.epsilon))
 
     def forward(

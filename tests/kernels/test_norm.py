@@ -359,3 +359,27 @@ def test_group_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     cpu_backend.norm.group_forward(x, gamma, beta, count, 1e-5, out=y, mean=mean, inv_std=inv_std)
     # x - mean loses the places of 1e6 beside a deviation of 1; sums about zero lost 1e-4
     np.testing.assert_allclose(y, group_norm(deviations, gamma, beta, count), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 257, 4099])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e6, -1e8])
+def test_sums_of_doubles_of_several_shards_keep_the_variance(
+    cpu_backend: Backend, rows: int, mean: float
+) -> None:
+    rng = np.random.default_rng(6)
+    x = mean + rng.normal(size=(rows, 17))
+    deviations = x - mean  # exact
+    for norm in (REFERENCE.norm, cpu_backend.norm):
+        sums = np.zeros(norm.sums_length(17, x.dtype))
+        for shard in np.array_split(x, 5):
+            norm.statistics(shard, out=sums, accumulate=True)
+        found, variance = norm.moments(sums, 17)
+        assert sums[0] == rows
+        # a mean has the last place of a double; squares have 79 bits
+        lost = 1e-14 + 8 * 2.0**-79 * mean**2
+        offsets = deviations.mean(axis=0)
+        np.testing.assert_allclose(found - mean, offsets, rtol=0, atol=1e-14 + 4e-16 * abs(mean))
+        np.testing.assert_allclose(variance, deviations.var(axis=0), rtol=1e-12, atol=lost)
+        constant = norm.constant_sums(found, variance, x.dtype)
+        again = norm.moments(constant, 17)
+        np.testing.assert_allclose(again, (found, variance), rtol=1e-12, atol=lost)

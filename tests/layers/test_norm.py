@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend
-from pydtnn.layers import BatchNorm, GroupNorm, Layer, LayerNorm, StepContext
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.layers import BatchNorm, GroupNorm, Layer, LayerNorm, ReLU, Sequential, StepContext
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -120,3 +120,30 @@ def test_options_that_do_not_fit_are_told() -> None:
         LayerNorm(epsilon=-1)
     with pytest.raises(ValueError, match="GroupNorm: groups must be at least 1, not 0"):
         GroupNorm(0)
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", ["cpu", "numpy"])
+def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(
+    name: str, fuse: bool
+) -> None:
+    rng = np.random.default_rng(7)
+    deviations = rng.normal(size=(64, 3, 5))
+    x = deviations + 1e6
+    deviations = x - 1e6  # exact: what was rounded away is no part of x
+    dy = rng.normal(size=x.shape)
+    found = []
+    for data in (x, deviations):
+        layers = [BatchNorm(epsilon=1e-8, momentum=1.0), ReLU()]
+        backend = create_backend(name, threads=1)
+        model = Model(Sequential(*layers), (3, 5), backend=backend, dtype="float64", fuse=fuse)
+        y, saved = model.forward(data, TRAINING)
+        y = y.copy()
+        model.backward(dy.copy(), saved)
+        model.statistics.fold()
+        running = model.statistics.running.copy()
+        evaluated = model.forward(data, StepContext(training=False))[0].copy()
+        found.append((y, layers[0].gamma.grad.copy(), running[5:], evaluated))
+    # an element near 1e6 has a last place of 1e-10 deviations; sums about zero lost 1e-4
+    for actual, exact in zip(*found, strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=5e-9)

@@ -95,8 +95,8 @@ class Conv(Compiled, reference.Conv):
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Whether `forward` takes sums in passing."""
-        return True
+        """Whether `forward` takes sums in passing: not of doubles, which need two parts."""
+        return dtype != np.float64
 
     def backward_data(
         self,

@@ -22,10 +22,20 @@ class Norm(Compiled, reference.Norm):
     table = NormKernels
 
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
-        """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,)."""
+        """Compute count, sums and sums of squares of each channel, in one part or two."""
         if x.dtype not in REALS or not _doubles(out):
             return super().statistics(x, out=out, accumulate=accumulate)
-        self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
+        channels = x.shape[-1]
+        if len(out) == 1 + 2 * channels:
+            self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
+            return
+        # in two parts: relative to the mean that sums in one part give
+        sums = np.empty(1 + 2 * channels)
+        self.kernels.statistics(contiguous(x), sums, False, self.threads)
+        pivot = sums[1 : 1 + channels] / max(sums[0], 1)
+        self.kernels.statistics(contiguous(x - pivot), sums, False, self.threads)
+        offsets, squares = sums[1:].reshape(2, -1)
+        self._store_parts(sums[0], pivot, offsets, squares, out, accumulate)
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""
@@ -70,7 +80,8 @@ class Norm(Compiled, reference.Norm):
         collect: Array | None = None,
     ) -> None:
         """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
-        if not (native(out, gamma, beta) and _doubles(sums) and _doubles(moments)):
+        taken = native(out, gamma, beta) and _doubles(sums) and _doubles(moments)
+        if not taken or len(sums) > 1 + 2 * len(gamma):
             return super().coefficients(
                 sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect
             )

@@ -18,8 +18,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SPINS = "10000"
-"""How often a thread asks before it sleeps."""
+SPINS = "3000"
+"""How often a thread asks before it sleeps: 0.1 to 0.15 ms on current x86 CPUs."""
 
 VARIABLE = "GOMP_SPINCOUNT"
 

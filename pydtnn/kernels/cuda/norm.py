@@ -24,6 +24,10 @@ class Norm(Own, reference.Norm):
 
     source = "norm"
 
+    def sums_length(self, channels: int, dtype: Any) -> int:
+        """Sums in one part, of any type."""
+        return 1 + 2 * channels
+
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute the count, sums and sums of squares of each channel into `out` (1 + 2 C,)."""
         if x.dtype.name not in ELEMENTS or not all_of("float64", out):

@@ -3,13 +3,15 @@
 Batch norm comes in phases, so that statistics of several shards or ranks can be added between them:
 `statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
 float64: ``sum x^2 / n - mean^2`` then keeps nine digits even where the mean is a thousand times the
-deviation. Beside 16-bit arrays, parameters, their gradients and coefficients are float32.
+deviation. Sums of float64 arrays have two parts each, see `doubled`. Beside 16-bit arrays,
+parameters, their gradients and coefficients are float32.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from pydtnn.kernels.reference import doubled
 from pydtnn.kernels.reference.family import Array, Family, Number, wide
 
 
@@ -30,15 +32,59 @@ class Norm(Family):
 
     # -- batch norm: one mean and variance per channel, over all other axes
 
+    def sums_length(self, channels: int, dtype: Any) -> int:
+        """Length of the sums of `statistics` that arrays of `dtype` are normalised with."""
+        return 1 + (4 if dtype == "float64" else 2) * channels
+
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute the count, sums and sums of squares of each channel.
 
-        `out` is float64 of length ``1 + 2 C``: the number of rows, ``sum x``, ``sum x^2``.
+        `out` is float64 of length ``1 + 2 C``: the number of rows, ``sum x``, ``sum x^2``; or of
+        length ``1 + 4 C``: these followed by second parts of both.
         """
         rows = x.reshape(-1, x.shape[-1]).astype("float64")
+        if len(out) > 1 + 2 * x.shape[-1]:
+            pivot = rows.sum(axis=0) / max(len(rows), 1)
+            rows -= pivot
+            offsets, squares = rows.sum(axis=0), (rows * rows).sum(axis=0)
+            return self._store_parts(len(rows), pivot, offsets, squares, out, accumulate)
         count = self.xp.asarray([len(rows)], "float64")
         sums = self.xp.concatenate([count, rows.sum(axis=0), (rows * rows).sum(axis=0)])
         self.store(sums, out, accumulate)
+
+    def _store_parts(
+        self,
+        count: float,
+        pivot: Array,
+        offsets: Array,
+        squares: Array,
+        out: Array,
+        accumulate: bool = False,
+    ) -> None:
+        parts = doubled.about_zero(count, pivot, offsets, squares)
+        sums = self.xp.concatenate([self.xp.asarray([count], "float64"), *parts])
+        self.store(sums, out, accumulate)
+
+    def constant_sums(self, mean: Array, variance: Array, dtype: Any) -> Array:
+        """Return sums, as of `statistics`, of one row that has these moments."""
+        if self.sums_length(len(mean), dtype) > 1 + 2 * len(mean):
+            sums = self.xp.empty(self.sums_length(len(mean), dtype), "float64")
+            self._store_parts(1, mean, self.xp.zeros_like(mean), variance, sums)
+            return sums
+        return self.xp.concatenate([self.xp.ones(1, "float64"), mean, variance + mean * mean])
+
+    def moments(self, sums: Array, channels: int) -> tuple[Array, Array]:
+        """Return mean and variance (C,) from the sums of `statistics`."""
+        count, parts = self.xp.maximum(sums[0], 1), sums[1:].reshape(-1, channels)
+        return self._moments(count, *parts)
+
+    def _moments(self, count: Array, total: Array, squares: Array, *rest: Array) -> Any:
+        if rest:
+            mean, variance = doubled.moments(count, total, squares, *rest)
+        else:
+            mean = total / count
+            variance = squares / count - mean * mean
+        return mean, self.xp.maximum(variance, 0)
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with a scale and a shift (C,); `out` may be `x`."""
@@ -93,9 +139,7 @@ class Norm(Family):
         """
         if collect is not None:
             collect += sums
-        count, (total, squares) = self.xp.maximum(sums[0], 1), sums[1:].reshape(2, -1)
-        mean = total / count
-        variance = self.xp.maximum(squares / count - mean * mean, 0)
+        mean, variance = self.moments(sums, len(gamma))
         moments[0], moments[1] = mean, 1 / self.xp.sqrt(variance + epsilon)
         out[0] = mean
         out[1] = factor = gamma * moments[1]
@@ -156,15 +200,16 @@ class Norm(Family):
             Of all layers, each as `statistics` computes them.
         running : Array, shape (2 C,), float64
             Means of the channels of all layers, then their variances.
-        indices : Array, shape (3, C), int64
-            Where in `sums` each channel finds its count, sum and sum of squares.
+        indices : Array, shape (3, C) or (5, C), int64
+            Where in `sums` each channel finds its count, sum and sum of squares, and their second
+            parts.
         momentum : Array, shape (C,), float64
         """
         xp = self.xp
-        count, total, squares = sums[indices]
+        count, *parts = sums[indices]
         n = xp.maximum(count, 1)
-        mean = total / n
-        variance = xp.maximum(squares / n - mean * mean, 0) * n / xp.maximum(n - 1, 1)
+        mean, variance = self._moments(n, *parts)
+        variance = variance * n / xp.maximum(n - 1, 1)
         values = running.reshape(2, -1)
         values += xp.where(count > 0, momentum, 0) * (xp.stack([mean, variance]) - values)
         sums[...] = 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.geometry import ConvGeometry
-from pydtnn.kernels.reference import FAMILIES
+from pydtnn.kernels.reference import FAMILIES, Norm
 
 
 class Idle:
@@ -31,6 +31,16 @@ class Idle:
         return 0.0
 
 
+class IdleNorm(Idle):
+    """Idle kernels of normalisation; what layers ask about sums is answered as by `norm`."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        host = Norm(np)
+        self.sums_length = norm.sums_length
+        self.moments, self.constant_sums = host.moments, host.constant_sums
+
+
 def dry_backend(backend: Backend, threshold: int) -> Backend:
     """Make a backend like another one that has memory of its own and computes nothing.
 
@@ -45,6 +55,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
     from pydtnn.kernels.cpu import MemoryPool
 
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
+    idle["norm"] = IdleNorm(backend.norm)
     kept: dict[str, Any] = {
         "name": backend.name,
         "threads": backend.threads,

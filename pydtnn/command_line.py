@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import sys
 import textwrap
-from argparse import Action, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-import jsonargparse
-
+from pydtnn import plain_yaml
 from pydtnn.config import TrainConfig
+from pydtnn.files import read_file
 from pydtnn.options import Option, options
 from pydtnn.suggest import unknown
 
@@ -51,52 +52,118 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
         After --help and --print-config.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    try:
-        values = _parser().parse_args(_files_first(given)).as_dict()
-    except BrokenPipeError:  # of the help page's reader, not of a file
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"train: --config: {error}") from error
-    values.pop("config", None)
-    return TrainConfig(**values)
+    found = vars(_parser().parse_args(list(_whole(given))))
+    printing, own = found.pop("print_config", False), options(TrainConfig)
+    values: dict[str, Any] = {}
+    for file in found.pop("config", []):
+        values |= _read_configuration(file)
+    for name, texts in found.items():
+        for text in texts if isinstance(texts, list) else [texts]:
+            values[name] = _read_value(own[name], text, values.get(name))
+    config = TrainConfig(**values)
+    if printing:
+        print(
+            "".join(f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items()), end=""
+        )
+        raise SystemExit(0)
+    return config
 
 
-def _files_first(arguments: Sequence[str]) -> list[str]:
-    """Move the configuration files to the front, as what is read later wins."""
-    files: list[str] = []
-    others: list[str] = []
+def _whole(arguments: Sequence[str]) -> Iterator[str]:
+    """Write ``--model-options.shortcut A`` as ``--model-options=.shortcut=A``, one word."""
+    dictionaries = [own.flag for own in options(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)
     for argument in rest:
-        if argument == "--config" and (file := next(rest, None)) is not None:
-            files += [argument, file]
-        else:
-            (files if argument.startswith("--config=") else others).append(argument)
-    return files + others
+        flag, dot, item = argument.partition(".")
+        if dot and flag in dictionaries:
+            if "=" not in item:
+                item = f"{item}={next(rest, '')}"
+            argument = f"{flag}=.{item}"
+        yield argument
 
 
-class _Parser(jsonargparse.ArgumentParser):
+def _read_configuration(file: str) -> dict[str, Any]:
+    """Read the options in a YAML file."""
+    who = "train: --config"
+    try:
+        text = read_file(who, file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{who}: {file} is no text in UTF-8 ({error})") from error
+    try:
+        content = plain_yaml.load(text)
+    except ValueError as error:
+        raise ValueError(f"{who}: the file is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        start = " ".join(text.split())[:40]
+        raise ValueError(f"{who}: the file must hold lines like 'epochs: 3', not {start!r}")
+    own, values = options(TrainConfig), {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in own:
+            raise ValueError(_nearest("key in the configuration file", key, [*own]))
+        if name in values:
+            raise ValueError(f"{who}: {name!r} is there twice; leave one out")
+        if own[name].kind is str and not isinstance(value, str | None):
+            raise TypeError(f"{who}: {name} must be text, not {value!r}; quote it")
+        values[name] = _as_float(own[name], value)
+    return values
+
+
+def _read_value(own: Option, text: str | bool, before: Any) -> Any:
+    """Make a value of a word of the command line; `before` is what the option is so far."""
+    if isinstance(text, bool):
+        return text
+    if text == "null" and own.optional:
+        return None
+    if own.kind is dict:
+        item = re.fullmatch(r"\.([^=]*)=(.*)", text, re.DOTALL)
+        try:
+            value = plain_yaml.load(item[2] if item else text)
+        except ValueError as error:
+            raise ValueError(f"train: {own.flag}: {error}") from error
+        if item:
+            for key in reversed(item[1].split(".")):
+                value = {key: value}
+            value = {**(before or {}), **value}
+        if not isinstance(value, dict):
+            raise own.wrong_type(text)
+        return value
+    if own.kind not in (int, float):
+        return text
+    value = _as_float(own, plain_yaml.scalar(text.strip()))
+    if isinstance(value, bool) or not isinstance(value, own.kind):
+        raise own.wrong_type(text)
+    return value
+
+
+def _as_float(own: Option, value: Any) -> Any:
+    """Let 1 be 1.0 where a number need not be whole."""
+    return float(value) if own.kind is float and type(value) is int else value
+
+
+class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, raised as an exception."""
 
-    def error(self, message: str, ex: Exception | None = None) -> Any:
+    def error(self, message: str) -> Any:
         raise _explain(" ".join(message.split()))
 
-    def format_help(self, *args: Any) -> str:
+    def format_help(self) -> str:
         self.epilog = f"{_names()}\n{EXAMPLES}"
-        return super().format_help(*args)
+        return super().format_help()
 
 
-class _Help(RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+class _Help(argparse.RawDescriptionHelpFormatter):
     """A help page with short placeholders and without types, which the defaults show."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=_columns())
 
-    def _format_action_invocation(self, action: Action) -> str:
+    def _format_action_invocation(self, action: argparse.Action) -> str:
         if action.dest in CONFIG:
             return CONFIG[action.dest][0]
         return _invocation(options(TrainConfig)[action.dest])
 
-    def _get_help_string(self, action: Action) -> str:
+    def _get_help_string(self, action: argparse.Action) -> str:
         if action.dest in CONFIG:
             return CONFIG[action.dest][1]
         own = options(TrainConfig)[action.dest]
@@ -124,18 +191,19 @@ def _parser() -> _Parser:
         usage="[mpirun -np RANKS] python -m pydtnn.train [options]",
         description="Train a network over the ranks that mpirun started, or in this process alone.",
         formatter_class=_Help,
-        print_config="--print-config",
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", action="config")
+    parser.add_argument("--config", action="append")
+    parser.add_argument("--print-config", action="store_true")
     groups: dict[str, Any] = {}
     for own in options(TrainConfig).values():
         group = groups.setdefault(own.group, None) or parser.add_argument_group(own.group)
         groups[own.group] = group
-        kind: dict[str, Any] = {"type": own.hint}
         if own.kind is bool:
-            kind = {"action": jsonargparse.ActionYesNo(no_prefix="no-")}
-        group.add_argument(own.flag, default=own.default, help=own.help, **kind)
+            group.add_argument(own.flag, action=argparse.BooleanOptionalAction)
+        else:
+            group.add_argument(own.flag, action="append" if own.kind is dict else "store")
     return parser
 
 
@@ -180,34 +248,14 @@ def _explain(message: str) -> Exception:
     """Turn a parser's message into one sentence, with the nearest name where one is unknown."""
     own = options(TrainConfig)
     flags = [*(o.flag for o in own.values()), "--config", "--print-config", "--help"]
-    message = re.sub(r"^train: ", "", message)  # of ours, about a configuration file
     if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         if match[1].startswith("-"):
             return ValueError(_nearest("option", match[1], flags))
         return ValueError(f"train: unexpected argument {match[1]!r}; options begin with --")
-    if match := re.search(r"Option '([\w.-]+)' is not accepted", message):
-        return ValueError(_nearest("key in the configuration file", match[1], [*own]))
     if match := re.search(r"argument .*?(--[\w-]+): expected one argument", message):
         return ValueError(f"train: {match[1]} needs a value")
     if match := re.search(r"argument .*?(--[\w-]+).*: ignored explicit argument '(.*)'", message):
         return ValueError(f"train: {match[1]} takes no value, so not {match[2]!r}")
-    if match := re.search(r'Parser key "config": (.*)', message):
-        return ValueError(f"train: --config: {match[1][0].lower()}{match[1][1:]}")
-    if match := re.search(r'Parser key "(\w+)":.* (?:Got|Given) value: ?(.*)', message):
-        if own[match[1]].kind is str:
-            return TypeError(f"train: --config: {match[1]} must be text, not {match[2]}; quote it")
-        return own[match[1]].wrong_type(match[2])
-    if match := re.search(r"Problems parsing config: (.*)", message):
-        return ValueError(f"train: --config: the file is not valid YAML: {match[1]}")
-    if match := re.search(r"Unexpected config: ?(.{0,40})", message):
-        return ValueError(
-            f"train: --config: the file must hold lines like 'epochs: 3', not {match[1]!r}"
-        )
-    if match := re.search(r"Value not boolean: (.*)\.", message):
-        return TypeError(
-            "train: --config: expected true or false for one of "
-            f"{', '.join(o.name for o in own.values() if o.kind is bool)}, not {match[1]}"
-        )
     return ValueError(f"train: {message}")
 
 

@@ -228,6 +228,7 @@ class TrainConfig:
         None,
         "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
+        at_most=4096,
     )
     tuning: Literal["measure", "fixed", "direct"] | None = option(
         DEVICE,

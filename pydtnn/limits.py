@@ -45,7 +45,10 @@ def number(
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{who}: {name} must be a number, not {value!r}")
-    given = float(value)
+    try:
+        given = float(value)
+    except OverflowError:  # of a whole number
+        given = math.inf if value > 0 else -math.inf
     if (
         not math.isfinite(given)
         or (at_least is not None and given < at_least)
@@ -68,15 +71,15 @@ def number(
     return given
 
 
-def whole(who: str, name: str, value: Any, *, at_least: int) -> int:
-    """Return `value` as an int if it is a whole number of at least `at_least`.
+def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
+    """Return `value` as an int if it is a whole number within the limits.
 
     Raises
     ------
     TypeError
         If `value` is no whole number.
     ValueError
-        If it is too small.
+        If it is too small or too large.
 
     Examples
     --------
@@ -86,6 +89,7 @@ def whole(who: str, name: str, value: Any, *, at_least: int) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{who}: {name} must be a whole number, not {value!r}")
-    if value < at_least:
-        raise ValueError(f"{who}: {name} must be at least {at_least}, not {value}")
+    if value < at_least or (at_most is not None and int(value) > at_most):
+        limit = "" if at_most is None else f" and at most {at_most}"
+        raise ValueError(f"{who}: {name} must be at least {at_least}{limit}, not {value}")
     return int(value)

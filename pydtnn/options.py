@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -82,6 +83,11 @@ class Option:
         """What it is called on the command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None."""
+        return NoneType in get_args(self.hint)
+
     def check(self, value: Any) -> None:
         """Check a value by itself.
 
@@ -90,7 +96,7 @@ class Option:
         TypeError, ValueError
             In one sentence that names the option, for another type or a number out of limits.
         """
-        if value is None and NoneType in get_args(self.hint):
+        if value is None and self.optional:
             return
         if self.kind is int:
             whole("train", self.flag, value, **self.limits)
@@ -103,12 +109,25 @@ class Option:
             raise self.wrong_type(value)
         elif value == "" and self.metavar != "LIST":
             raise ValueError(f"train: {self.flag} must not be empty")
+        elif isinstance(value, str) and not _can_be_a_name(value):
+            raise ValueError(
+                f"train: {self.flag} must not have characters that names of files cannot have, as "
+                f"in {value!r}"
+            )
 
     def wrong_type(self, value: Any) -> Exception:
         """Make the error of a value of another type, or of none of the choices."""
         if self.choices:
             return ValueError(unknown(f"value of {self.flag}", str(value), self.choices))
         return TypeError(f"train: {self.flag} must be {EXPECTED[self.kind]}, not {value!r}")
+
+
+def _can_be_a_name(text: str) -> bool:
+    """Whether text has neither the character 0 nor halves of characters."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 @cache

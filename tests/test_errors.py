@@ -177,7 +177,7 @@ ARGUMENTS = {
     "output folder nowhere": (["--output-dir=/proc/run"], "cannot write /proc/run: "),
     "weights nowhere": (["--save=/proc/w.safetensors"], "--save: cannot write /proc: "),
     "weights in place of a folder": (["--save=."], "--save: . is a folder; give the name of a"),
-    "configuration file": (["--config=nowhere.yaml"], "--config: file does not exist: "),
+    "configuration file": (["--config=nowhere.yaml"], "--config: there is no file nowhere.yaml"),
 }
 
 
@@ -200,10 +200,46 @@ YAML = {
     "empty": ("", "--config: the file must hold lines like 'epochs: 3'"),
     "no number": ("epochs: many", "--epochs must be a whole number, not 'many'"),
     "no word": ("model: [resnet44]", "model must be text, not ['resnet44']; quote it"),
-    "neither true nor false": ("resume: 3", "expected true or false for one of "),
+    "neither true nor false": ("resume: 3", "--resume must be true or false, not 3"),
     "out of limits": ("lr: -1", "--lr must be above 0, not -1.0"),
+    "a misspelt key": ("optimizer_option: {}", "configuration file 'optimizer_option'; did you me"),
+    "a key twice": ("lr: 1\nepochs: 2\nlr: 2", "'lr' is there twice; leave one out (line 3)"),
+    "a key in two spellings": ("batch-size: 1\nbatch_size: 2", "'batch_size' is there twice"),
+    "an inner key twice": ("model_options: {a: 1, a: 2}", "'a' is there twice; leave one out"),
+    "a time": ("keep: '12:30:00'", "--keep must be a whole number, not '12:30:00'"),
+    "a time without quotes": ("keep: 12:30:00", "--keep must be a whole number, not '12:30:00'"),
+    "a quoted number": ("threads: '0x10'", "--threads must be a whole number, not '0x10'"),
+    "an octal number": ("seed: 010", "--seed must be a whole number, not '010'"),
+    "true for a number": ("epochs: true", "--epochs must be a whole number, not True"),
+    "infinite": ("lr: .inf", "--lr must be above 0, not inf"),
+    "no number at all": ("lr: .nan", "--lr must be above 0, not nan"),
+    "too many digits": (f"epochs: {'9' * 5000}", "--epochs must be a whole number, not '9999"),
+    "too many threads": ("threads: 99999999999999999999", "--threads must be at least 1 and at mo"),
+    "an alias of itself": (
+        "model_options: &a {x: *a}",
+        "aliases are not read; write the value out",
+    ),
+    "many aliases": (
+        "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]",
+        "aliases are not read; write the value out (line 2)",
+    ),
+    "deep": ("model_options: " + "[" * 100_000, "it is nested more than 50 deep"),
+    "a number as a name": ("model_options: {1: 2}", "a name must be text; quote it (line 1)"),
+    "a list as a name": ("? [a]\n: 2", "a name must be text; quote it (line 1)"),
+    "a tag": ("lr: !!float 1", "the tag tag:yaml.org,2002:float is not read (line 1)"),
+    "a character that files cannot have": (
+        'output_dir: "\\0"',
+        "--output-dir must not have characters",
+    ),
+    "half a character": ('save: "\\ud800"', "--save must not have characters that names of files"),
+    "a tab": ("\tlr: 1", "found character '\\t' that cannot start any token (line 1)"),
+    "two documents": ("lr: 1\n---\nlr: 2", "but found another document (line 2)"),
+    "binary": ("\x01", "the file is not valid YAML: unacceptable character #x0001"),
     "null": ("augment: null", "--augment must be text, not None"),
-    "code": ("lr: !!python/object/apply:os.getpid []", "the file is not valid YAML: could not det"),
+    "code": (
+        "lr: !!python/object/apply:os.getpid []",
+        "valid YAML: the tag tag:yaml.org,2002:python",
+    ),
 }
 
 
@@ -211,7 +247,7 @@ YAML = {
 def test_a_bad_configuration_file_is_one_sentence(
     text: str, words: str, fail: Fail, tmp_path: Path
 ) -> None:
-    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "run.yaml").write_text(text, newline="")
     assert words in fail("--config=run.yaml").sentence
 
 

@@ -377,7 +377,7 @@ def test_the_plan_can_be_read_without_running_it(capsys):
 def test_the_wheels_to_bring_are_named_as_pip_reads_them():
     lines = (FOLDER / "gpu_wheels.txt").read_text().splitlines()
     names = {line.split()[0] for line in lines if line and not line.startswith("#")}
-    assert {"jsonargparse", "mpich", "mpi4py"} <= names
+    assert {"mpich", "mpi4py"} <= names
     assert not {name for name in names if name.startswith(("nvidia", "cupy", "torch"))}
 
 

@@ -43,7 +43,16 @@ AREAS = {
     "models": ["models"],
     "testing": ["testing"],
     "programs": [
-        *("config", "options", "command_line", "job", "own_code", "parallel", "train"),
+        *(
+            "config",
+            "options",
+            "command_line",
+            "plain_yaml",
+            "job",
+            "own_code",
+            "parallel",
+            "train",
+        ),
         *("run_directory", "report", "info", "transport", "comm.__main__", "testing.__main__"),
     ],
 }
@@ -80,7 +89,6 @@ CONFINED = {
 }
 
 INSTALLED_ALWAYS = {
-    "jsonargparse",
     "ml_dtypes",
     "numpy",
     "rich",

@@ -43,3 +43,13 @@ def test_whole_numbers_are_checked():
         whole("Cosine", "steps", 0, at_least=1)
     with pytest.raises(TypeError, match=r"Cosine: steps must be a whole number, not 2\.5"):
         whole("Cosine", "steps", 2.5, at_least=1)
+    with pytest.raises(
+        ValueError, match="Loader: threads must be at least 1 and at most 9, not 10"
+    ):
+        whole("Loader", "threads", 10, at_least=1, at_most=9)
+    assert whole("Loader", "threads", 9, at_least=1, at_most=9) == 9
+
+
+def test_a_whole_number_beyond_all_floats_is_not_finite():
+    with pytest.raises(ValueError, match="SGD: lr must be above 0, not 1000"):
+        number("SGD", "lr", 10**400, above=0)

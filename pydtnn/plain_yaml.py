@@ -1,0 +1,130 @@
+"""YAML as far as a configuration needs it, read without surprises.
+
+Values have the types of YAML 1.2's core schema, so that ``12:30:00`` is text and not 45000, and
+what is quoted is text. ``yes``, ``no``, ``on`` and ``off`` are booleans too, as in YAML 1.1. A key
+that comes twice, an alias, a tag and a key that is no text are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+DEEPEST = 50
+"""Lists and mappings in each other, at most."""
+
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"), True),
+    **dict.fromkeys(("false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"), False),
+}
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+|0o[0-7]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_ZEROS = re.compile(r"[-+]?0[0-9]+")
+_SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+_LONGEST = 300
+"""Digits of a number, at most: what is longer is none."""
+
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+
+
+class _Loader(yaml.BaseLoader):
+    """Makes nodes of text; aliases, which may refer to themselves, are refused."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused("aliases are not read; write the value out", event)
+        if self.depth > DEEPEST:
+            raise _refused(f"it is nested more than {DEEPEST} deep", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def load(text: str) -> Any:
+    """Return the value that a document of YAML holds; None for an empty one.
+
+    Raises
+    ------
+    ValueError
+        In one sentence, if it is no YAML or has what is not read.
+    """
+    try:
+        node = yaml.compose(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(f"{error.problem} (line {mark.line + 1})") from error
+    return None if node is None else _value(node)
+
+
+def scalar(text: str) -> Any:
+    """Return the value of a word that is not quoted.
+
+    >>> scalar("3"), scalar("1e-3"), scalar("12:30:00"), scalar("null")
+    (3, 0.001, '12:30:00', None)
+    """
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if len(text) <= _LONGEST:
+        if _INT.fullmatch(text):
+            return int(text, 0)
+        if _FLOAT.fullmatch(text) and not _ZEROS.fullmatch(text):
+            return float(text)
+        if special := _SPECIAL.fullmatch(text):
+            return float("nan" if special[1] is None else special[1] + "inf")
+    return text
+
+
+def dump(value: Any) -> str:
+    """Write a value on one line so that `load` returns it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{dump(k)}: {dump(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(dump, value)) + "]"
+    if isinstance(value, float):
+        special = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
+        return special.get(repr(value), repr(value))
+    if isinstance(value, int):
+        return str(value)
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", value, re.ASCII) and scalar(value) == value:
+        return value
+    return '"' + "".join(map(_quoted, value)) + '"'
+
+
+def _quoted(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+def _value(node: yaml.Node) -> Any:
+    if node.tag not in _PLAIN_TAGS:
+        raise _refused(f"the tag {node.tag} is not read", node)
+    if isinstance(node, yaml.ScalarNode):
+        return scalar(node.value) if node.style is None else node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item) for item in node.value]
+    found: dict[str, Any] = {}
+    for name, item in node.value:
+        key = _value(name)
+        if not isinstance(key, str):
+            raise _refused("a name must be text; quote it", name)
+        if key in found:
+            raise _refused(f"{key!r} is there twice; leave one out", name)
+        found[key] = _value(item)
+    return found
+
+
+def _refused(why: str, place: Any) -> ValueError:
+    return ValueError(f"{why} (line {place.start_mark.line + 1})")

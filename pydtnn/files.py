@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import uuid
+from collections.abc import Collection
 from pathlib import Path
+
+_NUMBER = re.compile(r"[0-9a-f]{32}")  # of a file that is not complete yet
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -46,6 +50,14 @@ def write_file(who: str, path: str | Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):  # mostly because it has its name by now
             temporary.unlink()
+
+
+def remove_unfinished(directory: Path, names: Collection[str]) -> None:
+    """Remove what a process that was killed in `write_file` has left of files with these names."""
+    for path in directory.iterdir():
+        name, _, number = path.name.removeprefix(".").rpartition(".")
+        if path.name == f".{name}.{number}" and name in names and _NUMBER.fullmatch(number):
+            path.unlink(missing_ok=True)
 
 
 def write_through(path: Path, data: bytes) -> None:

@@ -34,6 +34,7 @@ from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
 from pydtnn.own_code import import_class, import_object, is_own, naming_options
 from pydtnn.parallel import create_exchange
 from pydtnn.registry import create, key_of
+from pydtnn.run_directory import RunFolder
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.suggest import unknown
 from pydtnn.trainer import Trainer
@@ -279,7 +280,10 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
     """Make the callbacks; the one that saves the others' state comes last."""
     if config.evaluate_only:
         return []
-    callbacks: list[Callback] = [ProgressBar()]
+    callbacks: list[Callback] = [
+        ProgressBar(),
+        RunFolder(directory, every_steps=config.checkpoint_steps),
+    ]
     if config.plateau:
         # "after so many epochs": one fewer than these are allowed
         callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pydtnn.checkpoint import find_checkpoints
+from pydtnn.callbacks import Callback
+from pydtnn.checkpoint import find_checkpoints, tidy
 from pydtnn.comm import Communicator
 from pydtnn.config import TrainConfig
-from pydtnn.files import unwritable
+from pydtnn.files import remove_unfinished, unwritable
 from pydtnn.rank0 import on_rank_0
+
+if TYPE_CHECKING:
+    from pydtnn.trainer import Trainer
 
 RUNS = Path("runs")
 """Where runs go that are not told where."""
+
+FILES = ("run.json", "history.csv", "history.json", "best.safetensors")
+"""What a run writes there besides checkpoints."""
+
+_LOST = "was removed or renamed while the run was writing in it"
+
+_log = logging.getLogger("pydtnn.run")
 
 
 @contextlib.contextmanager
@@ -26,19 +39,22 @@ def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
     Collective: all ranks call it; rank 0 makes and tries. Without `--output-dir` it is the first
     free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start at the same moment get
     different ones. A folder that is still empty in the end is removed again. Nothing is made for
-    `--evaluate-only`.
+    `--evaluate-only`. What runs that were killed have left unfinished is removed.
 
     Raises
     ------
     AgreedError
         On all ranks, if the folder or that of `--save` cannot be written, if another run is
-        writing there, or if it holds another run's checkpoints and `--resume` is not given.
+        writing there, or if it holds another run's checkpoints and `--resume` is not given. In the
+        end, if it is not the folder any more that it was.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as held:
         path = comm.gather_object(on_rank_0(comm, _prepare, config, made, held))[0]
+        identity = _identity(path) if comm.rank == 0 else None
         try:
             yield path
+            on_rank_0(comm, _require_same, path, identity)
         finally:
             for folder in made:
                 with contextlib.suppress(OSError):  # mostly because it is not empty
@@ -61,7 +77,9 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
         return _next_free(config, made)
     path = Path(config.output_dir)
     _make("--output-dir", path, made)
-    _claim(path, held)
+    if _claim(path, held):
+        tidy(path)
+        remove_unfinished(path, FILES)
     if not config.resume and find_checkpoints(path):
         raise ValueError(
             f"--output-dir: {path} holds the checkpoints of an earlier run; add --resume to "
@@ -70,11 +88,11 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     return path
 
 
-def _claim(path: Path, held: contextlib.ExitStack) -> None:
+def _claim(path: Path, held: contextlib.ExitStack) -> bool:
     """Keep other runs from writing in the folder too, until `held` is closed or this process ends.
 
     Such as one that the queue starts again while the first still runs. Some network file systems
-    cannot lock a folder; there it is as if nobody else came.
+    cannot lock a folder, where False is returned: then other runs are not noticed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     held.callback(os.close, descriptor)
@@ -86,7 +104,82 @@ def _claim(path: Path, held: contextlib.ExitStack) -> None:
             "folder"
         ) from None
     except OSError:
-        return
+        return False
+    return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tell a folder from others that had or will have its name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _require_same(path: Path, identity: tuple[int, int] | None) -> None:
+    if _identity(path) != identity:
+        raise FileNotFoundError(
+            f"--output-dir: {path} {_LOST}: what it had written until then is not there"
+        )
+
+
+class RunFolder(Callback):
+    """Notice that the folder of the run was removed or renamed, before others write there.
+
+    The run goes on in a new folder of the same name, so that its results are not lost, and the
+    logger "pydtnn.run" warns of that.
+
+    Parameters
+    ----------
+    directory : Path
+        Exists when training begins.
+    every_steps : int, optional
+        How often something is written within an epoch.
+    """
+
+    def __init__(self, directory: Path, *, every_steps: int | None = None) -> None:
+        self.directory = directory
+        self.every_steps = every_steps
+        self._identity: tuple[int, int] | None = None
+        self._held = contextlib.ExitStack()
+
+    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        """Remember the folder, on rank 0."""
+        self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Look at the folder if something will be written. Collective: all ranks call it."""
+        if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
+            on_rank_0(trainer.comm, self._look)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Look at the folder. Collective: all ranks call it.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if another folder is in its place, where others may be writing.
+        """
+        on_rank_0(trainer.comm, self._look)
+
+    def close(self) -> None:
+        """Let other runs write in the new folder."""
+        self._held.close()
+
+    def _look(self) -> None:
+        found = _identity(self.directory)
+        if found == self._identity:
+            return
+        if found is not None:
+            raise FileExistsError(
+                f"--output-dir: {self.directory} is not the folder any more in which this run "
+                "began to write; continue it with --resume where that is now"
+            )
+        _make("--output-dir", self.directory, [])
+        _claim(self.directory, self._held)
+        self._identity = _identity(self.directory)
+        _log.warning("%s %s; the run goes on in a new folder of that name", self.directory, _LOST)
 
 
 def _next_free(config: TrainConfig, made: list[Path]) -> Path:

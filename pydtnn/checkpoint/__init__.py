@@ -7,8 +7,8 @@ whatever the buckets.
 """
 
 from pydtnn.checkpoint.content import Stateful
-from pydtnn.checkpoint.folder import find_checkpoints
+from pydtnn.checkpoint.folder import find_checkpoints, tidy
 from pydtnn.checkpoint.loading import load_checkpoint
 from pydtnn.checkpoint.saving import save_checkpoint
 
-__all__ = ["Stateful", "find_checkpoints", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Stateful", "find_checkpoints", "load_checkpoint", "save_checkpoint", "tidy"]

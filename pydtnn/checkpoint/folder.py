@@ -76,7 +76,7 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
     sums = "".join(f"{_digest(data)}  {name}\n" for name, data in files.items())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _tidy(directory)
+        tidy(directory)
         partial.mkdir()
         for name, data in {**files, SUMS: sums.encode()}.items():
             write_through(partial / name, data)
@@ -89,7 +89,7 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
         raise unwritable("checkpoint", path, error) from error
     finally:
         with contextlib.suppress(OSError):  # what is aside is found there, too
-            _tidy(directory)
+            tidy(directory)
     present = find_checkpoints(directory)
     older = [other for other in present if step_of(other) < step_of(path)]
     later = [other for other in present if step_of(other) > step_of(path)]
@@ -128,8 +128,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _tidy(directory: Path) -> None:
-    """Remove what a process that was killed may have left, and put back what it had moved aside."""
+def tidy(directory: Path) -> None:
+    """Remove what a process that was killed may have left, and put back what it had moved aside.
+
+    No other process may be writing there.
+    """
     for path in _matching(directory, _PARTIAL):
         shutil.rmtree(path, ignore_errors=True)
     for path in _matching(directory, _ASIDE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -127,7 +128,7 @@ def _is_table(value: object, depth: int) -> bool:
         return _is_object(value, lambda inner: _is_table(inner, depth - 1))
     return (
         isinstance(value, dict)
-        and all(key.isascii() and key.isdigit() for key in value)
+        and all(re.fullmatch(r"[1-9][0-9]{,17}", key) for key in value)
         and _is_names(list(value.values()))
     )
 

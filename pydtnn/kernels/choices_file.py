@@ -98,7 +98,8 @@ class ChoicesFile:
         if self._settings is None:
             self._settings = self._read()
         choice = self._settings.get(setting, {}).get(operation, {}).get(batch)
-        return choice if choice and choice.seconds.keys() == {*candidates} else None
+        known = choice and choice.name in candidates and choice.seconds.keys() == {*candidates}
+        return choice if known else None
 
     def add(self, setting: str, operation: str, batch: int, choice: Choice) -> Choice:
         """Keep a choice, unless another process was faster; return the one that is valid now."""
@@ -151,13 +152,20 @@ def to_table(content: dict[str, Any]) -> Table:
     """
     return {
         str(operation): {
-            int(batch): Choice(
+            _batch(batch): Choice(
                 str(choice["name"]), {str(k): float(s) for k, s in choice["seconds"].items()}
             )
             for batch, choice in batches.items()
         }
         for operation, batches in content.items()
     }
+
+
+def _batch(text: str) -> int:
+    batch = int(text)
+    if batch < 1:
+        raise ValueError(f"a batch of {batch}")
+    return batch
 
 
 @cache

@@ -1,0 +1,415 @@
+"""The files that pydtnn reads, whole and damaged: what reading them must give.
+
+Run as a program it prepares one kind of file, limits its memory, and reads a seed per line. For
+each it damages the file, reads it, and answers one line of JSON: the outcome, what was done, and
+the error. A sentence is right, and so are the values that the bytes stand for; all else is wrong.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import logging
+import os
+import pickle
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn import plain_yaml
+from pydtnn.callbacks import EarlyStopping
+from pydtnn.checkpoint import find_checkpoints, load_checkpoint
+from pydtnn.checkpoint.folder import ARRAYS, STATE, write_checkpoint
+from pydtnn.command_line import parse
+from pydtnn.config import TrainConfig
+from pydtnn.data import Dataset, cifar, load_cifar10, load_cifar100, load_mnist
+from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
+from pydtnn.data.mnist import FILES
+from pydtnn.errors import EXPLAINED
+from pydtnn.kernels.choices_file import Choice, ChoicesFile
+from pydtnn.model import Model
+from pydtnn.own_code import import_object
+from pydtnn.trainer import Trainer
+from pydtnn.weights import encode, load_weights, save_weights
+from tests.data.pickles import array, numbers, pickled, string
+from tests.fuzz.damage import Rng, change_json, damage
+from tests.small_training import checksums, small_model, small_trainer, trained
+
+ROOM = 256 << 20
+"""Memory that reading small files may take, in B."""
+
+
+class Kind:
+    """Files of one kind in a folder.
+
+    Attributes
+    ----------
+    files : dict of str to bytes
+        Undamaged, by name.
+    """
+
+    files: dict[str, bytes]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.prepare()
+        self.files = {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    def prepare(self) -> None:
+        """Write the undamaged files."""
+        raise NotImplementedError
+
+    def read(self) -> Any:
+        """Read the files; raise an explained error where they are refused."""
+        raise NotImplementedError
+
+    def check(self, found: Any, name: str, data: bytes) -> None:
+        """Raise AssertionError where what was read is not right for a file of these bytes."""
+        raise NotImplementedError
+
+    def refused(self) -> None:
+        """Raise AssertionError where a refusal has changed anything."""
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        """Damage one of the files; return its name, its bytes and what was done."""
+        name = str(rng.choice(list(self.files)))
+        data, done = damage(self.files[name], rng, [*self.files.values(), FOREIGN])
+        (self.folder / name).write_bytes(data)
+        return name, data, f"{name}: {done}"
+
+    def restore(self) -> None:
+        """Make the folder as it was."""
+        for name, data in self.files.items():
+            path = self.folder / name
+            if not path.exists() or path.read_bytes() != data:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+
+FOREIGN = gzip.compress(bytes(range(256)) * 4) + pickle.dumps({"data": [1.5, "x" * 99]})
+
+
+class Configuration(Kind):
+    def prepare(self) -> None:
+        changed = {"lr": 1e-3, "model_options": {"hidden": [3, 4], "name": "a: b"}, "epochs": 7}
+        values = {**vars(TrainConfig()), **changed}
+        lines = [f"{name}: {plain_yaml.dump(value)}\n" for name, value in values.items()]
+        (self.folder / "run.yaml").write_text("".join(lines))
+        (self.folder / "short.yaml").write_text(
+            "# a comment\nepochs: 3\nmodel-options:\n  hidden:\n    - 5\n    - 6\nsave: 'x'\n"
+        )
+        (self.folder / "json.yaml").write_text(json.dumps({**vars(TrainConfig()), **changed}))
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        if rng.random() < 0.5:
+            return super().spoil(rng)
+        data, done = change_json(self.files["json.yaml"], rng)
+        (self.folder / "json.yaml").write_bytes(data)
+        return "json.yaml", data, f"json.yaml: {done}"
+
+    def read(self) -> Any:
+        return {name: parse([f"--config={self.folder / name}"]) for name in self.files}
+
+    def check(self, found: dict[str, TrainConfig], name: str, data: bytes) -> None:
+        """Other words may be a configuration, too: it comes back from what is printed of it."""
+        for config in found.values():
+            text = "".join(f"{key}: {plain_yaml.dump(v)}\n" for key, v in vars(config).items())
+            assert plain_yaml.load(text) == vars(config)
+
+
+class Weights(Kind):
+    def prepare(self) -> None:
+        self.model = small_model(seed=1, dtype="float32")
+        self.before = encode(self.model.state())
+        self.initial = {name: value.copy() for name, value in self.model.state().items()}
+        saved = small_model(dtype="float32")
+        self.saved = encode(saved.state())
+        save_weights(saved, self.folder / "w.safetensors")
+
+    def read(self) -> Model:
+        self.model.load(self.initial)
+        load_weights(self.model, self.folder / "w.safetensors")
+        return self.model
+
+    def check(self, found: Model, name: str, data: bytes) -> None:
+        assert encode(found.state()) == self.saved, "other weights were taken"
+
+    def refused(self) -> None:
+        assert encode(self.model.state()) == self.before, "the model has changed"
+
+
+class Checkpoints(Kind):
+    def prepare(self) -> None:
+        trained(self.folder)
+        self.old, self.new = find_checkpoints(self.folder)
+        self.loaded = {}
+        for path in (self.old, self.new):
+            alone = self.folder.with_name(f"{self.folder.name}-{path.name}")
+            shutil.copytree(path, alone / path.name)
+            trainer = self.trainer()
+            load_checkpoint(alone, trainer)
+            self.loaded[path] = everything(trainer)
+            shutil.rmtree(alone)
+        self.before = everything(self.trainer())
+
+    def trainer(self) -> Trainer:
+        return small_trainer(None, EarlyStopping(), model=small_model(seed=1))
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        self.sums_fit = rng.random() < 0.5
+        if not self.sums_fit:
+            return super().spoil(rng)
+        files = {key: self.files[f"{self.new.name}/{key}"] for key in (ARRAYS, STATE)}
+        key = STATE if rng.random() < 0.7 else ARRAYS
+        if key == STATE and rng.random() < 0.8:
+            files[key], done = change_json(files[key], rng)
+        else:
+            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN])
+        shutil.rmtree(self.new)
+        write_checkpoint(self.new, files, keep=9)
+        return f"{self.new.name}/{key}", files[key], f"{key}, whose sum fits: {done}"
+
+    def read(self) -> tuple[Trainer, Path | None]:
+        self.last = self.trainer()
+        return self.last, load_checkpoint(self.folder, self.last)
+
+    def check(self, found: tuple[Trainer, Path | None], name: str, data: bytes) -> None:
+        trainer, path = found
+        assert path in (self.old, self.new), f"{path} was taken"
+        if path == self.new and self.sums_fit:
+            assert all(np.isfinite(value).all() for value in trainer.model.state().values())
+            assert trainer.optimizer.iterations >= 0
+            return  # other numbers make a checkpoint, too
+        assert everything(trainer) == self.loaded[path], "another state was taken"
+
+    def refused(self) -> None:
+        assert everything(self.last) == self.before, "the trainer has changed"
+
+    def restore(self) -> None:
+        shutil.rmtree(self.folder)
+        super().restore()
+
+
+def everything(trainer: Trainer) -> list[Any]:
+    """All that loading a checkpoint may change."""
+    state = trainer.state()
+    return [
+        checksums(trainer.model.state()),
+        checksums(trainer.optimizer.state()),
+        {**state, "totals": state["totals"].tobytes()},
+        [callback.state() for callback in trainer.callbacks],
+    ]
+
+
+def images(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+class Mnist(Kind):
+    zipped = False
+
+    def prepare(self) -> None:
+        for name, shape in zip(FILES, ((7, 28, 28), (7,), (5, 28, 28), (5,)), strict=True):
+            values = images(len(name), *shape)
+            if len(shape) == 1:
+                values %= 10
+            header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+            data = header + values.tobytes()
+            if self.zipped:
+                (self.folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
+            else:
+                (self.folder / name).write_bytes(data)
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        return load_mnist(data_dir=self.folder)
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        for part, (x_name, y_name) in zip(found, (FILES[:2], FILES[2:]), strict=True):
+            x, y = part.read(np.arange(len(part)))
+            assert x.tobytes() == self.body(x_name, 16)
+            assert y.astype(np.uint8).tobytes() == self.body(y_name, 8)
+
+    def body(self, name: str, header: int) -> bytes:
+        path = self.folder / name
+        if not self.zipped:
+            return path.read_bytes()[header:]
+        whole = gzip.decompress(self.files[f"{name}.gz"])[header:]
+        try:
+            return gzip.decompress(Path(f"{path}.gz").read_bytes())[header:]
+        except (OSError, EOFError):  # what follows a whole file does not matter
+            return whole
+
+
+class MnistZipped(Mnist):
+    zipped = True
+
+
+class Cifar(Kind):
+    """CIFAR-10 in its binary version."""
+
+    counts = (4, 3, 4, 2, 4, 5)
+
+    def prepare(self) -> None:
+        cifar.COUNTS_10 = self.counts  # type: ignore[assignment]
+        for number, name in enumerate(LAYOUTS_10[0].files):
+            records = images(number, self.counts[number], 3073)
+            records[:, 0] %= 10
+            (self.folder / name).write_bytes(records.tobytes())
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        return load_cifar10(data_dir=self.folder)
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        files = [(self.folder / file).read_bytes() for file in LAYOUTS_10[0].files]
+        for part, content in zip(found, (b"".join(files[:5]), files[5]), strict=True):
+            records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+            x, y = part.read(np.arange(len(part)))
+            planes = records[:, 1:].reshape(-1, 3, 32, 32)
+            np.testing.assert_array_equal(x, planes.transpose(0, 2, 3, 1))
+            np.testing.assert_array_equal(y, records[:, 0])
+        assert (len(found[0]), len(found[1])) == (17, 5)
+
+
+class CifarPickles(Kind):
+    """CIFAR-100 as pickles of Python 2; pixels and labels have no checksum."""
+
+    counts = (6, 5)
+
+    def prepare(self) -> None:
+        cifar.COUNTS_100 = self.counts  # type: ignore[assignment]
+        for number, name in enumerate(LAYOUTS_100[1].files):
+            count = self.counts[number]
+            labels = list(range(count))
+            content = {"data": images(number, count, 3072), "fine_labels": labels}
+            data = pickle.dumps({**content, "coarse_labels": labels}, protocol=4)
+            if number == 0:
+                data = pickled(
+                    data=array(content["data"]),  # type: ignore[arg-type]
+                    batch_label=string(b"training batch"),
+                    fine_labels=numbers(labels),
+                    coarse_labels=numbers(labels),
+                )
+            (self.folder / name).write_bytes(data)
+
+    def read(self) -> tuple[Dataset, Dataset]:
+        return load_cifar100(data_dir=self.folder)
+
+    def check(self, found: tuple[Dataset, Dataset], name: str, data: bytes) -> None:
+        for part, count in zip(found, self.counts, strict=True):
+            x, y = part.read(np.arange(len(part)))
+            assert x.shape == (count, 32, 32, 3)
+            assert x.dtype == np.uint8
+            assert y.min() >= 0
+            assert y.max() < 100
+
+
+class Choices(Kind):
+    """What was measured: a damaged file is measured again, so nothing is refused."""
+
+    def prepare(self) -> None:
+        os.environ["PYDTNN_CACHE"] = str(self.folder)
+        file = ChoicesFile("this machine")
+        choice = Choice("winograd4", {"winograd4": 1e-3, "direct": 2e-3})
+        for batch in (16, 64):
+            file.add("avx2, 1 thread", "conv.forward 3x3", batch, choice)
+        (self.folder / file.path.with_suffix(".lock").name).unlink()
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        (name,) = self.files
+        if rng.random() < 0.5:
+            return super().spoil(rng)
+        data, done = change_json(self.files[name], rng)
+        (self.folder / name).write_bytes(data)
+        return name, data, done
+
+    def read(self) -> Any:
+        file = ChoicesFile("this machine")
+        names = ["winograd4", "direct"]
+        found = file.find("avx2, 1 thread", "conv.forward 3x3", 64, names)
+        file.add(
+            "avx2, 1 thread", "conv.forward 5x5", 8, Choice("direct", dict.fromkeys(names, 1.0))
+        )
+        again = ChoicesFile("this machine")
+        assert again.find("avx2, 1 thread", "conv.forward 5x5", 8, names) is not None
+        return found
+
+    def check(self, found: Choice | None, name: str, data: bytes) -> None:
+        assert found is None or found.name in found.seconds
+
+
+class OwnCode(Kind):
+    SOURCE = (
+        '"""A network."""\n\nfrom pydtnn.layers import Flatten, Linear, Sequential\n\n\n'
+        "def net(classes, input_shape, hidden=(8,)):\n"
+        "    # café\n"
+        "    return Sequential(Flatten(), *(Linear(n) for n in hidden), Linear(classes))\n"
+    )
+
+    def prepare(self) -> None:
+        (self.folder / "own.py").write_text(self.SOURCE)
+
+    def read(self) -> Any:
+        sys.dont_write_bytecode = True
+        return import_object(f"{self.folder / 'own.py'}:net", "--model")
+
+    def check(self, found: Any, name: str, data: bytes) -> None:
+        """Whatever is called so in the file."""
+
+
+KINDS: dict[str, Callable[[Path], Kind]] = {
+    "configuration": Configuration,
+    "weights": Weights,
+    "checkpoints": Checkpoints,
+    "mnist": Mnist,
+    "mnist gzipped": MnistZipped,
+    "cifar": Cifar,
+    "cifar pickles": CifarPickles,
+    "choices": Choices,
+    "own code": OwnCode,
+}
+
+
+def try_one(kind: Kind, seed: int) -> dict[str, str]:
+    """Damage, read and compare once."""
+    name, data, done = kind.spoil(np.random.default_rng(seed))
+    answer = {"done": f"{done} ({hashlib.sha256(data).hexdigest()[:8]})"}
+    try:
+        try:
+            found = kind.read()
+        except EXPLAINED as error:
+            text = str(error)
+            assert text.strip(), "an error without words"
+            assert "\n" not in text, "more than one line"
+            kind.refused()
+            return {**answer, "outcome": "refused", "error": text}
+        kind.check(found, name, data)
+        return {**answer, "outcome": "read"}
+    except BaseException as error:
+        return {**answer, "outcome": "wrong", "error": f"{type(error).__name__}: {error}"}
+    finally:
+        kind.restore()
+
+
+def main(name: str, folder: str) -> None:
+    """Answer seeds until there are no more."""
+    logging.disable()
+    kind = KINDS[name](Path(folder))
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        print(json.dumps(try_one(kind, int(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

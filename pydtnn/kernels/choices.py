@@ -255,6 +255,7 @@ def fastest(times: Mapping[str, float], otherwise: str) -> str:
 
 def nearest(batches: Iterable[int], batch: int) -> int | None:
     """Return the batch with the smallest ratio to this one; of two, the smaller."""
+    batches = (b for b in batches if b > 0)  # a file that was edited may hold others
     return min(batches, key=lambda b: (max(b, batch) / min(b, batch), b), default=None)
 
 

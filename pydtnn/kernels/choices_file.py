@@ -152,20 +152,13 @@ def to_table(content: dict[str, Any]) -> Table:
     """
     return {
         str(operation): {
-            _batch(batch): Choice(
+            int(batch): Choice(
                 str(choice["name"]), {str(k): float(s) for k, s in choice["seconds"].items()}
             )
             for batch, choice in batches.items()
         }
         for operation, batches in content.items()
     }
-
-
-def _batch(text: str) -> int:
-    batch = int(text)
-    if batch < 1:
-        raise ValueError(f"a batch of {batch}")
-    return batch
 
 
 @cache

@@ -148,6 +148,7 @@ def test_a_similar_batch_takes_the_choice_of_the_nearest(cache: Path) -> None:
 def test_the_nearest_batch_is_that_of_the_smallest_ratio(batch: int, near: int) -> None:
     assert nearest([16, 4], batch) == near
     assert nearest([], batch) is None
+    assert nearest([0, -3], batch) is None
 
 
 def test_without_an_alternative_or_a_sample_nothing_is_measured(cache: Path) -> None:
@@ -479,3 +480,9 @@ def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_lo
     (told,) = quiet()
     assert "PYDTNN_CACHE" in told
     assert "has been locked by another process for 0.05 s" in told
+
+
+def test_a_kept_choice_that_is_no_candidate_is_not_taken(cache: Path) -> None:
+    seconds = {"direct": 1.0, "other": 2.0}
+    ChoicesFile().add("setting", "operation", 8, Choice("neither", seconds))
+    assert ChoicesFile().find("setting", "operation", 8, ["direct", "other"]) is None

@@ -1,0 +1,199 @@
+"""Random command lines of `pydtnn.train`: options that hold, and options that must be refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pydtnn.comm.compression import COMPRESSORS
+from pydtnn.comm.schedules import SCHEDULES
+from pydtnn.comm.schemes import SCHEMES
+from pydtnn.config import TrainConfig
+from pydtnn.losses import LOSSES
+from pydtnn.metrics import METRICS
+from pydtnn.optimizers import OPTIMIZERS
+from pydtnn.options import Option, options
+from pydtnn.schedules import SCHEDULES as RATES
+
+DATA = '{"samples": 30, "test_samples": 9, "shape": [8, 8, 1], "classes": 3}'
+
+ALWAYS = (
+    *("--dataset-options", DATA, "--model", "mlp", "--epochs", "1", "--threads", "1"),
+    *("--batch-size", "8"),
+)
+"""Small data and a small model, whatever else is drawn."""
+
+BAD_NUMBERS = ["x", "-1", "nan", "inf", "-inf", "1e999", "[1]", "{}", "true", "1,5", "0.5.1", "٣x"]
+BAD_WORDS = ["nonsense", "no such", "None:", "∞", "a:b:c", "x.py", "../x.py:y", "%s%n", "-1"]
+BAD_OBJECTS = ["x", "[1]", "3", "{", '{"no_such_option": 1}', '{"name": 1}', '{"": 0}', "true"]
+
+GOOD: dict[str, list[str]] = {
+    "model": ["mlp", "mlp", "cnn"],
+    "model_options": ["{}", '{"hidden": [3]}', '{"hidden": []}'],
+    "dataset": ["synthetic"],
+    "dataset_options": [DATA, DATA.replace("30", "11"), DATA.replace("3}", "2}")],
+    "data_dir": ["."],
+    "validation_split": ["0", "0.2", "0.99", "1e-9"],
+    "augment": ["", "none", "crop:1", "flip", "cutout:2", "crop:2,flip,cutout:3", "flip,,flip"],
+    "epochs": ["1", "2"],
+    "steps_per_epoch": ["1", "2"],
+    "batch_size": ["1", "3", "8", "30"],
+    "global_batch_size": ["1", "2", "7", "16", "30"],
+    "accumulation": ["1", "2"],
+    "loss": [*LOSSES, "CROSS-ENTROPY"],
+    "label_smoothing": ["0", "0.1", "0.999"],
+    "metrics": [*METRICS, "", "accuracy,top2_accuracy", " accuracy , ", "top3"],
+    "monitor": ["loss", "val_loss", "val_accuracy", "accuracy"],
+    "early_stopping": ["1", "3"],
+    "stop_at": ["0", "-5.5", "1e30", "0.5"],
+    "shards": ["8", "1", "3", "13"],
+    "seed": ["0", "1", "12345678901"],
+    "dtype": ["float32", "float64", "float32"],
+    "optimizer": [*OPTIMIZERS, "SGD"],
+    "lr": ["1e-3", "0.05", "1e-30"],
+    "momentum": ["0", "0.5"],
+    "weight_decay": ["0", "1e-2"],
+    "clip_norm": ["1e-3", "1"],
+    "optimizer_options": ["{}"],
+    "schedule": [*RATES, "one-cycle"],
+    "schedule_options": ["{}"],
+    "warmup_epochs": ["0", "0.5", "1"],
+    "lr_base_batch": ["64", "8"],
+    "plateau": ["1", "2"],
+    "plateau_factor": ["0.1", "0.9"],
+    "scheme": [*SCHEMES, "Local-SGD"],
+    "scheme_options": ["{}"],
+    "compress": [*COMPRESSORS],
+    "compress_options": ["{}"],
+    "allreduce": ["vendor", *SCHEDULES],
+    "bucket_bytes": ["1", "100", "1000000000000"],
+    "threads": ["1"],
+    "loader_threads": ["0", "1", "3"],
+    "output_dir": ["run", "deep/er/run", "run with space"],
+    "save": ["weights.safetensors", "deep/weights.safetensors"],
+    "checkpoint_epochs": ["0", "1", "5"],
+    "checkpoint_steps": ["1", "2", "1000"],
+    "keep": ["1", "2", "1000000"],
+}
+"""Values that hold by themselves, each of which ends in a moment."""
+
+BAD: dict[str, list[str]] = {
+    "model_options": ['{"hidden": -1}', '{"hidden": [0]}', '{"hidden": "x"}', '{"classes": 3}'],
+    "dataset_options": [
+        *('{"samples": -1}', '{"samples": 1.5}', '{"shape": [1, 1, 1]}', '{"classes": 1}'),
+        *('{"shape": 8}', '{"shape": [8, 8]}', '{"classes": null}', '{"data_dir": "x"}'),
+    ],
+    "data_dir": [""],
+    "validation_split": ["1", "1.0", "2"],
+    "augment": ["crop:0", "crop:x", "flip:2", "spin", "crop:-1", "crop:1.5", "cutout:", "cutout:²"],
+    "epochs": ["0", "1.5"],
+    "steps_per_epoch": ["0", "31", "2.5"],
+    "batch_size": ["0", "31", "1e30"],
+    "global_batch_size": ["0", "31", "99999999999999999999"],
+    "accumulation": ["0"],
+    "label_smoothing": ["1", "1.5"],
+    "metrics": ["accuracy,x", "top0", "top-1", "top99999", "accuracy;loss"],
+    "monitor": ["val_", "val_val_loss", "lr"],
+    "momentum": ["1", "2"],
+    "lr": ["0", "-0.0"],
+    "clip_norm": ["0"],
+    "plateau_factor": ["0", "1"],
+    "keep": ["0"],
+    "save": [".", "/proc/x/w", "/dev/null/w"],
+    "load": ["none.safetensors", ".", "/dev/null", ""],
+    "output_dir": ["/proc/x", "/dev/null", ""],
+}
+"""Values that must be refused, beside those that are of no kind at all."""
+
+UNBOUNDED = {"stop_at": {"-1"}}
+"""What holds for an option though it holds for no other of its kind."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line.
+
+    Attributes
+    ----------
+    arguments : tuple of str
+    bad : tuple of str
+        Those of them that must be refused.
+    """
+
+    arguments: tuple[str, ...]
+    bad: tuple[str, ...]
+
+    def value(self, flag: str) -> str | None:
+        """What an option is given, if it is."""
+        places = [i for i, argument in enumerate(self.arguments) if argument == flag]
+        return self.arguments[places[-1] + 1] if places else None
+
+
+def random_line(rng: np.random.Generator) -> Line:
+    """Draw a command line; about half of them hold nothing that is bad by itself."""
+    drawable = [own for own in options(TrainConfig).values() if own.kind is bool or _good(own)]
+    chosen = [drawable[i] for i in rng.permutation(len(drawable))[: rng.integers(0, 7)]]
+    rate = 0.0 if rng.random() < 0.5 else 0.5
+    arguments: list[str] = []
+    bad: list[str] = []
+    for own in [o for o in options(TrainConfig).values() if o.name == "load"] * (
+        rng.random() < 0.05
+    ):
+        chosen.append(own)
+    for own in chosen:
+        is_bad = own.name == "load" or rng.random() < rate
+        words = _words(own, is_bad, rng)
+        arguments += words
+        bad += [" ".join(words)] * is_bad
+    if rng.random() < 0.05:
+        junk = str(rng.choice(["--no-such", "--epoch=1", "word", "-x", "--", "--Epochs=1", "---"]))
+        at = 0 if rng.random() < 0.5 else len(arguments)
+        if at == 0 or junk != "--":
+            arguments.insert(at, junk)
+            bad.append(junk)
+    return Line((*ALWAYS, *arguments), tuple(bad))
+
+
+def _good(own: Option) -> list[str]:
+    if own.name in GOOD:
+        return GOOD[own.name]
+    return [c for c in own.choices if c not in ("cuda", "measure", "nccl")]
+
+
+def _words(own: Option, is_bad: bool, rng: np.random.Generator) -> list[str]:
+    """Write an option with its value as it stands on the command line."""
+    if own.kind is bool:
+        flags = [own.flag, own.flag.replace("--", "--no-")]
+        flag = flags[rng.integers(2)]
+        return [f"{flag}={rng.choice(['1', 'x', '', 'maybe'])}"] if is_bad else [flag]
+    values = _bad(own) if is_bad else _good(own)
+    value = values[rng.integers(len(values))]
+    return [own.flag, value] if rng.random() < 0.5 and value[:1] != "-" else [f"{own.flag}={value}"]
+
+
+def _bad(own: Option) -> list[str]:
+    given = BAD.get(own.name, [])
+    if own.kind in (int, float):
+        return [
+            *given,
+            *(value for value in BAD_NUMBERS if value not in UNBOUNDED.get(own.name, ())),
+        ]
+    if own.kind is dict:
+        return [*given, *BAD_OBJECTS]
+    if own.name in ("output_dir", "save", "data_dir"):
+        return given
+    return [*given, *BAD_WORDS]
+
+
+def written(line: Line) -> Path | None:
+    """The folder that `--output-dir` names."""
+    names = [a.partition("=")[2] for a in line.arguments if a.startswith("--output-dir=")]
+    name = names[-1] if names else line.value("--output-dir")
+    return Path(name) if name else None
+
+
+def dumps(line: Line) -> str:
+    return json.dumps(line.arguments)

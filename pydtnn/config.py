@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydtnn.options import option, options
+from pydtnn.threads import MOST_THREADS
 
 MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
     "model and data",
@@ -228,7 +229,7 @@ class TrainConfig:
         None,
         "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
-        at_most=4096,
+        at_most=MOST_THREADS,
     )
     tuning: Literal["measure", "fixed", "direct"] | None = option(
         DEVICE,

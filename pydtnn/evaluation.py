@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pydtnn.cuts import even_cuts
+from pydtnn.cuts import even_cut
 from pydtnn.data import Batch, Dataset
 from pydtnn.finite import not_finite
 from pydtnn.layers import StepContext
@@ -29,13 +29,16 @@ def evaluate(trainer: Trainer, dataset: Dataset, batch_size: int) -> dict[str, f
         largest = -(-min(batch_size, len(dataset)) // at_least)
         settle_choices(model, comm, largest, training=False)
     with trainer.loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
-        own = range(*even_cuts(at_least, comm.size)[comm.rank :][:2])
+        cuts = [even_cut(at_least, comm.size, rank) for rank in (comm.rank, comm.rank + 1)]
+        present = min(at_least, len(dataset))  # shards that have a sample; the others come last
+        own = range(cuts[0], min(cuts[1], present))
         parts = _new_parts(trainer, own)
         for batch in loader.epoch(0):
             _judge(trainer, batch, parts)
         totals = trainer.new_totals(model.backend.xp)
-        sums.begin(at_least)
-        totals.values, request = sums.add_up([(n, part.values) for n, part in parts.items()])
+        sums.begin(present)
+        own_sums = [(number, part.values) for number, part in parts.items()]
+        totals.values, request = sums.add_up(own_sums or [(None, totals.values)])
         request.wait()
         result = trainer.to_host(totals)
         if not np.isfinite(result.values).all():

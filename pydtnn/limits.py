@@ -6,6 +6,11 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
+LARGEST = 2**64 - 1
+"""Of whole numbers: as many as there are seeds."""
+
 
 def number(
     who: str,
@@ -47,8 +52,8 @@ def number(
         raise TypeError(f"{who}: {name} must be a number, not {value!r}")
     try:
         given = float(value)
-    except OverflowError:  # of a whole number, which is refused as infinity is
-        given = math.inf
+    except OverflowError:  # of a whole number
+        given = math.inf if value > 0 else -math.inf
     if (
         not math.isfinite(given)
         or (at_least is not None and given < at_least)
@@ -71,8 +76,8 @@ def number(
     return given
 
 
-def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
-    """Return `value` as an int if it is a whole number within the limits.
+def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARGEST) -> int:
+    """Return `value` as an int if it is a whole number from `at_least` to `at_most`.
 
     Raises
     ------
@@ -89,7 +94,27 @@ def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int | None
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{who}: {name} must be a whole number, not {value!r}")
-    if value < at_least or (at_most is not None and int(value) > at_most):
-        limit = "" if at_most is None else f" and at most {at_most}"
-        raise ValueError(f"{who}: {name} must be at least {at_least}{limit}, not {value}")
+    if value < at_least:
+        raise ValueError(f"{who}: {name} must be at least {at_least}, not {value}")
+    if int(value) > at_most:
+        raise ValueError(f"{who}: {name} must be at most {at_most}, not {value}")
     return int(value)
+
+
+def truth(who: str, name: str, value: Any) -> bool:
+    """Return `value` if it is true or false.
+
+    Raises
+    ------
+    TypeError
+        If it is something else, be it 1 or "false", which would count as true.
+
+    Examples
+    --------
+    >>> truth("SGD", "nesterov", "no")
+    Traceback (most recent call last):
+    TypeError: SGD: nesterov must be true or false, not 'no'
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{who}: {name} must be true or false, not {value!r}")
+    return bool(value)

@@ -8,12 +8,16 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pydtnn.launcher import ranks_here
+from pydtnn.limits import whole
 from pydtnn.machine import cpu_quotas
 
 if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
 
     from pydtnn.comm.communicator import Communicator
+
+MOST_THREADS = 1024
+"""Of a rank: more than a host has cores, and fewer than end a process."""
 
 
 def default_threads() -> int:
@@ -111,4 +115,4 @@ def _wanted() -> int | None:
         raise ValueError(
             f"OMP_NUM_THREADS: expected a positive number, got {text!r}; unset it or use 1."
         )
-    return int(first)
+    return whole("OMP_NUM_THREADS", "the number", int(first), at_least=1, at_most=MOST_THREADS)

@@ -31,7 +31,7 @@ from pydtnn.optimizers import LARS, SGD, Adam, Optimizer
 from pydtnn.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.testing import check_scheme
 from pydtnn.trainer import Trainer
-from tests.small_training import small_model
+from tests.small_training import small_data, small_model
 
 SHAPE = (8, 8, 3)
 SAMPLES, BATCH, SHARDS = 75, 32, 8
@@ -187,6 +187,21 @@ def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.
             assert list(stack.blocks) == cover(start, stop)
             nodes |= stack.blocks
         np.testing.assert_array_equal(tree_sum(nodes, shards), expected)
+
+
+@pytest.mark.threads(1, 3)
+def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communicator) -> None:
+    """The batch is cut into single samples, whether there are as many shards or many more."""
+    found = []
+    for shards in (SAMPLES, 10**15):
+        exchange = AllReduce(comm, sums=partial(ExactSums, shards=shards))
+        trainer = Trainer(small_model(), SGD(0.1), exchange=exchange)
+        train, validation = small_data()
+        history = trainer.fit(train, validation, global_batch_size=8)
+        found.append(fingerprint(trainer) | {"history": history})
+    if comm.size == 1:  # with more, shards of SAMPLES are those of other ranks
+        assert found[0] == found[1]
+    assert comm.gather_object(found[1]) == [found[1]] * comm.size
 
 
 def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.limits import number, whole
+from pydtnn.limits import number, truth, whole
 
 
 @pytest.mark.parametrize("value", [0, 0.5, np.float32(0.5), np.int64(0)])
@@ -43,13 +43,24 @@ def test_whole_numbers_are_checked():
         whole("Cosine", "steps", 0, at_least=1)
     with pytest.raises(TypeError, match=r"Cosine: steps must be a whole number, not 2\.5"):
         whole("Cosine", "steps", 2.5, at_least=1)
-    with pytest.raises(
-        ValueError, match="Loader: threads must be at least 1 and at most 9, not 10"
-    ):
+    with pytest.raises(ValueError, match="Loader: threads must be at most 9, not 10"):
         whole("Loader", "threads", 10, at_least=1, at_most=9)
     assert whole("Loader", "threads", 9, at_least=1, at_most=9) == 9
 
 
-def test_a_whole_number_beyond_all_floats_is_not_finite():
-    with pytest.raises(ValueError, match="SGD: lr must be above 0, not 1000"):
-        number("SGD", "lr", 10**400, above=0)
+def test_numbers_that_no_float_holds_are_out_of_the_limits():
+    with pytest.raises(ValueError, match="SGD: lr must be at most 1, not 1000"):
+        number("SGD", "lr", 10**400, at_most=1)
+    with pytest.raises(ValueError, match="train: --epochs must be at most 18446744073709551615"):
+        whole("train", "--epochs", 2**64, at_least=1)
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_true_and_false_are_true_and_false(value):
+    assert truth("SGD", "nesterov", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [1, 0, "false", None, []])
+def test_what_only_counts_as_true_or_false_is_refused(value):
+    with pytest.raises(TypeError, match="SGD: nesterov must be true or false, not"):
+        truth("SGD", "nesterov", value)

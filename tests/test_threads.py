@@ -94,6 +94,13 @@ def test_omp_num_threads_that_is_no_number_is_refused(monkeypatch, wish):
         threads.default_threads()
 
 
+def test_more_threads_than_a_process_bears_are_refused(monkeypatch):
+    """A hundred thousand of OpenMP's end the interpreter."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS: the number must be at most 1024"):
+        threads.default_threads()
+
+
 def test_one_process_takes_the_cores_it_may_run_on():
     assert threads.default_threads() == threads.threads_per_rank(create_communicator("serial"))
 

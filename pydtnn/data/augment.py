@@ -23,6 +23,9 @@ WORDS = 4
 class Augmentation(ABC):
     """A random change of images. A subclass is a frozen dataclass and writes ``__call__``."""
 
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise ValueError, in one sentence, where it does not suit images of this shape."""
+
     @abstractmethod
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
         """Return the changed images; `x` itself may be changed and returned.
@@ -50,6 +53,14 @@ class RandomCrop(Augmentation):
     def __post_init__(self) -> None:
         if self.padding < 1:
             raise ValueError(f"RandomCrop: padding must be at least 1 pixel; given {self.padding}.")
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Refuse a border that is wider than the image, which could be cut out of it alone."""
+        if self.padding > min(input_shape[:2]):
+            raise ValueError(
+                f"RandomCrop: padding {self.padding} must be at most {min(input_shape[:2])} pixels "
+                f"for images of {input_shape[0]} x {input_shape[1]}; use less, such as crop:4."
+            )
 
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
         n, height, width, channels = x.shape
@@ -130,7 +141,7 @@ def create_augmentations(text: str) -> tuple[Augmentation, ...]:
             continue
         if name not in AUGMENTATIONS:
             raise ValueError(unknown("augmentation", name, AUGMENTATIONS))
-        if number and (not number.isdigit() or name == "flip"):
+        if number and (not (number.isascii() and number.isdigit()) or name == "flip"):
             raise ValueError(
                 f"augmentation {item!r}: expected a name and, for crop and cutout, a number of "
                 "pixels; write crop:4, flip or cutout:8."

@@ -320,3 +320,5 @@ def _check(
             f"Loader: augmentation needs images (height, width, channels); {dataset.name} has "
             f"samples of shape {dataset.input_shape}; use no augmentation."
         )
+    for one in augment:
+        one.check(dataset.input_shape)

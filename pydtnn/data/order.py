@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.cuts import even_cuts
+from pydtnn.cuts import even_cut
 from pydtnn.kernels.reference.random import bits, stream
 
 
@@ -27,8 +27,7 @@ def rank_slice(n: int, rank: int, size: int) -> slice:
     >>> [rank_slice(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    cuts = even_cuts(n, size)
-    return slice(cuts[rank], cuts[rank + 1])
+    return slice(even_cut(n, size, rank), even_cut(n, size, rank + 1))
 
 
 class Shard(NamedTuple):
@@ -63,12 +62,11 @@ def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[
     (slice(6, 10, None), Shard(number=3, rows=slice(2, 4, None)))
     """
     mine = rank_slice(shards, rank, size)
-    cuts = [(number, rank_slice(n, number, shards)) for number in range(mine.start, mine.stop)]
-    start, stop = cuts[0][1].start, cuts[-1][1].stop
+    start, stop = even_cut(n, shards, mine.start), even_cut(n, shards, mine.stop)
+    present = range(mine.start, min(mine.stop, n))  # each of the first n shards has a row
+    cuts = ((number, rank_slice(n, number, shards)) for number in present)
     return slice(start, stop), tuple(
-        Shard(number, slice(cut.start - start, cut.stop - start))
-        for number, cut in cuts
-        if cut.start < cut.stop
+        Shard(number, slice(cut.start - start, cut.stop - start)) for number, cut in cuts
     )
 
 

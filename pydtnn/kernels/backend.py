@@ -13,8 +13,9 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.choices import Choices, create_choices
 from pydtnn.kernels.reference.family import Array
+from pydtnn.limits import whole
 from pydtnn.suggest import unknown
-from pydtnn.threads import default_threads
+from pydtnn.threads import MOST_THREADS, default_threads
 
 BACKENDS = ("cpu", "cuda", "numpy")
 
@@ -147,8 +148,7 @@ def create_backend(
     if name not in BACKENDS:
         raise ValueError(unknown("backend", name, BACKENDS))
     threads = default_threads() if threads is None else threads
-    if threads < 1:
-        raise ValueError(f"create_backend: threads must be at least 1, not {threads}")
+    whole("create_backend", "threads", threads, at_least=1, at_most=MOST_THREADS)
     if name == "cpu":
         from pydtnn.kernels.cpu import MemoryPool, create_families, select_isa
 

@@ -9,6 +9,7 @@ Norms and the rates made of them stay on the device; nothing here waits for them
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.limits import truth
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
@@ -54,7 +55,7 @@ class LARS(Optimizer):
         super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
         self.trust = self.number("trust", trust, above=0)
-        self.always_adapt = always_adapt
+        self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
 
     def update(
         self, w: Array, g: Array, velocity: Array, *, lr: Number, decay: float, step: Number
@@ -116,7 +117,7 @@ class LAMB(Adam):
             weight_decay=weight_decay,
             clip_norm=clip_norm,
         )
-        self.always_adapt = always_adapt
+        self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
 
     def update(
         self, w: Array, g: Array, m: Array, v: Array, *, lr: Number, decay: float, step: Number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.limits import truth
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
 
@@ -41,7 +42,7 @@ class SGD(Optimizer):
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
-        self.nesterov = nesterov
+        self.nesterov = truth(type(self).__name__, "nesterov", nesterov)
         if nesterov and not momentum:
             raise ValueError("SGD: nesterov needs a momentum above 0; use momentum=0.9")
         if momentum:

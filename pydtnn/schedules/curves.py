@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydtnn.limits import number, whole
@@ -87,19 +87,22 @@ class Step:
     """
 
     lr: float
-    boundaries: int | tuple[int, ...]
+    boundaries: int | Sequence[int]
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
         _check_lr(self, self.lr)
         number("Step", "gamma", self.gamma, above=0)
-        if isinstance(self.boundaries, int):
+        if not isinstance(self.boundaries, Sequence) or isinstance(self.boundaries, str):
             whole("Step", "boundaries", self.boundaries, at_least=1)
-        elif list(self.boundaries) != sorted(set(self.boundaries)):
+            return
+        for boundary in self.boundaries:
+            whole("Step", "each of boundaries", boundary, at_least=0)
+        if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Step: boundaries must rise, not be {self.boundaries}; sort them")
 
     def __call__(self, step: int) -> float:
-        if isinstance(self.boundaries, int):
+        if not isinstance(self.boundaries, Sequence):
             passed = step // self.boundaries
         else:
             passed = bisect_right(self.boundaries, step)

@@ -64,7 +64,7 @@ def _step(run: Run, boundaries: int | Sequence[int] | None = None, gamma: float 
     """Multiply at half and three quarters of the training, like He et al. 2016, section 4.2."""
     if boundaries is None:
         boundaries = sorted({max(run.steps // 2, 1), max(run.steps * 3 // 4, 1)})
-    if isinstance(boundaries, Sequence):
+    if isinstance(boundaries, Sequence) and not isinstance(boundaries, str):
         boundaries = tuple(boundaries)
     return Step(run.lr, boundaries, gamma)
 

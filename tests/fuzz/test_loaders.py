@@ -71,7 +71,12 @@ def random_options(rng: np.random.Generator) -> Options:
         dataset = split_validation(dataset, float(rng.uniform(0.01, 0.99)), int(rng.integers(9)))[0]
     shuffle = bool(rng.random() < 0.8)
     batch = int(rng.integers(1, len(dataset) + (1 if shuffle else 9)))
-    kinds = [RandomCrop(int(rng.integers(1, 4))), HorizontalFlip(), Cutout(int(rng.integers(1, 5)))]
+    widest = min(3, *dataset.input_shape[:2])
+    kinds = [
+        RandomCrop(int(rng.integers(1, widest + 1))),
+        HorizontalFlip(),
+        Cutout(int(rng.integers(1, 5))),
+    ]
     chosen = [kinds[i] for i in rng.permutation(3)[: rng.integers(0, 4)]]
     steps = -(-len(dataset) // batch)
     return Options(

@@ -53,7 +53,7 @@ def number(
     try:
         given = float(value)
     except OverflowError:  # of a whole number
-        given = math.inf if value > 0 else -math.inf
+        given = math.inf if int(value) > 0 else -math.inf
     if (
         not math.isfinite(given)
         or (at_least is not None and given < at_least)

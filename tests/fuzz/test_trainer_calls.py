@@ -1,0 +1,257 @@
+"""Random sequences of a trainer's public calls, against what the documentation promises of each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.schemes import SCHEMES, create_scheme
+from pydtnn.data import ArrayDataset, Loader
+from pydtnn.errors import AgreedError
+from pydtnn.layers import BatchNorm, Dropout, Linear, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import get_optimizer
+from pydtnn.rank0 import on_rank_0
+from pydtnn.trainer import Trainer
+from pydtnn.weights import load_weights, save_weights
+from tests.random_cases import Case, Cases
+
+CALLS = 8
+"""Of a sequence."""
+
+REFUSED = (ValueError, TypeError, AgreedError)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What all ranks of a sequence have in common."""
+
+    seed: int
+    ranks: int
+    scheme: str
+    rule: str
+    batch: int
+    samples: int
+    threads: int
+
+    @staticmethod
+    def of(rng: np.random.Generator) -> Drawn:
+        ranks = int(rng.integers(1, 5))
+        samples = int(rng.integers(2 * ranks, 30))
+        return Drawn(
+            seed=int(rng.integers(1 << 31)),
+            ranks=ranks,
+            scheme=str(rng.choice([*SCHEMES])),
+            rule=str(rng.choice(["sgd", "adam", "rmsprop", "lamb"])),
+            batch=int(rng.integers(2 * ranks, samples + 1)),
+            samples=samples,
+            threads=int(rng.integers(0, 2)),
+        )
+
+    def data(self) -> ArrayDataset:
+        rng = np.random.default_rng(self.seed)
+        return ArrayDataset(rng.normal(size=(self.samples, 4)), np.arange(self.samples) % 3)
+
+    def trainer(self, comm: Communicator) -> Trainer:
+        net = Sequential(Linear(5), BatchNorm(), ReLU(), Dropout(0.2), Linear(3))
+        model = Model(net, (4,), backend="numpy", dtype="float64", bucket_bytes=100)
+        rule = get_optimizer(self.rule, lr=0.01)
+        return Trainer(model, rule, exchange=create_scheme(self.scheme, comm), sync_batch_norm=True)
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """All that a call may change and another must leave as it is."""
+    parts = {"model": trainer.model, "optimizer": trainer.optimizer, "trainer": trainer}
+    if trainer.exchange.buckets:
+        parts["exchange"] = trainer.exchange
+    return {
+        f"{part}/{name}": copy.deepcopy(value)
+        for part, of in parts.items()
+        for name, value in of.state().items()
+    }
+
+
+def assert_equal(ours: dict[str, Any], expected: dict[str, Any], told: str) -> None:
+    assert ours.keys() == expected.keys(), told
+    for name, value in expected.items():
+        np.testing.assert_equal(ours[name], value, err_msg=f"{name} after {told}")
+
+
+@dataclass
+class Sequence:
+    """A trainer on one rank, the calls so far, and what should hold of it."""
+
+    drawn: Drawn
+    comm: Communicator
+    folder: Path
+    case: Case
+    calls: list[str] = field(default_factory=list)
+    epochs: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    saved: tuple[int, list[dict[str, float]], dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.trainer = self.drawn.trainer(self.comm)
+        self.data = self.drawn.data()
+
+    def run(self) -> None:
+        rng = np.random.default_rng(self.drawn.seed)
+        kinds: list[Callable[[np.random.Generator], None]] = [
+            *(self.fit, self.fit, self.evaluate, self.save, self.load, self.weights, self.state),
+            *(self.refused, self.step),
+        ]
+        for _ in range(CALLS):
+            call = kinds[rng.integers(len(kinds))]
+            self.calls.append(call.__name__)
+            call(rng)
+            self.check(np.testing.assert_equal, self.trainer.epoch, self.epochs)
+            self.check(np.testing.assert_equal, self.trainer.history, self.history)
+            self.same_on_all_ranks()
+
+    def check(self, check: Callable[..., None], ours: Any, expected: Any) -> None:
+        told = f"{self.calls} of {self.drawn}"
+        if self.comm.rank == 0:
+            self.case.comparisons += 1
+        if check is assert_equal:
+            check(ours, expected, told)
+        else:
+            check(ours, expected, err_msg=told)
+
+    def same_on_all_ranks(self) -> None:
+        """Parameters, running statistics and history, where the scheme says so."""
+        if self.trainer.exchange.equal and self.trainer.exchange.buckets:
+            own = {name: np.array(value) for name, value in self.trainer.model.state().items()}
+            own["history"] = np.array([sorted(logs.items()) for logs in self.trainer.history])
+            for other in self.comm.gather_object(own):
+                self.check(assert_equal, other, own)
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "global_batch_size": self.drawn.batch,
+            "seed": 3,
+            "loader_threads": self.drawn.threads,
+        }
+
+    def fit(self, rng: np.random.Generator) -> None:
+        """Some epochs more, none, or fewer than there are."""
+        epochs = max(self.epochs + int(rng.integers(-1, 3)), 0)
+        validation = self.data if rng.random() < 0.5 else None
+        history = self.trainer.fit(self.data, validation, epochs=epochs, **self.options())
+        more = history[self.epochs :]
+        self.check(np.testing.assert_equal, history[: self.epochs], self.history)
+        self.check(np.testing.assert_equal, len(more), max(epochs - self.epochs, 0))
+        for logs in more:
+            names = {"loss", "accuracy", "lr"}
+            names |= {"val_loss", "val_accuracy"} if validation is not None else set()
+            self.check(np.testing.assert_equal, set(logs), names)
+        self.epochs, self.history = max(epochs, self.epochs), copy.deepcopy(history)
+
+    def evaluate(self, rng: np.random.Generator) -> None:
+        """It changes nothing, and the size of its batches changes nothing of it."""
+        before = state_of(self.trainer)
+        sizes = rng.integers(1, 40, 2).tolist()
+        first, second = (self.trainer.evaluate(self.data, batch_size=size) for size in sizes)
+        for name, value in first.items():
+            # Sums of at most 30 float64 in another order.
+            np.testing.assert_allclose(second[name], value, rtol=1e-12, err_msg=str(self.calls))
+        for other in self.comm.gather_object(first):
+            self.check(np.testing.assert_equal, other, first)
+        self.check(assert_equal, state_of(self.trainer), before)
+
+    def save(self, rng: np.random.Generator) -> None:
+        """A checkpoint changes nothing."""
+        if not self.trainer.exchange.buckets:
+            return
+        before = state_of(self.trainer)
+        save_checkpoint(self.folder / "run", self.trainer, keep=1)
+        self.check(assert_equal, state_of(self.trainer), before)
+        self.saved = self.epochs, copy.deepcopy(self.history), before
+
+    def load(self, rng: np.random.Generator) -> None:
+        """Everything is as it was when it was saved, in this trainer or in another."""
+        if rng.random() < 0.5:
+            self.trainer = self.drawn.trainer(self.comm)
+            self.epochs, self.history = 0, []
+        path = load_checkpoint(self.folder / "run", self.trainer)
+        self.check(np.testing.assert_equal, path is None, self.saved is None)
+        if self.saved is not None:
+            self.epochs, self.history, state = self.saved
+            self.history = copy.deepcopy(self.history)
+            self.check(assert_equal, state_of(self.trainer), state)
+
+    def weights(self, rng: np.random.Generator) -> None:
+        """What is saved and loaded again is the same."""
+        path = self.folder / "weights.safetensors"
+        with self.trainer.averaged():
+            before = state_of(self.trainer)
+            on_rank_0(self.comm, save_weights, self.trainer.model, path)
+            load_weights(self.trainer.model, path)
+            self.check(assert_equal, state_of(self.trainer), before)
+
+    def state(self, rng: np.random.Generator) -> None:
+        """Parts take what they returned."""
+        before = state_of(self.trainer)
+        for part in (self.trainer.model, self.trainer.optimizer):
+            part.load(part.state())
+        self.check(assert_equal, state_of(self.trainer), before)
+
+    def refused(self, rng: np.random.Generator) -> None:
+        """What is refused changes nothing."""
+        data, options, trainer = self.data, self.options(), self.trainer
+        other = ArrayDataset(np.zeros((4, 7)), np.arange(4) % 3)
+        none = ArrayDataset(np.zeros((0, 4)), np.zeros(0, int), like=data)
+        mistakes: list[Callable[[], Any]] = [
+            lambda: trainer.fit(data, epochs=-1, **options),
+            lambda: trainer.fit(data, epochs=1.5, **options),
+            lambda: trainer.fit(data, other, epochs=99, **options),
+            lambda: trainer.fit(data, none, epochs=99, **options),
+            lambda: trainer.fit(none, epochs=99, **options),
+            lambda: trainer.fit(data.x, epochs=99, **options),
+            lambda: trainer.fit(data, epochs=99, global_batch_size=31),
+            lambda: trainer.fit(data, epochs=99, global_batch_size=0),
+            lambda: trainer.fit(data, epochs=99, batch_size=31),
+            lambda: trainer.fit(data, epochs=99, steps_per_epoch=99, **options),
+            lambda: trainer.fit(data, epochs=99, augment="flip", **options),
+            lambda: trainer.evaluate(data, batch_size=0),
+            lambda: trainer.evaluate(none),
+            lambda: trainer.evaluate(data.x),
+            lambda: trainer.load(trainer.state() | {"metrics": ["x"]}),
+            lambda: load_weights(trainer.model, self.folder / "none.safetensors"),
+            lambda: self.drawn.trainer(self.comm).fit(data, epochs=1, global_batch_size=0),
+        ]
+        before, chosen = state_of(self.trainer), int(rng.integers(len(mistakes)))
+        self.calls[-1] += f" {chosen}"
+        with pytest.raises((*REFUSED, OSError)):
+            mistakes[chosen]()
+        self.check(assert_equal, state_of(self.trainer), before)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """A step by hand changes the parameters on all ranks alike, and no epoch."""
+        if not self.trainer.exchange.buckets:
+            return
+        before = self.trainer.optimizer.iterations
+        place = {"rank": self.comm.rank, "size": self.comm.size}
+        with Loader(
+            self.data, global_batch_size=self.drawn.batch, dtype="float64", prefetch=0, **place
+        ) as loader:
+            totals = self.trainer.train_step(next(loader.epoch(0)))
+        self.check(np.testing.assert_equal, totals.count, self.drawn.batch)
+        self.check(np.testing.assert_equal, self.trainer.optimizer.iterations, before + 1)
+
+
+@pytest.mark.fuzz("distributed")
+def test_any_sequence_of_calls_leaves_a_trainer_as_documented(cases: Cases, tmp_path: Path) -> None:
+    for case in cases:
+        drawn = Drawn.of(case.rng)
+        folder = tmp_path / str(case.number)
+        run_threads(
+            drawn.ranks, lambda comm, d=drawn, f=folder, c=case: Sequence(d, comm, f, c).run()
+        )

@@ -52,8 +52,8 @@ def number(
         raise TypeError(f"{who}: {name} must be a number, not {value!r}")
     try:
         given = float(value)
-    except OverflowError:  # of a whole number
-        given = math.inf if int(value) > 0 else -math.inf
+    except OverflowError:  # of a whole number, below or above all floats
+        given = math.inf
     if (
         not math.isfinite(given)
         or (at_least is not None and given < at_least)

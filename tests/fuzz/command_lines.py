@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -49,7 +47,7 @@ GOOD: dict[str, list[str]] = {
     "monitor": ["loss", "val_loss", "val_accuracy", "accuracy"],
     "early_stopping": ["1", "3"],
     "stop_at": ["0", "-5.5", "1e30", "0.5"],
-    "shards": ["8", "1", "3", "13"],
+    "shards": ["8", "1", "3", "13", "1000000000000"],
     "seed": ["0", "1", "12345678901"],
     "dtype": ["float32", "float64", "float32"],
     "optimizer": [*OPTIMIZERS, "SGD"],
@@ -57,17 +55,17 @@ GOOD: dict[str, list[str]] = {
     "momentum": ["0", "0.5"],
     "weight_decay": ["0", "1e-2"],
     "clip_norm": ["1e-3", "1"],
-    "optimizer_options": ["{}"],
+    "optimizer_options": ["{}", '{"nesterov": true}', '{"epsilon": 1e-3}', '{"beta1": 0}'],
     "schedule": [*RATES, "one-cycle"],
-    "schedule_options": ["{}"],
+    "schedule_options": ["{}", '{"rise": 0.5}', '{"boundaries": [1, 2]}', '{"final": 1e-3}'],
     "warmup_epochs": ["0", "0.5", "1"],
     "lr_base_batch": ["64", "8"],
     "plateau": ["1", "2"],
     "plateau_factor": ["0.1", "0.9"],
     "scheme": [*SCHEMES, "Local-SGD"],
-    "scheme_options": ["{}"],
+    "scheme_options": ["{}", '{"period": 1}', '{"delay": 2}', '{"graph": "complete"}'],
     "compress": [*COMPRESSORS],
-    "compress_options": ["{}"],
+    "compress_options": ["{}", '{"share": 0.5}', '{"rank": 1}', '{"feedback": true}'],
     "allreduce": ["vendor", *SCHEDULES],
     "bucket_bytes": ["1", "100", "1000000000000"],
     "threads": ["1"],
@@ -88,7 +86,16 @@ BAD: dict[str, list[str]] = {
     ],
     "data_dir": [""],
     "validation_split": ["1", "1.0", "2"],
-    "augment": ["crop:0", "crop:x", "flip:2", "spin", "crop:-1", "crop:1.5", "cutout:", "cutout:²"],
+    "augment": [
+        "crop:0",
+        "crop:x",
+        "flip:2",
+        "spin",
+        "crop:-1",
+        "crop:1.5",
+        "cutout:²",
+        "crop:100000",
+    ],
     "epochs": ["0", "1.5"],
     "steps_per_epoch": ["0", "31", "2.5"],
     "batch_size": ["0", "31", "1e30"],
@@ -102,6 +109,10 @@ BAD: dict[str, list[str]] = {
     "clip_norm": ["0"],
     "plateau_factor": ["0", "1"],
     "keep": ["0"],
+    "threads": ["0", "100000", "9" * 400],
+    "seed": ["9" * 400],
+    "schedule_options": ['{"boundaries": ["a"]}', '{"boundaries": "abc"}', '{"rise": -1}'],
+    "optimizer_options": ['{"nesterov": "often"}', '{"lr": 1}', '{"epsilon": 0}'],
     "save": [".", "/proc/x/w", "/dev/null/w"],
     "load": ["none.safetensors", ".", "/dev/null", ""],
     "output_dir": ["/proc/x", "/dev/null", ""],
@@ -126,23 +137,16 @@ class Line:
     arguments: tuple[str, ...]
     bad: tuple[str, ...]
 
-    def value(self, flag: str) -> str | None:
-        """What an option is given, if it is."""
-        places = [i for i, argument in enumerate(self.arguments) if argument == flag]
-        return self.arguments[places[-1] + 1] if places else None
-
 
 def random_line(rng: np.random.Generator) -> Line:
     """Draw a command line; about half of them hold nothing that is bad by itself."""
     drawable = [own for own in options(TrainConfig).values() if own.kind is bool or _good(own)]
     chosen = [drawable[i] for i in rng.permutation(len(drawable))[: rng.integers(0, 7)]]
+    if rng.random() < 0.05:
+        chosen.append(options(TrainConfig)["load"])  # of which only bad values are drawn
     rate = 0.0 if rng.random() < 0.5 else 0.5
     arguments: list[str] = []
     bad: list[str] = []
-    for own in [o for o in options(TrainConfig).values() if o.name == "load"] * (
-        rng.random() < 0.05
-    ):
-        chosen.append(own)
     for own in chosen:
         is_bad = own.name == "load" or rng.random() < rate
         words = _words(own, is_bad, rng)
@@ -177,23 +181,10 @@ def _words(own: Option, is_bad: bool, rng: np.random.Generator) -> list[str]:
 def _bad(own: Option) -> list[str]:
     given = BAD.get(own.name, [])
     if own.kind in (int, float):
-        return [
-            *given,
-            *(value for value in BAD_NUMBERS if value not in UNBOUNDED.get(own.name, ())),
-        ]
+        holds = UNBOUNDED.get(own.name, set())
+        return [*given, *(value for value in BAD_NUMBERS if value not in holds)]
     if own.kind is dict:
         return [*given, *BAD_OBJECTS]
     if own.name in ("output_dir", "save", "data_dir"):
         return given
     return [*given, *BAD_WORDS]
-
-
-def written(line: Line) -> Path | None:
-    """The folder that `--output-dir` names."""
-    names = [a.partition("=")[2] for a in line.arguments if a.startswith("--output-dir=")]
-    name = names[-1] if names else line.value("--output-dir")
-    return Path(name) if name else None
-
-
-def dumps(line: Line) -> str:
-    return json.dumps(line.arguments)

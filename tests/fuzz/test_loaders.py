@@ -19,7 +19,7 @@ from pydtnn.data import (
     split_validation,
 )
 from pydtnn.data.augment import Augmentation
-from tests.random_cases import Cases
+from tests.random_cases import Case, Cases
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,18 @@ def assert_shards_cover(batches: list[Batch]) -> None:
         assert rows == list(range(len(batch)))
 
 
+def check_split(case: Case, dataset: Dataset) -> None:
+    """A validation split and what is left are all samples once, and the same for the same seed."""
+    fraction, seed = float(case.rng.uniform(1e-6, 1 - 1e-6)), int(case.rng.integers(1 << 40))
+    parts = split_validation(dataset, fraction, seed)
+    for part, other in zip(parts, split_validation(dataset, fraction, seed), strict=True):
+        case.compare(np.testing.assert_array_equal, part.indices, other.indices)
+    both = sorted([*parts[0].indices, *parts[1].indices])
+    case.compare(np.testing.assert_array_equal, both, np.arange(len(dataset)))
+    wanted = min(max(fraction * len(dataset), 1), len(dataset) - 1)
+    case.compare(np.testing.assert_allclose, len(parts[1]), wanted, atol=0.5)
+
+
 @pytest.mark.fuzz("distributed")
 def test_ranks_threads_and_a_resume_change_nothing_of_an_epoch(cases: Cases) -> None:
     for case in cases:
@@ -139,21 +151,5 @@ def test_ranks_threads_and_a_resume_change_nothing_of_an_epoch(cases: Cases) -> 
             case.compare(assert_same, joined(ranks), expected[begin:])
             for batches in ranks:
                 case.compare(assert_shards_cover, batches)
-
-
-@pytest.mark.fuzz("distributed")
-def test_a_validation_split_and_what_is_left_are_all_samples_once(cases: Cases) -> None:
-    for case in cases:
-        dataset, fraction = random_dataset(case.rng), float(case.rng.uniform(1e-6, 1 - 1e-6))
-        if len(dataset) < 2:
-            continue
-        seed = int(case.rng.integers(1 << 40))
-        parts = split_validation(dataset, fraction, seed)
-        again = split_validation(dataset, fraction, seed)
-        for part, other in zip(parts, again, strict=True):
-            case.compare(np.testing.assert_array_equal, part.indices, other.indices)
-            case.compare(np.testing.assert_equal, len(part) > 0, True)
-        both = sorted([*parts[0].indices, *parts[1].indices])
-        case.compare(np.testing.assert_array_equal, both, np.arange(len(dataset)))
-        wanted = min(max(fraction * len(dataset), 1), len(dataset) - 1)
-        case.compare(np.testing.assert_allclose, len(parts[1]), wanted, atol=0.5)
+        if n > 1:
+            check_split(case, options.dataset)

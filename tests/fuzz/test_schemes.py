@@ -32,7 +32,8 @@ class Drawn:
         self.scheme = str(rng.choice([*STEPS]))
         self.ranks = int(rng.integers(1, 9))
         self.samples = int(rng.integers(self.ranks, 40))
-        self.batch = int(rng.integers(self.ranks, self.samples + 1))
+        spare = self.samples - self.ranks
+        self.batch = self.ranks + int(spare * rng.random() ** 3)  # mostly small: many steps
         self.accumulation = int(rng.integers(1, min(self.batch // self.ranks, 3) + 1))
         self.epochs = int(rng.integers(1, 4))
         self.seed = int(rng.integers(1000))

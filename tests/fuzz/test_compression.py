@@ -36,7 +36,7 @@ def threshold(limit: float, **options: Any) -> Compressor:
     """Send what is above a limit: a length that varies."""
 
     def compress(x: np.ndarray, context: Context) -> tuple[np.ndarray, ...]:
-        kept = np.flatnonzero(np.abs(x) > limit)
+        kept = np.flatnonzero(~(np.abs(x) <= limit))  # NaN, too
         return kept.astype("uint16"), x[kept]
 
     def restore(parts: Any, out: np.ndarray, context: Context) -> None:
@@ -202,6 +202,60 @@ def test_random_compressors_sum_what_each_rank_sends(cases):
 
 def _at_most(values: np.ndarray, limit: float, name: str) -> None:
     assert np.all(values <= limit), f"{name}: {values.max()} above {limit}"
+
+
+def draw_extremes(rng: Rng, size: int, dtype: np.dtype, limit: float) -> np.ndarray:
+    """Values between the smallest and a limit, zeros and sometimes a few that are not finite."""
+    least = np.log10(float(np.finfo(dtype).smallest_subnormal))
+    powers = rng.choice([*rng.uniform(least, np.log10(limit), 2), np.log10(limit), 0.0], 2)
+    x = 10.0 ** rng.uniform(powers.min(), powers.max(), size) * rng.choice([-1, 0, 1], size)
+    x = np.where(np.abs(x) > limit, np.sign(x) * limit, x).astype(dtype)
+    if size and rng.random() < 0.2:
+        x[rng.integers(size, size=rng.integers(1, 4))] = rng.choice([np.nan, np.inf, -np.inf])
+    return x
+
+
+def test_random_extremes_stay_finite_or_show_in_the_sum(cases):
+    for case in cases:
+        rng = case.rng
+        in_two = rng.random() < 0.25
+        name, make = draw_compressor(rng)
+        if in_two:
+            columns = int(rng.integers(1, 4))
+            name, make = "power_sgd", create_sums("power_sgd", rank=columns)  # type: ignore[assignment]
+        size, seed = int(rng.integers(1, 6)), int(rng.integers(1 << 30))
+        shapes, dtype = draw_shapes(rng), np.dtype(str(rng.choice(["float32", "float64"])))
+        limit = float(np.finfo(dtype).max) / size / 4  # rounding may make a value twice as large
+
+        @np.errstate(all="ignore")  # as in the trainer's steps
+        def rank(
+            comm: Communicator, make=make, shapes=shapes, dtype=dtype, limit=limit, seed=seed
+        ) -> list[Any]:
+            own, outcome = np.random.default_rng([seed, comm.rank]), []
+            for extreme in (True, False):
+                if extreme or not outcome[0]:
+                    sums = make(comm)  # after huge gradients, errors may be as huge
+                    (bucket,) = buckets_of(shapes, str(dtype))
+                    sums.prepare((bucket,))
+                n = sum(int(np.prod(e.shape)) for e in bucket.parameters)
+                x = draw_extremes(own, n, dtype, limit) if extreme else own.normal(size=n)
+                cuts = np.cumsum([int(np.prod(e.shape)) for e in bucket.parameters])[:-1]
+                fill(bucket, np.split(x, cuts))
+                sums.start(bucket).wait()
+                bad = any(comm.gather_object(not np.isfinite(x).all()))
+                outcome += [bad, bucket.grads.copy()]
+            return outcome
+
+        outcomes = run_threads(size, rank)
+        for bad, first, _, second in outcomes:
+            case.compare(np.testing.assert_array_equal, first, outcomes[0][1])
+            case.compare(_same, np.isfinite(first).all(), not bad, name)
+            case.compare(np.testing.assert_array_equal, second, outcomes[0][3])
+            case.compare(_same, np.isfinite(second).all(), True, name)
+
+
+def _same(given: object, wanted: object, name: str) -> None:
+    assert given == wanted, name
 
 
 # -- training --------------------------------------------------------------------------------------

@@ -31,6 +31,22 @@ class Partition(GradientExchange):
     ) -> None:
         super().__init__(comm, sums=sums, **options)
         self.counts: dict[int, list[int]] = {}
+        self._divided: dict[int, Bucket] = {}
+
+    def broadcast_parameters(self) -> None:
+        """Copy rank 0's parameters to all ranks.
+
+        Raises
+        ------
+        ValueError
+            If the parts are no longer those of this model: another optimizer has been bound since.
+        """
+        if any(self._divided.get(bucket.index) is not bucket for bucket in self.buckets):
+            raise ValueError(
+                f"{type(self).__name__}: it divides the parameters of another model, whose trainer "
+                "was made later; make an exchange for each trainer"
+            )
+        super().broadcast_parameters()
 
     def divide(self, bucket: Bucket, whole: bool) -> list[int]:
         """Say how long each rank's part of a bucket is; by default all ranks end up with as much.
@@ -57,6 +73,7 @@ class Partition(GradientExchange):
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the stretch of a bucket that this rank updates."""
         self.counts[bucket.index] = self.divide(bucket, whole)
+        self._divided[bucket.index] = bucket
         return self.stretch(bucket)
 
     def stretch(self, bucket: Bucket) -> slice:

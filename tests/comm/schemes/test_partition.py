@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.comm.schemes import ParameterServer, ShardedOptimizer
 from pydtnn.comm.schemes.partition import level
+from pydtnn.layers import Linear
+from pydtnn.optimizers import SGD
+from tests.comm.schemes.course import fit, trainer_of
 
 
 def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Generator) -> None:
@@ -41,3 +46,20 @@ def test_loads_stay_within_a_parameter_of_each_other(rng: np.random.Generator) -
     for _ in range(40):
         loads += level(loads, np.append(0, np.cumsum(rng.integers(1, 100, 5))))
         assert loads.max() - loads.min() <= 2 * 100
+
+
+@pytest.mark.parametrize("scheme", [ShardedOptimizer, ParameterServer])
+@pytest.mark.parametrize("after", [0, 1])
+def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) -> None:
+    """One exchange for two trainers: the later one's optimizer has made other parts."""
+
+    def rank(comm: Communicator) -> None:
+        exchange = scheme(comm)
+        first = trainer_of(exchange, SGD(0.1))
+        fit(first, after)
+        second = trainer_of(exchange, SGD(0.1), net=Linear(3))
+        with pytest.raises(ValueError, match="another model, whose trainer was made later; make"):
+            fit(first, 2)
+        fit(second, 1)
+
+    run_threads(3, rank)

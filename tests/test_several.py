@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import BestWeights, Checkpointer, EarlyStopping
+from pydtnn.capture import why_not
 from pydtnn.checkpoint import load_checkpoint
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.exact import ExactSums
@@ -325,3 +326,7 @@ def test_one_output_may_have_a_weight_of_its_own() -> None:
     plain, weighted = run(0.1), run(0.05, loss_weights=[2])
     assert weighted.history[-1]["loss"] == pytest.approx(2 * plain.history[-1]["loss"], rel=1e-12)
     np.testing.assert_allclose(weights_of(weighted), weights_of(plain), rtol=1e-12)
+
+
+def test_steps_of_such_a_model_are_no_cuda_graph() -> None:
+    assert why_not(trainer()) == "the model has several inputs or outputs"

@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial
 from pydtnn.comm.compression import PowerSGD
-from pydtnn.comm.compression.low_rank import Matrix
+from pydtnn.comm.compression.low_rank import Matrix, power_sgd
 from pydtnn.comm.metered import Metered
 from tests.comm.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
 
@@ -157,3 +157,17 @@ def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
     numbers = 2 * (12 + 18 + 9 + 13 + 17 + 8) + 7 + 31
     share = 2 * (comm.size - 1) / comm.size  # of an allreduce
     assert abs(metered.traffic.bytes - before - share * 4 * numbers) <= 1  # two calls are rounded
+
+
+@pytest.mark.mpi(2, checked=False)
+@pytest.mark.parametrize("again", [False, True], ids=["anew", "prepared again"])
+def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again) -> None:
+    """MPICH has some 2,000, of which each training takes two."""
+    sums = power_sgd()(comm)
+    for _ in range(1200):
+        sums = sums if again else power_sgd()(comm)
+        sums.prepare(())
+    sums.free()
+    sums.free()  # without effect
+    assert sums.group is comm
+    assert sums.seconds is comm

@@ -238,6 +238,17 @@ def test_the_help_page_is_printed_once(mpiexec: Callable[..., Finished]) -> None
     assert done.stdout.count("usage:") == 1
 
 
+def test_a_rank_that_leaves_before_training_ends_all(mpiexec: Callable[..., Finished]) -> None:
+    code = (
+        "import os, sys; from pydtnn.train import main; "
+        "rank = os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')); "
+        "sys.exit(main(['--help'] if rank == '0' else []))"
+    )
+    done = mpiexec(2, ["-c", code], timeout=60)
+    assert done.returncode != 0
+    assert only_line(done.stderr).startswith("rank 1: waits in gather_object for rank 0, whose pro")
+
+
 def start(arguments: list[str], folder: Path, **options: object) -> subprocess.Popen[str]:
     """Start a process that sees signals as in a terminal, however the tests were started."""
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "

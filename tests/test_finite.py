@@ -9,7 +9,9 @@ from pydtnn.comm import Communicator, Serial, create_communicator
 from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import ArrayDataset
 from pydtnn.finite import NotFiniteError
-from pydtnn.layers import BatchNorm, Linear, Log, ReLU, Sequential
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.choices import Choices
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Sequential
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.model import Model
@@ -96,3 +98,27 @@ def test_training_that_goes_on_afterwards_has_sane_running_statistics():
     run.fit(data(), global_batch_size=8)
     assert run.exchange.samples == 8
     assert all(np.isfinite(value).all() for value in run.model.state().values())
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("wrong", ["narrow", "wide", "next"])
+def test_an_infinity_that_winograd_spreads_is_traced_to_the_layer_that_made_it(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, fuse: bool
+) -> None:
+    monkeypatch.setattr(Choices, "_choose", lambda *_: ("winograd4", "for this test"))
+    net = Sequential(
+        Conv2d(3, 1, name="narrow"),
+        Conv2d(4, 3, padding=1, name="wide"),
+        ReLU(name="relu"),
+        Conv2d(4, 3, padding=1, name="next"),
+        BatchNorm(name="norm"),
+        Flatten(),
+        Linear(3),
+    )
+    model = Model(net, (9, 9, 2), backend=create_backend("cpu", threads=1), fuse=fuse)
+    model.parameters[f"{wrong}.w"].master[1] = 1e38
+    x = np.random.default_rng(0).normal(size=(4, 9, 9, 2)).astype("float32")
+    x[2, 4, 4] = 1e3
+    run = Trainer(model, SGD(0.1), exchange=AllReduce(Serial()))
+    with pytest.raises(NotFiniteError, match=f"first in the output of {wrong} "):
+        run.fit(ArrayDataset(x, np.arange(4) % 3), global_batch_size=4)

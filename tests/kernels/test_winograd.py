@@ -167,3 +167,34 @@ def test_gradients_of_filters_are_added_if_asked(
     )
     assert_guards_hold(out)
     assert_close(out, expected, 1e-12)
+
+
+def test_an_outlier_costs_only_large_tiles_digits_of_outputs_that_do_not_read_it(
+    cpu_backend: Backend,
+) -> None:
+    """What docs/performance.md says of F(4x4), of direct algorithms and of F(2x2)."""
+    place = geometry((16, 16), 16, 16, (3, 3), padding=1)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 16, 16, 16)).astype(np.float32)
+    w = (rng.normal(size=(16, 3, 3, 16)) / 12).astype(np.float32)
+    errors, reaches = {}, {}
+    for value in (1e4, np.inf):
+        x[0, 7, 6, 3] = value
+        exact = np.empty((1, 16, 16, 16))
+        with np.errstate(invalid="ignore"):
+            REFERENCE.forward(x.astype(float), w.astype(float), None, place, out=exact)
+        others = np.ones((16, 16), bool)
+        others[6:9, 5:8] = False
+        size = np.sqrt((exact[0, others] ** 2).mean())
+        for algorithm in ("direct", "winograd2", "winograd4"):
+            y = np.empty(exact.shape, np.float32)
+            cpu_backend.conv.forward(x, w, None, place, out=y, algorithm=algorithm)
+            if value == np.inf:
+                reaches[algorithm] = (~np.isfinite(y)).any(axis=-1).sum()
+            else:
+                errors[algorithm] = np.abs(y - exact)[0, others].max() / size
+    assert errors["direct"] < 1e-5
+    assert errors["winograd2"] < 1e-5
+    assert 1e-4 < errors["winograd4"] < 5e-3
+    assert reaches["direct"] == 9
+    assert 9 < reaches["winograd4"] <= 25

@@ -159,6 +159,36 @@ def test_nan_passes_through(cpu_backend: Backend, rng: np.random.Generator) -> N
     assert np.isnan(out).sum() == 1
 
 
+def check_gate_beside_nan(backend: Backend, terms: int, kept: bool) -> None:
+    rng, shape = np.random.default_rng(0), (40, 21)
+    x, dy = rng.normal(size=(terms, *shape)), rng.normal(size=shape)
+    x[0, :10] = np.nan
+    dy[::2] = rng.choice([np.nan, np.inf, -np.inf], size=(20, 21))
+    value = Deferred(*(Term(backend.asarray(part)) for part in x), relu=True)
+    if kept:
+        value.array = backend.fused.values(value)
+    out = backend.empty(shape, "float64")
+    backend.fused.gate(backend.asarray(dy), value, out=out)
+    expected = np.where(x.sum(axis=0) <= 0, 0, dy)
+    np.testing.assert_array_equal(backend.to_numpy(out), expected)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_gate_stops_what_is_not_finite_and_passes_all_where_the_value_is_nan(
+    backend: Backend, terms: int, kept: bool
+) -> None:
+    check_gate_beside_nan(backend, terms, kept)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("kept", [False, True])
+def test_so_does_that_of_every_instruction_set(
+    cpu_backend: Backend, terms: int, kept: bool
+) -> None:
+    check_gate_beside_nan(cpu_backend, terms, kept)
+
+
 @pytest.mark.parametrize("shape", [(3001, 3), (5000, 16), (300, 200)], ids=str)
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, int]

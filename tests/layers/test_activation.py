@@ -20,6 +20,7 @@ from pydtnn.layers import (
     Sigmoid,
     SiLU,
     Softmax,
+    StepContext,
     Tanh,
 )
 from pydtnn.model import Model
@@ -83,3 +84,18 @@ def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> N
 def test_alpha_must_be_positive(layer: Callable) -> None:
     with pytest.raises(ValueError, match=r"(LeakyReLU|ELU): alpha must be above 0, not 0"):
         layer(0)
+
+
+@pytest.mark.parametrize("layer", [ReLU, ReLU6])
+def test_what_a_relu_was_given_as_nan_does_not_stop_the_gradient(
+    layer: type[ReLU | ReLU6], backend: Backend
+) -> None:
+    for dtype in ("float32", "float64"):
+        model = Model(layer(), (21,), backend=backend, dtype=dtype, input_gradient=True)
+        x, dy = np.ones((2, 21), dtype), np.full((2, 21), np.nan, dtype)
+        x[0], x[1, ::2] = np.nan, -1
+        y, saved = model.forward(backend.asarray(x), StepContext(training=True))
+        dx = backend.to_numpy(model.backward(backend.asarray(dy), saved))
+        assert np.array_equal(np.isnan(backend.to_numpy(y)), np.isnan(x))
+        assert np.array_equal(np.isnan(dx), ~(x < 0))
+        assert not dx[x < 0].any()

@@ -56,12 +56,12 @@ def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(
         lambda xp, x, alpha: xp.maximum(x, 0),
-        lambda xp, dy, y, alpha: xp.where(y > 0, dy, 0),
+        lambda xp, dy, y, alpha: xp.where(y <= 0, 0, dy),  # where y is NaN, dy passes
         "output",
     ),
     "relu6": Activation(
         lambda xp, x, alpha: xp.clip(x, 0, 6),
-        lambda xp, dy, y, alpha: xp.where((y > 0) & (y < 6), dy, 0),
+        lambda xp, dy, y, alpha: xp.where((y <= 0) | (y >= 6), 0, dy),
         "output",
     ),
     # alpha > 0, so the output has the sign of the input

@@ -41,13 +41,13 @@ class Fused(Family):
     ) -> None:
         """Compute the gradient that passes the ReLU of `value`, and its sums over the rows.
 
-        ``out = dy + add`` where the value is positive or has no ReLU, otherwise 0; `out` may be
-        `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
+        ``out = dy + add`` where the value is positive or NaN or has no ReLU, otherwise 0; `out`
+        may be `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
         ``sum out (x - pivot)``: all that the backward of batch norm needs.
         """
         total = wide(dy) if add is None else wide(dy) + wide(add)
         if value.relu:
-            total = total * (self.values(value) > 0)
+            total = self.xp.where(self.values(value) <= 0, 0, total)
         out[...] = total
         if sums is not None:
             axes = tuple(range(out.ndim - 1))

@@ -15,11 +15,11 @@
 
 /* forward: y from x; backward: dx from dy and z, which is y or x as the reference says */
 INLINE vec relu_forward(vec x, vec alpha) { return vmax(vzero(), x); } /* in this order NaN stays */
-INLINE vec relu_backward(vec dy, vec y, vec alpha) { return vselect(y > 0, dy, vzero()); }
+INLINE vec relu_backward(vec dy, vec y, vec alpha) { return vselect(y <= 0, vzero(), dy); }
 
 INLINE vec relu6_forward(vec x, vec alpha) { return vmin(vset(6), vmax(vzero(), x)); }
 INLINE vec relu6_backward(vec dy, vec y, vec alpha) {
-    return vselect((y > 0) & (y < 6), dy, vzero());
+    return vselect((y <= 0) | (y >= 6), vzero(), dy);
 }
 
 INLINE vec leaky_relu_forward(vec x, vec alpha) { return vselect(x > 0, x, alpha * x); }

@@ -40,8 +40,9 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
     if (c->add) y += load(c->add + at, lanes);
     UNROLL
     for (int k = 0; k < terms; k++) centred[k] = load(c->x[k] + at, lanes) - map->pivot[k][j];
-    if (gating == BY_VALUE) y = (vec)((ivec)y & (map_value(terms, map, j, centred) > 0));
-    if (gating == BY_KEPT) y = (vec)((ivec)y & (load(c->kept + at, lanes) > 0));
+    /* not <= 0: where the value is NaN, y passes */
+    if (gating == BY_VALUE) y = (vec)((ivec)y & ~(map_value(terms, map, j, centred) <= 0));
+    if (gating == BY_KEPT) y = (vec)((ivec)y & ~(load(c->kept + at, lanes) <= 0));
     return vmax(c->low, y);
 }
 

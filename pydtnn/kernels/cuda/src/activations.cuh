@@ -40,8 +40,8 @@ template <class R> SHARED R gelu_slope(R x) {
         template <class R> static SHARED R backward(R dy, R z, R alpha) { return derivative; }     \
     };
 
-ACTIVATION(relu, x < 0 ? 0 : x, z > 0 ? dy : 0)
-ACTIVATION(relu6, x < 0 ? 0 : x > 6 ? 6 : x, z > 0 && z < 6 ? dy : 0)
+ACTIVATION(relu, x < 0 ? 0 : x, z <= 0 ? 0 : dy) /* where z is NaN, dy passes */
+ACTIVATION(relu6, x < 0 ? 0 : x > 6 ? 6 : x, z <= 0 || z >= 6 ? 0 : dy)
 ACTIVATION(leaky_relu, x > 0 ? x : alpha * x, z > 0 ? dy : alpha * dy)
 ACTIVATION(elu, x > 0 ? x : alpha * expm1_of(x), z > 0 ? dy : dy * (z + alpha))
 ACTIVATION(sigmoid, sigmoid_of(x), dy * z * (1 - z))

@@ -96,10 +96,10 @@ template <> struct Narrow<bfloat16> {
 /* The value that remains of x when it has been stored. */
 template <class T> DEVICE real<T> rounded(real<T> x) { return widen(Narrow<T>::of(x)); }
 
-/* Whether x is above 0 when it has been stored: not where it rounds to 0. */
-template <class T> DEVICE bool positive(real<T> x) { return x > 0; }
-template <> DEVICE bool positive<float16>(float x) { return x > 0x1p-25f; }
-template <> DEVICE bool positive<bfloat16>(float x) { return x > 0x1p-134f; }
+/* Whether x is above 0, or NaN, when it has been stored: not where it rounds to 0. */
+template <class T> DEVICE bool positive(real<T> x) { return !(x <= 0); }
+template <> DEVICE bool positive<float16>(float x) { return !(x <= 0x1p-25f); }
+template <> DEVICE bool positive<bfloat16>(float x) { return !(x <= 0x1p-134f); }
 
 /* Elements that one access of 16 bytes moves: the most that a thread can ask for at once. */
 template <class T> struct Width {

@@ -63,6 +63,9 @@ def test_what_is_not_finite_passes_as_in_pytorch(cases: Cases) -> None:
             # in norm layers sums of an infinity are infinite or NaN by their order
             case.compare(np.testing.assert_allclose, y, to_ours(output), rtol=1e-9, atol=1e-12)
             dx, expected = model.backward(dy.copy(), saved), to_ours(theirs.grad)
+            if name == "max pool":  # of several NaN, PyTorch's last wins, and our first
+                windows = (3, 2, 2, 3, 2, 4)
+                dx, expected = (a.reshape(windows).sum(axis=(2, 4)) for a in (dx, expected))
             if (
                 name == "relu6"
             ):  # PyTorch's kernels stop the gradient at NaN, or not, by their place

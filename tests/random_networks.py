@@ -236,7 +236,7 @@ def linear(draw: Draw, shape: Shape) -> Part:
 
 
 def activation(draw: Draw, shape: Shape) -> Part:
-    kinds = ["ReLU6", "LeakyReLU", "ELU", "Sigmoid", "Tanh", "ArcTanh", "GELU", "SiLU", "Softmax"]
+    kinds = ["ReLU6", "LeakyReLU", "ELU", "Sigmoid", "Tanh", "ArcTan", "GELU", "SiLU", "Softmax"]
     return Part(draw(st.sampled_from(kinds)))
 
 

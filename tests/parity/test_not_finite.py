@@ -23,7 +23,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     "elu": layers.ELU,
     "sigmoid": layers.Sigmoid,
     "tanh": layers.Tanh,
-    "arctan": layers.ArcTanh,
+    "arctan": layers.ArcTan,
     "log": layers.Log,
     "gelu": layers.GELU,
     "silu": layers.SiLU,

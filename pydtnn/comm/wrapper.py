@@ -53,9 +53,6 @@ class Wrapper(Communicator):
     def gather_object(self, value: Any) -> list[Any]:
         return list(self.called("gather_object", self.inner.gather_object, value))
 
-    def free(self) -> None:
-        self.inner.free()
-
     def abort(self, code: int) -> None:
         self.inner.abort(code)
 

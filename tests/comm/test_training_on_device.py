@@ -17,7 +17,7 @@ from pydtnn.comm.schemes.sharded import ShardedOptimizer
 from pydtnn.device import Device
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.kernels.cuda.memory import DeviceMemory
-from pydtnn.layers import BatchNorm, Linear, ReLU, Sequential
+from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.trainer import Trainer
 from tests.comm.devices import TRANSPORTS, device_of, reference_on
@@ -47,6 +47,11 @@ def on_device(
     trainer = trainer_of(exchange, rule(), backend=reference_on(xp), **options)
     assert all(isinstance(bucket.grads, xp.ndarray) for bucket in trainer.model.buckets)
     return trainer
+
+
+def normalised() -> Sequential:
+    """Return a network with a batch norm that has two rows even of a single sample."""
+    return Sequential(Linear(14), Reshape((2, 7)), BatchNorm(), ReLU(), Flatten(), Linear(3))
 
 
 def assert_same(ours: Weights, expected: Weights) -> None:
@@ -108,12 +113,9 @@ def test_exact_training_gives_the_bytes_of_one_rank_on_the_host(
 ) -> None:
     """With batch norm, by shards or over the whole batch."""
 
-    def net() -> Sequential:
-        return Sequential(Linear(7), BatchNorm(), ReLU(), Linear(3))
-
     exact = partial(scheme, sums=partial(ExactSums, shards=5))
-    ours = on_device(comm, transport, exact, net=net(), sync_batch_norm=sync)
-    alone = trainer_of(exact(Serial()), momentum(), net=net(), sync_batch_norm=sync)
+    ours = on_device(comm, transport, exact, net=normalised(), sync_batch_norm=sync)
+    alone = trainer_of(exact(Serial()), momentum(), net=normalised(), sync_batch_norm=sync)
     assert_same(fit(ours, 1), fit(alone, 1))
     assert ours.history == alone.history
     comm.barrier()
@@ -122,11 +124,8 @@ def test_exact_training_gives_the_bytes_of_one_rank_on_the_host(
 @pytest.mark.threads(2)
 @every_transport
 def test_batch_norm_over_all_ranks_is_that_of_the_host(comm: Communicator, transport: str) -> None:
-    def net() -> Sequential:
-        return Sequential(Linear(7), BatchNorm(), ReLU(), Linear(3))
-
-    ours = on_device(comm, transport, AllReduce, net=net(), sync_batch_norm=True)
-    expected = trainer_of(AllReduce(comm), momentum(), net=net(), sync_batch_norm=True)
+    ours = on_device(comm, transport, AllReduce, net=normalised(), sync_batch_norm=True)
+    expected = trainer_of(AllReduce(comm), momentum(), net=normalised(), sync_batch_norm=True)
     assert_same(fit(ours, 1), fit(expected, 1))
     comm.barrier()
 

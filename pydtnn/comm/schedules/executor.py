@@ -83,10 +83,6 @@ class Scheduled(Wrapper):
         self._tags = 0
         self._under_way: list[_Sum] = []
 
-    def free(self) -> None:
-        self.carrier.free()
-        super().free()
-
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         self.complete()
         return call(*args)

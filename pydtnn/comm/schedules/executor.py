@@ -4,10 +4,16 @@ The rounds of an allreduce are messages of the communicator inside. Nothing runs
 call of `test` or `wait`, on whichever request, moves all that are under way as far as their
 messages have come.
 
-No order of calls can lock ranks up. Sums are started in the same order on all ranks, and who waits
-drives the oldest one first; its messages need nothing but ranks that do the same. Whatever else
-makes a rank wait, such as a broadcast, completes the sums under way before, or drives them
-meanwhile.
+A group and those split off from it form a `Family`, which has one list of the sums under way on
+this rank. Whatever makes a rank wait drives all of them, so that no order of calls that is right
+for MPI ends in a deadlock:
+
+- Within one group sums are started in the same order on all ranks. A rank that waits for one drives
+  the oldest first, whose messages need nothing but ranks that do the same. Where sums of several
+  groups are under way there is no common order, and it asks all in turn.
+- A call that cannot be asked, such as a broadcast, completes the sums of its own group first. Those
+  of other groups need not end before ranks that are in no hurry: so once there are other groups,
+  the ranks meet by a request before the call, and drive the sums until all are there.
 """
 
 from __future__ import annotations
@@ -33,6 +39,45 @@ from pydtnn.comm.schedules.chunks import (
 )
 from pydtnn.comm.schedules.steps import Round
 from pydtnn.comm.wrapper import Wrapper
+
+
+class Family:
+    """The sums under way on this rank, of a group and of all groups split off from it.
+
+    Attributes
+    ----------
+    several : bool
+        Whether a group was split off; the same on all ranks between calls, as all take part.
+    """
+
+    def __init__(self) -> None:
+        self.several = False
+        self._under_way: list[_Sum] = []
+
+    def add(self, request: _Sum) -> None:
+        """Take on a sum that has just been started."""
+        if not request.done:
+            self._under_way.append(request)
+
+    def advance(self, *, wait: bool = False) -> None:
+        """Move all sums; with `wait` and of one group, until the oldest is a round further."""
+        under_way = self._under_way
+        alone = wait and not any(request.comm is not under_way[0].comm for request in under_way)
+        for index, request in enumerate(under_way):
+            request.advance(alone and index == 0)
+        self._under_way = [request for request in under_way if not request.done]
+        if wait and not alone:
+            time.sleep(0)  # ranks that are threads of one process take turns
+
+    def drive(self, request: Request) -> None:
+        """Move all sums until a request or they are complete."""
+        while self._under_way and not request.test():
+            self.advance()
+            time.sleep(0)
+
+    def under_way(self, comm: Scheduled) -> bool:
+        """Whether sums of a group are under way."""
+        return any(request.comm is comm for request in self._under_way)
 
 
 class Scheduled(Wrapper):
@@ -81,20 +126,27 @@ class Scheduled(Wrapper):
         self._plans: dict[Any, _Plan] = {}
         self._scratch: dict[tuple[np.dtype, int], list[np.ndarray]] = {}
         self._tags = 0
-        self._under_way: list[_Sum] = []
+        self.family = Family()
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        self.complete()
+        self.meet()
         return call(*args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        return _Driving(call(*args), self)
+        return _Driving(call(*args), self.family)
 
     def wrapped(self, group: Communicator) -> Communicator:
         return Scheduled(group, self.algorithm, self.chunk_bytes, self._asked_for)
 
+    def _split(self, color: int, key: int) -> Communicator:
+        group = super()._split(color, key)
+        if isinstance(group, Scheduled):
+            group.family = self.family
+        self.family.several = True
+        return group
+
     def _free(self) -> None:
-        self.complete()
+        self.meet()
         self.carrier.free()
         super()._free()
 
@@ -118,24 +170,20 @@ class Scheduled(Wrapper):
         if not plan.chunks:
             return Completed()
         request = _Sum(self, array, plan, tag)
-        self._under_way.append(request)
+        self.family.add(request)
         return request
 
-    def advance(self, *, wait: bool = False) -> None:
-        """Move all sums under way; with `wait`, until the oldest has come a round further."""
-        for index, request in enumerate(self._under_way):
-            request.advance(wait and index == 0)
-        self._under_way = [request for request in self._under_way if not request.done]
+    def meet(self) -> None:
+        """Prepare for a call that waits for all ranks of the group, and drives nothing.
 
-    def complete(self) -> None:
-        """Wait for all sums under way."""
-        while self._under_way:
-            self.advance(wait=True)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no sum is under way."""
-        return not self._under_way
+        Collective: all ranks call it.
+        """
+        while self.family.under_way(self):
+            self.family.advance(wait=True)
+        if self.family.several:
+            request = self.carrier._iallreduce(np.zeros(1, "int32"), "max")
+            self.family.drive(request)
+            request.wait()
 
     def _plan(self, algorithm: str | Algorithm, n: int, dtype: np.dtype) -> _Plan:
         """What to do with arrays of a length and type, worked out once."""
@@ -171,7 +219,7 @@ class _Sum(Request):
     """An allreduce under way: its chunks, of which some have started."""
 
     def __init__(self, comm: Scheduled, array: np.ndarray, plan: _Plan, tag: int) -> None:
-        self._comm = comm
+        self.comm = comm
         self._array = array
         self._add = plan.add
         self._tag = tag
@@ -182,11 +230,11 @@ class _Sum(Request):
 
     def wait(self) -> None:
         while not self.done:
-            self._comm.advance(wait=True)
+            self.comm.family.advance(wait=True)
 
     def test(self) -> bool:
         if not self.done:
-            self._comm.advance()
+            self.comm.family.advance()
         return self.done
 
     def advance(self, wait: bool) -> None:
@@ -198,10 +246,10 @@ class _Sum(Request):
             self._start()
 
     def _start(self) -> None:
-        while self._waiting and len(self._active) < self._comm.active:
+        while self._waiting and len(self._active) < self.comm.active:
             chunk = self._waiting.popleft()
             tag = (self._tag + chunk.number) % (MAX_TAG + 1)
-            self._active.append(_Journey(self._comm, self._array, chunk, tag, self._add))
+            self._active.append(_Journey(self.comm, self._array, chunk, tag, self._add))
         self.done = not self._active
 
 
@@ -265,16 +313,14 @@ class _Journey:
 class _Driving(Request):
     """A request of the communicator inside: who waits for it drives the sums under way."""
 
-    def __init__(self, request: Request, comm: Scheduled) -> None:
+    def __init__(self, request: Request, family: Family) -> None:
         self._request = request
-        self._comm = comm
+        self._family = family
 
     def wait(self) -> None:
-        while not self._comm.is_idle and not self._request.test():
-            self._comm.advance()
-            time.sleep(0)  # ranks that are threads of one process take turns
+        self._family.drive(self._request)
         self._request.wait()
 
     def test(self) -> bool:
-        self._comm.advance()
+        self._family.advance()
         return self._request.test()

@@ -8,6 +8,7 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.schedules import SCHEDULES, executor
+from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.chunks import ACTIVE
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
@@ -120,6 +121,89 @@ def test_who_waits_for_a_message_moves_sums_on(comm):
         if comm.rank == 1:
             scheduled.send(np.array([x.sum()]), 0, tag=1)
     request.wait()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.barrier(),
+        lambda comm: comm.broadcast(np.ones(3), 1),
+        lambda comm: comm.allreduce(np.ones(3)),
+        lambda comm: comm.allreduce(np.ones(3), "max"),
+        lambda comm: comm.allgather(np.ones(3), [3, 3], np.empty(6)),
+        lambda comm: comm.reduce_scatter(np.ones(6), [3, 3], np.empty(3)),
+        lambda comm: comm.gather_object(3),
+        lambda comm: comm.send(np.ones(3), 1) if comm.rank == 0 else comm.recv(np.ones(3), 0),
+        lambda comm: comm.split(0),
+        lambda comm: comm.free(),
+    ],
+    ids=[
+        "barrier",
+        "broadcast",
+        "sum",
+        "max",
+        "allgather",
+        "reduce_scatter",
+        "gather_object",
+        "send",
+        "split",
+        "free",
+    ],
+)
+@pytest.mark.threads(2)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("make", [lambda comm: Scheduled(comm, "ring", 1000), Auto], ids="sa")
+def test_every_call_on_a_group_drives_the_sums_of_other_groups(comm, make, call):
+    root = make(comm)
+    one, other, third = root.split(0), root.split(0), root.split(0)
+    for summing, calling in ((root, one), (other, third)):
+        x = whole(comm.rank, 1013)
+        request = summing.iallreduce(x)
+        if comm.rank == 0:
+            call(calling)
+            request.wait()
+        else:
+            request.wait()
+            call(calling)
+        np.testing.assert_array_equal(x, total(comm, 1013))
+
+
+@pytest.mark.threads(3)
+@pytest.mark.mpi(3)
+def test_groups_may_start_sums_in_an_order_that_goes_round(comm):
+    root, rank = Scheduled(comm, "ring", chunk_bytes=1000), comm.rank
+    pairs = {}
+    for first in range(3):  # ranks 0 and 1, 1 and 2, 2 and 0
+        together = rank in (first, (first + 1) % 3)
+        pairs[first] = root.split(int(together))
+    arrays = [np.ones(1013), np.ones(1013)]
+    # Each starts the sum with the rank after it, then that with the rank before it.
+    requests = [
+        pairs[pair].iallreduce(x) for pair, x in zip((rank, (rank - 1) % 3), arrays, strict=True)
+    ]
+    for request in requests:
+        request.wait()
+    for x in arrays:
+        np.testing.assert_array_equal(x, 2)
+
+
+@pytest.mark.threads(3)
+@pytest.mark.mpi(3)
+def test_a_call_on_a_group_does_not_wait_for_the_sums_of_another(comm):
+    root = Scheduled(comm, "ring", chunk_bytes=1000)
+    pair, others, x = root.split(int(comm.rank < 2)), root.split(int(comm.rank != 1)), np.ones(1013)
+    if comm.rank == 0:
+        request = pair.iallreduce(x)
+        others.barrier()  # before rank 1 begins to sum
+        request.wait()
+    elif comm.rank == 1:
+        root.recv(np.empty(1), 2)
+        pair.allreduce(x)
+    else:
+        others.barrier()
+        root.send(np.ones(1), 1)
+    if comm.rank < 2:
+        np.testing.assert_array_equal(x, 2)
 
 
 @pytest.mark.threads(2, 3)

@@ -49,6 +49,13 @@ class Checked(Wrapper):
         # made different numbers of later calls.
         self._carrier, self._explains = inner.split(0), inner.split(0)
         self._pending: deque[_Pending] = deque()
+        # Of this group and those split off, the ones with calls that have not started.
+        self._busy: dict[Checked, None] = {}
+
+    def wrapped(self, group: Communicator) -> Communicator:
+        checked = Checked(group)
+        checked._busy = self._busy
+        return checked
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         pending = self._compare(what, lambda: None, args)
@@ -61,24 +68,40 @@ class Checked(Wrapper):
         return self._compare(what, lambda: call(*args), args)
 
     def start_ready(self) -> None:
-        """Start the calls that all ranks have made, in order."""
-        while self._pending and self._pending[0].is_compared():
-            self._pending.popleft().start()
+        """Start the calls that all ranks have made, those of each group in order."""
+        for comm in list(self._busy):
+            while comm._pending and comm._pending[0].is_compared():
+                comm.start_oldest()
+
+    def start_oldest(self) -> None:
+        """Start the oldest call of this group, once all ranks have made it."""
+        pending = self._pending.popleft()
+        if not self._pending:
+            del self._busy[self]
+        pending.start()
+
+    def drive(self, request: Request) -> None:
+        """Start calls that all ranks have made until a request is complete, or none is left."""
+        while self._busy and not request.test():
+            self.start_ready()
+            time.sleep(0)  # ranks that are threads of one process take turns
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no call waits for other ranks to make it."""
-        return not self._pending
+    def is_alone(self) -> bool:
+        """Whether no call of another group waits for other ranks to make it."""
+        return not self._busy or [*self._busy] == [self]
 
     def _compare(
         self, what: str, start: Callable[[], Request | None], args: tuple[Any, ...]
     ) -> _Pending:
         pending = _Pending(self, _sentence(what, args), start)
         self._pending.append(pending)
+        self._busy[self] = None
         self.start_ready()
         return pending
 
     def _free(self) -> None:
+        self._compare("free", lambda: None, ()).start_in_turn()
         self._carrier.free()
         self._explains.free()
         super()._free()
@@ -114,11 +137,16 @@ class _Pending(Request):
     def start_in_turn(self) -> None:
         """Start this call and those that were made before it."""
         while not self._started:
-            self._comm._pending.popleft().start()
+            if self._comm.is_alone:
+                self._comm.start_oldest()
+            else:
+                self._comm.start_ready()
+                time.sleep(0)
 
     def wait(self) -> None:
         self.start_in_turn()
         if self._request is not None:
+            self._comm.drive(self._request)
             self._request.wait()
 
     def test(self) -> bool:
@@ -134,9 +162,7 @@ class _Message(Request):
         self._request = request
 
     def wait(self) -> None:
-        while not self._comm.is_idle and not self._request.test():
-            self._comm.start_ready()
-            time.sleep(0)  # ranks that are threads of one process take turns
+        self._comm.drive(self._request)
         self._request.wait()
 
     def test(self) -> bool:

@@ -27,6 +27,9 @@ from tests.random_cases import Case, Cases
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 T = TypeVar("T")
 
+NUMPY = create_backend("numpy")
+"""The reference, of which one is enough."""
+
 EXAMPLES = 20
 """Networks per case: enough for hypothesis to vary what it has drawn."""
 
@@ -344,7 +347,7 @@ def networks(draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int 
         draw(image if draw(st.integers(0, 5)) else st.tuples(st.integers(1, 20)))
         for _ in range(draw(st.sampled_from([1, 1, 1, *range(1, inputs + 1)])))
     ]
-    graph = Graph(shapes, backend=create_backend("numpy"), dtype="float64")
+    graph = Graph(shapes, backend=NUMPY, dtype="float64")
     made, steps = list(graph.inputs), []
     fused = draw(st.booleans())
     for number in range(draw(st.integers(1, 12))):

@@ -242,12 +242,21 @@ def distances(given: Record, expected: Record) -> dict[str, float]:
 
 
 def scales(record: Record) -> dict[str, float]:
-    """Size of each entry; all gradients of a step count as large as the largest of them."""
-    group = {key: " ".join(key.split()[:2]) if " gradient " in key else key for key in record}
+    """Size of each entry; all gradients of a step count as large as the largest of them.
+
+    Those of the inputs are among them: batch norm over two rows may leave a millionth of what it is
+    given, with the rounding of all of it.
+    """
+    group = {key: _group(key) for key in record}
     largest: dict[str, float] = {}
     for key, array in record.items():
         largest[group[key]] = max(largest.get(group[key], 0.0), _most(array))
     return {key: max(largest[group[key]], 1e-30) for key in record}
+
+
+def _group(key: str) -> str:
+    step, what, *_ = key.split()
+    return f"{step} gradients" if what == "gradient" or what.startswith("dx") else key
 
 
 def _most(array: np.ndarray) -> float:

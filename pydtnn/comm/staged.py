@@ -49,12 +49,18 @@ class Staged(Wrapper):
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Stage what a group says, too."""
-        return Staged(group, self.device.xp, self.device)
+        staged = Staged(group, self.device.xp, self.device)
+        staged._queue = self._queue  # whoever waits on one group starts the operations of all
+        return staged
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call without device arrays, after those that came before it."""
         self.start_all()
         return call(*args)
+
+    def _free(self) -> None:
+        self.start_all()
+        super()._free()
 
     def start_ready(self) -> None:
         """Start the operations whose copies have arrived, in order."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pydtnn.comm import create_communicator
-from pydtnn.comm.staged import Handed, Staged
+from pydtnn.comm import create_communicator, run_threads
+from pydtnn.comm.staged import Handed, Staged, _Operation
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.comm.on_device import Aware, OnDevice
@@ -163,3 +163,22 @@ def test_only_work_of_the_device_can_be_captured():
     assert serial.capturable
     assert not Staged(serial, xp).capturable
     assert not Handed(serial, xp).capturable
+
+
+@pytest.mark.parametrize("call", ["barrier", "free"])
+def test_operations_of_one_group_start_before_a_rank_waits_on_another(call, monkeypatch):
+    monkeypatch.setattr(_Operation, "is_ready", lambda self: False)  # copies that last
+
+    def rank(comm):
+        staged = Staged(comm, SimulatedCupy(Fabric()))
+        other, x = staged.split(0), np.ones(3)
+        request = staged.iallreduce(x)
+        if comm.rank == 0:
+            getattr(other, call)()
+            request.wait()
+        else:
+            request.wait()
+            getattr(other, call)()
+        return x.tolist()
+
+    assert run_threads(2, rank) == [[2, 2, 2]] * 2

@@ -88,16 +88,12 @@ class Program:
         Draws the program: the same on all ranks.
     compare : callable
         Called with what there is and what is expected.
-    apart : bool
-        Whether operations of several groups must not be under way at the same time.
     """
 
-    def __init__(
-        self, comm: Communicator, rng: np.random.Generator, compare: Compare, apart: bool
-    ) -> None:
+    def __init__(self, comm: Communicator, rng: np.random.Generator, compare: Compare) -> None:
         self.rng = rng
         self.own = np.random.default_rng([int(rng.integers(1 << 30)), comm.rank])
-        self.compare, self.apart = compare, apart
+        self.compare = compare
         self.groups: dict[int, Communicator] = {0: comm}
         # Of each group of a split, the group of every rank, as ranks of `comm`.
         self.members: dict[int, list[list[int]]] = {0: [[*range(comm.size)]] * comm.size}
@@ -112,9 +108,6 @@ class Program:
         for turn in range(int(self.rng.integers(3, STEPS))):
             self.turn = turn
             number = int(self.rng.choice([*self.groups]))
-            # Sums by a schedule are driven by calls on their own group, not on others.
-            if self.apart and any(flight.group != number for flight in self.flights):
-                self.complete(1.0)
             kinds[self.rng.integers(len(kinds))](number)
             self.complete(float(self.own.random()) ** 2)
         self.complete(1.0)
@@ -281,7 +274,7 @@ def run_case(comm: Communicator, seed: list[int], compare: Compare) -> None:
     try:
         with comm.split(0) as group:
             wrapped = wrap(group, names)
-            Program(wrapped, rng, compare, apart={*names} & {*SCHEDULES, "auto"} != set()).run()
+            Program(wrapped, rng, compare).run()
             wrapped.free()
     except Exception as error:
         error.add_note(f"through {names}")

@@ -7,6 +7,7 @@ completes what is under way. Values are small whole numbers, whose sums are exac
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -32,6 +33,8 @@ from tests.simulated.cupy.fabric import Fabric
 TYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 SIZES = (0, 1, 2, 7, 64, 1013, 20_011)
 STEPS = 25
+GRACE = 60.0
+"""Time for the last case, in s. A rank that needs more ends, whether or not anybody watches it."""
 Compare = Callable[[Any, Any], None]
 Wrap = Callable[[Communicator], Communicator]
 
@@ -283,6 +286,7 @@ def run_case(comm: Communicator, seed: list[int], compare: Compare) -> None:
 
 def main(name: str, first: int, seconds: float) -> None:
     """Run cases on all MPI ranks until the time of rank 0 is over; rank 0 prints the counts."""
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
     end, comm, comparisons, number = time.monotonic() + seconds, create_communicator(), 0, first
 
     def compare(found: Any, expected: Any) -> None:

@@ -213,7 +213,11 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
                 )
             passes = isinstance(dx, Deferred) and (
                 dx.array is not None  # the whole gradient, from `finish_backward`
-                or (source.layer.takes_deferred and len(source.consumers) == 1)
+                or (
+                    source.layer.takes_deferred
+                    and len(source.consumers) == 1
+                    and source not in graph.outputs  # whose gradient has another term
+                )
             )
             dx = dx if passes else _regular(graph, node.layer.array(dx))
             sums.add(source, dx, new=node.layer.new_gradient)

@@ -103,6 +103,14 @@ class SeveralReaders(Block):
         return graph.add(Add(name="t"), merged, pooled), y
 
 
+class OutputBeforeNorm(Block):
+    """A convolution that is an output and is read by a batch norm."""
+
+    def wire(self, graph: Graph, *inputs: Node) -> tuple[Node, ...]:
+        y = graph.add(conv(4, name="a"), *inputs)
+        return graph.add(Sequential(BatchNorm(), ReLU(), name="n"), y), y
+
+
 NETS: dict[str, Callable[[], Net]] = {
     "residual": residual,
     "projection": projection,
@@ -110,6 +118,7 @@ NETS: dict[str, Callable[[], Net]] = {
     "dense": dense,
     "late source": LateSource,
     "several readers": SeveralReaders,
+    "an output before a norm": OutputBeforeNorm,
     "norm alone": lambda: Sequential(Flatten(), BatchNorm()),
     "norm of a linear layer": lambda: Sequential(Flatten(), Linear(5), BatchNorm(), ReLU()),
     "biased convolution and norm": lambda: Sequential(*unit(4, bias=True), *unit(3, bias=True)),

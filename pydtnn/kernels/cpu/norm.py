@@ -26,7 +26,7 @@ class Norm(Compiled, reference.Norm):
         if x.dtype not in REALS or not _doubles(out):
             return super().statistics(x, out=out, accumulate=accumulate)
         channels = x.shape[-1]
-        if len(out) == 1 + 2 * channels:
+        if len(out) != 1 + 4 * channels:
             self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
             return
         # in two parts: relative to the mean that sums in one part give

@@ -81,7 +81,11 @@ ARGUMENTS = {
     "no number": (["--lr=fast"], "--lr must be a number, not 'fast'"),
     "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, not '1.5'"),
     "more threads than a process bears": (["--threads=100000"], "--threads must be at most 1024"),
-    "a number beyond 64 bits": ([f"--epochs={10**400}"], "--epochs must be at most 1844674407370"),
+    "a number beyond 64 bits": ([f"--epochs={2**64}"], "--epochs must be at most 1844674407370"),
+    "a number of 400 digits": (
+        [f"--epochs={10**400}"],
+        "--epochs must be a whole number",
+    ),
     "too small": (["--epochs=0"], "--epochs must be at least 1, not 0"),
     "no dictionary": (["--model-options=A"], "--model-options must be names and values"),
     "no value": (["--epochs"], "--epochs needs a value"),
@@ -233,7 +237,10 @@ YAML = {
     "infinite": ("lr: .inf", "--lr must be above 0, not inf"),
     "no number at all": ("lr: .nan", "--lr must be above 0, not nan"),
     "too many digits": (f"epochs: {'9' * 5000}", "--epochs must be a whole number, not '9999"),
-    "too many threads": ("threads: 99999999999999999999", "--threads must be at least 1 and at mo"),
+    "too many threads": (
+        "threads: 99999999999999999999",
+        "--threads must be at most 1024",
+    ),
     "an alias of itself": (
         "model_options: &a {x: *a}",
         "aliases are not read; write the value out",

@@ -10,6 +10,8 @@ import pytest
 
 from pydtnn.initializers import LeCun
 from pydtnn.kernels import create_backend
+from pydtnn.layers import ReLU
+from pydtnn.model import Model
 from pydtnn.optimizers import (
     LAMB,
     LARS,
@@ -661,3 +663,14 @@ def test_rules_of_the_library_can_be_captured_and_those_derived_must_say_so():
 
     assert all(rule.capturable for rule in OPTIMIZERS.values())
     assert not Own.capturable
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["plain", "clipped"])
+def test_a_model_without_parameters_is_stepped_like_any_other(backend, name, options):
+    model = Model(ReLU(), (3,), backend=backend)
+    optimizer = get_optimizer(name, lr=Cosine(0.1, 5), **options)
+    optimizer.bind(backend, model.buffers)
+    optimizer.step()
+    assert optimizer.iterations == 1
+    assert model.parameters == {}

@@ -1,8 +1,9 @@
-"""NaN and infinities go through layers as in PyTorch, forward and backward."""
+"""NaN and infinities go through layers and losses as in PyTorch, forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pydtnn import layers
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Layer, StepContext
+from pydtnn.losses import get_loss
 from pydtnn.model import Model
 from tests.random_cases import Cases
 
@@ -71,3 +73,75 @@ def test_what_is_not_finite_passes_as_in_pytorch(cases: Cases) -> None:
             ):  # PyTorch's kernels stop the gradient at NaN, or not, by their place
                 dx, expected = dx[~np.isnan(x)], expected[~np.isnan(x)]
             case.compare(np.testing.assert_allclose, dx, expected, rtol=1e-9, atol=1e-12)
+
+
+F = torch.nn.functional
+LOSSES: dict[str, Callable[..., Any]] = {
+    "cross_entropy": F.cross_entropy,
+    "binary_cross_entropy": F.binary_cross_entropy_with_logits,
+    "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    # PyTorch divides the hinges by the number of classes
+    "hinge": lambda y, t: F.multi_margin_loss(y, t) * y.shape[1],
+}
+
+
+@pytest.mark.fuzz("networks")
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+def test_losses_of_what_is_not_finite_are_those_of_pytorch(cases: Cases) -> None:
+    backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
+    for case in cases:
+        name, rng = [*LOSSES][case.number % len(LOSSES)], case.rng
+        shape = tuple(int(n) for n in rng.integers(2, 20, size=2))
+        y = draw(rng, shape, float(rng.choice([0.01, 0.2])))
+        target = rng.integers(shape[1], size=shape[0])
+        if name == "binary_cross_entropy":
+            target = rng.choice([0.0, 0.3, 1.0], size=shape)
+        elif name in ("mse", "mae"):
+            target = draw(rng, shape, 0.05)
+        theirs = torch.from_numpy(y.copy()).requires_grad_()
+        loss = LOSSES[name](theirs, torch.from_numpy(target))
+        loss.backward()
+        for backend in backends:
+            value, dy = get_loss(name)(backend, y.copy(), target, 1 / len(y))
+            expected = loss.item()
+            if name == "hinge":  # PyTorch leaves out what is NaN, which hides it; ours is NaN
+                margins = y - y[np.arange(len(y)), target][:, None]
+                margins[np.arange(len(y)), target] = 0
+                expected = np.nan if np.isnan(margins).any() else expected
+            if name == "binary_cross_entropy" and not np.isfinite([value, expected]).any():
+                # of infinite logits infinity - infinity is taken, here and there for other targets
+                expected = value / len(y)
+            # sums of float64 in another order
+            case.compare(np.testing.assert_allclose, value / len(y), expected, rtol=1e-12)
+            expected = theirs.grad.numpy()
+            if name == "mae":  # PyTorch's sign of NaN is 0, which hides it; ours is NaN
+                expected = np.where(np.isnan(y - target), np.nan, expected)
+            case.compare(np.testing.assert_allclose, dy, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.fuzz("networks")
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+def test_dropout_passes_what_is_not_finite_unless_it_drops_it(cases: Cases) -> None:
+    backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
+    for case in cases:
+        x, rate = draw(case.rng, (5, 7, 3), 0.3), float(case.rng.uniform(0.05, 0.95))
+        dy = draw(case.rng, x.shape, 0.3)
+        for backend in backends:
+            model = Model(
+                layers.Dropout(rate),
+                x.shape[1:],
+                backend=backend,
+                dtype="float64",
+                input_gradient=True,
+            )
+            context = StepContext(training=True, seed=case.number, samples=np.arange(len(x)))
+            mask = model.forward(np.ones_like(x), context)[0].copy()
+            y, saved = model.forward(x.copy(), context)
+            # PyTorch multiplies by 0: what it drops may be NaN
+            expected = np.where(mask, x * mask, 0)
+            case.compare(np.testing.assert_allclose, y, expected, rtol=1e-12)
+            expected = np.where(mask, dy * mask, 0)
+            case.compare(
+                np.testing.assert_allclose, model.backward(dy.copy(), saved), expected, rtol=1e-12
+            )

@@ -107,8 +107,6 @@ def test_values_of_deferred_arrays_are_evaluated_once(
 
 
 def test_no_hot_kernel_runs_on_the_reference(cuda: Backend) -> None:
-    chosen = report(cuda)
-    assert [kernel for kernel, runs_on in chosen.items() if runs_on == "reference"] in (
-        [],
-        ["fused.values"],  # whose evaluate is ours
-    )
+    of_a_few_numbers = {"norm.constant_sums", "norm.moments"}
+    chosen = {kernel for kernel, runs_on in report(cuda).items() if runs_on == "reference"}
+    assert chosen - of_a_few_numbers <= {"fused.values"}  # whose evaluate is ours

@@ -135,5 +135,6 @@ def test_one_cycle_begins_peaks_and_ends_where_that_of_pytorch_does(cases: Cases
         )
         given = [ours(step) for step in range(total + 1)]
         case.compare(np.testing.assert_allclose, given[0], expected[0], rtol=1e-12)
-        case.compare(np.testing.assert_allclose, max(given), lr, rtol=1e-12)
+        # the peak may lie between two steps
+        case.compare(np.testing.assert_allclose, max(given), max(expected), rtol=1e-9)
         case.compare(np.testing.assert_allclose, given[-1], lr / (start * end), rtol=1e-9)

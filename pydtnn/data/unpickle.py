@@ -189,12 +189,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = _Machine().run(program)
     except _Refused as error:
         raise ValueError(
-            f"{path}: the pickle asks for {error}, and data files may hold only arrays, strings "
-            "and numbers; nothing was run: delete the file and get it from where you can trust it."
+            f"{path}: the pickle asks for {_one_line(error)}, and data files may hold only arrays, "
+            "strings and numbers; nothing was run: delete the file and get it from where you can "
+            "trust it."
         ) from None
     except (ValueError, TypeError, LookupError) as error:  # of any instruction, if it is damaged
         raise ValueError(
-            f"{path}: no readable pickle ({' '.join(str(error).split())}); the file is truncated "
+            f"{path}: no readable pickle ({_one_line(error)}); the file is truncated "
             "or damaged: delete it and get it again."
         ) from error
     if not isinstance(content, dict):
@@ -203,3 +204,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
         name: value.values if isinstance(value, _Array) else value
         for name, value in content.items()
     }
+
+
+def _one_line(error: Exception) -> str:
+    """Return what an error says, in which the pickle's own text may have ends of lines."""
+    return " ".join(str(error).split())

@@ -180,3 +180,10 @@ def test_plain_data_are_read_in_every_protocol(tmp_path: Path, protocol: int) ->
     }
     found = read_pickle(write(tmp_path / "batch", pickle.dumps(content, protocol)))
     assert found == content
+
+
+def test_a_name_with_ends_of_lines_is_refused_in_one_line(tmp_path: Path) -> None:
+    content = b"\x80\x04\x8c\x04os\n \x8c\x07sys\ntem\x93."  # STACK_GLOBAL
+    with pytest.raises(ValueError, match="asks for") as caught:
+        read_pickle(write(tmp_path / "batch", content))
+    assert "\n" not in str(caught.value)

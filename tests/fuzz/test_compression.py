@@ -17,7 +17,7 @@ from pydtnn.comm.compression import CompressedSums, Compressor, Context, create_
 from pydtnn.comm.exchange import GradientExchange
 from pydtnn.comm.schemes import GRAPHS, SCHEMES, create_scheme
 from pydtnn.data import ArrayDataset
-from pydtnn.layers import BatchNorm, Linear, Net, ReLU, Sequential
+from pydtnn.layers import BatchNorm, Flatten, Linear, Net, ReLU, Reshape, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from pydtnn.parameters import Bucket
@@ -331,7 +331,10 @@ class Run:
     def trainer(self, comm: Communicator, scheme: GradientExchange | None = None) -> Trainer:
         layers: list[Net] = []
         for width in self.widths:
-            layers += [Linear(width), *([BatchNorm()] if self.normed else []), ReLU()]
+            if self.normed:  # over two rows even of a single sample
+                layers += [Linear(2 * width), Reshape((2, width)), BatchNorm(), Flatten(), ReLU()]
+            else:
+                layers += [Linear(width), ReLU()]
         model = Model(
             Sequential(*layers, Linear(3)),
             (4,),

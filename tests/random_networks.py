@@ -244,7 +244,8 @@ def activation(draw: Draw, shape: Shape) -> Part:
 
 
 def logarithm(draw: Draw, shape: Shape) -> Part:
-    return Part("Sequential", (Part("Sigmoid"), Part("Log")))
+    positive = Part("Tanh"), Part("Sigmoid")  # far enough from 0 to have a logarithm
+    return Part("Sequential", (*positive, Part("Log")))
 
 
 def dropout(draw: Draw, shape: Shape) -> Part:

@@ -16,7 +16,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schemes import SCHEMES, create_scheme
 from pydtnn.data import ArrayDataset, Loader
 from pydtnn.errors import AgreedError
-from pydtnn.layers import BatchNorm, Dropout, Linear, ReLU, Sequential
+from pydtnn.layers import BatchNorm, Dropout, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
 from pydtnn.rank0 import on_rank_0
@@ -61,7 +61,8 @@ class Drawn:
         return ArrayDataset(rng.normal(size=(self.samples, 4)), np.arange(self.samples) % 3)
 
     def trainer(self, comm: Communicator) -> Trainer:
-        net = Sequential(Linear(5), BatchNorm(), ReLU(), Dropout(0.2), Linear(3))
+        norm = (Linear(10), Reshape((2, 5)), BatchNorm(), Flatten())  # two rows of each sample
+        net = Sequential(*norm, ReLU(), Dropout(0.2), Linear(3))
         model = Model(net, (4,), backend="numpy", dtype="float64", bucket_bytes=100)
         rule = get_optimizer(self.rule, lr=0.01)
         return Trainer(model, rule, exchange=create_scheme(self.scheme, comm), sync_batch_norm=True)

@@ -79,7 +79,7 @@ def describe(error: BaseException) -> str:
         text = " ".join(str(error).split())
         if isinstance(error, EXPLAINED) and text:
             return printable(text)
-    except BaseException as second:  # whoever describes an error is about to end a run
+    except BaseException as second:  # the caller is about to end a run
         text = f"its message cannot be shown, because __str__ raises {type(second).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""

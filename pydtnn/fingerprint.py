@@ -80,7 +80,7 @@ def _refuse(prints: Sequence[Any], what: str, advice: str) -> None:
     if others:
         plural = "s" if len(others) > 1 else ""
         raise AgreedError(
-            f"Trainer: {what} are others on rank{plural} {', '.join(map(str, others))} than on "
+            f"Trainer: {what} differ on rank{plural} {', '.join(map(str, others))} from those on "
             f"rank 0; {advice}"
         )
 

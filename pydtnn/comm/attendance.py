@@ -1,9 +1,9 @@
 """Notices that this rank waits for one that has left the program, which would be a deadlock.
 
-A rank leaves where its program ends: at its last line, or by `sys.exit`, of which no hook of Python
-is told. All ranks meet when they leave. One that meets nobody for a while tells the others how many
-collective calls it has made on each group. A rank that waits inside MPI, in a call that the other
-has not made, or for a message of the other, reports that and ends all ranks.
+A rank leaves where its program ends: at its last line, or by `sys.exit`, which calls no hook of
+Python. All ranks synchronise when they leave. A rank that waits there for a while sends the others
+the number of collective calls that it has made on each group. A rank that waits inside MPI, in a
+call that the other has not made, or for a message of the other, reports that and ends all ranks.
 
 It costs nothing while ranks compute: a thread looks twice a second whether the rank has been in one
 call all the time, and only then whether another one has left.

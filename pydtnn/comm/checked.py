@@ -28,7 +28,7 @@ class Checked(Wrapper):
     rank are compared by every communicator.
 
     A call that does not wait starts when the numbers of all ranks are there, and calls start in the
-    order in which they were made. So whoever waits also starts what has been called before.
+    order in which they were made. So waiting also starts the calls that were made before.
 
     Parameters
     ----------

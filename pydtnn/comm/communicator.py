@@ -288,9 +288,9 @@ class Communicator(ABC):
         """Give back what was reserved for this group. Collective: all ranks call it.
 
         MPI libraries can have some 2,000 groups at a time, and the communicator of a group that is
-        dropped gives it back only when another one is split off from the same ranks. So whoever
-        splits frees. All requests must be complete. Afterwards every call is refused, but for
-        `free`, which has no effect; groups that were split off from this one stay as they are.
+        dropped gives it back only when another one is split off from the same ranks. The code
+        that splits also frees. All requests must be complete. Afterwards every call is refused,
+        but for `free`, which has no effect; groups split off from this one stay as they are.
 
         A communicator is also a context manager, which frees it at the end of a `with` block;
         where an error of one rank ends the block, that is left to the end of the run.

@@ -103,7 +103,7 @@ class _Failure:
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
         if error is not None and args.exc_type is not SystemExit:
-            self._end_by(error)  # whoever waits for this thread would wait forever, even alone
+            self._end_by(error)  # code that joins this thread would deadlock, with one rank as well
 
     def end_because(self, reason: str) -> None:
         """End all ranks."""
@@ -157,7 +157,7 @@ def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
 
 
 def _print(text: str) -> None:
-    """Write in one piece, so that lines of several ranks do not mix; it may be read by nobody."""
+    """Write in one piece, so that lines of ranks do not mix; ignore errors of the stream."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     with contextlib.suppress(OSError):

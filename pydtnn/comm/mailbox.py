@@ -25,7 +25,7 @@ class Message:
     met : Message or None
         The other side, if it was there already.
     waiting : list
-        Of whoever shares the mailbox: who waits for this side.
+        Data of the owner of the mailbox: what waits for this side.
     """
 
     array: np.ndarray

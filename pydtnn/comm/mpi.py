@@ -208,7 +208,7 @@ class MpiCommunicator(Communicator):
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-            # The reason has been printed by whoever aborts; MPICH would add a line without one.
+            # The caller has printed the reason; MPICH would add a line without one.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         finally:
             self._mpi.COMM_WORLD.Abort(code)

@@ -50,7 +50,7 @@ class Staged(Wrapper):
     def wrapped(self, group: Communicator) -> Communicator:
         """Stage what a group says, too."""
         staged = Staged(group, self.device.xp, self.device)
-        staged._queue = self._queue  # whoever waits on one group starts the operations of all
+        staged._queue = self._queue  # waiting on one group starts the operations of all
         return staged
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:

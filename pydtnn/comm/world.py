@@ -41,7 +41,7 @@ class World:
     """The ranks of `run_threads`: wakes them when one fails, and names those in a deadlock.
 
     What ranks wait for is completed while holding `lock`, and announced by `wake`. A message wakes
-    those that wait for it and nobody else, so its cost does not depend on the number of ranks.
+    those that wait for it and no other, so its cost does not depend on the number of ranks.
 
     Parameters
     ----------

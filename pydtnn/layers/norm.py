@@ -64,7 +64,7 @@ class BatchNorm(TwoPhase, Layer):
         return shape
 
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
-        """Return the sums of `Norm.statistics`, which somebody may have taken."""
+        """Return the sums of `Norm.statistics`, computed by the preceding convolution or now."""
         (x,) = xs
         taken = self.taken(x)
         if taken is not None:

@@ -120,7 +120,7 @@ class CompressedSums(LossySums):
     def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
         """Make sure that parts of gradients that are not finite are not finite when restored.
 
-        Whoever sends a choice of the gradients may leave out what is NaN. Floats among the parts
+        A compressor that sends some of the gradients may leave out a NaN. Floats among the parts
         then become NaN.
         """
         marked = tuple(

@@ -83,7 +83,7 @@ def pieces(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 def chunks_under_way(hosts: Sequence[Hashable]) -> int:
     """Number of chunks of one array that are under way at the same time.
 
-    `ACTIVE`, and 1 where all ranks share a host: nobody but they could move messages while they
+    `ACTIVE`, and 1 where all ranks share a host: no other process could move messages while they
     add, and what one chunk leaves in their caches another would drive out.
 
     >>> chunks_under_way("aab"), chunks_under_way("aaa")

@@ -1,4 +1,4 @@
-"""Which allreduce to use where nobody says: by a rule, so that the same run gives the same bytes.
+"""The default allreduce: chosen by a rule, so that the same run gives the same bytes.
 
 Nothing is measured. What decides is on which hosts the ranks are, and the length and type of the
 array. Figures are those of emulated hosts with links of 1 Gbit/s, under Open MPI 5 over TCP.

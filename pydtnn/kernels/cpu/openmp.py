@@ -5,7 +5,7 @@ there is work, by default 300,000 times, which takes milliseconds. That is right
 has a core: waking one that sleeps takes tens of microseconds. Where another process has work for
 the core, the waiting thread keeps it from the very thread that it waits for: with two threads on
 two busy cores a ReLU of 40,000 elements took 39 ms instead of 0.002. `SPINS` covers what Python
-does between two kernels, and is over before the system would give the core to somebody else.
+does between two kernels, and is over before the system would give the core to another process.
 
 The runtime reads its environment when it is loaded, and has no function for this. So this module
 is imported before all that link it, sets a variable for just that moment, and leaves it alone where

@@ -202,7 +202,7 @@ def test_ranks_with_other_data_of_the_same_length_are_refused(
     ranks = "rank 1" if comm.size == 2 else "ranks 1, 2"
     with pytest.raises(
         AgreedError,
-        match=f"^Trainer: the {words}.* of the {which} set array are others on {ranks} ",
+        match=f"^Trainer: the {words}.* of the {which} set array differ on {ranks} ",
     ):
         small_trainer(comm).fit(*given, global_batch_size=8)
 
@@ -238,7 +238,7 @@ def test_ranks_that_have_loaded_other_weights_are_refused(
         return made
 
     words = (
-        "^Trainer: the weights that were loaded are others on {} than on rank 0; load the same f"
+        "^Trainer: the weights that were loaded differ on {} from those on rank 0; load the same f"
     )
     for files, who in (
         ((0, 1, 0), "rank 1"),

@@ -87,7 +87,7 @@ class Model:
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
-        self._place_parameters(bucket_bytes or DEFAULT_BUCKET_BYTES)
+        self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         for p in self.parameters.values():
             p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
         self.refresh()
@@ -97,7 +97,7 @@ class Model:
         self.loaded: str | None = None
 
     @recycled
-    def _place_parameters(self, bucket_bytes: int) -> None:
+    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
         ready = [(p, n.index) for n in reversed(self.graph.nodes) for p in n.layer.parameters]
         buffers: list[ParameterBuffer] = []
         for group in dict.fromkeys(p.group for p, _ in ready):
@@ -118,15 +118,15 @@ class Model:
         buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
         self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
 
-    def settle_buckets(self, choose: Callable[[int, int], int]) -> None:
+    def settle_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
         """Cut the parameters anew where `bucket_bytes` was not given; only the first call does.
 
         Later an optimizer holds the arrays. Values stay, in new arrays. `choose` is given the
-        bytes of all gradients and the usual length of buckets, and returns a length.
+        bytes of all gradients and the usual length of buckets, and returns their lengths.
         """
         total = sum(buffer.grads.nbytes for buffer in self.buffers)
         nbytes = choose(total, DEFAULT_BUCKET_BYTES)
-        if not self._settled and nbytes != DEFAULT_BUCKET_BYTES:
+        if not self._settled and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
             values = {name: p.master.copy() for name, p in self.parameters.items()}
             self._place_parameters(nbytes)
             for name, p in self.parameters.items():

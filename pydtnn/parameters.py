@@ -202,9 +202,9 @@ class ParameterBuffer:
         Of values and gradients.
     working : str or numpy.dtype, optional
         Of working copies; by default the same, so that there are none.
-    bucket_bytes : int
-        A bucket is closed when it holds at least this many bytes. The layout does not depend on the
-        number of ranks.
+    bucket_bytes : sequence of int
+        A bucket is closed when it holds at least so many bytes: a number for each of the first
+        buckets, the last one also for all that follow.
     first_index : int
         Index of the first bucket.
     """
@@ -216,7 +216,7 @@ class ParameterBuffer:
         backend: Backend,
         dtype: Any,
         working: Any = None,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
         first_index: int = 0,
     ) -> None:
         self.dtype = np.dtype(dtype)
@@ -286,7 +286,10 @@ class ParameterBuffer:
 
 
 def _cut(
-    parameters: Sequence[tuple[Parameter, int]], bucket_bytes: int, itemsize: int, line: int
+    parameters: Sequence[tuple[Parameter, int]],
+    bucket_bytes: Sequence[int],
+    itemsize: int,
+    line: int,
 ) -> list[tuple[list[Parameter], int]]:
     """Cut parameters into buckets, each with the node that completes it.
 
@@ -297,7 +300,8 @@ def _cut(
     members: list[Parameter] = []
     for i, (parameter, node) in enumerate(parameters, start=1):
         members.append(parameter)
-        full = sum(_padded(p, line) for p in members) * itemsize >= bucket_bytes
+        least = bucket_bytes[min(len(cut), len(bucket_bytes) - 1)]
+        full = sum(_padded(p, line) for p in members) * itemsize >= least
         if full or i == len(parameters):
             cut.append((sorted(members, key=lambda p: not p.decay), node))
             members = []

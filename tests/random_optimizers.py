@@ -74,7 +74,7 @@ class Training:
             [(p, len(parameters) - i) for i, p in enumerate(parameters)],
             backend=backend,
             dtype=dtype,
-            bucket_bytes=self.bucket_bytes,
+            bucket_bytes=(self.bucket_bytes,),
         )
         for name, value in self.values().items():
             self._of(parameters, name).master[...] = value

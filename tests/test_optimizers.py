@@ -41,7 +41,7 @@ def make(backend, *, dtype="float64", bucket_bytes=1, seed=0, first_index=0):
         [(p, i) for i, p in enumerate(parameters)],
         backend=backend,
         dtype=dtype,
-        bucket_bytes=bucket_bytes,
+        bucket_bytes=(bucket_bytes,),
         first_index=first_index,
     )
     for p in parameters:

@@ -16,7 +16,7 @@ def zeros(shape: tuple[int, ...], *_: object) -> np.ndarray:
 
 
 def make(
-    sizes: list[int], bucket_bytes: int, dtype: str = "float32"
+    sizes: list[int], *bucket_bytes: int, dtype: str = "float32"
 ) -> tuple[list[Parameter], ParameterBuffer]:
     """Parameters p0, p1... of these sizes, completed by nodes n, n - 1..."""
     parameters = [Parameter(f"p{i}", (size,), zeros) for i, size in enumerate(sizes)]
@@ -52,13 +52,18 @@ def test_values_and_gradients_are_views_of_the_flat_arrays() -> None:
 
 def test_a_bucket_is_closed_when_it_is_full() -> None:
     # 16 float32 are one line of 64 bytes
-    _, buffer = make([16] * 7, bucket_bytes=3 * 64)
+    _, buffer = make([16] * 7, 3 * 64)
     assert [len(b.parameters) for b in buffer.buckets] == [3, 3, 1]
     assert [b.values.nbytes for b in buffer.buckets] == [192, 192, 64]
 
 
+def test_first_buckets_may_have_lengths_of_their_own() -> None:
+    _, buffer = make([16] * 9, 64, 128, 3 * 64)
+    assert [len(b.parameters) for b in buffer.buckets] == [1, 2, 3, 3]
+
+
 def test_a_parameter_larger_than_a_bucket_is_not_cut() -> None:
-    _, buffer = make([16, 1000, 16], bucket_bytes=128)
+    _, buffer = make([16, 1000, 16], 128)
     assert [[entry.name for entry in b.parameters] for b in buffer.buckets] == [
         ["p0", "p1"],
         ["p2"],
@@ -66,7 +71,7 @@ def test_a_parameter_larger_than_a_bucket_is_not_cut() -> None:
 
 
 def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
-    parameters, buffer = make([5, 40, 3, 7, 100, 1], bucket_bytes=200)
+    parameters, buffer = make([5, 40, 3, 7, 100, 1], 200)
     assert buffer.buckets[0].start == 0
     assert buffer.buckets[-1].stop == buffer.size
     for before, after in zip(buffer.buckets, buffer.buckets[1:], strict=False):
@@ -81,7 +86,7 @@ def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
 
 
 def test_a_bucket_is_ready_with_its_last_parameter() -> None:
-    _, buffer = make([16] * 5, bucket_bytes=2 * 64)
+    _, buffer = make([16] * 5, 2 * 64)
     assert [b.ready_at for b in buffer.buckets] == [4, 2, 1]
 
 

@@ -129,8 +129,8 @@ class GradientExchange:
         """
         return 1 / total
 
-    def bucket_bytes(self, total: int, usual: int) -> int:
-        """Choose the length of buckets, in B, where the user does not: by the ranks' hosts.
+    def bucket_bytes(self, total: int, usual: int) -> tuple[int, ...]:
+        """Choose the lengths of buckets, in B, where the user does not: by the ranks' hosts.
 
         Parameters
         ----------
@@ -139,9 +139,15 @@ class GradientExchange:
         usual : int
             Inside a host; where the cut must not show in results, in exact training; and where
             messages go from GPU to GPU.
+
+        Returns
+        -------
+        tuple of int
+            In the order in which backward completes them; the last length is also that of all that
+            follow.
         """
         if self.sums.shards is not None or self.comm.capturable:
-            return usual
+            return (usual,)
         return bucket_bytes(self.comm.hosts, total, usual)
 
     def begin(self, buckets: tuple[Bucket, ...]) -> None:

@@ -25,7 +25,7 @@ ALWAYS = (
 """Small data and a small model, whatever else is drawn."""
 
 BAD_NUMBERS = ["x", "-1", "nan", "inf", "-inf", "1e999", "[1]", "{}", "true", "1,5", "0.5.1", "٣x"]
-BAD_WORDS = ["nonsense", "no such", "None:", "∞", "a:b:c", "x.py", "../x.py:y", "%s%n", "-1"]
+BAD_WORDS = ["nonsense", "no such", "None:", "∞", "a:b:c", "x.py", "../x.py:y", "%s%n", "-1", "a\0b"]
 BAD_OBJECTS = ["x", "[1]", "3", "{", '{"no_such_option": 1}', '{"name": 1}', '{"": 0}', "true"]
 
 GOOD: dict[str, list[str]] = {
@@ -84,7 +84,7 @@ BAD: dict[str, list[str]] = {
         *('{"samples": -1}', '{"samples": 1.5}', '{"shape": [1, 1, 1]}', '{"classes": 1}'),
         *('{"shape": 8}', '{"shape": [8, 8]}', '{"classes": null}', '{"data_dir": "x"}'),
     ],
-    "data_dir": [""],
+    "data_dir": ["", "\0"],
     "validation_split": ["1", "1.0", "2"],
     "augment": [
         "crop:0",
@@ -113,9 +113,9 @@ BAD: dict[str, list[str]] = {
     "seed": ["9" * 400],
     "schedule_options": ['{"boundaries": ["a"]}', '{"boundaries": "abc"}', '{"rise": -1}'],
     "optimizer_options": ['{"nesterov": "often"}', '{"lr": 1}', '{"epsilon": 0}'],
-    "save": [".", "/proc/x/w", "/dev/null/w"],
-    "load": ["none.safetensors", ".", "/dev/null", ""],
-    "output_dir": ["/proc/x", "/dev/null", ""],
+    "save": [".", "/proc/x/w", "/dev/null/w", "w\0"],
+    "load": ["none.safetensors", ".", "/dev/null", "", "\0"],
+    "output_dir": ["/proc/x", "/dev/null", "", "run\0"],
 }
 """Values that must be refused, beside those that are of no kind at all."""
 

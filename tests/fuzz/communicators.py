@@ -25,6 +25,7 @@ from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.staged import Staged
 from tests.comm.on_device import OnDevice
 from tests.simulated.cupy import SimulatedCupy
@@ -50,6 +51,7 @@ WRAPPERS: dict[str, Wrap] = {
     "delayed": lambda comm: Delayed(comm, longest=1e-4),
     "staged": lambda comm: Staged(comm, SimulatedCupy(Fabric())),
     "on device": _on_device,
+    "rule": by_rule,
     "auto": lambda comm: Auto(comm, ("vendor", "ring")),
 }
 for _name in SCHEDULES:

@@ -140,6 +140,15 @@ class Ranks:
         self.w = np.array([rule(w, g) for rule, w, g in pairs])
         self.steps += 1
 
+    def apply_own_means(self, grads: Array, counts: Array) -> None:
+        """Each rank applies the mean of its samples' gradients; without samples, it only counts."""
+        for rank, (rule, n) in enumerate(zip(self.rules, counts, strict=True)):
+            if n:
+                self.w[rank] = rule(self.w[rank], grads[rank] / n)
+            else:
+                rule.step += 1
+        self.steps += 1
+
     def mean(self) -> Array:
         """The average of the parameters by samples, of rank 0's own where there is none."""
         total = self.samples.sum()
@@ -157,16 +166,12 @@ def stale(ranks: Ranks, grads: Array, counts: Array) -> None:
     ranks.apply([ranks.waiting.pop(0) if late else 0 * grads[0]] * len(grads))
 
 
-def own_means(grads: Array, counts: Array) -> Array:
-    return grads / np.maximum(counts, 1)[:, None]
-
-
 def local(ranks: Ranks, grads: Array, counts: Array) -> None:
     if ranks.steps < ranks.options.get("after", 0):
         summed(ranks, grads, counts)
         ranks.samples[:] = 0
     else:
-        ranks.apply(own_means(grads, counts))
+        ranks.apply_own_means(grads, counts)
     if ranks.steps % ranks.options["period"] == 0:
         ranks.w[:] = ranks.mean()
         ranks.samples[:] = 0
@@ -177,16 +182,17 @@ def elastic(ranks: Ranks, grads: Array, counts: Array) -> None:
         pulls = ranks.options["beta"] / len(grads) * (ranks.w - ranks.centre)
         ranks.w = ranks.w - pulls
         ranks.centre = ranks.centre + pulls.sum(axis=0)
-    ranks.apply(own_means(grads, counts))
+    ranks.apply_own_means(grads, counts)
 
 
 def gossip(ranks: Ranks, grads: Array, counts: Array) -> None:
-    size = len(grads)
+    size, step = len(grads), ranks.steps
     ranks.apply(grads * (size / counts.sum()))
     hops = {
         "ring": {1 % size, -1 % size} - {0},
         "complete": set(range(1, size)),
-        "exponential": {1 << k for k in range(10) if 1 << k < size},
+        "exponential": set(powers := [1 << k for k in range(10) if 1 << k < size]),
+        "one_peer": {powers[step % len(powers)]} if powers else set(),
     }[ranks.options["graph"]]
     heard = [ranks.w] + [np.roll(ranks.w, hop, axis=0) for hop in hops]
     ranks.w = np.mean(heard, axis=0)

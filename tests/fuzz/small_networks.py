@@ -72,7 +72,7 @@ class _Drawn:
         self.size = 1
         for _ in range(self.rng.integers(0, 3)):
             self.channels = int(self.rng.integers(1, 9))
-            self.parts += [Linear(self.channels), *self.norm(), self.activation()]
+            self.parts += self.in_any_order(Linear(self.channels))
             self.parts += [Dropout(0.3)] * self.draws(0.3)
         return Sequential(*self.parts, Linear(outputs))
 
@@ -91,7 +91,7 @@ class _Drawn:
             bias=self.draws(0.5),
         )
         self.size, self.channels = -(-self.size // stride), filters
-        self.parts += [conv, *self.norm(), self.activation()]
+        self.parts += self.in_any_order(conv)
         draw = self.rng.random()
         if draw < 0.2:
             self.parts += [Residual(self.body()), self.activation()]
@@ -107,6 +107,15 @@ class _Drawn:
 
     def body(self, *others: Net) -> Net:
         return Sequential(Conv2d(self.channels, 3, padding="same"), *self.norm(), *others)
+
+    def in_any_order(self, linear: Net) -> list[Net]:
+        """A linear layer, then a norm and an activation, mostly in this order."""
+        norm, activation = self.norm(), [self.activation()]
+        if self.draws(0.7):
+            return [linear, *norm, *activation]
+        if self.draws(0.5):
+            return [linear, *activation, *norm]
+        return [linear, *activation, *norm, self.activation()]
 
     def activation(self) -> Net:
         if not self.kinds.kinks:

@@ -343,6 +343,7 @@ class Run:
             seed=comm.rank,
             bucket_bytes=self.bucket_bytes,
         )
+        model.statistics.running += comm.rank  # those of rank 0 are taken
         sums = {} if self.sums is None else {"sums": self.sums}
         exchange = scheme or create_scheme(self.name, comm, **self.options, **sums)
         return Trainer(model, self.rule(), exchange=exchange)

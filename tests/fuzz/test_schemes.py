@@ -11,7 +11,7 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schemes import SCHEMES, create_scheme
+from pydtnn.comm.schemes import GRAPHS, SCHEMES, create_scheme
 from pydtnn.data import ArrayDataset
 from pydtnn.data.order import permutation
 from pydtnn.layers import Linear, Sequential, Tanh
@@ -20,9 +20,6 @@ from pydtnn.optimizers import get_optimizer
 from pydtnn.trainer import Trainer
 from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
 from tests.random_cases import Cases
-
-ALONE = ("local_sgd", "post_local_sgd", "elastic")
-"""Schemes in which a rank without samples makes a step, of which little is promised."""
 
 
 class Drawn:
@@ -37,8 +34,6 @@ class Drawn:
         self.accumulation = int(rng.integers(1, min(self.batch // self.ranks, 3) + 1))
         self.epochs = int(rng.integers(1, 4))
         self.seed = int(rng.integers(1000))
-        if self.scheme in ALONE and self.samples % self.batch:
-            self.samples -= self.samples % self.batch
         sizes = [rng.integers(1, 7), *rng.integers(1, 9, rng.integers(0, 3)), rng.integers(2, 5)]
         self.net = Perceptron([int(size) for size in sizes])
         self.x = rng.normal(size=(self.samples + 20, sizes[0]))
@@ -60,7 +55,7 @@ class Drawn:
             "after": int(rng.integers(0, 6)),
             "beta": float(rng.uniform(0.1, 1.0)),
             "delay": int(rng.integers(0, 4)),
-            "graph": str(rng.choice(["ring", "exponential", "complete"])),
+            "graph": str(rng.choice([*GRAPHS])),
         }
         return {name: v for name, v in all_options.items() if name in _takes(self.scheme)}
 

@@ -41,6 +41,7 @@ class Drawn:
     batch: int
     samples: int
     threads: int
+    sync: bool
 
     @staticmethod
     def of(rng: np.random.Generator) -> Drawn:
@@ -54,6 +55,7 @@ class Drawn:
             batch=int(rng.integers(2 * ranks, samples + 1)),
             samples=samples,
             threads=int(rng.integers(0, 2)),
+            sync=bool(rng.integers(2)),
         )
 
     def data(self) -> ArrayDataset:
@@ -65,7 +67,8 @@ class Drawn:
         net = Sequential(*norm, ReLU(), Dropout(0.2), Linear(3))
         model = Model(net, (4,), backend="numpy", dtype="float64", bucket_bytes=100)
         rule = get_optimizer(self.rule, lr=0.01)
-        return Trainer(model, rule, exchange=create_scheme(self.scheme, comm), sync_batch_norm=True)
+        exchange = create_scheme(self.scheme, comm)
+        return Trainer(model, rule, exchange=exchange, sync_batch_norm=self.sync)
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
@@ -244,6 +247,7 @@ class Sequence:
             self.data, global_batch_size=self.drawn.batch, dtype="float64", prefetch=0, **place
         ) as loader:
             totals = self.trainer.train_step(next(loader.epoch(0)))
+        self.trainer.synchronise()  # as at an epoch's end
         self.check(np.testing.assert_equal, totals.count, self.drawn.batch)
         self.check(np.testing.assert_equal, self.trainer.optimizer.iterations, before + 1)
 

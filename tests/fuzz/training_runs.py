@@ -169,8 +169,10 @@ class Run:
         options = {"overlap": way.overlap} if overlaps else {}
         if way.scheme is not ParameterServer:
             options["sums"] = sums
+        model = self.model(way)
+        model.statistics.running += comm.rank  # those of rank 0 are taken
         return Trainer(
-            self.model(way),
+            model,
             self.optimizer(),
             loss=self.loss(),
             metrics=self.metrics,
@@ -184,7 +186,7 @@ class Run:
         last = self.samples - (self.steps - 1) * self.batch
         kinds = Kinds(
             batch_norm=self.exact or (self.sync and self.batch > 2 and last > 2),
-            of_vectors=self.sync and last > (1 if self.exact else 4),
+            of_vectors=self.of_vectors(last),
             kinks=self.exact,
         )
         return Model(
@@ -196,6 +198,13 @@ class Run:
             bucket_bytes=way.bucket_bytes,
             fuse=self.fuse,
         )
+
+    def of_vectors(self, last: int) -> bool:
+        """Whether vectors can be normalised together: one row for a channel is refused."""
+        if not self.exact:
+            return self.sync and last > 4  # the norm of a few numbers is their order
+        parts = 1 if self.sync else self.shards or 1
+        return min(last, self.batch) // parts > 1
 
     def optimizer(self) -> Optimizer:
         rule = RULES[self.rule]

@@ -21,7 +21,7 @@ def buckets_of(
 ) -> tuple[Bucket, ...]:
     parameters = [(Parameter(f"p{i}", shape, Constant(0.0)), i) for i, shape in enumerate(shapes)]
     backend = create_backend("numpy")
-    buffer = ParameterBuffer(parameters, backend=backend, dtype=dtype, bucket_bytes=bucket_bytes)
+    buffer = ParameterBuffer(parameters, backend=backend, dtype=dtype, bucket_bytes=(bucket_bytes,))
     return buffer.buckets
 
 

@@ -15,7 +15,6 @@ from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import Auto, create_allreduce
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import (
-    BUCKETS,
     FEW,
     SHORT,
     SHORTEST,
@@ -61,13 +60,14 @@ def test_hosts_length_and_type_decide(hosts, nbytes, dtype, expected):
     assert expected in (VENDOR, *SCHEDULES)
 
 
-def test_buckets_are_a_quarter_of_the_gradients_between_hosts_within_limits():
+def test_the_first_bucket_between_hosts_is_an_eighth_of_the_gradients_within_limits():
     usual = 1 << 20
     for gradients in (1, 10**5, 10**6, 10**9):
-        assert bucket_bytes("aaa", gradients, usual) == usual
-    assert bucket_bytes("ab", 1_090_000, usual) == 1_090_000 // BUCKETS
-    assert bucket_bytes("ab", 10_000, usual) == SHORTEST
-    assert bucket_bytes("ab", 10**9, usual) == usual
+        assert bucket_bytes("aaa", gradients, usual) == (usual,)
+    assert bucket_bytes("ab", 2_000_000, usual) == (250_000, 750_000)
+    assert bucket_bytes("ab", 10_000, usual) == (SHORTEST, 3 * SHORTEST)
+    assert bucket_bytes("ab", 5_000_000, usual) == (625_000, usual)
+    assert bucket_bytes("ab", 10**9, usual) == (usual, usual)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ALWAYS = (
 """Small data and a small model, whatever else is drawn."""
 
 BAD_NUMBERS = ["x", "-1", "nan", "inf", "-inf", "1e999", "[1]", "{}", "true", "1,5", "0.5.1", "٣x"]
-BAD_WORDS = ["nonsense", "no such", "None:", "∞", "a:b:c", "x.py", "../x.py:y", "%s%n", "-1", "a\0b"]
+BAD_WORDS = ["nonsense", "no such", "None:", "∞", "a:b:c", "x.py", "../x.py:y", "%s%n", "-1", "\0"]
 BAD_OBJECTS = ["x", "[1]", "3", "{", '{"no_such_option": 1}', '{"name": 1}', '{"": 0}', "true"]
 
 GOOD: dict[str, list[str]] = {

@@ -41,6 +41,8 @@ class Objective:
         For each output.
     better : dict of str to str
         For each value by its name, "max" or "min": which way is better.
+    names : tuple of str
+        Names of the values, in the order of `Totals`.
 
     Raises
     ------
@@ -67,19 +69,13 @@ class Objective:
             metrics = ["accuracy"] if outputs == 1 else [[] for _ in range(outputs)]
         self.metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, outputs))
         self.better = {"loss": "min"}
+        names = [] if outputs == 1 else ["loss"]
         for i, own in enumerate(self.metrics):
             prefix = f"output{i}." if outputs > 1 else ""
             self.better |= {f"{prefix}loss": "min"}
             self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the values, in the order of `Totals`."""
-        prefixes = [f"output{i}." if len(self.losses) > 1 else "" for i in range(len(self.losses))]
-        names = [] if len(self.losses) == 1 else ["loss"]
-        for prefix, own in zip(prefixes, self.metrics, strict=True):
             names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
-        return tuple(names)
+        self.names = tuple(names)
 
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of all values that are still 0, in the memory of a module."""

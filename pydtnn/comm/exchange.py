@@ -364,8 +364,7 @@ class AllReduce(GradientExchange):
         Between hosts a poll enters the kernel, and where ranks share cores it may yield to another:
         there it takes no more than a small share of backward.
         """
-        start = time.perf_counter()
-        if not self._moving or start < self._resting_until:
+        if not self._moving or (start := time.perf_counter()) < self._resting_until:
             return
         while self._moving and self._moving[0].test():
             self._moving.popleft()

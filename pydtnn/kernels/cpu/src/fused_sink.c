@@ -41,8 +41,8 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
     UNROLL
     for (int k = 0; k < terms; k++) centred[k] = load(c->x[k] + at, lanes) - map->pivot[k][j];
     /* not <= 0: where the value is NaN, y passes */
-    if (gating == BY_VALUE) y = (vec)((ivec)y & ~(map_value(terms, map, j, centred) <= 0));
-    if (gating == BY_KEPT) y = (vec)((ivec)y & ~(load(c->kept + at, lanes) <= 0));
+    if (gating == BY_VALUE) y = vselect(map_value(terms, map, j, centred) <= 0, vzero(), y);
+    if (gating == BY_KEPT) y = vselect(load(c->kept + at, lanes) <= 0, vzero(), y);
     return vmax(c->low, y);
 }
 

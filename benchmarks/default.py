@@ -24,15 +24,15 @@ import numpy as np
 from work import WORK
 
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.comm.schedules.auto import NAMES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
-from pydtnn.trainer import Trainer
-from pydtnn.tuning import settle_choices
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.trainer import Trainer
+from pydtnn.training.tuning import settle_choices
 
 STEPS = 3
 """Steps of a turn: the first is not timed, as it finds the caches as another choice left them."""

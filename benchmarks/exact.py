@@ -28,8 +28,8 @@ from pathlib import Path
 
 from report import Report
 
-from pydtnn.checkpoint import find_checkpoints
 from pydtnn.data.order import own_shards
+from pydtnn.training.checkpoint import find_checkpoints
 
 BATCH, SHARDS, STEPS = 128, 8, 20
 RANKS = (1, 2, 3, 4, 5, 8)

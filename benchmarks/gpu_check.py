@@ -42,7 +42,7 @@ ROOT = HERE.parent
 TAIL = 60  # lines of each part's output in the report
 SANITIZED = (
     *("-k", "TestGpu or pooling or bins or step_of_a_model"),
-    *("tests/test_gpu_benchmarks.py::TestGpu", "tests/kernels/cuda/test_on_gpu.py"),
+    *("tests/benchmarks/test_gpu_benchmarks.py::TestGpu", "tests/kernels/cuda/test_on_gpu.py"),
 )
 """Tests in which all kernels of our own run, on small arrays: a sanitizer makes them slow."""
 

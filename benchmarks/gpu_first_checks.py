@@ -17,10 +17,10 @@ from gpu_work import WORK, create_side
 from report import WITH_TORCH
 from work import CIFAR
 
+from pydtnn.cli.transport import gpu_facts
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.serial import Serial
 from pydtnn.data import Batch
-from pydtnn.device import Device
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda import libraries
 from pydtnn.kernels.cuda.engine import Refused
@@ -30,8 +30,8 @@ from pydtnn.kernels.dtypes import DTYPES, arithmetic
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
-from pydtnn.trainer import Trainer
-from pydtnn.transport import gpu_facts
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.device import Device
 
 ERROR = {"float64": 1e-10, "float32": 2e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest error of products, in norm; float32 is rounded to TF32."""

@@ -87,8 +87,8 @@ class Clock(Callback):
 def ours(recipe: Recipe, told: Told) -> dict[str, float]:
     """Train with pydtnn; return accuracy and seconds."""
     from pydtnn.comm import create_communicator
-    from pydtnn.comm.exchange import AllReduce
-    from pydtnn.trainer import Trainer
+    from pydtnn.parallel.exchange import AllReduce
+    from pydtnn.training.trainer import Trainer
 
     backend = create_backend(recipe.device)
     model = recipe.network(backend=backend, dtype=recipe.dtype)

@@ -118,11 +118,11 @@ class Ours:
 
     def __init__(self, work: Work, dtype: str, device: str) -> None:
         from pydtnn.comm import create_communicator
-        from pydtnn.comm.exchange import AllReduce
         from pydtnn.model import Model
         from pydtnn.models import create_net
         from pydtnn.optimizers import SGD
-        from pydtnn.trainer import Trainer
+        from pydtnn.parallel.exchange import AllReduce
+        from pydtnn.training.trainer import Trainer
 
         self.work = work
         self.backend = create_backend(device)

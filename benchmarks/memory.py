@@ -33,7 +33,7 @@ STEPS = 3  # the first one chooses algorithms
 
 def measure(name: str, threads: int, variant: str) -> dict[str, float]:
     """Forecast and measure one row; to be called in a fresh process."""
-    from pydtnn.memory import forecast_memory
+    from pydtnn.model.memory import forecast_memory
 
     ours = Ours(name, threads, variant)
     for _ in range(STEPS):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from pydtnn.machine import cpu_name
+from pydtnn.utils.machine import cpu_name
 
 WITH_TORCH = importlib.util.find_spec("torch") is not None
 """Whether PyTorch can be imported: without it, tables show our side alone."""

@@ -29,9 +29,9 @@ from peak import Peak
 from report import Report
 from work import VARIANTS, WORK, Ours
 
-from pydtnn.graph import Node
 from pydtnn.kernels import ConvGeometry
 from pydtnn.layers.base import Finisher
+from pydtnn.model.graph import Node
 
 WARM_UP = 3  # steps; the first one chooses algorithms
 ENOUGH = 0.85

@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from pydtnn import layers
-from pydtnn.graph import Graph
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Layer, fused
 from pydtnn.layers.blocks import nodes
 from pydtnn.model import Model
+from pydtnn.model.graph import Graph
 from pydtnn.models import create_net
 
 Convert = Callable[[Any], nn.Module]

@@ -87,14 +87,14 @@ class Ours:
         samples: int | None = None,
     ) -> None:
         from pydtnn.comm import create_communicator
-        from pydtnn.comm.exchange import AllReduce
         from pydtnn.data import Batch
         from pydtnn.kernels import create_backend
         from pydtnn.model import Model
         from pydtnn.models import create_net
         from pydtnn.optimizers import SGD
-        from pydtnn.trainer import Trainer
-        from pydtnn.tuning import settle_choices
+        from pydtnn.parallel.exchange import AllReduce
+        from pydtnn.training.trainer import Trainer
+        from pydtnn.training.tuning import settle_choices
 
         self.cache = TemporaryDirectory()
         os.environ["PYDTNN_CACHE"] = self.cache.name

@@ -7,9 +7,9 @@ majority vote", 2019).
 import numpy as np
 
 from pydtnn import Model, Trainer, create_communicator, load_dataset
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
 
 
 class MajorityVote(AllReduce):

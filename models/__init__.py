@@ -40,7 +40,7 @@ from pydtnn.models.vgg import (
     vgg19,
     vgg19_bn,
 )
-from pydtnn.registry import create
+from pydtnn.utils.registry import create
 
 MODELS: dict[str, Callable[..., Block]] = {
     "mlp": mlp,

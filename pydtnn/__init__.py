@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pydtnn import (
         comm,
         data,
-        initializers,
         kernels,
         layers,
         losses,
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
     from pydtnn.comm import create_communicator, run_threads
     from pydtnn.data import ArrayDataset, load_dataset
     from pydtnn.kernels import create_backend
+    from pydtnn.layers import initializers
     from pydtnn.model import Model
-    from pydtnn.trainer import Trainer
+    from pydtnn.training import Trainer
 
 __all__ = [
     "ArrayDataset",
@@ -53,9 +53,10 @@ __all__ = [
 _HOMES = {
     "ArrayDataset": "pydtnn.data",
     "Model": "pydtnn.model",
-    "Trainer": "pydtnn.trainer",
+    "Trainer": "pydtnn.training",
     "create_backend": "pydtnn.kernels",
     "create_communicator": "pydtnn.comm",
+    "initializers": "pydtnn.layers",
     "load_dataset": "pydtnn.data",
     "run_threads": "pydtnn.comm",
 }

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn import __version__
-from pydtnn.errors import printable
-from pydtnn.machine import cpu_name
-from pydtnn.output import printing
-from pydtnn.threads import default_threads
+from pydtnn.utils.errors import printable
+from pydtnn.utils.machine import cpu_name
+from pydtnn.utils.output import printing
+from pydtnn.utils.threads import default_threads
 
 PACKAGES = (
     "numpy",

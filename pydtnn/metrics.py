@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.limits import whole
-from pydtnn.registry import create
-from pydtnn.targets import check_classes, check_dense, dense, one_hot
+from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
+from pydtnn.utils.registry import create
+from pydtnn.utils.validate import whole
 
 
 class Metric(ABC):

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.command_line import parse
-from pydtnn.config import TrainConfig
-from pydtnn.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
-from pydtnn.launcher import is_first_on_host
-from pydtnn.output import discard
+from pydtnn.utils.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
+from pydtnn.utils.launcher import is_first_on_host
+from pydtnn.utils.output import discard
 
 if TYPE_CHECKING:
-    from pydtnn.job import Job
+    from pydtnn.cli.build import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,13 +114,13 @@ def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
 
 
 def _run(config: TrainConfig, comm: Communicator) -> None:
+    from pydtnn.cli.build import create_job, fetch_data
+    from pydtnn.cli.parallel import check_messages, choose_allreduce
+    from pydtnn.cli.run_directory import run_directory
+    from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
     from pydtnn.comm.gpus import shared_gpu
-    from pydtnn.job import create_job, fetch_data
-    from pydtnn.machine import cpu_model
-    from pydtnn.parallel import check_messages, choose_allreduce
-    from pydtnn.run_directory import run_directory
-    from pydtnn.threads import limit_blas_threads, threads_per_rank
-    from pydtnn.transport import choose_transport, gpu_facts, take_gpu
+    from pydtnn.utils.machine import cpu_model
+    from pydtnn.utils.threads import limit_blas_threads, threads_per_rank
 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     cupy = _together(comm, take_gpu, config, comm)
@@ -148,8 +148,8 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
 
 def _carry_out(job: Job) -> None:
     from pydtnn.callbacks.progress import format_logs
-    from pydtnn.rank0 import on_rank_0
-    from pydtnn.report import print_report, write_run_file
+    from pydtnn.cli.report import print_report, write_run_file
+    from pydtnn.comm.rank0 import on_rank_0
     from pydtnn.weights import save_weights
 
     config, trainer = job.config, job.trainer
@@ -177,7 +177,7 @@ def _carry_out(job: Job) -> None:
 
 
 def _resume(job: Job) -> None:
-    from pydtnn.checkpoint import load_checkpoint
+    from pydtnn.training.checkpoint import load_checkpoint
 
     path = load_checkpoint(job.directory, job.trainer)
     if path is not None:

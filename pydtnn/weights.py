@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pydtnn import __version__
-from pydtnn.files import read_file, write_file
 from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.utils.files import read_file, write_file
 
 if TYPE_CHECKING:
     from pydtnn.model import Model

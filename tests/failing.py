@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Request
-from pydtnn.comm.exchange import AllReduce, GradientExchange
-from pydtnn.comm.sums import Sums
 from pydtnn.data import Batch, Loader
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import Conv2d, Flatten, Layer, Linear, Residual, Sequential, StepContext
+from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parameters import Bucket
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.sums import Sums
 
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 

@@ -16,12 +16,12 @@ import hypothesis
 from hypothesis import strategies as st
 
 from pydtnn import layers
-from pydtnn.graph import Graph, Node
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Block, Conv2d, Layer, StepContext
 from pydtnn.layers.base import Saved, Shape
 from pydtnn.layers.blocks import Net
 from pydtnn.model import Model
+from pydtnn.model.graph import Graph, Node
 from tests.random_cases import Case, Cases
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.initializers import LeCun
 from pydtnn.kernels import Backend
+from pydtnn.layers.initializers import LeCun
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.optimizers import Optimizer, get_optimizer
-from pydtnn.parameters import Parameter, ParameterBuffer
 
 STEPS = 20
 

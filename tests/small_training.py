@@ -11,14 +11,14 @@ import numpy as np
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.schedules import Cosine
-from pydtnn.trainer import Trainer
+from pydtnn.training.trainer import Trainer
 
 STEPS = 4
 """Steps per epoch; the last batch is smaller."""

@@ -25,7 +25,7 @@ import numpy as np
 from pydtnn import train
 from pydtnn.callbacks import Callback, HistoryWriter
 from pydtnn.data import synthetic
-from pydtnn.trainer import Trainer
+from pydtnn.training.trainer import Trainer
 import pydtnn.weights
 
 def patch(owner, name, phase):
@@ -37,15 +37,15 @@ def patch(owner, name, phase):
 
 patch(train, "create_communicator", "communicator")
 patch(train, "parse", "parse")
-import pydtnn.job, pydtnn.callbacks.checkpointing, pydtnn.report, pydtnn.threads
-patch(pydtnn.threads, "threads_per_rank", "threads")
-patch(pydtnn.job, "create_data", "data")
-patch(pydtnn.job, "create_network", "network")
+import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.utils.threads
+patch(pydtnn.utils.threads, "threads_per_rank", "threads")
+patch(pydtnn.cli.build, "create_data", "data")
+patch(pydtnn.cli.build, "create_network", "network")
 patch(Trainer, "_begin", "step")
 patch(Trainer, "evaluate", "evaluation")
 patch(HistoryWriter, "on_epoch_end", "callback")
 patch(pydtnn.callbacks.checkpointing, "save_checkpoint", "checkpoint")
-patch(pydtnn.report, "print_report", "report")
+patch(pydtnn.cli.report, "print_report", "report")
 atexit.register(strike, "exit")
 strike("import")
 status = train.main()

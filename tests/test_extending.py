@@ -15,13 +15,19 @@ import pytest
 from pydtnn import layers
 from pydtnn.callbacks import Callback
 from pydtnn.comm import create_communicator, run_threads
-from pydtnn.comm.compression import Compressor
-from pydtnn.comm.exchange import AllReduce, GradientExchange
-from pydtnn.comm.option import option
 from pydtnn.comm.schedules import steps
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.schemes import (
+from pydtnn.data import ArrayDataset, Dataset
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Flatten, Layer, Linear, Sequential
+from pydtnn.losses import Loss
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.parallel.compression import Compressor
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.option import option
+from pydtnn.parallel.schemes import (
     GRAPHS,
     SCHEMES,
     Gossip,
@@ -30,14 +36,8 @@ from pydtnn.comm.schemes import (
     ShardedOptimizer,
     swap,
 )
-from pydtnn.data import ArrayDataset, Dataset
-from pydtnn.kernels import create_backend
-from pydtnn.layers import Flatten, Layer, Linear, Sequential
-from pydtnn.losses import Loss
-from pydtnn.model import Model
-from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.testing import check_layer, check_scheme
-from pydtnn.trainer import Trainer
+from pydtnn.training.trainer import Trainer
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))

@@ -19,64 +19,47 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Area: the modules and packages in it, of which the longest name decides.
 AREAS = {
-    "tools": [
-        *("cuts", "device", "errors", "files", "launcher", "limits", "machine", "output"),
-        *("registry", "suggest", "threads"),
-    ],
+    "utils": ["utils"],
     "kernels": ["kernels"],
     "random": ["kernels.reference.random"],
     "comm": ["comm"],
-    "exchange": ["comm.compression", "comm.exact", "comm.exchange", "comm.schemes", "comm.sums"],
     "data": ["data"],
-    "parameters": ["parameters", "initializers", "statistics"],
+    "parameters": ["layers.initializers", "layers.parameters", "layers.statistics"],
     "layers": ["layers"],
-    "graph": ["graph", "fusion"],
-    "model": ["model", "memory", "summary", "walks"],
-    "rules": [
-        *("loss_scale", "losses", "metrics", "objective", "optimizers", "schedules"),
-        *("targets", "totals"),
-    ],
-    "training": [
-        *("trainer", "step", "steps", "capture", "evaluation", "fingerprint", "finite", "plan"),
-        *("callbacks", "checkpoint", "rank0", "tracing", "tuning", "weights"),
-    ],
+    "model": ["model"],
+    "weights": ["weights"],
+    "rules": ["losses", "metrics", "optimizers", "schedules"],
+    "parallel": ["parallel"],
+    "training": ["training"],
+    "callbacks": ["callbacks"],
     "models": ["models"],
     "testing": ["testing"],
-    "programs": [
-        *(
-            "config",
-            "options",
-            "command_line",
-            "plain_yaml",
-            "job",
-            "own_code",
-            "parallel",
-            "train",
-        ),
-        *("run_directory", "report", "info", "transport", "comm.__main__", "testing.__main__"),
-    ],
+    "programs": ["cli", "info", "train", "comm.__main__", "testing.__main__"],
 }
 
-BELOW_LAYERS = {"tools", "kernels", "random", "parameters"}
-BELOW_TRAINING = {*BELOW_LAYERS, "layers", "graph", "model", "rules", "comm", "exchange", "data"}
+BELOW_LAYERS = {"utils", "kernels", "random", "parameters"}
+BELOW_MODEL = {*BELOW_LAYERS, "layers"}
+BELOW_TRAINING = {*BELOW_MODEL, "model", "weights", "rules", "comm", "parallel", "data"}
+BELOW_PROGRAMS = {*BELOW_TRAINING, "training", "callbacks", "version"}
 
 # Area: what it may import besides itself.
 ALLOWED = {
-    "tools": set(),
-    "kernels": {"tools", "random", "version"},
+    "utils": set(),
+    "kernels": {"utils", "random", "version"},
     "random": {"kernels"},
-    "comm": {"tools"},
-    "exchange": {*BELOW_LAYERS, "comm", "rules"},
-    "data": {"tools", "random"},
-    "parameters": {"tools", "kernels", "random"},
+    "comm": {"utils"},
+    "data": {"utils", "random"},
+    "parameters": {"utils", "kernels", "random"},
     "layers": BELOW_LAYERS,
-    "graph": {*BELOW_LAYERS, "layers"},
-    "model": {*BELOW_LAYERS, "layers", "graph"},
+    "model": BELOW_MODEL,
+    "weights": {"utils", "kernels", "model", "version"},
     "rules": BELOW_LAYERS,
+    "parallel": {*BELOW_LAYERS, "comm", "rules"},
     "training": {*BELOW_TRAINING, "version"},
-    "models": {"tools", "layers", "parameters"},
+    "callbacks": {*BELOW_TRAINING, "training"},
+    "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
-    "programs": {*BELOW_TRAINING, "training", "models", "testing", "version"},
+    "programs": {*BELOW_PROGRAMS, "models", "testing"},
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }
 

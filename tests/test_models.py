@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.graph import Graph
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
 from pydtnn.model import Model
+from pydtnn.model.graph import Graph
 from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg
 
 CIFAR = (32, 32, 3)

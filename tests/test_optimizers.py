@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from pydtnn.initializers import LeCun
 from pydtnn.kernels import create_backend
 from pydtnn.layers import ReLU
+from pydtnn.layers.initializers import LeCun
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.model import Model
 from pydtnn.optimizers import (
     LAMB,
@@ -24,7 +25,6 @@ from pydtnn.optimizers import (
     RMSProp,
     get_optimizer,
 )
-from pydtnn.parameters import Parameter, ParameterBuffer
 from pydtnn.schedules import Cosine, Step
 from tests.gpu import to_host
 

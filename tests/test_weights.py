@@ -15,7 +15,8 @@ from ml_dtypes import bfloat16
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
-from pydtnn import __version__, files
+from pydtnn import __version__
+from pydtnn.utils import files
 from pydtnn.weights import decode, encode, load_weights, save_weights
 from tests.small_training import small_model
 

@@ -1,6 +1,5 @@
 """Callbacks: what follows training without being part of it."""
 
-from pydtnn.callbacks.base import Callback
 from pydtnn.callbacks.best import BestWeights
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
@@ -8,6 +7,7 @@ from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.progress import ProgressBar
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
+from pydtnn.training.callback import Callback
 
 __all__ = [
     "BestWeights",

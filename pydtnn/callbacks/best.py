@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydtnn.callbacks.monitor import Monitor
-from pydtnn.rank0 import on_rank_0
+from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.weights import save_weights
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 
 class BestWeights(Monitor):

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.callbacks.base import Callback
-from pydtnn.checkpoint import find_checkpoints, save_checkpoint
-from pydtnn.errors import AgreedError
-from pydtnn.limits import whole
-from pydtnn.rank0 import on_rank_0
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Callback
+from pydtnn.training.checkpoint import find_checkpoints, save_checkpoint
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.validate import whole
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 
 class Checkpointer(Callback):
@@ -31,7 +31,7 @@ class Checkpointer(Callback):
     keep : int
         How many checkpoints to keep.
     config : mapping, optional
-        Saved with each checkpoint, see `pydtnn.checkpoint.save_checkpoint`.
+        Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
     """
 
     def __init__(

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.callbacks.base import Callback
-from pydtnn.files import write_file
-from pydtnn.rank0 import on_rank_0
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Callback
+from pydtnn.utils.files import write_file
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 Logs = dict[str, float]
 

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydtnn.callbacks.base import Callback
-from pydtnn.errors import AgreedError
-from pydtnn.limits import number, whole
+from pydtnn.training.callback import Callback
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.validate import number, whole
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 VALIDATION = "val_"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.callbacks.monitor import Monitor
-from pydtnn.limits import number, whole
+from pydtnn.utils.validate import number, whole
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 
 class ReduceOnPlateau(Monitor):

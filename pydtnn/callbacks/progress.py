@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pydtnn.callbacks.base import Callback
-from pydtnn.limits import number
+from pydtnn.training.callback import Callback
+from pydtnn.utils.validate import number
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 REFRESH = 0.1
 """Seconds between two updates of a bar: faster than that nobody reads."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydtnn.callbacks.monitor import Monitor
-from pydtnn.limits import number, whole
+from pydtnn.utils.validate import number, whole
 
 if TYPE_CHECKING:
-    from pydtnn.trainer import Trainer
+    from pydtnn.training.trainer import Trainer
 
 
 class EarlyStopping(Monitor):

@@ -11,7 +11,7 @@ from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.launch import launched
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import run_threads
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 __all__ = [
     "Communicator",

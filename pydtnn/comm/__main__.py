@@ -12,9 +12,9 @@ from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
-from pydtnn.errors import describe, traceback_if_wanted
-from pydtnn.output import printing
-from pydtnn.own_code import import_object, is_own
+from pydtnn.utils.errors import describe, traceback_if_wanted
+from pydtnn.utils.output import printing
+from pydtnn.utils.own_code import import_object, is_own
 
 EXAMPLES = """examples:
   python -m pydtnn.comm list

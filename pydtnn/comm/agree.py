@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.errors import AgreedError, describe
+from pydtnn.utils.errors import AgreedError, describe
 
 
 def agree(comm: Communicator, error: Exception | None = None) -> None:

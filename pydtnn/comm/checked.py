@@ -18,7 +18,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 
 
 class Checked(Wrapper):

@@ -23,7 +23,7 @@ from pydtnn.comm.checks import (
     check_reduction,
     check_tag,
 )
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 
 
 class Request(ABC):

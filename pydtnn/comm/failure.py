@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.witness import Witness
-from pydtnn.errors import AgreedError, describe, traceback_if_wanted
+from pydtnn.utils.errors import AgreedError, describe, traceback_if_wanted
 
 _PATIENCE = 1.0
 """Seconds that a rank leaves to the one that failed before it for printing and aborting."""

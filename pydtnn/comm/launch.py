@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydtnn.launcher import number
+from pydtnn.utils.launcher import number
 
 _RANK_VARIABLES = (
     "PMI_RANK",  # MPICH (hydra), Intel MPI, srun --mpi=pmi2, Cray

@@ -24,7 +24,7 @@ from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
-from pydtnn.launcher import launched_ranks
+from pydtnn.utils.launcher import launched_ranks
 
 
 def create_mpi() -> MpiCommunicator:

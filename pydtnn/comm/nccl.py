@@ -28,7 +28,7 @@ from pydtnn.comm.communicator import Communicator, Completed, Message, Request
 from pydtnn.comm.gpus import shared_gpu
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.device import Device, DeviceArray, Event
+from pydtnn.utils.device import Device, DeviceArray, Event
 
 Array = np.ndarray | DeviceArray
 

@@ -17,7 +17,7 @@ import numpy as np
 from pydtnn.comm.arrays import on_host
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.device import Device, DeviceArray, Event
+from pydtnn.utils.device import Device, DeviceArray, Event
 
 Array = np.ndarray | DeviceArray
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.mailbox import Mailbox, Message
 from pydtnn.comm.world import Ended, World
-from pydtnn.errors import RankError
+from pydtnn.utils.errors import RankError
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pydtnn.errors import AgreedError, RankError, describe
+from pydtnn.utils.errors import AgreedError, RankError, describe
 
 
 class Ended(RuntimeError):

@@ -31,7 +31,7 @@ from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "cifar10": load_cifar10,

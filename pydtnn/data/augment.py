@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from pydtnn.data.order import below
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 Array = NDArray[Any]
 

@@ -21,7 +21,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import Source, fetch
 from pydtnn.data.locate import Layout, locate
 from pydtnn.data.unpickle import read_pickle
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 Array = NDArray[Any]
 

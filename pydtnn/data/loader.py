@@ -17,7 +17,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
-from pydtnn.limits import whole
+from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
 

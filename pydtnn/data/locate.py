@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydtnn.files import user_cache
+from pydtnn.utils.files import user_cache
 
 VARIABLE = "PYDTNN_DATA"
 """Environment variable that names the data folder."""

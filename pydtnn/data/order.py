@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pydtnn.cuts import even_cut
 from pydtnn.kernels.reference.random import bits, stream
+from pydtnn.utils.split import even_cut
 
 
 def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[np.int64]:

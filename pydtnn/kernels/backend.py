@@ -13,9 +13,9 @@ import numpy as np
 from pydtnn.kernels import reference
 from pydtnn.kernels.choices import Choices, create_choices
 from pydtnn.kernels.reference.family import Array
-from pydtnn.limits import whole
-from pydtnn.suggest import unknown
-from pydtnn.threads import MOST_THREADS, default_threads
+from pydtnn.utils.suggest import unknown
+from pydtnn.utils.threads import MOST_THREADS, default_threads
+from pydtnn.utils.validate import whole
 
 BACKENDS = ("cpu", "cuda", "numpy")
 

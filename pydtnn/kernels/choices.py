@@ -20,7 +20,7 @@ from typing import Any
 from pydtnn.kernels.choices_file import Choice, ChoicesFile, Table
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.timing import shortest_times, switches
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 MODES = ("measure", "fixed", "direct")
 

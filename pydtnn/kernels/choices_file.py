@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydtnn.files import user_cache, write_file
-from pydtnn.machine import cpu_model
+from pydtnn.utils.files import user_cache, write_file
+from pydtnn.utils.machine import cpu_model
 
 VARIABLE = "PYDTNN_CACHE"
 """Environment variable that names the folder."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
-from pydtnn.limits import number
+from pydtnn.utils.validate import number
 
 
 class Activation(Layer):

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.initializers import Initializer, get_initializer
 from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
-from pydtnn.parameters import Parameter
-from pydtnn.statistics import Statistic
+from pydtnn.layers.initializers import Initializer, get_initializer
+from pydtnn.layers.parameters import Parameter
+from pydtnn.layers.statistics import Statistic
 
 Shape = tuple[int, ...]
 Saved = Any
@@ -192,7 +192,7 @@ class Layer(ABC):
         shape : tuple of int
         initializer : str or Initializer
             A name such as "zeros", "ones", "he_normal" or "glorot_uniform", see
-            `pydtnn.initializers.INITIALIZERS`.
+            `pydtnn.layers.initializers.INITIALIZERS`.
         fan_in, fan_out : int, optional
             See `Parameter`; by default those of a matrix ``(out, in)`` or of filters
             ``(out, ..., in)``, and 1 for a vector.

@@ -12,7 +12,7 @@ from pydtnn.layers.merge import Add
 from pydtnn.layers.reshape import Identity
 
 if TYPE_CHECKING:
-    from pydtnn.graph import Graph, Node
+    from pydtnn.model.graph import Graph, Node
 
 
 class Block(ABC):

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from pydtnn.initializers import Initializer
 from pydtnn.kernels import ConvGeometry, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Finisher, Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.window import Padding, resolve_padding
-from pydtnn.limits import whole
+from pydtnn.utils.validate import whole
 
 
 class Conv2d(Layer, Finisher):

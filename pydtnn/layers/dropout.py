@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.limits import number
+from pydtnn.utils.validate import number
 
 
 class Dropout(Layer):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from pydtnn.initializers import Initializer
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
-from pydtnn.limits import whole
+from pydtnn.layers.initializers import Initializer
+from pydtnn.utils.validate import whole
 
 
 class Linear(Layer):

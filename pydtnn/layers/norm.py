@@ -11,7 +11,7 @@ from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.two_phase import TwoPhase
-from pydtnn.limits import number, whole
+from pydtnn.utils.validate import number, whole
 
 
 class Moments(NamedTuple):

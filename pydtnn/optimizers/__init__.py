@@ -9,7 +9,7 @@ from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
-from pydtnn.registry import create
+from pydtnn.utils.registry import create
 
 __all__ = [
     "LAMB",

@@ -24,11 +24,11 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.limits import number, whole
-from pydtnn.loss_scale import LossScale
+from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
+from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.share import Share, Whole
-from pydtnn.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.schedules import Constant, Schedule
+from pydtnn.utils.validate import number, whole
 
 TINY = 2.0**-600
 """What gradients are multiplied by where the square of their norm overflows."""
@@ -153,7 +153,7 @@ class Optimizer(ABC):
         return {}
 
     def number(self, name: str, value: Any, **limits: float) -> float:
-        """Check one of the rule's numbers, see `pydtnn.limits.number`."""
+        """Check one of the rule's numbers, see `pydtnn.utils.validate.number`."""
         return number(type(self).__name__, name, value, **limits)
 
     def bind(

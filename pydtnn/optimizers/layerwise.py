@@ -9,10 +9,10 @@ Norms and the rates made of them stay on the device; nothing here waits for them
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.limits import truth
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
+from pydtnn.utils.validate import truth
 
 
 class LARS(Optimizer):

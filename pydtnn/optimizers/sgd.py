@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.limits import truth
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.schedules import Schedule
+from pydtnn.utils.validate import truth
 
 
 class SGD(Optimizer):

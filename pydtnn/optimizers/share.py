@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.parameters import Bucket
+from pydtnn.layers.parameters import Bucket
 
 
 class Share(Protocol):

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pydtnn.limits import number, whole
+from pydtnn.utils.validate import number, whole
 
 Schedule = Callable[[int], float]
 """``schedule(step)`` gives the learning rate of update number `step`, counted from 0."""

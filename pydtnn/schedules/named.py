@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.limits import number, whole
-from pydtnn.registry import create
 from pydtnn.schedules.curves import (
     Constant,
     Cosine,
@@ -18,6 +16,8 @@ from pydtnn.schedules.curves import (
     Triangular,
     WarmUp,
 )
+from pydtnn.utils.registry import create
+from pydtnn.utils.validate import number, whole
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.exchange import GradientExchange
-from pydtnn.comm.schemes import create_scheme
-from pydtnn.errors import describe, traceback_if_wanted
-from pydtnn.output import printing
-from pydtnn.own_code import import_class, is_own
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.schemes import create_scheme
 from pydtnn.testing.scheme import check_scheme
 from pydtnn.testing.scheme_report import SchemeReport
+from pydtnn.utils.errors import describe, traceback_if_wanted
+from pydtnn.utils.output import printing
+from pydtnn.utils.own_code import import_class, is_own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ def check_scheme(
 
     Examples
     --------
-    >>> from pydtnn.comm.exchange import AllReduce
+    >>> from pydtnn.parallel.exchange import AllReduce
     >>> report = check_scheme(AllReduce, ranks=[3])
     >>> report.rows[0].difference < 1e-12, report.rows[0].messages
     (True, 4.0)

@@ -8,14 +8,14 @@ from typing import NoReturn
 import numpy as np
 
 from pydtnn.comm import run_threads
-from pydtnn.comm.exchange import GradientExchange
 from pydtnn.data import ArrayDataset
-from pydtnn.errors import describe
-from pydtnn.finite import NotFiniteError
 from pydtnn.optimizers import SGD, Optimizer
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.testing.scheme_course import Course, Plan
 from pydtnn.testing.scheme_group import run_ranks, run_serial
 from pydtnn.testing.scheme_rank import Scheme
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.utils.errors import describe
 
 
 class Case:

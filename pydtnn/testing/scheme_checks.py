@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pydtnn.errors import RankError, describe
 from pydtnn.testing.scheme_case import Case
 from pydtnn.testing.scheme_course import BAD_STEP, MIDDLE, STEPS, Course, Plan
 from pydtnn.testing.scheme_group import run_serial
 from pydtnn.testing.scheme_watch import Injected
+from pydtnn.utils.errors import RankError, describe
 
 DELAYS = (1, 2)
 """Seeds of random delays."""

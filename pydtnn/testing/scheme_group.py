@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pydtnn.comm import Communicator, create_communicator, run_threads
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import ArrayDataset
 from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.testing.scheme_course import Course, Plan
 from pydtnn.testing.scheme_rank import Rank, Scheme
 from pydtnn.testing.scheme_watch import Ledger

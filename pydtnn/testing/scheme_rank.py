@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator
 from pydtnn.comm.delayed import Delayed
-from pydtnn.comm.exchange import GradientExchange
 from pydtnn.data import ArrayDataset, Loader
-from pydtnn.finite import NotFiniteError
 from pydtnn.layers import Linear, Sequential, Sigmoid
+from pydtnn.layers.parameters import Bucket, Entry
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
-from pydtnn.parameters import Bucket, Entry
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.testing.scheme_course import BAD_STEP, BATCH, FAILING_STEP, MIDDLE, STEPS, Course, Plan
 from pydtnn.testing.scheme_watch import Injected, Ledger, Watched
-from pydtnn.trainer import Trainer
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.trainer import Trainer
 
 LONGEST_DELAY = 2e-4
 """In s: some calls of the others fit into it."""

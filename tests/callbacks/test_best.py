@@ -11,7 +11,7 @@ from pydtnn.callbacks import (
     BestWeights,
 )
 from pydtnn.comm import Communicator
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 from pydtnn.weights import load_weights
 from tests.small_training import (
     Recorder,

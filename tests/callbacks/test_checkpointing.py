@@ -12,8 +12,8 @@ from pydtnn.callbacks import (
     EarlyStopping,
     HistoryWriter,
 )
-from pydtnn.checkpoint import find_checkpoints
-from pydtnn.errors import AgreedError
+from pydtnn.training.checkpoint import find_checkpoints
+from pydtnn.utils.errors import AgreedError
 from tests.small_training import (
     small_fit,
     small_trainer,

@@ -13,7 +13,7 @@ from pydtnn.callbacks import (
     HistoryWriter,
 )
 from pydtnn.comm import Communicator
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 from tests.small_training import (
     Recorder,
     small_fit,

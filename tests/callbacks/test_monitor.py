@@ -13,7 +13,7 @@ from pydtnn.callbacks import (
     Monitor,
     StopAtMetric,
 )
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 from tests.small_training import (
     follow,
     small_data,

@@ -21,7 +21,7 @@ TRANSPORTS: dict[str, Callable[[Communicator, Any], Communicator]] = {
     "staged": Staged,
     "handed": lambda comm, xp: Handed(Aware(comm), xp),
 }
-"""What `pydtnn.transport` chooses from."""
+"""What `pydtnn.cli.transport` chooses from."""
 
 FABRICS: dict[int, Fabric] = {}
 

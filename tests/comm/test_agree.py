@@ -3,7 +3,7 @@
 import pytest
 
 from pydtnn.comm import agree, require_equal
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 
 
 @pytest.mark.threads(1, 3)

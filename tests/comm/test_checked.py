@@ -10,7 +10,7 @@ import pytest
 from pydtnn.comm import Communicator
 from pydtnn.comm.checked import Checked
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 from tests.comm.communicator_contract import CommunicatorContract
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.comm import run_threads
 from pydtnn.comm.nccl import OPERATIONS, TYPES, NcclCommunicator, create_nccl
-from pydtnn.errors import AgreedError
+from pydtnn.utils.errors import AgreedError
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.comm.on_device import OnDevice

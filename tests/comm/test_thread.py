@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.errors import AgreedError, RankError
+from pydtnn.utils.errors import AgreedError, RankError
 from tests.comm.communicator_contract import CommunicatorContract
 
 

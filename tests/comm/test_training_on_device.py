@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.compression import create_sums
-from pydtnn.comm.exact import ExactSums
-from pydtnn.comm.exchange import AllReduce, GradientExchange
-from pydtnn.comm.schemes import SCHEMES, create_scheme
-from pydtnn.comm.schemes.sharded import ShardedOptimizer
-from pydtnn.device import Device
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
 from pydtnn.kernels.cuda.memory import DeviceMemory
 from pydtnn.layers import BatchNorm, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.device import Device
 from tests.comm.devices import TRANSPORTS, device_of, reference_on
-from tests.comm.schemes.course import CASES, RULES, Weights, fit, trainer_of
+from tests.parallel.schemes.course import CASES, RULES, Weights, fit, trainer_of
 
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 over_mpi = pytest.mark.parametrize("transport", ["staged", "handed"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pydtnn.data
-import pydtnn.suggest
+import pydtnn.utils.suggest
 from pydtnn.data import DATASETS, array, augment, load_dataset, order
 
 
@@ -41,7 +41,7 @@ def test_the_names_of_the_data_sets_are_known() -> None:
     assert sorted(DATASETS) == ["cifar10", "cifar100", "digits", "mnist", "synthetic"]
 
 
-@pytest.mark.parametrize("module", [pydtnn.data, array, augment, order, pydtnn.suggest])
+@pytest.mark.parametrize("module", [pydtnn.data, array, augment, order, pydtnn.utils.suggest])
 def test_the_examples_in_the_documentation_hold(module: Any) -> None:
     result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import load_dataset
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
 from pydtnn.schedules import Triangular
-from pydtnn.trainer import Trainer
+from pydtnn.training.trainer import Trainer
 
 
 def test_resnet20_passes_90_percent_in_200_steps() -> None:

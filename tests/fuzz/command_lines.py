@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.comm.compression import COMPRESSORS
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import Option, options
 from pydtnn.comm.schedules import SCHEDULES
-from pydtnn.comm.schemes import SCHEMES
-from pydtnn.config import TrainConfig
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS
 from pydtnn.optimizers import OPTIMIZERS
-from pydtnn.options import Option, options
+from pydtnn.parallel.compression import COMPRESSORS
+from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.schedules import SCHEDULES as RATES
 
 DATA = '{"samples": 30, "test_samples": 9, "shape": [8, 8, 1], "classes": 3}'

@@ -22,20 +22,20 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn import plain_yaml
 from pydtnn.callbacks import EarlyStopping
-from pydtnn.checkpoint import find_checkpoints, load_checkpoint
-from pydtnn.checkpoint.folder import ARRAYS, STATE, write_checkpoint
-from pydtnn.command_line import parse
-from pydtnn.config import TrainConfig
+from pydtnn.cli import plain_yaml
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.parser import parse
 from pydtnn.data import Dataset, cifar, load_cifar10, load_cifar100, load_mnist
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.mnist import FILES
-from pydtnn.errors import EXPLAINED
 from pydtnn.kernels.choices_file import Choice, ChoicesFile
 from pydtnn.model import Model
-from pydtnn.own_code import import_object
-from pydtnn.trainer import Trainer
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
+from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import EXPLAINED
+from pydtnn.utils.own_code import import_object
 from pydtnn.weights import encode, load_weights, save_weights
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage

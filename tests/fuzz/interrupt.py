@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydtnn.callbacks import Callback
-from pydtnn.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator
-from pydtnn.errors import AgreedError
-from pydtnn.trainer import Trainer
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
 from tests.fuzz.training_runs import Result, Run, Way, result
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Callback
-from pydtnn.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.compression import CompressedSums, Compressor, Context, create_sums
-from pydtnn.comm.exchange import GradientExchange
-from pydtnn.comm.schemes import GRAPHS, SCHEMES, create_scheme
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import BatchNorm, Flatten, Linear, Net, ReLU, Reshape, Sequential
+from pydtnn.layers.parameters import Bucket
 from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adam, Optimizer
-from pydtnn.parameters import Bucket
-from pydtnn.trainer import Trainer
-from tests.comm.compression.cases import buckets_of, fill, read
+from pydtnn.parallel.compression import CompressedSums, Compressor, Context, create_sums
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.schemes import GRAPHS, SCHEMES, create_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.trainer import Trainer
+from tests.parallel.compression.cases import buckets_of, fill, read
 
 Rng = np.random.Generator
 

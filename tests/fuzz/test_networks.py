@@ -10,9 +10,9 @@ import pytest
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model import Model
 from tests.conftest import instruction_sets
+from tests.parallel.trajectories import Data, Expected, observe, randomize, together
 from tests.random_cases import Case, Cases
 from tests.random_networks import NUMPY, Network, for_each_network
-from tests.trajectories import Data, Expected, observe, randomize, together
 
 CPU = create_backend("cpu", threads=1)
 

@@ -11,13 +11,13 @@ import pytest
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schemes import GRAPHS, SCHEMES, create_scheme
 from pydtnn.data import ArrayDataset
 from pydtnn.data.order import permutation
 from pydtnn.layers import Linear, Sequential, Tanh
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.schemes import GRAPHS, SCHEMES, create_scheme
+from pydtnn.training.trainer import Trainer
 from tests.fuzz.reference_training import STEPS, Perceptron, Rule, train
 from tests.random_cases import Cases
 

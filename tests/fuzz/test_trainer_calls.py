@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.schemes import SCHEMES, create_scheme
+from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.data import ArrayDataset, Loader
-from pydtnn.errors import AgreedError
 from pydtnn.layers import BatchNorm, Dropout, Flatten, Linear, ReLU, Reshape, Sequential
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
-from pydtnn.rank0 import on_rank_0
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
 from pydtnn.weights import load_weights, save_weights
 from tests.random_cases import Case, Cases
 

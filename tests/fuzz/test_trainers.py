@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from pydtnn.callbacks import Checkpointer
-from pydtnn.checkpoint import load_checkpoint
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.comm.exact import ExactSums
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import (
     Add,
@@ -31,8 +28,11 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.schedules import OneCycle
-from pydtnn.trainer import Trainer
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.trainer import Trainer
 from tests.random_cases import Case, Cases
 from tests.small_training import Recorder, fingerprint
 

@@ -10,19 +10,19 @@ import numpy as np
 
 from pydtnn.callbacks import Callback, EarlyStopping, ReduceOnPlateau
 from pydtnn.comm import Communicator
-from pydtnn.comm.exact import ExactSums
-from pydtnn.comm.exchange import AllReduce, GradientExchange
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.comm.schedules.auto import create_allreduce
-from pydtnn.comm.schemes import Hierarchical, ParameterServer, ShardedOptimizer
-from pydtnn.comm.sums import Sums
 from pydtnn.data import ArrayDataset, Augmentation, Cutout, HorizontalFlip, RandomCrop
 from pydtnn.kernels import create_backend
 from pydtnn.losses import CategoricalCrossEntropy, Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import LAMB, LARS, SGD, Adam, AdamW, Nadam, Optimizer, RMSProp
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import Hierarchical, ParameterServer, ShardedOptimizer
+from pydtnn.parallel.sums import Sums
 from pydtnn.schedules import get_schedule
-from pydtnn.trainer import Trainer
+from pydtnn.training.trainer import Trainer
 from tests.fuzz.small_networks import Kinds, random_net
 
 SCHEDULED = ("constant", "warmup", "step", "epochs", "polynomial", "cosine", "triangular")

@@ -454,7 +454,7 @@ def test_the_file_is_in_the_users_cache_unless_a_folder_is_named(
 
 def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
     import pydtnn
-    from pydtnn.machine import cpu_model
+    from pydtnn.utils.machine import cpu_model
 
     pytest.importorskip("pydtnn.kernels.cpu._conv")
     name = ChoicesFile().machine

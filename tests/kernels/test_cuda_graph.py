@@ -5,9 +5,9 @@ import gc
 import numpy as np
 import pytest
 
-from pydtnn.device import Device
 from pydtnn.kernels.cuda.feed import SETS, Feed, Late
 from pydtnn.kernels.cuda.graph import WARM_UP, Graphs
+from pydtnn.utils.device import Device
 from tests.simulated import SimulatedCupy
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.graph import Graph, Node
 from pydtnn.layers import (
     Add,
     Block,
@@ -21,6 +20,7 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.model import Model
+from pydtnn.model.graph import Graph, Node
 
 
 def names(net: Block, shape: tuple[int, ...] = (4,)) -> list[str]:

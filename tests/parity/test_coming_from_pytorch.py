@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Serial
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import RandomCrop
 from pydtnn.data.prepare import Prepare
@@ -20,7 +19,8 @@ from pydtnn.metrics import get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 F = torch.nn.functional

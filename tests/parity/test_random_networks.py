@@ -11,9 +11,7 @@ import pytest
 from pydtnn import layers
 from pydtnn.layers import Layer, StepContext
 from pydtnn.model import Model
-from tests.random_cases import Case, Cases
-from tests.random_networks import NUMPY, Network, OwnConv, Turned, for_each_network
-from tests.trajectories import (
+from tests.parallel.trajectories import (
     LR,
     MOMENTUM,
     STEPS,
@@ -22,6 +20,8 @@ from tests.trajectories import (
     Record,
     randomize,
 )
+from tests.random_cases import Case, Cases
+from tests.random_networks import NUMPY, Network, OwnConv, Turned, for_each_network
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
@@ -56,7 +56,7 @@ def _converters() -> Iterator[None]:
 
 
 class Twin:
-    """The PyTorch network of a model, trained as `tests.trajectories.observe` trains a model."""
+    """The PyTorch network of a model, trained as `trajectories.observe` trains a model."""
 
     def __init__(self, model: Model, network: Network) -> None:
         from benchmarks import torch_twin

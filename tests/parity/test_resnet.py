@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator
-from pydtnn.comm.exchange import AllReduce
 from pydtnn.data import Batch
 from pydtnn.kernels import Backend
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.trainer import Trainer
 from tests.gpu import to_host
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")

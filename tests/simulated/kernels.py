@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.files import user_cache, write_file
 from pydtnn.kernels.cuda.module import SOURCES, source_files
+from pydtnn.utils.files import user_cache, write_file
 from tests.simulated.cupy.array import DeviceArray
 from tests.simulated.cupy.fabric import BUSY
 

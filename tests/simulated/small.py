@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator, Serial
-from pydtnn.comm.exchange import AllReduce
-from pydtnn.comm.sums import Sums
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import Backend
 from pydtnn.layers import (
@@ -29,7 +27,9 @@ from pydtnn.layers import (
 from pydtnn.layers.blocks import Net
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
-from pydtnn.trainer import Trainer
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.sums import Sums
+from pydtnn.training.trainer import Trainer
 
 SHAPE, CLASSES, SAMPLES, BATCH = (7, 7, 2), 3, 20, 8
 

@@ -11,13 +11,13 @@ import pytest
 
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.comm.exact import ExactSums
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.staged import Staged
 from pydtnn.kernels.cuda.fused import Fused
 from pydtnn.kernels.cuda.norm import Norm
 from pydtnn.kernels.cuda.own import Own
 from pydtnn.optimizers import OPTIMIZERS, SGD, get_optimizer
+from pydtnn.parallel.reproducible import ExactSums
 from tests.simulated import Fabric, SimulatedCupy, simulated_backend, why_not
 from tests.simulated.small import (
     BATCH,

@@ -23,7 +23,7 @@ from pydtnn.comm.schedules.algorithms import (
 )
 from pydtnn.comm.schedules.compose import Algorithm
 from pydtnn.comm.schedules.steps import Group, Part, Round, Rounds, Step
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 __all__ = [
     "SCHEDULES",

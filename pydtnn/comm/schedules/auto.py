@@ -13,7 +13,7 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
-from pydtnn.suggest import unknown
+from pydtnn.utils.suggest import unknown
 
 RULE, AUTO = "rule", "auto"
 """Names of two ways to choose: without measuring, and by it."""

@@ -13,7 +13,7 @@ from pydtnn.comm.schedules.draw import array, busiest, runs, title
 from pydtnn.comm.schedules.steps import Part
 from pydtnn.comm.schedules.symbols import carry_out
 from pydtnn.comm.schedules.timeline import Message, Timeline
-from pydtnn.files import write_file
+from pydtnn.utils.files import write_file
 
 FORMATS = (".png", ".pdf", ".svg")
 MOST_RANKS = 32

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.device import Device, DeviceArray, Event
+from pydtnn.utils.device import Device, DeviceArray, Event
 
 SETS = 3
 

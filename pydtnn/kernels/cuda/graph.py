@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pydtnn.device import Device
+from pydtnn.utils.device import Device
 
 WARM_UP = 3
 """Times that work runs before it is captured: libraries load kernels and make their workspaces,

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydtnn.files import user_cache, write_file
 from pydtnn.kernels.cuda import find
 from pydtnn.kernels.dtypes import DTYPES
+from pydtnn.utils.files import user_cache, write_file
 
 ELEMENTS = DTYPES
 """Element types that the kernels know, by the names that dtypes have."""

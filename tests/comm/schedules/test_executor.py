@@ -12,7 +12,7 @@ from pydtnn.comm.schedules.auto import Auto
 from pydtnn.comm.schedules.chunks import ACTIVE
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.steps import ALL, add, part, receive, send
-from pydtnn.errors import RankError
+from pydtnn.utils.errors import RankError
 from tests.comm.communicator_contract import contract, total, whole
 
 TYPES = ("float32", "float64", "float16", ml_dtypes.bfloat16, "int32")

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pydtnn.files import user_cache, write_file
 from pydtnn.kernels.cuda.module import SOURCES, find_nvcc, options, source_files
+from pydtnn.utils.files import user_cache, write_file
 
 OPTIONS = ("-Werror", "all-warnings", "-Xptxas", "-v", "-cubin", "--keep")
 ENTRY = re.compile(r"\.entry (\w+)\(.*?^\}", re.MULTILINE | re.DOTALL)

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pydtnn.device import Device
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cuda.feed import APART, SETS, Feed, Late
+from pydtnn.utils.device import Device
 from tests import gpu
 from tests.simulated import SimulatedCupy
 

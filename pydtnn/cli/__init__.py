@@ -1,0 +1,1 @@
+"""From the command line to a run: configuration, parser, the objects it asks for, its folder."""

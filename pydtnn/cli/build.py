@@ -1,0 +1,306 @@
+"""From a configuration to the objects that carry it out."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn.callbacks import (
+    BestWeights,
+    Callback,
+    Checkpointer,
+    EarlyStopping,
+    HistoryWriter,
+    ProgressBar,
+    ReduceOnPlateau,
+    StopAtMetric,
+)
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.parallel import create_exchange
+from pydtnn.cli.run_directory import RunFolder
+from pydtnn.comm import Communicator
+from pydtnn.data import Dataset, Loader, load_dataset, split_validation
+from pydtnn.data.augment import Augmentation, create_augmentations
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Block, Layer, Net
+from pydtnn.losses import CategoricalCrossEntropy, Loss, get_loss
+from pydtnn.metrics import Metric, get_metric
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
+from pydtnn.schedules import Schedule, get_schedule
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.own_code import import_class, import_object, is_own, naming_options
+from pydtnn.utils.registry import create, key_of
+from pydtnn.utils.suggest import unknown
+from pydtnn.weights import load_weights
+
+USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
+"""Where the user does not say and the rule's own default is none at all."""
+
+
+@dataclass
+class Job:
+    """A training run that is ready to start.
+
+    Attributes
+    ----------
+    config : TrainConfig
+    trainer : Trainer
+    train, validation : Dataset
+    global_batch_size : int
+        Samples of all ranks per step.
+    steps_per_epoch : int
+    augment : tuple of Augmentation
+    directory : Path
+        Folder of the run.
+    """
+
+    config: TrainConfig
+    trainer: Trainer
+    train: Dataset
+    validation: Dataset
+    global_batch_size: int
+    steps_per_epoch: int
+    augment: tuple[Augmentation, ...]
+    directory: Path
+
+
+def create_job(config: TrainConfig, comm: Communicator, threads: int, directory: Path) -> Job:
+    """Build data, model, optimizer, scheme, callbacks and trainer; nothing is communicated.
+
+    Raises
+    ------
+    ValueError, TypeError, OSError
+        In one sentence, for whatever the configuration asks that cannot be.
+    """
+    train, validation = create_data(config)
+    global_batch = config.global_batch_size or config.batch_size * comm.size
+    augment = create_augmentations(config.augment)
+    steps = len(  # the loader refuses whatever does not fit
+        Loader(
+            train,
+            global_batch_size=global_batch,
+            rank=comm.rank,
+            size=comm.size,
+            augment=augment,
+            steps_per_epoch=config.steps_per_epoch,
+            shards=config.shards if config.exact else None,
+        )
+    )
+    loss, metrics = create_loss(config), create_metrics(config)
+    monitor = choose_monitor(config, metrics)
+    tuning = config.tuning or ("fixed" if config.exact else None)
+    model = Model(
+        create_network(config, train),
+        train.input_shape,
+        backend=create_backend(config.device, threads=threads, tuning=tuning, tf32=config.tf32),
+        dtype=config.dtype,
+        seed=config.seed,
+        bucket_bytes=config.bucket_bytes,
+        fuse=config.fusion,
+    )
+    check_model(model, train, loss, metrics)
+    trainer = Trainer(
+        model,
+        create_optimizer(config, global_batch, steps),
+        loss=loss,
+        metrics=metrics,
+        exchange=create_exchange(config, comm),
+        callbacks=create_callbacks(config, directory, monitor),
+        accumulation=config.accumulation,
+        sync_batch_norm=config.sync_batch_norm,
+        graph=config.graph,
+    )
+    if config.load:
+        load_weights(model, config.load)
+    return Job(config, trainer, train, validation, global_batch, steps, augment, directory)
+
+
+def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
+    """Load the training set and what to validate on: the test set, or a part cut off the former."""
+    flags = {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"}
+    own = import_object(config.dataset, "--dataset") if is_own(config.dataset) else None
+    with naming_options("--dataset-options", config.dataset_options, flags):
+        train, test = load_dataset(
+            own or config.dataset,
+            data_dir=config.data_dir,
+            download=config.download,
+            **config.dataset_options,
+        )
+    if config.validation_split:
+        return split_validation(train, config.validation_split, config.seed)
+    return train, test
+
+
+def fetch_data(config: TrainConfig, comm: Communicator) -> None:
+    """Download the data on one rank of each host, before all of them read."""
+    if comm.local_rank == 0:
+        create_data(config)
+
+
+def create_loss(config: TrainConfig) -> Loss:
+    """Make the loss that `--loss` names."""
+    own = is_own(config.loss)
+    loss = import_class(config.loss, "--loss", Loss)() if own else get_loss(config.loss)
+    if not config.label_smoothing:
+        return loss
+    if not isinstance(loss, CategoricalCrossEntropy):
+        raise ValueError(f"--label-smoothing: {config.loss} has none; use --loss cross_entropy")
+    return CategoricalCrossEntropy(config.label_smoothing)
+
+
+def create_metrics(config: TrainConfig) -> list[Metric]:
+    """Make the metrics that `--metrics` lists."""
+    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
+    return [
+        import_class(name, "--metrics", Metric)() if is_own(name) else get_metric(name)
+        for name in names
+    ]
+
+
+def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
+    """Return the value to watch: by default the first metric of the validation, or its loss."""
+    names = [*(metric.name for metric in metrics), "loss"]
+    choices = [*(f"val_{name}" for name in names), *names]
+    if config.monitor is not None and config.monitor not in choices:
+        raise ValueError(unknown("value of --monitor", config.monitor, choices))
+    return config.monitor or choices[0]
+
+
+def create_network(config: TrainConfig, data: Dataset) -> Net:
+    """Make the network that `--model` names, for the classes and shape of a data set."""
+    if data.classes is None:
+        raise ValueError(
+            f"--dataset: {data.name} has no classes; train on it from Python, with a model of "
+            "your own"
+        )
+    shapes = (data.classes, data.input_shape)
+    flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
+    with naming_options("--model-options", config.model_options, flags):
+        if not is_own(config.model):
+            return create_net(config.model, *shapes, **config.model_options)
+        factory = import_object(config.model, "--model")
+        try:
+            inspect.signature(factory).bind_partial(*shapes)
+        except TypeError as error:
+            raise ValueError(
+                f"--model: {config.model} must be a function of (classes, input_shape): {error}"
+            ) from error
+        name = config.model.rpartition(":")[2].lower()
+        net = create("model", {name: factory}, name, config.model_options, args=shapes)
+    if not isinstance(net, Layer | Block):
+        raise TypeError(f"--model: {config.model} must return a layer or a block, not {net!r}")
+    return net
+
+
+def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
+    """Refuse a model that cannot be trained, or whose output the loss or a metric cannot judge.
+
+    They are shown the last class, and the shape of the output.
+    """
+    if not model.parameters:
+        raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
+    shape = (1, *model.output_shape)
+    target = np.array([(data.classes or 1) - 1])
+    loss.check(shape, target)
+    for metric in metrics:
+        metric.check(shape, target)
+
+
+def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
+    """Make the optimizer with its schedule; `steps` is the length of an epoch."""
+    rule, rules = key_of(config.optimizer), OPTIMIZERS
+    if is_own(config.optimizer):
+        rule = key_of(config.optimizer.rpartition(":")[2])
+        rules = {rule: import_class(config.optimizer, "--optimizer", Optimizer)}
+    if rule not in rules:
+        return get_optimizer(config.optimizer)  # which says what there is
+    takes = dict(inspect.signature(rules[rule]).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):  # handed on to `Optimizer`
+        takes = {**inspect.signature(Optimizer).parameters, **takes}
+    if "lr" not in takes:
+        raise ValueError(f"--optimizer: {config.optimizer} must take the learning rate as `lr`")
+    own = {name: None if p.default is p.empty else p.default for name, p in takes.items()}
+    numbers: dict[str, Any] = {"lr": create_schedule(config, own["lr"], global_batch, steps)}
+    for name, usual in USUAL.items():
+        given, flag = getattr(config, name), "--" + name.replace("_", "-")
+        if name in own:
+            numbers[name] = given if given is not None else own[name] or usual
+        elif given is not None:
+            raise ValueError(f"{flag}: {rule} has none; leave it out, or use sgd or lars")
+    flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
+    with naming_options("--optimizer-options", config.optimizer_options, flags):
+        return create("optimizer", rules, rule, numbers | config.optimizer_options)
+
+
+def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:
+    """Make the schedule that `--schedule` names; `usual` is the rule's own learning rate."""
+    lr = usual if config.lr is None else config.lr
+    schedule: str | Schedule = config.schedule
+    if is_own(config.schedule):
+        schedule, lr = import_object(config.schedule, "--schedule"), 0.0
+        if not callable(schedule):
+            raise ValueError(f"--schedule: {config.schedule} must be a function of the step")
+        for flag, given in (
+            ("--lr", config.lr is not None),
+            ("--lr-scaling", config.lr_scaling != "none"),
+            ("--schedule-options", config.schedule_options),
+        ):
+            if given:
+                raise ValueError(f"{flag}: {config.schedule} gives the learning rate; leave it out")
+    elif not isinstance(lr, Real):
+        raise ValueError(f"--lr: {config.optimizer} has no learning rate of its own; give one")
+    ratio = global_batch / config.lr_base_batch
+    scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
+    flags = {
+        "schedule": "--schedule",
+        "lr": "--lr",
+        "total_steps": "--epochs",
+        "steps_per_epoch": "--steps-per-epoch",
+        "warmup_steps": "--warmup-epochs",
+    }
+    with naming_options("--schedule-options", config.schedule_options, flags):
+        return get_schedule(
+            schedule,
+            scale * lr,
+            total_steps=steps * config.epochs,
+            steps_per_epoch=steps,
+            warmup_steps=round(config.warmup_epochs * steps),
+            **config.schedule_options,
+        )
+
+
+def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
+    """Make the callbacks; the one that saves the others' state comes last."""
+    if config.evaluate_only:
+        return []
+    callbacks: list[Callback] = [
+        ProgressBar(),
+        RunFolder(directory, every_steps=config.checkpoint_steps),
+    ]
+    if config.plateau:
+        # "after so many epochs": one fewer than these are allowed
+        callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
+    if config.early_stopping:
+        callbacks.append(EarlyStopping(monitor, config.early_stopping))
+    if config.stop_at is not None:
+        callbacks.append(StopAtMetric(monitor, config.stop_at))
+    callbacks.append(HistoryWriter(directory))
+    callbacks.append(BestWeights(directory / "best.safetensors", monitor))
+    if config.checkpoint_epochs or config.checkpoint_steps:
+        callbacks.append(
+            Checkpointer(
+                directory,
+                every_epochs=config.checkpoint_epochs or None,
+                every_steps=config.checkpoint_steps,
+                keep=config.keep,
+                config=config.course(),
+            )
+        )
+    return callbacks

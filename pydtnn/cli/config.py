@@ -1,0 +1,341 @@
+"""The configuration of a training run; the command line is derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydtnn.cli.options import option, options
+from pydtnn.utils.threads import MOST_THREADS
+
+MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
+    "model and data",
+    "training",
+    "optimizer",
+    "communication",
+    "device",
+    "output",
+)
+"""The groups of options, in the order of the help page."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All that a run is told; the defaults train ResNet-44 on embedded data in minutes.
+
+    Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        In one sentence that names the option, for a value of another type or out of its limits, and
+        for options that do not go together.
+    """
+
+    model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
+    model_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
+    )
+    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
+    dataset_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the data set, such as {"samples": 20000}'
+    )
+    data_dir: str | None = option(
+        MODEL,
+        None,
+        "where the data are; otherwise $PYDTNN_DATA, otherwise the user's cache",
+        metavar="FOLDER",
+    )
+    download: bool = option(MODEL, False, "fetch the data if they are not there")
+    validation_split: float = option(
+        MODEL,
+        0.0,
+        "validate on this fraction of the training set instead of the test set",
+        at_least=0,
+        below=1,
+    )
+    augment: str = option(
+        MODEL, "", "how to vary training images: crop:4,flip,cutout:8", metavar="LIST"
+    )
+
+    epochs: int = option(TRAINING, 4, "times to go through the training set", at_least=1)
+    steps_per_epoch: int | None = option(
+        TRAINING, None, "shorten epochs to so many steps", at_least=1
+    )
+    batch_size: int = option(TRAINING, 64, "samples per rank and step", at_least=1)
+    global_batch_size: int | None = option(
+        TRAINING,
+        None,
+        "samples of all ranks per step; replaces --batch-size",
+        at_least=1,
+    )
+    accumulation: int = option(
+        TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
+    )
+    loss: str = option(TRAINING, "cross_entropy", "what to minimise, or path/to/file.py:Class")
+    label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
+    metrics: str = option(
+        TRAINING,
+        "accuracy",
+        "what to report besides the loss: accuracy,top5_accuracy,path/to/file.py:Class",
+        metavar="LIST",
+    )
+    monitor: str | None = option(
+        TRAINING,
+        None,
+        "value that decides on the best weights, --early-stopping, --stop-at and --plateau; "
+        "by default the first metric, of the validation",
+    )
+    early_stopping: int | None = option(
+        TRAINING, None, "stop after so many epochs without a better value", at_least=1
+    )
+    stop_at: float | None = option(TRAINING, None, "stop when the value is as good as this")
+    sync_batch_norm: bool = option(
+        TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
+    )
+    exact: bool = option(
+        TRAINING,
+        False,
+        "the same bytes for any number of ranks and threads; needs --global-batch-size",
+    )
+    shards: int = option(
+        TRAINING,
+        8,
+        "with --exact: slices of each batch that are computed one by one; at least one per rank",
+        at_least=1,
+    )
+    seed: int = option(TRAINING, 0, "of weights, order, augmentation and dropout", at_least=0)
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = option(
+        TRAINING,
+        "float32",
+        "float32, float64, bfloat16 or float16; with the latter two, parameters and gradients stay "
+        "float32, and --device cpu is slow: it runs the readable reference",
+        metavar="TYPE",
+    )
+
+    optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
+    lr: float | None = option(
+        OPTIMIZER, None, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
+    )
+    momentum: float | None = option(
+        OPTIMIZER, None, "of sgd and lars, by default 0.9", at_least=0, below=1
+    )
+    weight_decay: float | None = option(
+        OPTIMIZER,
+        None,
+        "of all but biases and norms; by default the rule's own (0.01 of adamw and lamb) or 1e-4",
+        at_least=0,
+    )
+    clip_norm: float | None = option(
+        OPTIMIZER, None, "largest global norm of the gradient", above=0
+    )
+    optimizer_options: dict[str, Any] = option(
+        OPTIMIZER, {}, 'further options of the rule, such as {"nesterov": true}'
+    )
+    schedule: str = option(
+        OPTIMIZER,
+        "triangular",
+        "how the learning rate moves, or path/to/file.py:function of the step",
+    )
+    schedule_options: dict[str, Any] = option(
+        OPTIMIZER, {}, 'options of the schedule, such as {"rise": 0.3}'
+    )
+    warmup_epochs: float = option(
+        OPTIMIZER, 0.0, "epochs of linear rise before the schedule", at_least=0
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = option(
+        OPTIMIZER,
+        "none",
+        "none, linear or sqrt: scale the learning rate with global batch / --lr-base-batch",
+        metavar="HOW",
+    )
+    lr_base_batch: int = option(
+        OPTIMIZER, 64, "global batch that --lr is meant for, with --lr-scaling", at_least=1
+    )
+    plateau: int | None = option(
+        OPTIMIZER,
+        None,
+        "lower the learning rate after so many epochs without a better value",
+        at_least=1,
+    )
+    plateau_factor: float = option(OPTIMIZER, 0.1, "by which it is lowered", above=0, below=1)
+
+    scheme: str = option(
+        COMMUNICATION, "allreduce", "how ranks train together, or path/to/file.py:Class"
+    )
+    scheme_options: dict[str, Any] = option(
+        COMMUNICATION, {}, 'options of the scheme, such as {"period": 8}'
+    )
+    compress: str | None = option(
+        COMMUNICATION,
+        None,
+        "how gradients are compressed on the way, or path/to/file.py:compressor",
+    )
+    compress_options: dict[str, Any] = option(
+        COMMUNICATION, {}, 'options of the compressor, such as {"share": 0.01}'
+    )
+    allreduce: str = option(
+        COMMUNICATION,
+        "rule",
+        "how arrays are summed: rule is MPI's own way inside a host and a schedule between "
+        "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
+    )
+    overlap: bool = option(
+        COMMUNICATION,
+        True,
+        "exchange gradients while backward runs; --no-overlap shows what it gains",
+    )
+    bucket_bytes: int | None = option(
+        COMMUNICATION,
+        None,
+        "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
+        "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
+        at_least=1,
+    )
+    comm: Literal["auto", "mpi", "nccl"] = option(
+        COMMUNICATION,
+        "auto",
+        "what carries arrays between GPUs: auto is nccl where there are several ranks; mpi goes "
+        "through memory of the host",
+    )
+    cuda_aware: bool = option(
+        COMMUNICATION, False, "with --comm mpi: the MPI library takes arrays of GPUs as they are"
+    )
+    check_messages: bool = option(
+        COMMUNICATION,
+        False,
+        "compare every collective call over the ranks before it is made, to find mistakes in a "
+        "scheme (slow)",
+    )
+    device: Literal["cpu", "cuda", "numpy"] = option(
+        DEVICE, "cpu", "compiled kernels, one GPU per rank, or the readable reference (slow)"
+    )
+    tf32: bool | None = option(
+        DEVICE,
+        None,
+        "with --device cuda: round float32 to 10 bits before it is multiplied; otherwise "
+        "PYDTNN_TF32, otherwise yes",
+    )
+    graph: bool = option(
+        DEVICE,
+        True,
+        "with --device cuda: replay the training step as one CUDA graph where that can be done",
+    )
+    fusion: bool = option(
+        DEVICE, True, "let convolutions do batch norm, additions and ReLU in passing"
+    )
+    threads: int | None = option(
+        DEVICE,
+        None,
+        "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
+        at_least=1,
+        at_most=MOST_THREADS,
+    )
+    tuning: Literal["measure", "fixed", "direct"] | None = option(
+        DEVICE,
+        None,
+        "measure which algorithm of a convolution is fastest, take it by a rule, or only direct "
+        "ones; otherwise PYDTNN_TUNING, otherwise measure",
+        metavar="HOW",
+    )
+    loader_threads: int = option(
+        DEVICE, 1, "that prepare batches ahead; with 0 each is made when it is needed", at_least=0
+    )
+
+    output_dir: str | None = option(
+        OUTPUT,
+        None,
+        "where the run goes; by default a new folder, runs/MODEL-DATASET-NUMBER",
+        metavar="FOLDER",
+    )
+    save: str | None = option(
+        OUTPUT, None, "write the final weights to this safetensors file", metavar="FILE"
+    )
+    load: str | None = option(
+        OUTPUT, None, "start from the weights in this safetensors file", metavar="FILE"
+    )
+    resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
+    evaluate_only: bool = option(OUTPUT, False, "evaluate what --load or --resume gives, and leave")
+    checkpoint_epochs: int = option(
+        OUTPUT, 1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
+    )
+    checkpoint_steps: int | None = option(OUTPUT, None, "steps between checkpoints", at_least=1)
+    keep: int = option(OUTPUT, 2, "checkpoints to keep", at_least=1)
+
+    def __post_init__(self) -> None:
+        for name, own in options(TrainConfig).items():
+            own.check(getattr(self, name))
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"train: --warmup-epochs {self.warmup_epochs:g} must be below --epochs "
+                f"{self.epochs}; shorten the warm-up or train for longer"
+            )
+        if self.resume and self.output_dir is None:
+            raise ValueError(
+                "train: --resume needs --output-dir, the folder of the run to continue"
+            )
+        if self.evaluate_only and not (self.load or self.resume):
+            raise ValueError(
+                "train: --evaluate-only needs weights: give --load FILE, or --resume with "
+                "--output-dir"
+            )
+        self._check_device()
+        self._check_partners()
+        if self.exact:
+            self._check_exact()
+
+    def _check_partners(self) -> None:
+        """Refuse what would have no effect, since it is about something that was not asked for."""
+        usual = options(TrainConfig)
+        for name, partner, missing in (
+            ("shards", "--exact", not self.exact),
+            ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
+            ("plateau_factor", "--plateau", self.plateau is None),
+        ):
+            if missing and getattr(self, name) != usual[name].default:
+                raise ValueError(f"train: {usual[name].flag} needs {partner}")
+
+    def _check_device(self) -> None:
+        cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
+        for wrong, sentence in (
+            (self.comm == "nccl" and not cuda, "--comm nccl needs --device cuda"),
+            (self.cuda_aware and not cuda, "--cuda-aware needs --device cuda"),
+            (self.cuda_aware and self.comm != "mpi", "--cuda-aware needs --comm mpi"),
+            (
+                schedule and cuda and self.comm != "mpi",
+                f"--allreduce {self.allreduce} with --device cuda needs --comm mpi: NCCL sums in "
+                "its own way",
+            ),
+            (
+                schedule and self.cuda_aware,
+                f"--allreduce {self.allreduce} does not go with --cuda-aware: it adds up in "
+                "memory of the host; leave one of them out",
+            ),
+            (self.tf32 and not cuda, "--tf32 needs --device cuda"),
+            (
+                self.tf32 and self.dtype != "float32",
+                f"--tf32 needs --dtype float32, not {self.dtype}",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"train: {sentence}")
+
+    def _check_exact(self) -> None:
+        for option_, wrong, instead in (
+            ("--global-batch-size", self.global_batch_size is None, "say how many samples"),
+            ("--accumulation", self.accumulation > 1, "leave it out and use more --shards"),
+            ("--compress", self.compress is not None, "leave it out"),
+            ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
+        ):
+            if wrong:
+                verb = "needs" if self.global_batch_size is None else "does not go with"
+                raise ValueError(f"train: --exact {verb} {option_}; {instead}")
+
+    def course(self) -> dict[str, Any]:
+        """Return the options that decide the course of training: no paths, no ranks, no threads."""
+        groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download")
+        return {
+            name: getattr(self, name)
+            for name, own in options(TrainConfig).items()
+            if own.group in groups and name not in elsewhere
+        }

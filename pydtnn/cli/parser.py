@@ -1,0 +1,264 @@
+"""The command line of `pydtnn.train`, derived from `TrainConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydtnn.cli import plain_yaml
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import Option, options
+from pydtnn.utils.files import read_file
+from pydtnn.utils.suggest import unknown
+
+EXAMPLES = """examples:
+  python -m pydtnn.train --model resnet20 --epochs 5
+  mpirun -np 2 python -m pydtnn.train --dataset cifar10 --augment crop:4,flip
+  python -m pydtnn.train --print-config > run.yaml
+  python -m pydtnn.train --config run.yaml --output-dir runs/mine
+  python -m pydtnn.train --config run.yaml --output-dir runs/mine --resume
+"""
+
+WIDEST = 100
+"""Columns of the help page, at most."""
+
+CONFIG = {
+    "config": ("--config FILE", "read options from this YAML file; the command line wins"),
+    "print_config": ("--print-config", "print all options as YAML, and leave"),
+    "help": ("-h, --help", "show this page, and leave"),
+}
+"""What the help page says of the options that are no part of the configuration."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
+    """Read the command line, and the YAML files it names, into a configuration.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of this process.
+
+    Raises
+    ------
+    TypeError, ValueError
+        In one sentence, for an unknown option or key, a value of another type or out of range.
+    SystemExit
+        After --help and --print-config.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    found = vars(_parser().parse_args(list(_whole(given))))
+    printing, own = found.pop("print_config", False), options(TrainConfig)
+    values: dict[str, Any] = {}
+    for file in found.pop("config", []):
+        values |= _read_configuration(file)
+    for name, texts in found.items():
+        for text in texts if isinstance(texts, list) else [texts]:
+            values[name] = _read_value(own[name], text, values.get(name))
+    config = TrainConfig(**values)
+    if printing:
+        print(
+            "".join(f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items()), end=""
+        )
+        raise SystemExit(0)
+    return config
+
+
+def _whole(arguments: Sequence[str]) -> Iterator[str]:
+    """Write ``--model-options.shortcut A`` as ``--model-options=.shortcut=A``, one word."""
+    dictionaries = [own.flag for own in options(TrainConfig).values() if own.kind is dict]
+    rest = iter(arguments)
+    for argument in rest:
+        flag, dot, item = argument.partition(".")
+        if dot and flag in dictionaries:
+            if "=" not in item:
+                item = f"{item}={next(rest, '')}"
+            argument = f"{flag}=.{item}"
+        yield argument
+
+
+def _read_configuration(file: str) -> dict[str, Any]:
+    """Read the options in a YAML file."""
+    who = "train: --config"
+    try:
+        text = read_file(who, file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{who}: {file} is no text in UTF-8 ({error})") from error
+    try:
+        content = plain_yaml.load(text)
+    except ValueError as error:
+        raise ValueError(f"{who}: the file is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        start = " ".join(text.split())[:40]
+        raise ValueError(f"{who}: the file must hold lines like 'epochs: 3', not {start!r}")
+    own, values = options(TrainConfig), {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in own:
+            raise ValueError(_nearest("key in the configuration file", key, [*own]))
+        if name in values:
+            raise ValueError(f"{who}: {name!r} is there twice; leave one out")
+        if own[name].kind is str and not isinstance(value, str | None):
+            raise TypeError(f"{who}: {name} must be text, not {value!r}; quote it")
+        values[name] = _as_float(own[name], value)
+    return values
+
+
+def _read_value(own: Option, text: str | bool, before: Any) -> Any:
+    """Make a value of a word of the command line; `before` is what the option is so far."""
+    if isinstance(text, bool):
+        return text
+    if text == "null" and own.optional:
+        return None
+    if own.kind is dict:
+        item = re.fullmatch(r"\.([^=]*)=(.*)", text, re.DOTALL)
+        try:
+            value = plain_yaml.load(item[2] if item else text)
+        except ValueError as error:
+            raise ValueError(f"train: {own.flag}: {error}") from error
+        if item:
+            for key in reversed(item[1].split(".")):
+                value = {key: value}
+            value = {**(before or {}), **value}
+        if not isinstance(value, dict):
+            raise own.wrong_type(text)
+        return value
+    if own.kind not in (int, float):
+        return text
+    value = _as_float(own, plain_yaml.scalar(text.strip()))
+    if isinstance(value, bool) or not isinstance(value, own.kind):
+        raise own.wrong_type(text)
+    return value
+
+
+def _as_float(own: Option, value: Any) -> Any:
+    """Let 1 be 1.0 where a number need not be whole."""
+    return float(value) if own.kind is float and type(value) is int else value
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, raised as an exception."""
+
+    def error(self, message: str) -> Any:
+        raise _explain(" ".join(message.split()))
+
+    def format_help(self) -> str:
+        self.epilog = f"{_names()}\n{EXAMPLES}"
+        return super().format_help()
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """A help page with short placeholders and without types, which the defaults show."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=_columns())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.dest in CONFIG:
+            return CONFIG[action.dest][0]
+        return _invocation(options(TrainConfig)[action.dest])
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if action.dest in CONFIG:
+            return CONFIG[action.dest][1]
+        own = options(TrainConfig)[action.dest]
+        shown = own.default and own.default is not True
+        return f"{own.help} (default: {own.default})" if shown else own.help
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # names of options stay whole
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns - 2, WIDEST)
+
+
+def _invocation(own: Option) -> str:
+    """Write an option as it is used: "--lr X", "--[no-]overlap"."""
+    if own.kind is bool:
+        return own.flag.replace("--", "--[no-]")
+    return f"{own.flag} {own.metavar or '{' + ','.join(own.choices) + '}'}"
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m pydtnn.train",
+        usage="[mpirun -np RANKS] python -m pydtnn.train [options]",
+        description="Train a network over the ranks that mpirun started, or in this process alone.",
+        formatter_class=_Help,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", action="append")
+    parser.add_argument("--print-config", action="store_true")
+    groups: dict[str, Any] = {}
+    for own in options(TrainConfig).values():
+        group = groups.setdefault(own.group, None) or parser.add_argument_group(own.group)
+        groups[own.group] = group
+        if own.kind is bool:
+            group.add_argument(own.flag, action=argparse.BooleanOptionalAction)
+        else:
+            group.add_argument(own.flag, action="append" if own.kind is dict else "store")
+    return parser
+
+
+def _names() -> str:
+    """List what can be named, for the end of the help page."""
+    from pydtnn.comm.schedules.auto import NAMES
+    from pydtnn.data import AUGMENTATIONS, DATASETS
+    from pydtnn.losses import LOSSES
+    from pydtnn.metrics import METRICS
+    from pydtnn.models import MODELS
+    from pydtnn.optimizers import OPTIMIZERS
+    from pydtnn.parallel.compression import COMPRESSORS
+    from pydtnn.parallel.schemes import SCHEMES
+    from pydtnn.schedules import SCHEDULES as RATES
+
+    kinds = {
+        "models": MODELS,
+        "data sets": DATASETS,
+        "augmentations": AUGMENTATIONS,
+        "losses": LOSSES,
+        "metrics": METRICS,
+        "optimizers": OPTIMIZERS,
+        "schedules": RATES,
+        "schemes": SCHEMES,
+        "compressors": COMPRESSORS,
+        "allreduces": NAMES,
+    }
+    widest = max(map(len, kinds))
+    lines = [
+        textwrap.fill(
+            ", ".join(names),
+            _columns(),
+            initial_indent=f"  {kind:<{widest}}  ",
+            subsequent_indent=" " * (widest + 4),
+        )
+        for kind, names in kinds.items()
+    ]
+    return "\n".join(["names:", *lines, ""])
+
+
+def _explain(message: str) -> Exception:
+    """Turn a parser's message into one sentence, with the nearest name where one is unknown."""
+    own = options(TrainConfig)
+    flags = [*(o.flag for o in own.values()), "--config", "--print-config", "--help"]
+    if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
+        if match[1].startswith("-"):
+            return ValueError(_nearest("option", match[1], flags))
+        return ValueError(f"train: unexpected argument {match[1]!r}; options begin with --")
+    if match := re.search(r"argument .*?(--[\w-]+): expected one argument", message):
+        return ValueError(f"train: {match[1]} needs a value")
+    if match := re.search(r"argument .*?(--[\w-]+).*: ignored explicit argument '(.*)'", message):
+        return ValueError(f"train: {match[1]} takes no value, so not {match[2]!r}")
+    return ValueError(f"train: {message}")
+
+
+def _nearest(kind: str, name: str, choices: list[str]) -> str:
+    """Offer the nearest of many names, but not all of them where none is near."""
+    return re.sub(r"; choose one of .*", "; see --help", unknown(kind, name, choices))

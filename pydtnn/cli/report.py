@@ -1,0 +1,213 @@
+"""What a run leaves: a file that says how it was made, and a table that says how it went."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.transport import describe_transport
+from pydtnn.comm.schedules.auto import RULE, Auto, Choice
+from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
+from pydtnn.comm.staged import Staged
+from pydtnn.info import collect
+from pydtnn.model.summary import align
+from pydtnn.utils.files import write_file
+
+if TYPE_CHECKING:
+    from pydtnn.cli.build import Job
+    from pydtnn.kernels.cuda.backend import CudaBackend
+
+
+def write_run_file(job: Job) -> None:
+    """Write run.json: configuration, versions, ranks, threads, device and commit.
+
+    With several ranks, call it on one of them.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    trainer = job.trainer
+    backend, optimizer = trainer.model.backend, trainer.optimizer
+    content = {
+        "configuration": asdict(job.config),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "ranks": trainer.comm.size,
+        "hosts": len(set(trainer.comm.hosts)),
+        "threads": backend.threads,
+        "device": backend.name,
+        "instruction_set": backend.isa,
+        "gpu": describe_gpu(job),
+        "tuning": backend.choices.mode,
+        "parameters": sum(p.size for p in trainer.model.parameters.values()),
+        "samples": {"train": len(job.train), "validation": len(job.validation)},
+        "global_batch_size": job.global_batch_size,
+        "steps_per_epoch": job.steps_per_epoch,
+        "schedule": repr(optimizer.schedule),
+        "weight_decay": optimizer.weight_decay,
+        "environment": collect(),
+    }
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    write_file("run.json", job.directory / "run.json", text.encode())
+
+
+def print_report(job: Job) -> None:
+    """Print the table that ends a run: what was reached, how fast, and where the time went.
+
+    Collective: all ranks call it; rank 0 prints.
+    """
+    comm = job.trainer.comm
+    own = {
+        "seconds": job.trainer.seconds,
+        "peak": peak_memory(),
+        "bytes": comm.traffic.bytes,
+        "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
+    }
+    ranks = comm.gather_object(own)
+    if comm.rank == 0:
+        lines = align(_rows(job, ranks), 2)
+        title = f"{job.config.model} on {job.train.name}"
+        rule = "-" * max(map(len, [title, *lines]))
+        print("\n".join(["", title, rule, *lines]), flush=True)
+
+
+def describe_gpu(job: Job) -> dict[str, Any]:
+    """Say what computes on a GPU, and how arrays come there and to others; nothing of a CPU."""
+    trainer = job.trainer
+    backend = trainer.model.backend
+    if backend.name != "cuda":
+        return {}
+    cuda = cast("CudaBackend", backend)
+    return {
+        "name": cuda.gpu,
+        "libraries": list(cuda.versions),
+        "tf32": cuda.tf32,
+        "graph": trainer.steps.graph,
+        "images": _images(job),
+        "transport": describe_transport(trainer.comm),
+    }
+
+
+def _images(job: Job) -> str:
+    """Say where images are augmented and normalised, and why not on the GPU."""
+    shards = job.trainer.exchange.sums.shards or job.trainer.comm.size
+    total = job.global_batch_size
+    loader = job.trainer.loader(job.train, total, shards, augment=job.augment)
+    why_not = loader.why_not_raw
+    return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"
+
+
+def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Name and value of each line: times are means over the ranks, memory is the largest."""
+    trainer = job.trainer
+    backend = trainer.model.backend
+    steps, communication, data, evaluation = (
+        sum(r["seconds"][part] for r in ranks) / len(ranks)
+        for part in ("steps", "communication", "data", "evaluation")
+    )
+    wall = steps + data
+    last = trainer.history[-1] if trainer.history else {}
+    megabytes = max(r["bytes"] for r in ranks) / 1e6
+    gpu_peak = max(r["gpu_peak"] for r in ranks)
+    exchanged = [("exchanged per rank", f"{megabytes:.1f} MB")] if len(ranks) > 1 else []
+    threads = f"with {backend.threads} thread{'s' * (backend.threads > 1)} each"
+    # A GPU carries its messages out by itself; the host does not learn how long they take.
+    times = [("time in steps", f"{steps:.1f} s")]
+    if backend.name != "cuda" or not trainer.comm.capturable:
+        times = [
+            ("time in compute", f"{steps - communication:.1f} s"),
+            ("time in communication", f"{communication:.1f} s not hidden behind compute"),
+        ]
+    return [
+        ("ranks", f"{len(ranks)}, {'each on a GPU' if backend.name == 'cuda' else threads}"),
+        *_gpu(job),
+        *_communication(job),
+        ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
+        *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
+        ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was made"),
+        *times,
+        ("time waiting for data", f"{data:.1f} s"),
+        ("time in evaluation", f"{evaluation:.1f} s"),
+        *exchanged,
+        ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
+        *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
+        ("run folder", str(job.directory)),
+    ]
+
+
+def _gpu(job: Job) -> list[tuple[str, str]]:
+    """Say what computed on a GPU, and how."""
+    gpu = describe_gpu(job)
+    if not gpu:
+        return []
+    tf32 = "float32 rounded to TF32 in products" if gpu["tf32"] else "no TF32"
+    dtype = job.trainer.model.dtype.name
+    return [
+        ("GPU", ", ".join([gpu["name"], *gpu["libraries"]])),
+        ("precision", f"{dtype}, {tf32}" if dtype == "float32" else dtype),
+        ("steps", gpu["graph"]),
+        ("images", gpu["images"]),
+        *([("between GPUs", gpu["transport"])] if gpu["transport"] else []),
+    ]
+
+
+def _communication(job: Job) -> list[tuple[str, str]]:
+    """Say how the ranks trained together, where that is not the usual way."""
+    config, inner = job.config, job.trainer.comm.inner
+    inner = inner.inner if isinstance(inner, Staged) else inner  # schedules sum in host memory
+    words = [
+        _with_options(config.scheme, config.scheme_options),
+        f"exact, {config.shards} shards" if config.exact else "",
+        _with_options(config.compress or "", config.compress_options),
+        "synchronised batch norm" if config.sync_batch_norm else "",
+    ]
+    said = "; ".join(filter(None, words))
+    rows = [("scheme", said)] if said != TrainConfig.scheme else []
+    if isinstance(inner, Auto):
+        rows += [("allreduce", _choice(choice)) for choice in inner.choices]
+    elif config.allreduce != RULE:
+        rows.append(("allreduce", config.allreduce))
+    elif isinstance(inner, Ruled) or (inner.size == inner.local_size > 1 and not inner.capturable):
+        rows.append(("allreduce", explain(inner.hosts)))
+    return rows + _buckets(job)
+
+
+def _buckets(job: Job) -> list[tuple[str, str]]:
+    """Say how long the messages with gradients are, where hosts make a difference."""
+    buckets, comm = job.trainer.model.buckets, job.trainer.comm
+    if len(set(comm.hosts)) == 1:
+        return []
+    longest = max(bucket.grads.nbytes for bucket in buckets)
+    return [("buckets", f"{len(buckets)} of gradients, up to {longest / 1024:.0f} KiB")]
+
+
+def _choice(choice: Choice) -> str:
+    """Say what was fastest, beside MPI's own way where that can sum such elements."""
+    size = f"{choice.nbytes} B" if choice.nbytes < 1024 else f"{choice.nbytes / 1024:g} KiB"
+    times = f"{1e3 * choice.seconds[choice.name]:.3g} ms"
+    if VENDOR in choice.seconds:
+        times += f" ({VENDOR} {1e3 * choice.seconds[VENDOR]:.3g} ms)"
+    return f"up to {size} of {choice.dtype}: {choice.name}, {times}"
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    return ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
+
+
+def _title(name: str) -> str:
+    """Say in words what a log calls "val_top5_accuracy"."""
+    part = "validation" if name.startswith("val_") else "training"
+    return f"{part} {name.removeprefix('val_').replace('_', ' ')}"
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in B."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,81 @@
+"""From a configuration to the GPU of each rank, and to what carries arrays between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.comm import Communicator
+from pydtnn.comm.nccl import NcclCommunicator, create_nccl
+from pydtnn.comm.serial import Serial
+from pydtnn.comm.staged import Handed, Staged
+from pydtnn.comm.wrapper import Wrapper
+
+
+def take_gpu(config: TrainConfig, comm: Communicator) -> Any:
+    """Make this rank's GPU the current one of this thread.
+
+    Returns
+    -------
+    module or None
+        CuPy; None where `--device` is none of its devices.
+
+    Raises
+    ------
+    ImportError
+        In one sentence, where CuPy or a GPU is missing.
+    """
+    if config.device != "cuda":
+        return None
+    from pydtnn.kernels.cuda.libraries import usable_cupy
+
+    return usable_cupy(local_rank=comm.local_rank)
+
+
+def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Communicator:
+    """Make the communicator that takes arrays of the device. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    comm : Communicator
+        Of the host, with the allreduce that `--allreduce` names.
+    cupy : module or None
+        What `take_gpu` returned.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, where NCCL is wanted and cannot be used.
+    """
+    if cupy is None:
+        return comm
+    if config.comm == "nccl" or (config.comm == "auto" and comm.size > 1):
+        return create_nccl(comm, cupy)
+    if config.comm == "auto":
+        return Serial()  # one rank, which has nobody to talk to, though mpirun may have started it
+    return Handed(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
+
+
+def describe_transport(comm: Communicator) -> str:
+    """Say what carries arrays of a device; empty where there is nobody to send any to."""
+    while isinstance(comm, Wrapper):
+        if isinstance(comm, NcclCommunicator):
+            return f"NCCL {comm.version}"
+        if isinstance(comm, Handed):
+            return "CUDA-aware MPI"
+        if isinstance(comm, Staged):
+            return "MPI, through pinned memory of the host"
+        comm = comm.inner
+    return ""
+
+
+def gpu_facts(cupy: Any) -> dict[str, str]:
+    """Name what may decide on the last bits of a GPU's results."""
+    runtime = cupy.cuda.runtime
+    number = runtime.runtimeGetVersion()
+    return {
+        "GPU": runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode(),
+        "CUDA": f"{number // 1000}.{number % 1000 // 10}",
+        "CuPy": cupy.__version__,
+    }

@@ -1,0 +1,193 @@
+"""Initial values of parameters.
+
+An initializer is a function of a shape, its fans and a generator; `generator` keys the generator by
+(seed, name), so that a weight is the same on any number of ranks and does not depend on which layer
+was built first.
+
+Let a layer compute ``y = w x``. If the entries of `x` are independent with variance 1, ``fan_in
+Var(w)`` is the variance of `y`, and ``fan_out Var(w)`` that of the gradient on its way back. The
+three families choose ``Var(w)`` so that these stay near 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels.reference.random import stream
+from pydtnn.utils.registry import create
+from pydtnn.utils.validate import number
+
+Initializer = Callable[[tuple[int, ...], int, int, np.random.Generator], np.ndarray]
+"""``initializer(shape, fan_in, fan_out, rng)`` gives a float64 array, which the caller casts."""
+
+DISTRIBUTIONS = ("uniform", "normal")
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Make the generator of one parameter's initial values.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    name : str
+        The parameter's dotted name.
+
+    Returns
+    -------
+    numpy.random.Generator
+        Philox keyed by (`seed` modulo 2**64, the hash of `name`).
+    """
+    key = np.array([seed % 2**64, stream(name)], "uint64")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+@dataclass(frozen=True)
+class Scaled(ABC):
+    """Random values with mean 0 and a variance chosen from the fans.
+
+    Parameters
+    ----------
+    distribution : str
+        "uniform": in ``[-a, a)`` with ``a = sqrt(3 variance)``. "normal": a plain normal
+        distribution, not truncated.
+    """
+
+    distribution: str = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.distribution not in DISTRIBUTIONS:
+            raise ValueError(
+                f"{type(self).__name__}: distribution must be 'uniform' or 'normal', "
+                f"not {self.distribution!r}"
+            )
+
+    @abstractmethod
+    def variance(self, fan_in: int, fan_out: int) -> float:
+        """Variance of the values.
+
+        Parameters
+        ----------
+        fan_in, fan_out : int
+            Inputs per output and outputs per input, at least 1.
+        """
+
+    def __call__(
+        self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Draw the values.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        fan_in, fan_out : int
+            Inputs per output and outputs per input.
+        rng : numpy.random.Generator
+
+        Returns
+        -------
+        numpy.ndarray of float64
+        """
+        variance = self.variance(max(fan_in, 1), max(fan_out, 1))
+        if self.distribution == "uniform":
+            limit = (3 * variance) ** 0.5
+            return rng.uniform(-limit, limit, shape)
+        return rng.normal(0.0, variance**0.5, shape)
+
+
+class Glorot(Scaled):
+    """Variance ``2 / (fan_in + fan_out)``: between what forward and what backward asks for.
+
+    References
+    ----------
+    Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks",
+    AISTATS 2010, equation 16.
+    """
+
+    def variance(self, fan_in: int, fan_out: int) -> float:
+        return 2 / (fan_in + fan_out)
+
+
+class He(Scaled):
+    """Variance ``2 / fan_in``: a ReLU halves the second moment of what goes in.
+
+    References
+    ----------
+    He et al., "Delving deep into rectifiers", ICCV 2015, equation 10.
+    """
+
+    def variance(self, fan_in: int, fan_out: int) -> float:
+        return 2 / fan_in
+
+
+class LeCun(Scaled):
+    """Variance ``1 / fan_in``: outputs are as large as inputs.
+
+    References
+    ----------
+    LeCun, Bottou, Orr and Müller, "Efficient BackProp", 1998, equation 16.
+    """
+
+    def variance(self, fan_in: int, fan_out: int) -> float:
+        return 1 / fan_in
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value everywhere.
+
+    Parameters
+    ----------
+    value : float
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        number("Constant", "value", self.value)
+
+    def __call__(
+        self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return a float64 array of `shape`, full of the value."""
+        return np.full(shape, self.value, "float64")
+
+
+INITIALIZERS: dict[str, Callable[..., Initializer]] = {
+    "glorot_uniform": partial(Glorot, "uniform"),
+    "glorot_normal": partial(Glorot, "normal"),
+    "he_uniform": partial(He, "uniform"),
+    "he_normal": partial(He, "normal"),
+    "lecun_uniform": partial(LeCun, "uniform"),
+    "lecun_normal": partial(LeCun, "normal"),
+    "zeros": partial(Constant, 0.0),
+    "ones": partial(Constant, 1.0),
+    "constant": Constant,
+}
+"""Initializers by name; "constant" needs a `value`."""
+
+
+def get_initializer(initializer: str | Initializer, **options: Any) -> Initializer:
+    """Return an initializer as it is, or the one of that name.
+
+    Parameters
+    ----------
+    initializer : str or callable
+        A name of `INITIALIZERS`, or any function ``(shape, fan_in, fan_out, rng) -> array``.
+    **options
+        Parameters of a named one: ``get_initializer("constant", value=0.1)``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, with the nearest ones, and for an unknown option.
+    """
+    if callable(initializer):
+        return initializer
+    return create("initializer", INITIALIZERS, initializer, options)

@@ -1,0 +1,313 @@
+"""Parameters, and the flat arrays they live in.
+
+All values, and all gradients, of a model are two flat arrays, bucket by bucket in the order in
+which backward completes the gradients. A parameter's `value` and `grad` are views. So a layer's
+matrix product writes straight into the message that the ranks exchange, an optimizer updates whole
+stretches at once, and "this bucket is ready" is one comparison of integers.
+
+A model whose activations have 16 bits computes matrix products with 16-bit copies of its matrices.
+The values themselves, the *master weights*, are float32: a step moves a weight by less than the
+distance between neighbours of 16 bits (Micikevicius et al., "Mixed precision training", ICLR 2018,
+section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.initializers import Initializer, generator
+
+ALIGNMENT = 64
+"""Bytes: every parameter starts on a cache line, which is also the widest vector."""
+
+DEFAULT_BUCKET_BYTES = 1 << 20
+"""So large that a message's latency is small, so small that the first leaves early in backward."""
+
+
+class Parameter:
+    """One trainable array.
+
+    Parameters
+    ----------
+    name : str
+        Dotted name, unique in the model: "residual3.conv2d0.w".
+    shape : tuple of int
+    initializer : Initializer
+    fan_in, fan_out : int
+        Inputs per output and outputs per input, for the initializer.
+    decay : bool
+        Whether weight decay applies; biases and the parameters of norms leave it out.
+    group : str
+        Reduction group: parameters of one group are summed over the same ranks.
+    working : bool
+        Whether a 16-bit model computes with a 16-bit copy: for matrices beside 16-bit activations.
+
+    Attributes
+    ----------
+    master, grad : Array
+        Views into the flat arrays, once a `ParameterBuffer` holds the parameter. Who changes a
+        parameter changes `master`.
+    value : Array
+        What layers compute with: the copy, where there is one, otherwise `master`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initializer: Initializer,
+        *,
+        fan_in: int = 1,
+        fan_out: int = 1,
+        decay: bool = True,
+        group: str = "data",
+        working: bool = False,
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.initializer = initializer
+        self.fan_in = fan_in
+        self.fan_out = fan_out
+        self.decay = decay
+        self.group = group
+        self.working = working
+        self.buffer: ParameterBuffer
+        self.master: Array
+        self.value: Array
+        self.grad: Array
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def accumulate(self) -> bool:
+        """Whether this backward pass adds to `grad`; otherwise it overwrites it."""
+        return self.buffer.accumulate
+
+    def store_grad(self, value: Array) -> None:
+        """Overwrite `grad` with `value`, or add it, as this pass demands.
+
+        Raises
+        ------
+        ValueError
+            If `value` is not of the parameter's shape.
+        """
+        if value.shape != self.shape:
+            raise ValueError(
+                f"{self.name}: store_grad expects a gradient of shape {self.shape}, like the "
+                f"parameter, not {value.shape}"
+            )
+        if self.accumulate:
+            self.grad += value
+        else:
+            self.grad[...] = value
+
+    def initial_value(self, seed: int) -> np.ndarray:
+        """Draw the initial value (float64): a function of the seed and the name alone."""
+        rng = generator(seed, self.name)
+        return self.initializer(self.shape, self.fan_in, self.fan_out, rng)
+
+
+class Entry(NamedTuple):
+    """Where a parameter lies in its bucket's flat arrays."""
+
+    name: str
+    shape: tuple[int, ...]
+    slice: slice
+    decay: bool
+
+
+@dataclass(eq=False)
+class Bucket:
+    """A stretch of the flat arrays that is exchanged and updated as one.
+
+    ``bucket.grads += x`` and ``bucket.values /= n`` change the flat arrays in place. Another array
+    that is assigned, as by ``bucket.grads = bucket.grads / n``, is copied into them. No other
+    attribute can be assigned.
+
+    Attributes
+    ----------
+    index : int
+        Position among all buckets of the model, in the order they become ready.
+    start, stop : int
+        The stretch, in elements of its buffer's flat arrays.
+    values, grads : Array
+        Flat views ``[start:stop]``; padding between parameters is zero and stays zero.
+    parameters : tuple of Entry
+        The parameters within, with slices relative to `start`.
+    ready_at : int
+        Index of the graph node whose backward completes the bucket.
+    group : str
+        Reduction group.
+    buffer : ParameterBuffer
+        Which it is a stretch of.
+    """
+
+    index: int
+    start: int
+    stop: int
+    values: Array
+    grads: Array
+    parameters: tuple[Entry, ...]
+    ready_at: int
+    group: str
+    buffer: ParameterBuffer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__ and name not in self.__dict__:  # by `__init__`
+            super().__setattr__(name, value)
+            return
+        if name not in ("values", "grads"):
+            raise AttributeError(
+                f"Bucket: {name} cannot be assigned; only what values and grads hold may change"
+            )
+        array = getattr(self, name)
+        if value is array:  # changed in place
+            return
+        if getattr(value, "shape", None) != array.shape:
+            given = getattr(value, "shape", None) or type(value).__name__
+            raise ValueError(
+                f"Bucket: {name} takes an array of shape {array.shape}, not {given}; fill it "
+                f"by bucket.{name}[...] = value"
+            )
+        array[...] = value
+
+    def gradients(self, slot: int) -> Array:
+        """Return the bucket's stretch of one of the sets of gradients; 0 is `grads`."""
+        return self.buffer.slots[slot][self.start : self.stop]
+
+
+class ParameterBuffer:
+    """The flat values and gradients of parameters of one dtype and reduction group.
+
+    Where some parameters want a working copy of another type, there is one flat array of that type
+    too, with the same layout.
+
+    Parameters
+    ----------
+    parameters : sequence of (Parameter, int)
+        In the order their gradients become ready, each with the index of the node that completes
+        it.
+    backend : Backend
+    dtype : str or numpy.dtype
+        Of values and gradients.
+    working : str or numpy.dtype, optional
+        Of working copies; by default the same, so that there are none.
+    bucket_bytes : sequence of int
+        A bucket is closed when it holds at least so many bytes: a number for each of the first
+        buckets, the last one also for all that follow.
+    first_index : int
+        Index of the first bucket.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[Parameter, int]],
+        *,
+        backend: Backend,
+        dtype: Any,
+        working: Any = None,
+        bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
+        first_index: int = 0,
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        self.accumulate = False
+        line = ALIGNMENT // self.dtype.itemsize
+        cut = _cut(parameters, bucket_bytes, self.dtype.itemsize, line)
+        self.parameters = tuple(p for members, _ in cut for p in members)
+        offsets = np.cumsum([0] + [_padded(p, line) for p in self.parameters]).tolist()
+        self.size: int = offsets[-1]
+        self.values = backend.zeros((self.size,), self.dtype)
+        self.grads = backend.zeros((self.size,), self.dtype)
+        self.working: Array | None = None
+        copied = working is not None and np.dtype(working) != self.dtype
+        if copied and any(p.working for p, _ in parameters):
+            self.working = backend.zeros((self.size,), np.dtype(working))
+        self.slots = [self.grads]
+        self._backend, self._offsets, self._slot = backend, offsets, 0
+        for p, offset in zip(self.parameters, offsets, strict=False):
+            place = slice(offset, offset + p.size)
+            p.buffer = self
+            p.master = p.value = self.values[place].reshape(p.shape)
+            p.grad = self.grads[place].reshape(p.shape)
+            if p.working and self.working is not None:
+                p.value = self.working[place].reshape(p.shape)
+        self.buckets = tuple(self._buckets(cut, offsets, first_index))
+
+    def refresh(self) -> None:
+        """Round the values into the working copies, all at once."""
+        if self.working is not None:
+            self._backend.elementwise.convert(self.values, out=self.working)
+
+    def write_to(self, slot: int) -> None:
+        """Let backward write gradients to one of several sets, which is made when it is needed."""
+        while slot >= len(self.slots):
+            self.slots.append(self._backend.zeros((self.size,), self.dtype))
+        if slot != self._slot:
+            self._slot = slot
+            for p, offset in zip(self.parameters, self._offsets, strict=False):
+                p.grad = self.slots[slot][offset : offset + p.size].reshape(p.shape)
+
+    def _buckets(
+        self,
+        cut: Sequence[tuple[Sequence[Parameter], int]],
+        offsets: list[int],
+        first_index: int,
+    ) -> Iterator[Bucket]:
+        first = 0
+        for index, (members, node) in enumerate(cut, start=first_index):
+            last = first + len(members)
+            start, stop = offsets[first], offsets[last]
+            entries = tuple(
+                Entry(p.name, p.shape, slice(o - start, o - start + p.size), p.decay)
+                for p, o in zip(members, offsets[first:last], strict=True)
+            )
+            yield Bucket(
+                index=index,
+                start=start,
+                stop=stop,
+                values=self.values[start:stop],
+                grads=self.grads[start:stop],
+                parameters=entries,
+                ready_at=node,
+                group=members[0].group,
+                buffer=self,
+            )
+            first = last
+
+
+def _cut(
+    parameters: Sequence[tuple[Parameter, int]],
+    bucket_bytes: Sequence[int],
+    itemsize: int,
+    line: int,
+) -> list[tuple[list[Parameter], int]]:
+    """Cut parameters into buckets, each with the node that completes it.
+
+    In a bucket those with weight decay come first: an optimizer updates neighbours with equal decay
+    by one call.
+    """
+    cut: list[tuple[list[Parameter], int]] = []
+    members: list[Parameter] = []
+    for i, (parameter, node) in enumerate(parameters, start=1):
+        members.append(parameter)
+        least = bucket_bytes[min(len(cut), len(bucket_bytes) - 1)]
+        full = sum(_padded(p, line) for p in members) * itemsize >= least
+        if full or i == len(parameters):
+            cut.append((sorted(members, key=lambda p: not p.decay), node))
+            members = []
+    return cut
+
+
+def _padded(parameter: Parameter, line: int) -> int:
+    """Elements that a parameter takes up to the beginning of the next."""
+    return -(-parameter.size // line) * line

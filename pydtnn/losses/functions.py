@@ -1,0 +1,233 @@
+"""Losses: how far predictions are from their targets, and the gradient that backward starts from.
+
+A loss is a sum over samples, never a mean, and its gradient is multiplied by a scale that the
+parallel scheme gives (1 / global batch): so shards of any sizes add up exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
+from pydtnn.utils.registry import create
+from pydtnn.utils.validate import number
+
+
+class Loss(ABC):
+    """A function of predictions and targets, summed over the samples.
+
+    A loss of one's own overrides `compute`, and `check` to refuse targets in a sentence.
+    """
+
+    def __call__(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array | None = None
+    ) -> tuple[Number, Array]:
+        """Compute the loss and its gradient.
+
+        Parameters
+        ----------
+        backend : Backend
+        y : Array, shape (N, ...)
+            Predictions; N may be 0.
+        target : Array
+            One entry per sample: classes ``(N,)`` or numbers, as the loss demands.
+        scale : Number
+            Factor on the gradient (not on the loss).
+        out : Array, shape (N, ...), optional
+            Where the gradient goes; by default it is allocated.
+
+        Returns
+        -------
+        loss : Number
+            Sum of the samples' losses; on a device an array of no axes, for which the host does not
+            wait.
+        dy : Array, shape (N, ...)
+            ``scale * d loss / d y``.
+
+        Raises
+        ------
+        ValueError
+            If the target does not fit the predictions.
+        """
+        self.check(y.shape, target)
+        if out is None:
+            out = backend.empty(y.shape, y.dtype)
+        return self.compute(backend, y, target, scale, out), out
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse a target that does not fit predictions of `shape`, before any work.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the predictions, ``(N, ...)``.
+        target : Array
+
+        Raises
+        ------
+        ValueError
+            In one sentence: what was expected, what was given, and for a value out of range which
+            sample.
+        """
+
+    @abstractmethod
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        """Return the sum of the losses and write the gradient to `out`."""
+
+
+class _ClassLoss(Loss):
+    """A loss of scores ``(N, K)`` and classes ``(N,)``."""
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that are not classes from 0 to K - 1."""
+        check_classes(type(self).__name__, shape, target)
+
+
+class _DenseLoss(Loss):
+    """A loss of predictions and targets of equal shape; classes ``(N,)`` become one-hot rows."""
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets that cannot be brought to the shape of the predictions."""
+        check_dense(type(self).__name__, shape, target)
+
+
+class CategoricalCrossEntropy(_ClassLoss):
+    """Cross-entropy of softmax(logits) with classes.
+
+    The model ends with logits, not with a Softmax layer.
+
+    ``L = sum_n -sum_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``.
+
+    Parameters
+    ----------
+    label_smoothing : float
+        The `s` above, in [0, 1).
+
+    References
+    ----------
+    Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016, section
+    7.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = number(
+            "CategoricalCrossEntropy", "label_smoothing", label_smoothing, at_least=0, below=1
+        )
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        target = target.astype("int64", copy=False)
+        return backend.loss.cross_entropy(y, target, self.label_smoothing, scale, out=out)
+
+
+class BinaryCrossEntropy(_DenseLoss):
+    """Cross-entropy of sigmoid(logits) with probabilities, mean over a sample's outputs.
+
+    ``L = sum_n mean_j -(t log sigmoid(y) + (1 - t) log(1 - sigmoid(y)))``. Targets lie in [0, 1]
+    and are shaped like the logits; ``(N,)`` also beside one logit per sample; and classes beside
+    several, as one-hot rows.
+    """
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Refuse targets of a wrong shape or out of [0, 1]."""
+        super().check(shape, target)
+        if is_classes(shape, target):
+            return
+        wrong = ~((target >= 0) & (target <= 1))  # written so that NaN is wrong too
+        if wrong.any():
+            at = int(wrong.argmax())
+            sample = at * len(target) // target.size
+            raise ValueError(
+                "BinaryCrossEntropy: targets must lie from 0 to 1, "
+                f"but sample {sample} of the batch has {target.reshape(-1)[at]}"
+            )
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        target = dense(backend.xp, y, target)
+        return backend.loss.binary_cross_entropy(y, target, scale, out=out)
+
+
+class MeanSquaredError(_DenseLoss):
+    """Squared error, mean over a sample's outputs: ``L = sum_n mean_j (y - t)^2``.
+
+    Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
+    """
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        return backend.loss.squared_error(y, dense(backend.xp, y, target), scale, out=out)
+
+
+class MeanAbsoluteError(_DenseLoss):
+    """Absolute error, mean over a sample's outputs: ``L = sum_n mean_j |y - t|``.
+
+    The gradient at 0 is 0. Classes ``(N,)`` beside predictions ``(N, K)`` become one-hot rows.
+    """
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        return backend.loss.absolute_error(y, dense(backend.xp, y, target), scale, out=out)
+
+
+class Hinge(_ClassLoss):
+    """Multi-class hinge loss of scores: ``L = sum_n sum_{k != t} max(0, 1 + y_nk - y_nt)``.
+
+    References
+    ----------
+    Weston and Watkins, "Support vector machines for multi-class pattern recognition", ESANN 1999,
+    equation 6.
+    """
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        return backend.loss.hinge(y, target.astype("int64", copy=False), scale, out=out)
+
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "cross_entropy": CategoricalCrossEntropy,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "mse": MeanSquaredError,
+    "mae": MeanAbsoluteError,
+    "hinge": Hinge,
+}
+"""Losses by name."""
+
+ALIASES = {
+    "categorical_cross_entropy": "cross_entropy",
+    "bce": "binary_cross_entropy",
+    "mean_squared_error": "mse",
+    "mean_absolute_error": "mae",
+}
+"""Other names of the losses."""
+
+
+def get_loss(loss: str | Loss, **options: Any) -> Loss:
+    """Return a loss as it is, or make the one of that name.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        A name of `LOSSES` or `ALIASES`.
+    **options
+        Parameters of a named one: ``get_loss("cross_entropy", label_smoothing=0.1)``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or option, with the nearest ones.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    return create("loss", LOSSES, loss, options, aliases=ALIASES)

@@ -1,0 +1,261 @@
+"""The two loops of the library: forward through a graph, and backward.
+
+They are generators. Where several shards of a batch are normalised together, the loop of each stops
+at such a layer, yields what it contributes to the sums and is sent their total (`run_together`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend, Deferred
+from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.two_phase import TwoPhase
+from pydtnn.model.graph import Graph, Node
+
+Walk = Generator[np.ndarray, np.ndarray, Any]
+"""Yields what it contributes to a sum, and is sent the total; returns its result."""
+
+Total = Callable[[Sequence[np.ndarray]], np.ndarray]
+"""Adds up what walks contribute, one array each, and whatever else belongs to the sum."""
+
+
+def walk_forward(
+    graph: Graph,
+    x: Array | tuple[Array, ...],
+    context: StepContext,
+    keep: bool,
+    after_node: Callable[[Node, Array], None] | None,
+    *,
+    joint: bool,
+) -> Walk:
+    """Run every node in order; where `joint`, yield the sums of layers in two phases.
+
+    The parameters and the result are those of `Model.forward`.
+    """
+    inputs = x if isinstance(x, tuple) else (x,)
+    check_inputs("Model", inputs, [node.shape for node in graph.inputs])
+    samples = len(inputs[0])
+    if context.differentiable is not keep:
+        context = replace(context, differentiable=keep)
+    values: list[Array | Deferred] = [None] * len(graph.nodes)
+    values[: len(inputs)] = [_regular(graph, x) for x in inputs]
+    residuals: list[Saved] = [None] * len(graph.nodes)
+    for node in graph.nodes[len(inputs) :]:
+        layer = node.layer
+        xs = [layer.accept(values[i.index]) for i in node.inputs]
+        if joint and context.training and isinstance(layer, TwoPhase):
+            total = yield layer.forward_sums(*xs, context=context)
+            y, saved = _promised(node, samples, layer.forward(*xs, context=context, total=total))
+        else:
+            y, saved = _promised(node, samples, layer.forward(*xs, context=context))
+        values[node.index] = _regular(graph, y)
+        if keep and node.index in graph.trained:
+            residuals[node.index] = saved
+        del xs, y, saved
+        for index in node.releases:
+            values[index] = None
+        if after_node:
+            after_node(node, layer.array(values[node.index]))
+    outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)
+    return (outputs if len(outputs) > 1 else outputs[0]), residuals
+
+
+def walk_backward(
+    graph: Graph,
+    buckets: Sequence[Bucket],
+    dy: Array | tuple[Array, ...],
+    residuals: list[Saved],
+    on_ready: Callable[[Bucket], None] | None,
+    after_node: Callable[[Node], None] | None,
+    *,
+    joint: bool,
+) -> Walk:
+    """Run every node's backward; where `joint`, yield the sums of layers in two phases.
+
+    The parameters and the result are those of `Model.backward`.
+    """
+    sums = _Gradients(graph.backend)
+    for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
+        if g.shape[1:] != node.shape:
+            raise ValueError(
+                f"Model.backward: expected a gradient of shape {batched(node.shape)}, like the "
+                f"output, got {g.shape}"
+            )
+        sums.add(node, _regular(graph, g), new=False)
+    del dy
+    pending = iter(buckets)
+    bucket = next(pending, None)
+    for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
+        g = sums.take(node)
+        if node.index in graph.trained:
+            layer, saved = node.layer, residuals[node.index]
+            g = layer.accept(g)
+            if joint and isinstance(layer, TwoPhase):
+                needed, own = layer.backward_sums(g, saved)
+                dxs = layer.backward_rest(needed, saved, (yield own))
+                del needed
+            elif isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0]):
+                dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
+            else:
+                dxs = layer.backward(g, saved)
+            if layer.needs_dx:
+                _deliver(graph, node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
+            del dxs, saved
+        del g
+        residuals[node.index] = None
+        while bucket and bucket.ready_at == node.index:
+            if on_ready:
+                on_ready(bucket)
+            bucket = next(pending, None)
+        if after_node:
+            after_node(node)
+    dxs = ((node, sums.take(node)) for node in graph.inputs)
+    dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
+    return dx if len(dx) > 1 else dx[0]
+
+
+def run_together(
+    walks: Sequence[Walk], total: Total | None, before: Callable[[int], None] | None = None
+) -> list[Any]:
+    """Run walks one after the other to their next sum, then hand each the total, and so on.
+
+    Parameters
+    ----------
+    walks : sequence of Walk
+        All yield equally often; not at all where `total` is None.
+    total : Total or None
+    before : callable, optional
+        Called with a walk's position whenever it is about to go on.
+
+    Returns
+    -------
+    list
+        What each walk returns.
+    """
+    results: list[Any] = [None] * len(walks)
+    send: np.ndarray | None = None
+    while True:
+        sums = []
+        for position, walk in enumerate(walks):
+            if before:
+                before(position)
+            try:
+                sums.append(walk.send(send))  # type: ignore[arg-type]  # None starts a walk
+            except StopIteration as end:
+                results[position] = end.value
+        if not sums:
+            return results
+        assert total is not None
+        send = total(sums)
+
+
+def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse arrays that are no samples of these shapes, or not equally many.
+
+    Raises
+    ------
+    ValueError
+    """
+    given = [np.shape(x) for x in inputs]
+    if [shape[1:] for shape in given] == [*shapes] and len({shape[:1] for shape in given}) == 1:
+        return
+    turned = len(given[0]) == 4 and (*given[0][2:], given[0][1]) == shapes[0]
+    hint = "; channels come last: x.transpose(0, 2, 3, 1)" if turned else ""
+    raise ValueError(
+        f"{who}: expected an array of shape {' and '.join(map(batched, shapes))}, "
+        f"got {' and '.join(map(str, given))}{hint}"
+    )
+
+
+def batched(shape: tuple[int, ...]) -> str:
+    """Write the shape of n samples.
+
+    >>> batched((3, 4))
+    '(n, 3, 4)'
+    """
+    return f"({', '.join(['n', *map(str, shape)])})"
+
+
+def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, Saved]:
+    """Return what a layer's forward gave, if it is what its `build` promises."""
+    kind = type(node.layer).__name__
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{node.name}: forward of {kind} must return a pair (output, saved), not "
+            f"{type(result).__name__}; saved may be None"
+        )
+    shape = getattr(result[0], "shape", None)
+    if shape is None or shape[1:] != node.shape or shape[0] != samples:
+        given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(
+            f"{node.name}: forward of {kind} must return {samples} outputs of shape {node.shape}, "
+            f"as build says, not {given}"
+        )
+    return result
+
+
+def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:
+    for source, dx in zip(node.inputs, dxs, strict=True):
+        if source.index in graph.trained:
+            if dx is None or dx.shape[1:] != source.shape:
+                given = "None" if dx is None else f"shape {dx.shape}"
+                raise ValueError(
+                    f"{node.name}: backward of {type(node.layer).__name__} must return a "
+                    f"gradient of shape {source.shape} besides the batch, not {given}"
+                )
+            passes = isinstance(dx, Deferred) and (
+                dx.array is not None  # the whole gradient, from `finish_backward`
+                or (
+                    source.layer.takes_deferred
+                    and len(source.consumers) == 1
+                    and source not in graph.outputs  # whose gradient has another term
+                )
+            )
+            dx = dx if passes else _regular(graph, node.layer.array(dx))
+            sums.add(source, dx, new=node.layer.new_gradient)
+
+
+def _regular(graph: Graph, array: Array | Deferred) -> Array | Deferred:
+    if isinstance(array, Deferred):
+        return array
+    # Kernels count on C order and the model's dtype; a layer of a user's own may well return a
+    # transposed view, or float32 in a model of 16 bits.
+    backend, dtype = graph.backend, graph.dtype
+    if array.dtype == dtype or array.dtype != arithmetic(dtype):
+        return backend.asarray(array, dtype)
+    rounded = backend.empty(array.shape, dtype)
+    backend.elementwise.convert(backend.asarray(array), out=rounded)
+    return rounded
+
+
+class _Gradients:
+    """The gradient of each node's output, added up as its consumers deliver it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.arrays: dict[int, tuple[Any, bool]] = {}
+
+    def add(self, node: Node, dx: Array, *, new: bool) -> None:
+        """Add `dx`; if it is `new`, its memory is ours."""
+        if node.index in self.arrays:
+            so_far, own = self.arrays[node.index]
+            out = so_far if own else dx if new else self.backend.empty(dx.shape, dx.dtype)
+            self.backend.elementwise.add(so_far, dx, out=out)
+            dx, new = out, True
+        self.arrays[node.index] = dx, new
+
+    def own(self, node: Node) -> bool:
+        """Whether what was delivered so far, if anything, may be written over."""
+        return self.arrays.get(node.index, (None, True))[1]
+
+    def take(self, node: Node) -> Array | Deferred:
+        """Hand out the sum and forget it; None if nobody delivered."""
+        return self.arrays.pop(node.index, (None, False))[0]

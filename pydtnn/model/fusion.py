@@ -1,0 +1,170 @@
+"""The graph pass that lets convolutions do the work of what stands between them.
+
+Batch norm, the addition that closes a residual block, and ReLU read and write whole arrays to do
+little. This pass replaces
+
+    batch norm [-> add] [-> ReLU]    by `NormAddReLU`, whose output is deferred: the next
+                                     convolution computes it while packing its input
+    convolution -> batch norm        by a convolution that takes the norm's sums in passing, and in
+                                     inference uses filters into which the norm is folded
+    convolution -> ReLU              by a convolution that cuts off its output, unless the next
+                                     layer is a convolution: then the ReLU is deferred
+
+Results are equal within rounding. Parameters, statistics and their names stay those of the layers
+that were written down.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydtnn.layers.activation import ReLU
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.fused import NormAddReLU
+from pydtnn.layers.merge import Add
+from pydtnn.layers.norm import BatchNorm
+from pydtnn.model.graph import Graph, Node
+
+
+class Pattern(NamedTuple):
+    """Nodes that one `NormAddReLU` can replace, in order, and what it reads."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    norms: tuple[BatchNorm | None, ...]
+    relu: bool
+
+
+def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Replace patterns in a graph whose nodes are all there, but which is not finished.
+
+    Parameters
+    ----------
+    graph : Graph
+    outputs : tuple of Node
+        Of the model.
+
+    Returns
+    -------
+    tuple of Node
+        The outputs afterwards.
+    """
+    pass_ = _Pass(outputs)
+    for node in reversed(graph.nodes):  # the end of a pattern comes before what it absorbs
+        if node not in pass_.absorbed:
+            pass_.visit(node)
+    graph.nodes = [node for node in graph.nodes if node not in pass_.absorbed]
+    for index, node in enumerate(graph.nodes):
+        node.index = index
+        node.inputs = tuple(pass_.replaced.get(n, n) for n in node.inputs)
+        node.consumers = []
+    for node in graph.nodes:
+        for source in node.inputs:
+            source.consumers.append(node)
+    for node in graph.nodes:
+        if isinstance(node.layer, NormAddReLU):
+            _connect(node, node.layer, pass_.replaced_outputs())
+    return pass_.replaced_outputs()
+
+
+class _Pass:
+    def __init__(self, outputs: tuple[Node, ...]) -> None:
+        self.outputs = outputs
+        self.absorbed: set[Node] = set()
+        self.replaced: dict[Node, Node] = {}
+
+    def replaced_outputs(self) -> tuple[Node, ...]:
+        return tuple(self.replaced.get(n, n) for n in self.outputs)
+
+    def hidden(self, node: Node) -> bool:
+        """Whether nobody but one consumer would miss the node's output."""
+        return len(node.consumers) == 1 and node not in self.outputs
+
+    def visit(self, node: Node) -> None:
+        pattern = self.match(node)
+        if pattern is None:
+            return
+        source = pattern.inputs[0]
+        conv = _conv(source) if self.hidden(source) else None
+        feeds_conv = any(map(_conv, node.consumers[:1]))
+        if len(pattern.nodes) > 1 or feeds_conv or (conv and not pattern.relu):
+            self.replace(node, pattern)
+        elif conv and pattern.relu:
+            conv.absorb_relu()
+            self.absorbed.add(node)
+            self.replaced[node] = source
+
+    def match(self, node: Node) -> Pattern | None:
+        """Find the pattern that ends with this node."""
+        layer = node.layer
+        if type(layer) is BatchNorm:
+            return Pattern((node,), node.inputs, (layer,), False)
+        if type(layer) is ReLU:
+            (source,) = node.inputs
+            joins = type(source.layer) in (BatchNorm, Add) and self.hidden(source)
+            inner = self.match(source) if joins else None
+            if inner is None:
+                return Pattern((node,), node.inputs, (None,), True)
+            return Pattern((*inner.nodes, node), inner.inputs, inner.norms, True)
+        if type(layer) is Add and len(node.inputs) == 2:
+            parts = [self.match_norm(source) for source in node.inputs]
+            return Pattern(
+                (*(n for part in parts for n in part.nodes), node),
+                tuple(n for part in parts for n in part.inputs),
+                tuple(norm for part in parts for norm in part.norms),
+                False,
+            )
+        return None
+
+    def match_norm(self, node: Node) -> Pattern:
+        """Find the batch norm that makes an input of an addition, or take the input as it is."""
+        if type(node.layer) is BatchNorm and self.hidden(node):
+            return Pattern((node,), node.inputs, (node.layer,), False)
+        return Pattern((), (node,), (None,), False)
+
+    def replace(self, node: Node, pattern: Pattern) -> None:
+        parts = [n.layer for n in pattern.nodes]
+        layer = NormAddReLU(parts, pattern.norms, relu=pattern.relu)
+        layer.bind(
+            parts[0].backend,
+            parts[0].dtype,
+            str(parts[0].name),
+            tuple(n.shape for n in pattern.inputs),
+        )
+        node.layer = layer
+        node.inputs = pattern.inputs
+        self.absorbed.update(n for n in pattern.nodes if n is not node)
+
+
+def _conv(node: Node) -> Conv2d | None:
+    layer = node.layer
+    return layer if isinstance(layer, Conv2d) and layer.takes_deferred else None
+
+
+def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
+    """Tell a new node and the convolutions before it what they can do for each other."""
+    layer.keeps = len(node.consumers) > 1 or node in outputs
+    makers = [
+        _conv(n) if norm and len(n.consumers) == 1 and n not in outputs else None
+        for n, norm in zip(node.inputs, layer.norms, strict=True)
+    ]
+    for conv, norm in zip(makers, layer.norms, strict=True):
+        if conv and not conv.relu:
+            conv.norm = norm
+    layer.folded = tuple(conv is not None and conv.norm is not None for conv in makers)
+    layer.new_gradient = _hands_over(node, layer)
+
+
+def _hands_over(node: Node, layer: NormAddReLU) -> bool:
+    """Whether a plain input may do as it likes with the gradient it gets.
+
+    The same array is part of the other input's deferred gradient: it must have been read before.
+    """
+    plain = [n for n, norm in zip(node.inputs, layer.norms, strict=True) if norm is None]
+    normed = [n for n, norm in zip(node.inputs, layer.norms, strict=True) if norm is not None]
+    if not plain or len(node.inputs) == 1:
+        return True
+    if not normed:
+        return False
+    touched = max([plain[0].index, *(n.index for n in plain[0].consumers if n is not node)])
+    return touched < normed[0].index

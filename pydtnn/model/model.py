@@ -1,0 +1,408 @@
+"""A network on a device: parameters in flat arrays, one forward loop and one backward loop."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend, create_backend, recycled
+from pydtnn.kernels.dtypes import DTYPES, arithmetic
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.blocks import Net, nodes
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
+from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.model.execution import Total, check_inputs, run_together, walk_backward, walk_forward
+from pydtnn.model.fusion import fuse as fuse_graph
+from pydtnn.model.graph import Graph, Node
+from pydtnn.utils.validate import whole
+
+
+class Model:
+    """A network built for an input shape, a backend and a dtype.
+
+    Parameters
+    ----------
+    net : Layer or Block
+        Usually a `Sequential`.
+    input_shape : tuple of int, or tuple of such tuples
+        Shape of one sample, ``(H, W, C)`` for images; one shape per input if there are several.
+    backend : Backend or str
+    dtype : str
+        "float32", "float64", "bfloat16" or "float16": of activations and their gradients. With 16
+        bits, matrices are multiplied by 16-bit copies of the weights; parameters, their gradients
+        and the model's outputs are float32. That is for GPUs: the compiled kernels of a "cpu"
+        backend take 32 bits and more, so that it computes 16 bits with the reference, slowly.
+    seed : int
+        Of the initial weights: they are a function of the seed and each parameter's name.
+    bucket_bytes : int, optional
+        Size of the messages in which gradients are exchanged. By default 1 MiB, until a trainer
+        whose ranks are on several hosts chooses another (`settle_buckets`).
+    input_gradient : bool
+        Whether `backward` computes the gradient of the model's inputs too.
+    fuse : bool
+        Whether convolutions do the work of batch norms, additions and ReLUs around them
+        (`pydtnn.model.fusion`); results are equal within rounding.
+
+    Attributes
+    ----------
+    graph : Graph
+    parameters : dict of str to Parameter
+    buffers : tuple of ParameterBuffer
+        The flat arrays, one set per reduction group.
+    buckets : tuple of Bucket
+        In the order in which backward completes them.
+    statistics : RunningStatistics
+    loaded : str or None
+        Checksum of what `load` took last, for ranks to compare; None once they train together.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        input_shape: Shape | Sequence[Shape],
+        *,
+        backend: Backend | str = "cpu",
+        dtype: str = "float32",
+        seed: int = 0,
+        bucket_bytes: int | None = None,
+        input_gradient: bool = False,
+        fuse: bool = True,
+    ) -> None:
+        if str(dtype) not in DTYPES:
+            raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, not {dtype}")
+        self.backend = create_backend(backend) if isinstance(backend, str) else backend
+        self.dtype = np.dtype(dtype)
+        self.seed = whole("Model", "seed", seed, at_least=0)
+        if bucket_bytes is not None:
+            bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
+        self._settled = bucket_bytes is not None
+        self.input_shapes = _shapes(input_shape)
+        self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
+        outputs = nodes(self.graph.add(net, *self.graph.inputs))
+        if fuse:
+            outputs = fuse_graph(self.graph, outputs)
+        self.graph.finish(outputs, input_gradient=input_gradient)
+        self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
+        for p in self.parameters.values():
+            p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
+        self.refresh()
+        self.backend.trim()  # what initial values needed on the way
+        statistics = [s for layer in self.layers for s in layer.statistics]
+        self.statistics = RunningStatistics(statistics, self.backend)
+        self.loaded: str | None = None
+
+    @recycled
+    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
+        ready = [(p, n.index) for n in reversed(self.graph.nodes) for p in n.layer.parameters]
+        buffers: list[ParameterBuffer] = []
+        for group in dict.fromkeys(p.group for p, _ in ready):
+            members = [(p, node) for p, node in ready if p.group == group]
+            first = sum(len(b.buckets) for b in buffers)
+            buffers.append(
+                ParameterBuffer(
+                    members,
+                    backend=self.backend,
+                    dtype=arithmetic(self.dtype),
+                    working=self.dtype,
+                    bucket_bytes=bucket_bytes,
+                    first_index=first,
+                )
+            )
+        self.buffers = tuple(buffers)
+        self.parameters: dict[str, Parameter] = {p.name: p for p, _ in ready}
+        buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
+        self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
+
+    def settle_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
+        """Cut the parameters anew where `bucket_bytes` was not given; only the first call does.
+
+        Later an optimizer holds the arrays. Values stay, in new arrays. `choose` is given the
+        bytes of all gradients and the usual length of buckets, and returns their lengths.
+        """
+        total = sum(buffer.grads.nbytes for buffer in self.buffers)
+        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
+        if not self._settled and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
+            values = {name: p.master.copy() for name, p in self.parameters.items()}
+            self._place_parameters(nbytes)
+            for name, p in self.parameters.items():
+                p.master[...] = values[name]
+            self.refresh()
+            self.backend.trim()
+        self._settled = True
+
+    def refresh(self) -> None:
+        """Round the parameters into the working copies of a 16-bit model; forward begins so."""
+        for buffer in self.buffers:
+            buffer.refresh()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in the order they run."""
+        return [node.layer for node in self.graph.nodes[len(self.input_shapes) :]]
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the (first) output of one sample."""
+        return self.graph.outputs[0].shape
+
+    def forward(
+        self,
+        x: Array | tuple[Array, ...],
+        context: StepContext,
+        *,
+        keep: bool = True,
+        after_node: Callable[[Node, Array], None] | None = None,
+    ) -> tuple[Any, list[Saved]]:
+        """Run every node in order.
+
+        Parameters
+        ----------
+        x : Array, shape (N, *input_shape), or one per input
+        context : StepContext
+        keep : bool
+            Whether to keep what backward needs; without, every array is freed after its last use.
+        after_node : callable, optional
+            Called with each node and its output.
+
+        Returns
+        -------
+        y : Array, shape (N, *output_shape), or a tuple of arrays if the model has several outputs
+            Of a 16-bit model float32, as losses and metrics want it.
+        residuals : list
+            What `backward` needs.
+        """
+        return self.forward_shards([x], [context], keep=keep, after_node=after_node)[0]
+
+    @recycled
+    def forward_shards(
+        self,
+        xs: Sequence[Array | tuple[Array, ...]],
+        contexts: Sequence[StepContext],
+        *,
+        total: Total | None = None,
+        keep: bool = True,
+        after_node: Callable[[Node, Array], None] | None = None,
+    ) -> list[tuple[Any, list[Saved]]]:
+        """Run every node in order, for several shards of a batch.
+
+        Parameters
+        ----------
+        xs, contexts : sequence
+            For each shard, see `forward`.
+        total : callable, optional
+            ``total(sums)`` adds up one array per shard, and those of other ranks. With it, layers
+            that normalise over the batch do so over all shards: they are run side by side, from one
+            such layer to the next. Without, they are run one after the other.
+        keep, after_node
+            See `forward`.
+
+        Returns
+        -------
+        list
+            For each shard, what `forward` returns.
+        """
+        self.refresh()
+        walks = [
+            walk_forward(self.graph, x, context, keep, after_node, joint=total is not None)
+            for x, context in zip(xs, contexts, strict=True)
+        ]
+        return run_together(walks, total)
+
+    def backward(
+        self,
+        dy: Array | tuple[Array, ...],
+        residuals: list[Saved],
+        *,
+        on_ready: Callable[[Bucket], None] | None = None,
+        after_node: Callable[[Node], None] | None = None,
+        accumulate: bool = False,
+    ) -> Any:
+        """Run every node's backward in reverse; gradients land in the flat arrays.
+
+        Parameters
+        ----------
+        dy : Array, or one per output
+            Gradient of the loss with respect to the output.
+        residuals : list
+            As `forward` returned it; emptied on the way, so that memory is freed as soon as it can
+            be.
+        on_ready : callable, optional
+            Called with each bucket as soon as its gradients are complete.
+        after_node : callable, optional
+            Called after each node, to let messages make progress.
+        accumulate : bool
+            Add to the gradients that are there instead of overwriting them.
+
+        Returns
+        -------
+        dx : Array, or one per input
+            Gradient of the inputs if the model was built with ``input_gradient=True``, otherwise
+            None.
+        """
+        return self.backward_shards(
+            [dy],
+            [residuals],
+            on_ready=(lambda shard, bucket: on_ready(bucket)) if on_ready else None,
+            after_node=after_node,
+            accumulate=accumulate,
+        )[0]
+
+    @recycled
+    def backward_shards(
+        self,
+        dys: Sequence[Array | tuple[Array, ...]],
+        residuals: Sequence[list[Saved]],
+        *,
+        total: Total | None = None,
+        on_ready: Callable[[int, Bucket], None] | None = None,
+        after_node: Callable[[Node], None] | None = None,
+        accumulate: bool = False,
+        slots: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Run every node's backward in reverse, for several shards of a batch.
+
+        Parameters
+        ----------
+        dys, residuals : sequence
+            For each shard, see `backward`.
+        total : callable, optional
+            See `forward_shards`.
+        on_ready : callable, optional
+            Called with the position of a shard and each bucket as soon as the shard's gradients are
+            complete.
+        after_node
+            See `backward`.
+        accumulate : bool
+            Add the first shard's gradients to those that are there; the others' are added anyway.
+        slots : sequence of int, optional
+            Set of gradient arrays (`Bucket.gradients`) for each shard. They are overwritten.
+
+        Returns
+        -------
+        list
+            For each shard, what `backward` returns.
+        """
+
+        def before(shard: int) -> None:
+            for buffer in self.buffers:
+                buffer.accumulate = slots is None and (accumulate or shard > 0)
+                buffer.write_to(slots[shard] if slots else 0)
+
+        walks = [
+            walk_backward(
+                self.graph,
+                self.buckets,
+                dy,
+                saved,
+                partial(on_ready, shard) if on_ready else None,
+                after_node,
+                joint=total is not None,
+            )
+            for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
+        ]
+        try:
+            return run_together(walks, total, before)
+        finally:
+            for buffer in self.buffers:
+                buffer.write_to(0)
+
+    def predict(self, x: np.ndarray | tuple[np.ndarray, ...], *, batch_size: int = 256) -> Any:
+        """Run the network on samples, without dropout and with running statistics.
+
+        Parameters
+        ----------
+        x : ndarray, shape (n, *input_shape), or a tuple of one per input
+            Already normalised as in training; cast to the model's dtype.
+        batch_size : int
+            Samples per pass.
+
+        Returns
+        -------
+        ndarray, shape (n, *output_shape), or a tuple of arrays if the model has several outputs
+
+        Raises
+        ------
+        ValueError
+            If `x` is not of the model's input shape.
+        """
+        whole("Model.predict", "batch_size", batch_size, at_least=1)
+        inputs = x if isinstance(x, tuple) else (x,)
+        check_inputs("Model.predict", inputs, self.input_shapes)
+        context = StepContext(training=False)
+        samples = len(inputs[0])
+        dtype = arithmetic(self.dtype)
+        outputs = [np.empty((samples, *node.shape), dtype) for node in self.graph.outputs]
+        for start in range(0, samples, batch_size):
+            rows = slice(start, start + batch_size)
+            batch = tuple(self.backend.asarray(a[rows], self.dtype) for a in inputs)
+            y, _ = self.forward(batch, context, keep=False)
+            for output, part in zip(outputs, y if isinstance(y, tuple) else (y,), strict=True):
+                output[rows] = self.backend.to_numpy(part)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Parameters and running statistics by name; on a CPU views, which training changes."""
+        values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
+        return values | self.statistics.state()
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take parameters and running statistics from what `state` returned.
+
+        Raises
+        ------
+        ValueError
+            If names or shapes differ, listing them; nothing is changed then.
+        """
+        own = self.state()
+        check_fit(own, state)
+        for name, p in self.parameters.items():
+            p.master[...] = self.backend.asarray(state[name], p.buffer.dtype)
+        self.statistics.load(state)
+        self.refresh()
+        digest = hashlib.blake2b(digest_size=8)
+        for name in own:
+            digest.update(np.ascontiguousarray(state[name]).tobytes())
+        self.loaded = digest.hexdigest()
+
+    def summary(self, batch: int = 1, *, slots: int = 0) -> str:
+        """Describe the model in a table: see `pydtnn.model.summary.summarize`."""
+        from pydtnn.model.summary import summarize
+
+        return summarize(self, batch, slots=slots)
+
+
+def _shapes(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
+    if isinstance(input_shape, int | np.integer):
+        raise TypeError(
+            f"Model: input_shape must be a tuple, not {input_shape}; use ({input_shape},)"
+        )
+    several = len(input_shape) > 0 and isinstance(input_shape[0], tuple | list)
+    shapes: Any = input_shape if several else (input_shape,)
+    if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
+        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape!r}")
+    return tuple(tuple(map(int, shape)) for shape in shapes)
+
+
+def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+    """Check that two sets of named arrays have the same names and shapes.
+
+    Raises
+    ------
+    ValueError
+        Naming what is missing, what is unknown and which shapes differ.
+    """
+    problems = [f"{name} is missing" for name in own if name not in given]
+    problems += [f"{name} is unknown" for name in given if name not in own]
+    problems += [
+        f"{name} has shape {given[name].shape} instead of {own[name].shape}"
+        for name in own
+        if name in given and given[name].shape != own[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(f"weights do not fit the model: {', '.join(problems[:8])}{more}")

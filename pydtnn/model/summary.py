@@ -1,0 +1,131 @@
+"""A model as a table: shapes, parameters, operations, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydtnn.layers.base import Cost, Layer
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.fused import NormAddReLU
+from pydtnn.model.memory import forecast_memory
+from pydtnn.utils.validate import whole
+
+if TYPE_CHECKING:
+    from pydtnn.model import Model
+
+HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
+LEFT = 3
+"""So many columns are aligned to the left; the others hold numbers."""
+
+
+def summarize(model: Model, batch: int = 1, *, slots: int = 0) -> str:
+    """Describe a model in plain text.
+
+    Parameters
+    ----------
+    model : Model
+    batch : int
+        Samples per rank and step, for the memory.
+    slots : int
+        Slots of the optimizer, for the memory: 1 for SGD with momentum, 2 for Adam.
+
+    Returns
+    -------
+    str
+        A line per layer: its dotted name, class, output shape of one sample, parameters,
+        floating-point operations of forward for one sample, and the memory that its backward keeps
+        at this batch size, each array counted once. Layers that are fused share a line. Below, the
+        totals.
+    """
+    whole("summary", "batch", batch, at_least=1)
+    whole("summary", "slots", slots, at_least=0)
+    memory = forecast_memory(model, batch, slots=slots)
+    nodes = model.graph.nodes[len(model.input_shapes) :]
+    costs = [cost(node.layer) for node in nodes]
+    rows = [
+        (
+            node.name,
+            " + ".join(kinds(node.layer)),
+            " x ".join(map(str, node.shape)),
+            f"{sum(p.size for p in node.layer.parameters):,}",
+            quantity(work.flops_forward, 1000),
+            quantity(memory.kept[node.index], 1024, "B"),
+        )
+        for node, work in zip(nodes, costs, strict=True)
+    ]
+    forward, backward = (sum(values) for values in list(zip(*costs, strict=True))[:2])
+    count = sum(p.size for p in model.parameters.values())
+    totals = [
+        ("parameters", f"{count:,} in {len(model.parameters)} arrays"),
+        (
+            "one sample",
+            f"{quantity(forward, 1000)}flop forward, {quantity(backward, 1000)}flop backward",
+        ),
+        (
+            f"batch of {batch}",
+            f"{quantity(sum(memory.kept), 1024, 'B')} kept for backward, "
+            f"{quantity(memory.peak, 1024, 'B')} at the peak of a step",
+        ),
+        (
+            "of which",
+            f"{quantity(memory.parameters, 1024, 'B')} parameters, "
+            + f"{quantity(memory.copies, 1024, 'B')} 16-bit copies, " * bool(memory.copies)
+            + f"{quantity(memory.gradients, 1024, 'B')} gradients, "
+            f"{quantity(memory.slots, 1024, 'B')} the optimizer's slots",
+        ),
+        (
+            "process" if model.backend.name != "cuda" else "GPU",
+            f"{quantity(memory.resident, 1024, 'B')} more than before, "
+            f"about {quantity(memory.scratch, 1024, 'B')} of it scratch memory of kernels",
+        ),
+    ]
+    if model.backend.memory:
+        totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
+    table = align([HEADINGS, *rows], LEFT)
+    rule = "-" * max(map(len, table))
+    return "\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)])
+
+
+def kinds(layer: Layer) -> list[str]:
+    """Name the layers that the user wrote down of which this one is made."""
+    if isinstance(layer, NormAddReLU):
+        return [type(part).__name__ for part in layer.parts]
+    relu = ["ReLU"] if isinstance(layer, Conv2d) and layer.relu else []
+    return [type(layer).__name__, *relu]
+
+
+def cost(layer: Layer) -> Cost:
+    """Work of one sample; of a fused layer that of its parts."""
+    parts = layer.parts if isinstance(layer, NormAddReLU) else [layer]
+    return Cost(*map(sum, zip(*(part.cost(1) for part in parts), strict=True)))
+
+
+def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Pad the cells of each column to its widest; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def quantity(value: float, base: int, unit: str = "") -> str:
+    """Write a number with three digits and a prefix.
+
+    >>> quantity(81_900_000, 1000) + "flop"
+    '81.9 Mflop'
+    >>> quantity(1536, 1024, "B")
+    '1.50 KiB'
+    """
+    for prefix in ("", "K", "M", "G", "T"):
+        if value < base or prefix == "T":
+            break
+        value /= base
+    if not prefix:
+        return f"{value:.0f} {unit}"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {prefix}{'i' * (base == 1024)}{unit}"

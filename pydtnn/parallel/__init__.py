@@ -1,0 +1,6 @@
+"""How ranks train together: exchanges of gradients, schemes, compression, reproducible sums."""
+
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.option import option
+
+__all__ = ["AllReduce", "GradientExchange", "option"]

@@ -1,0 +1,61 @@
+"""Gradient compression by name: what ranks send instead of gradients.
+
+`Compressor` makes one of two functions; those of the literature are in `floats`, `quantised`,
+`sparse` and `low_rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.parallel.compression.compressor import Compressor
+from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.floats import any_float, bfloat16, float16
+from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
+from pydtnn.parallel.compression.quantised import int8, sign
+from pydtnn.parallel.compression.sparse import random_k, top_k
+from pydtnn.parallel.compression.sums import CompressedSums
+from pydtnn.parallel.sums import Sums
+from pydtnn.utils.registry import create
+
+__all__ = ["COMPRESSORS", "CompressedSums", "Compressor", "Context", "PowerSGD", "create_sums"]
+
+COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
+    "float16": float16,
+    "bfloat16": bfloat16,
+    "float": any_float,
+    "int8": int8,
+    "top_k": top_k,
+    "random_k": random_k,
+    "sign": sign,
+    "power_sgd": power_sgd,
+}
+"""Every compressor by the name that the command line knows it by."""
+
+ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
+
+
+def create_sums(name: str, **options: Any) -> Callable[[Communicator], Sums]:
+    """Make what a scheme takes as `sums`.
+
+    Parameters
+    ----------
+    name : str
+        One of `COMPRESSORS`.
+    **options
+        Of the function of that name.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unknown name or option, and for an option out of its limits.
+
+    Examples
+    --------
+    >>> create_sums("top_k", share=2.0)
+    Traceback (most recent call last):
+    ValueError: top_k: share must be above 0 and at most 1, not 2.0
+    """
+    return create("compressor", COMPRESSORS, name, options, aliases=ALIASES)

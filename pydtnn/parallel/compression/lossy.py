@@ -1,0 +1,115 @@
+"""What all lossy sums share: arrays that are kept from step to step, saved by parameter."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.arrays import fill, on_host, to_host
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.layers.parameters import Bucket
+from pydtnn.parallel.compression.steps import Steps
+from pydtnn.parallel.sums import Sums
+
+STEPS = "compression_steps"
+
+
+class LossySums(Sums):
+    """Sums of what is left of gradients when they have been sent.
+
+    They are computed on the host: the gradients of a device are brought there, for which the host
+    waits, and the sum is brought back.
+
+    Parameters
+    ----------
+    comm : Communicator
+
+    Attributes
+    ----------
+    group : Communicator
+        A copy of `comm`, whose messages meet no others; from the first `prepare` to `close`.
+    steps : dict of int to int
+        How often each bucket has been sent, by its index.
+    """
+
+    capturable = False
+    keeps_gradients = True
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self.group = comm
+        self.steps: dict[int, int] = {}
+
+    def prepare(self, buckets: tuple[Bucket, ...]) -> None:
+        """Start at step 0. Collective: all ranks call it."""
+        if self.group is self.comm:
+            self.group = self.comm.split(0)
+        self.steps = {bucket.index: 0 for bucket in buckets}
+
+    def free(self) -> None:
+        """Free the group. Collective: all ranks call it."""
+        if self.group is not self.comm:
+            self.group.free()
+            self.group = self.comm
+
+    def start(self, bucket: Bucket) -> Request:
+        """Start to replace a bucket's gradients by their sum over all ranks."""
+        return self.send(bucket) if on_host(bucket.grads) else Steps(self._by_way_of_host(bucket))
+
+    def _by_way_of_host(self, bucket: Bucket) -> Iterator[Request]:
+        mirror = replace(bucket, grads=to_host(bucket.grads))
+        yield self.send(mirror)
+        fill(bucket.grads, mirror.grads)
+
+    @abstractmethod
+    def send(self, bucket: Bucket) -> Request:
+        """Do as `start` says with a bucket whose gradients are on the host."""
+
+    @abstractmethod
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name the arrays that are kept from step to step; they can be written."""
+
+    def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
+        """Leave each rank its part of the sum; the bucket's gradients become the sum, too."""
+        self.start(bucket).wait()
+        begin = sum(counts[: self.comm.rank])
+        out[...] = bucket.grads[begin : begin + len(out)]
+
+    def state(self) -> dict[str, Any]:
+        """Return the arrays, which may differ between ranks, and the number of steps."""
+        state: dict[str, Any] = {name: array.copy() for name, array in self.arrays()}
+        return state | {STEPS: max(self.steps.values(), default=0)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned, after `prepare`; nothing is changed if it does not fit."""
+        arrays = dict(self.arrays())
+        if STEPS not in state:
+            raise ValueError(
+                "the training to continue did not compress gradients; continue without"
+            )
+        for name, array in arrays.items():
+            if name not in state or np.shape(state[name]) != array.shape:
+                raise ValueError(
+                    f"the training to continue kept no {name!r} of shape {array.shape}; continue "
+                    "with the compressor and the model that it had"
+                )
+        for name, array in arrays.items():
+            array[...] = state[name]
+        self.steps = dict.fromkeys(self.steps, int(state[STEPS]))
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether no element of a contiguous array is infinite or NaN."""
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"):  # squares may overflow where elements are finite
+        return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
+
+
+def forget_if_not_finite(error: np.ndarray) -> None:
+    """Clear an error that would spoil all steps to come, should anybody go on after such a step."""
+    if not is_finite(error):
+        error.fill(0)

@@ -1,0 +1,275 @@
+"""PowerSGD: gradients of matrices as products of two thin ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.kernels.reference.random import stream
+from pydtnn.layers.parameters import Bucket, Entry
+from pydtnn.parallel.compression.context import Context
+from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
+from pydtnn.utils.validate import whole
+
+
+def power_sgd(*, rank: int = 2, seed: int = 0) -> Callable[[Communicator], PowerSGD]:
+    """Send matrices of gradients as products of two matrices of `rank` columns.
+
+    Parameters
+    ----------
+    rank : int
+        Columns. Matrices that would not become smaller, and vectors, are sent as they are.
+    seed : int
+        Of the first step's random matrices.
+    """
+    return partial(PowerSGD, rank=whole("power_sgd", "rank", rank, at_least=1), seed=seed)
+
+
+class Matrix:
+    """A parameter whose gradient is sent as ``p q^T``.
+
+    Parameters
+    ----------
+    entry : Entry
+        Of shape (n, ...), seen as (n, m).
+    dtype : numpy.dtype
+    rank, seed : int
+    size : int
+        Number of ranks.
+
+    Attributes
+    ----------
+    error : ndarray (n, m)
+        What this rank has not sent yet.
+    q : ndarray (m, r)
+        Of the last step: the first guess for the next one.
+    """
+
+    def __init__(self, entry: Entry, dtype: np.dtype, rank: int, seed: int, size: int = 1) -> None:
+        n, m = matrix_shape(entry)
+        largest = float(np.finfo(dtype).max)
+        self._largest_p = largest**0.5 / size
+        self._largest_q = largest / (2 * rank * size)  # so that no entry of p q^T is infinite
+        self.entry = entry
+        self.error = np.zeros((n, m), dtype)
+        self.q = np.empty((m, rank), dtype)
+        self._draws = Context(seed, 0, stream(entry.name), 0, ())
+        self._guess()
+
+    def _guess(self) -> None:
+        """Begin with random directions, the same on all ranks."""
+        self.q[...] = self._draws.shared_random.standard_normal(self.q.shape)
+
+    def project(self, grads: np.ndarray, p: np.ndarray) -> None:
+        """Add the gradient, one of a bucket's, to the error; multiply by the last `q`, into `p`."""
+        self.error += grads[self.entry.slice].reshape(self.error.shape)
+        greatest = np.max(np.abs(self.q))
+        if not np.isfinite(greatest):
+            self._guess()
+        elif greatest > 0:  # so that no product overflows; where all is 0, any directions will do
+            self.q /= greatest
+        np.matmul(self.error, self.q, out=p)
+        if not _within(p, self._largest_p) and is_finite(self.error):
+            # Only the directions matter: a product that is huge, but not the largest of numbers.
+            np.matmul(self.error / np.abs(self.error).max(), self.q, out=p)
+            p *= self._largest_p / np.abs(p).max()
+
+    def project_back(self, p: np.ndarray, q: np.ndarray) -> None:
+        """Multiply by the directions of the summed `p`, made orthonormal, into `q` (m, r).
+
+        So this rank sends ``p q^T = p p^T error``, and what is left of the error is the rest.
+        """
+        self.directions, _ = np.linalg.qr(p)
+        np.matmul(self.error.T, self.directions, out=q)
+        if not _within(q, self._largest_q) and is_finite(self.error) and is_finite(p):
+            # The sum would be infinite. Less is sent, and the error keeps the rest.
+            greatest = float(np.abs(self.error).max())
+            np.matmul((self.error / greatest).T, self.directions, out=q)
+            q *= min(greatest, self._largest_q / float(np.abs(q).max()))
+        self.error -= self.directions @ q.T
+        forget_if_not_finite(self.error)
+
+    def finish(self, grads: np.ndarray, q: np.ndarray) -> None:
+        """Put the sum over all ranks into the gradient."""
+        self.q[...] = q
+        np.matmul(self.directions, q.T, out=grads[self.entry.slice].reshape(self.error.shape))
+
+
+def _within(array: np.ndarray, limit: float) -> bool:
+    """Whether all elements are finite and at most so large."""
+    return bool(np.max(array) <= limit and np.min(array) >= -limit)
+
+
+class _Bucket:
+    """A bucket's matrices and the rest of it, and the two messages that they travel in.
+
+    Attributes
+    ----------
+    first : ndarray
+        ``p`` of each matrix, then what is sent as it is.
+    second : ndarray
+        ``q`` of each matrix.
+    """
+
+    def __init__(self, bucket: Bucket, rank: int, seed: int, size: int) -> None:
+        def pays(entry: Entry) -> bool:
+            n, m = matrix_shape(entry)
+            return rank * (n + m) < n * m
+
+        dtype = bucket.grads.dtype
+        self.matrices = [Matrix(e, dtype, rank, seed, size) for e in bucket.parameters if pays(e)]
+        self.rest = [entry for entry in bucket.parameters if not pays(entry)]
+        sizes = [matrix.error.shape for matrix in self.matrices]
+        self.first = np.empty(
+            rank * sum(n for n, _ in sizes) + sum(prod(e.shape) for e in self.rest), dtype
+        )
+        self.second = np.empty(rank * sum(m for _, m in sizes), dtype)
+        self._p = list(_cut(self.first, [(n, rank) for n, _ in sizes]))
+        self._q = list(_cut(self.second, [(m, rank) for _, m in sizes]))
+        begin = rank * sum(n for n, _ in sizes)
+        self._rest = list(_cut(self.first[begin:], [(prod(e.shape),) for e in self.rest]))
+
+    def fill_first(self, grads: np.ndarray) -> None:
+        for matrix, p in zip(self.matrices, self._p, strict=True):
+            matrix.project(grads, p)
+        for entry, values in zip(self.rest, self._rest, strict=True):
+            values[...] = grads[entry.slice]
+
+    def fill_second(self) -> None:
+        for matrix, p, q in zip(self.matrices, self._p, self._q, strict=True):
+            matrix.project_back(p, q)
+
+    def finish(self, grads: np.ndarray) -> None:
+        for matrix, q in zip(self.matrices, self._q, strict=True):
+            matrix.finish(grads, q)
+        for entry, values in zip(self.rest, self._rest, strict=True):
+            grads[entry.slice] = values
+
+
+def matrix_shape(entry: Entry) -> tuple[int, int]:
+    """Rows and columns of a parameter: its first axis, and all others."""
+    size, rows = prod(entry.shape), (entry.shape or (1,))[0]
+    return rows, size // max(rows, 1)
+
+
+def _cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Iterator[np.ndarray]:
+    """Cut views of these shapes off an array, one after the other."""
+    begin = 0
+    for shape in shapes:
+        yield flat[begin : begin + prod(shape)].reshape(shape)
+        begin += prod(shape)
+
+
+class PowerSGD(LossySums):
+    """Sums of matrices of low rank, which two allreduces find: one step of a power iteration.
+
+    With the gradient of each rank, plus what it has not sent yet, as the matrix ``M``::
+
+        p = orthonormal basis of sum(M q)       q of the step before, the first one random
+        q = sum(M^T p)
+        sum of gradients = p q^T                each rank keeps M - p p^T M
+
+    Parameters
+    ----------
+    comm : Communicator
+    rank, seed : int
+        See `power_sgd`.
+
+    References
+    ----------
+    Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+    Distributed Optimization", NeurIPS 2019, algorithms 1 and 2.
+    """
+
+    def __init__(self, comm: Communicator, *, rank: int = 2, seed: int = 0) -> None:
+        super().__init__(comm)
+        self.rank = rank
+        self.seed = seed
+        self.seconds: Communicator = self.comm
+        self.waiting: deque[_Request] = deque()
+        self._buckets: dict[int, _Bucket] = {}
+        self._last: dict[int, _Request] = {}
+
+    def prepare(self, buckets: tuple[Bucket, ...]) -> None:
+        """Start without errors. Collective: all ranks call it."""
+        is_new = self.group is self.comm
+        super().prepare(buckets)
+        if is_new:
+            # First and second messages of several buckets are under way at the same time, and each
+            # kind has its own order.
+            self.seconds = self.comm.split(0)
+        self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
+        self._last.clear()
+
+    def free(self) -> None:
+        """Free the groups. Collective: all ranks call it."""
+        super().free()
+        if self.seconds is not self.comm:
+            self.seconds.free()
+            self.seconds = self.comm
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name the error and the last `q` of each matrix."""
+        for bucket in self._buckets.values():
+            for matrix in bucket.matrices:
+                yield f"error/{matrix.entry.name}", matrix.error
+                yield f"q/{matrix.entry.name}", matrix.q
+
+    def send(self, bucket: Bucket) -> Request:
+        """Start to replace a bucket's gradients by their sum over all ranks."""
+        if bucket.index in self._last:  # with delayed gradients; its `q` is the first guess now
+            self._last[bucket.index].wait()
+        self.steps[bucket.index] += 1
+        request = _Request(self, self._buckets[bucket.index], bucket.grads)
+        self.waiting.append(request)
+        self._last[bucket.index] = request
+        return request
+
+
+class _Request(Request):
+    """A bucket under way: its first message, and from `turn` on its second."""
+
+    def __init__(self, sums: PowerSGD, bucket: _Bucket, grads: np.ndarray) -> None:
+        self.sums = sums
+        self.bucket = bucket
+        self.grads = grads
+        with np.errstate(all="ignore"):  # what is not finite shows in the next loss
+            bucket.fill_first(grads)
+        self.first = sums.group.iallreduce(bucket.first)
+        self.second: Request | None = None
+        self.done = False
+
+    def turn(self) -> None:
+        """Start the second message when the first has come."""
+        self.first.wait()
+        with np.errstate(all="ignore"):
+            self.bucket.fill_second()
+        self.second = self.sums.seconds.iallreduce(self.bucket.second)
+
+    def wait(self) -> None:
+        if self.done:
+            return
+        # All that has been started, on all ranks alike: their second messages travel together.
+        while self.sums.waiting:
+            self.sums.waiting.popleft().turn()
+        assert self.second is not None  # as this one was among them
+        self.second.wait()
+        self._finish()
+
+    def test(self) -> bool:
+        waiting = self.sums.waiting
+        while self.second is None and waiting[0].first.test():
+            waiting.popleft().turn()
+        if not self.done and self.second is not None and self.second.test():
+            self._finish()
+        return self.done
+
+    def _finish(self) -> None:
+        with np.errstate(all="ignore"):
+            self.bucket.finish(self.grads)
+        self.done = True

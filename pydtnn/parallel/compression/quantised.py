@@ -1,0 +1,120 @@
+"""Gradients as small integers or signs, with a scale for each block of neighbours.
+
+A block never reaches from one parameter into the next, whose gradients may be of another size.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.parallel.compression.compressor import Compressor, Parts
+from pydtnn.parallel.compression.context import Context
+from pydtnn.utils.validate import whole
+
+LEVELS = 127
+
+
+class _Blocks(NamedTuple):
+    """Where blocks begin, and how long they are."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+@lru_cache(maxsize=1024)
+def _blocks(sizes: tuple[int, ...], block: int) -> _Blocks:
+    """Cut parameters of these sizes into blocks, of which the last one of each may be shorter."""
+    lengths = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
+    return _Blocks(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
+
+
+def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compressor:
+    """Send ``x / (scale / 127)`` rounded up or down at random, right in the mean, as int8.
+
+    The scale is the greatest ``|x|`` of a block, and is sent, too. The probability of each
+    neighbour is right to ``2**-16``, so ``E[restored] = x`` to ``2**-17`` of a level. A block that
+    is not finite does not become so: its scale is not.
+
+    Parameters
+    ----------
+    block : int
+        At most so many neighbours share a scale.
+    feedback, seed
+        See `Compressor`.
+
+    References
+    ----------
+    Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
+    NeurIPS 2017, section 3.1 (with the greatest value as the norm, section 4).
+    """
+    block = whole("int8", "block", block, at_least=1)
+
+    def compress(x: np.ndarray, context: Context) -> Parts:
+        starts, lengths = _blocks(context.sizes, block)
+        scales = np.maximum.reduceat(np.abs(x), starts)
+        levels = x / np.repeat(np.where(scales == 0, 1, scales), lengths)
+        levels *= LEVELS
+        dither = context.random.bit_generator.random_raw(-(-x.size // 4)).view(np.uint16)[: x.size]
+        levels += dither.astype(x.dtype) * x.dtype.type(2.0**-16) + x.dtype.type(2.0**-17)
+        np.floor(levels, out=levels)
+        np.clip(levels, -LEVELS, LEVELS, out=levels)  # the sum may have been rounded up
+        return levels.astype(np.int8), scales
+
+    def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
+        levels, scales = parts
+        lengths = _blocks(context.sizes, block).lengths
+        values = levels * np.repeat(scales / LEVELS, lengths)
+        small = scales < LEVELS * np.finfo(scales.dtype).tiny  # divided, they lose what they are
+        if small.any():
+            values = np.where(np.repeat(small, lengths), _small(levels, scales, lengths), values)
+        out += values
+
+    return Compressor(compress, restore, feedback=feedback, seed=seed)
+
+
+def _small(levels: np.ndarray, scales: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return what levels mean, divided last: right for small scales, too large for others."""
+    return levels * np.repeat(scales, lengths) / scales.dtype.type(LEVELS)
+
+
+def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compressor:
+    """Send the sign of each value as one bit, and the mean of ``|x|`` of each block.
+
+    0 counts as positive. A block that is not finite becomes NaN or infinite.
+
+    Parameters
+    ----------
+    block : int
+        At most so many neighbours share a scale.
+    feedback, seed
+        See `Compressor`. Without feedback, training follows another direction than the gradient's,
+        and need not converge (Karimireddy et al. 2019, section 3).
+
+    References
+    ----------
+    Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+    Distributed Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback
+    Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 1.
+    """
+    block = whole("sign", "block", block, at_least=1)
+    bits = np.unpackbits(np.arange(256, dtype="uint8")[:, None], axis=1)
+    signs = 2 * bits.astype("int8") - 1  # of each byte, (256, 8)
+    tables = {np.dtype(name): signs.astype(name) for name in ("float32", "float64")}
+
+    def compress(x: np.ndarray, context: Context) -> Parts:
+        starts, lengths = _blocks(context.sizes, block)
+        sizes = np.abs(x)
+        scales = np.add.reduceat(sizes, starts, dtype="float64") / lengths
+        if not np.isfinite(scales).all():  # a sum of float64 may overflow where its mean does not
+            scales = np.add.reduceat(sizes / np.repeat(lengths, lengths), starts)
+        return np.packbits(x >= 0), scales.astype(x.dtype)
+
+    def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
+        values = np.take(tables[out.dtype], parts[0], axis=0).reshape(-1)[: out.size]
+        values *= np.repeat(parts[1], _blocks(context.sizes, block).lengths)
+        out += values
+
+    return Compressor(compress, restore, feedback=feedback, seed=seed)

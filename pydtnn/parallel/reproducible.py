@@ -1,0 +1,214 @@
+"""Sums whose bytes do not depend on the number of ranks.
+
+A batch is cut into shards, the same for every number of ranks. Whatever is summed over shards is
+summed in one binary tree: neighbours first, ((0 + 1) + (2 + 3)) + (4 + 5), an odd one out waits.
+A rank computes a run of shards and adds up siblings of the tree; what remains are its blocks. Then
+every rank becomes responsible for a part of each array: it receives that part of all blocks,
+carries out the rest of the tree, and tells the others the result. A rank sends (number of blocks +
+1) (P - 1) / P times the array: as little as a ring where P and the shards are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.arrays import overlap
+from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.layers.parameters import Bucket
+from pydtnn.parallel.sums import Sums
+from pydtnn.utils.split import even_cuts
+
+
+class Block(NamedTuple):
+    """A node of the tree: the sum of shards ``place 2^level`` to ``(place + 1) 2^level - 1``."""
+
+    level: int
+    place: int
+
+
+def cover(start: int, stop: int) -> list[Block]:
+    """Cover a run of shards by as few nodes as possible, in order.
+
+    >>> [tuple(block) for block in cover(3, 8)]
+    [(0, 3), (2, 1)]
+    """
+    blocks: list[Block] = []
+    while start < stop:
+        level = 0
+        while start % (2 << level) == 0 and start + (2 << level) <= stop:
+            level += 1
+        blocks.append(Block(level, start >> level))
+        start += 1 << level
+    return blocks
+
+
+def tree_sum(nodes: Mapping[Block, np.ndarray], shards: int) -> np.ndarray:
+    """Add up what covers all shards in the order of the tree; the arrays are overwritten."""
+
+    def total(block: Block) -> np.ndarray:
+        if block in nodes:
+            return nodes[block]
+        level, place = block.level - 1, 2 * block.place
+        left = total(Block(level, place))
+        if (place + 1) << level < shards:  # what lies behind the last shard is left out
+            left += total(Block(level, place + 1))
+        return left
+
+    return total(Block((shards - 1).bit_length(), 0))
+
+
+class Stack:
+    """The blocks of the shards that a rank has computed so far.
+
+    Attributes
+    ----------
+    blocks : dict of Block to ndarray
+        In order. Its length is the number of arrays that are in use.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[Block, np.ndarray] = {}
+
+    def push(self, shard: int, array: np.ndarray) -> None:
+        """Take the array of the next shard; it is kept, or added to an earlier one."""
+        block = Block(0, shard)
+        while block.place % 2 and (left := Block(block.level, block.place - 1)) in self.blocks:
+            total = self.blocks.pop(left)
+            total += array
+            block, array = Block(block.level + 1, block.place // 2), total
+        self.blocks[block] = array
+
+
+class ExactSums(Sums):
+    """Sums of gradients in the order of the tree.
+
+    Parameters
+    ----------
+    comm : Communicator
+    shards : int
+        Into which every batch is cut; at least as many as ranks.
+    """
+
+    def __init__(self, comm: Communicator, *, shards: int) -> None:
+        super().__init__(comm)
+        self.shards = shards
+        self.present = shards
+        self.stacks: dict[int, Stack] = {}
+
+    def begin(self, samples: int) -> None:
+        """Begin a step on a batch of so many samples; shards without a sample are left out."""
+        self.present = min(samples, self.shards or 1)
+        self.stacks = {}
+
+    def push(self, shard: int, bucket: Bucket, grads: np.ndarray) -> None:
+        """Take a bucket's gradients of this rank's next shard; of the first, in its own array."""
+        self.stacks.setdefault(bucket.index, Stack()).push(shard, grads)
+
+    def start(self, bucket: Bucket) -> Request:
+        """Start to put the sum over all shards into the bucket's gradients."""
+        cuts = even_cuts(len(bucket.grads), self.comm.size)
+        return _TreeRequest(self, bucket, cuts)
+
+    def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
+        """Leave each rank its part of the sum over all shards."""
+        out[:] = _Gather(self, bucket, [0, *accumulate(counts)]).wait()
+
+    def add_up(self, parts: Sequence[tuple[int | None, np.ndarray]]) -> tuple[np.ndarray, Request]:
+        """Add up small arrays: all ranks receive all blocks."""
+        stack, n = Stack(), len(parts[0][1])
+        for shard, array in parts:
+            if shard is not None:
+                stack.push(shard, array.copy())
+        runs = self.runs()
+        counts = [n * len(run) for run in runs]
+        like = parts[0][1]  # of the host or of a device, and so all that is made here
+        whole = np.empty_like(like, shape=sum(counts))
+        self.comm.allgather(np.concatenate([like[:0], *stack.blocks.values()]), counts, whole)
+        blocks = [block for run in runs for block in run]
+        nodes = dict(zip(blocks, whole.reshape(len(blocks), n), strict=True))
+        return tree_sum(nodes, self.present), Completed()
+
+    def runs(self) -> tuple[tuple[Block, ...], ...]:
+        """Return the blocks of every rank."""
+        return _runs(self.shards or 1, self.present, self.comm.size)
+
+    def own(self, bucket: Bucket) -> list[np.ndarray]:
+        """Return the arrays of this rank's blocks of a bucket."""
+        stack = self.stacks.pop(bucket.index, None)
+        return [] if stack is None else list(stack.blocks.values())
+
+
+@cache
+def _runs(shards: int, present: int, size: int) -> tuple[tuple[Block, ...], ...]:
+    cuts = even_cuts(shards, size)
+    return tuple(tuple(cover(a, min(b, present))) for a, b in pairwise(cuts))
+
+
+class _Gather:
+    """Part of all blocks of a bucket under way to the rank that is responsible for it."""
+
+    def __init__(self, sums: ExactSums, bucket: Bucket, cuts: Sequence[int]) -> None:
+        comm = sums.comm
+        own = sums.own(bucket)
+        mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
+        runs = sums.runs()
+        self.present = sums.present
+        self.nodes = dict(zip(runs[comm.rank], (array[mine] for array in own), strict=True))
+        sends, receives = [], []
+        for rank in (other for other in range(comm.size) if other != comm.rank):
+            for block in runs[rank]:
+                self.nodes[block] = np.empty_like(bucket.grads[mine])
+                receives.append((self.nodes[block], rank))
+        for shift in range(1, comm.size):  # not all to the same rank at first
+            to = (comm.rank + shift) % comm.size
+            theirs = slice(cuts[to], cuts[to + 1])
+            sends += [(array[theirs], to) for array in own]
+        self.request = comm.exchange(sends, receives, tag=2 * bucket.index)
+
+    def test(self) -> bool:
+        return self.request.test()
+
+    def wait(self) -> np.ndarray:
+        """Return this rank's part of the sum."""
+        self.request.wait()
+        return tree_sum(self.nodes, self.present)
+
+
+class _TreeRequest(Request):
+    """The sum of a bucket's gradients under way: gathered by parts, then told to all."""
+
+    def __init__(self, sums: ExactSums, bucket: Bucket, cuts: list[int]) -> None:
+        self.comm, self.bucket, self.cuts = sums.comm, bucket, cuts
+        self.gather: _Gather | None = _Gather(sums, bucket, cuts)
+        self.spread: Request = Completed()
+        # Ranks find the first round complete at different times. A device that carries out rounds
+        # in the order in which they were started wants the second at one place of the program.
+        self.only_by_waiting = self.comm.capturable and self.comm.size > 1
+
+    def test(self) -> bool:
+        if self.gather is not None and not self.only_by_waiting and self.gather.test():
+            self._spread()
+        return self.gather is None and self.spread.test()
+
+    def wait(self) -> None:
+        if self.gather is not None:
+            self._spread()
+        self.spread.wait()
+
+    def _spread(self) -> None:
+        """Carry out the rest of the tree for one's own part, and exchange the results."""
+        assert self.gather is not None
+        comm, grads, tag = self.comm, self.bucket.grads, 2 * self.bucket.index + 1
+        parts = [grads[a:b] for a, b in pairwise(self.cuts)]
+        own = self.gather.wait()
+        if not overlap(own, parts[comm.rank]):
+            parts[comm.rank][:] = own
+        self.gather = None
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        sends = [(parts[comm.rank], rank) for rank in others]
+        self.spread = comm.exchange(sends, [(parts[rank], rank) for rank in others], tag)

@@ -1,0 +1,95 @@
+"""A synchronous parameter server whose buckets are dealt out to the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.comm.communicator import Request
+from pydtnn.layers.parameters import Bucket
+from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import take_request
+from pydtnn.parallel.schemes.partition import Partition
+
+PUSH, PULL = 0, 1
+"""Tags of gradients on their way to a server, and of parameters on their way back."""
+
+
+class ParameterServer(Partition):
+    """Each bucket is served by one rank: all push it their gradients, and pull its parameters.
+
+    ``w_b <- U(w_b, sum_i g_ib)`` on the server of bucket b, in messages from rank to rank: P - 1
+    pushes while backward runs, P - 1 pulls after the update. All ranks are workers and servers;
+    each serves about 1 / P of the parameters, in whole buckets, and keeps the optimizer's state of
+    these alone. The same result as `AllReduce` within rounding.
+
+    `ShardedOptimizer` keeps a part of every bucket on every rank instead, by collectives: there a
+    rank sends 2 (P - 1) / P of the parameters, here it is the same on average, but a server's link
+    carries (P - 1) buckets at a time. Make buckets small enough for every rank to serve several.
+
+    References
+    ----------
+    Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014, with the
+    sequential consistency of section 3.4.
+    """
+
+    static = True
+
+    def divide(self, bucket: Bucket, whole: bool) -> list[int]:
+        """Give the bucket to the rank that serves least so far."""
+        counts = [0] * self.comm.size
+        counts[int(self.loads(bucket).argmin())] = len(bucket.values)
+        return counts
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+        self.servers = {
+            bucket.index: int(np.argmax(self.counts[bucket.index])) for bucket in buckets
+        }
+        self.pushed = {
+            bucket.index: {rank: np.empty_like(bucket.grads) for rank in others}
+            for bucket in buckets
+            if self.servers[bucket.index] == self.comm.rank
+        }
+        self.requests: dict[int, Request] = {}
+
+    def bucket_ready(self, bucket: Bucket) -> None:
+        """Push the bucket's gradients to its server."""
+        pushed = self.pushed.get(bucket.index)  # None where another rank is the server
+        sends = [(bucket.grads, self.servers[bucket.index])] if pushed is None else []
+        receives = [(array, rank) for rank, array in (pushed or {}).items()]
+        self.requests[bucket.index] = self.comm.exchange(sends, receives, PUSH)
+
+    def progress(self) -> None:
+        """Poke the oldest messages."""
+        for request in self.requests.values():
+            if not request.test():
+                return
+
+    def update(self, optimizer: Optimizer) -> None:
+        optimizer.step(self.add)
+        for bucket in self.buckets:
+            self.pull(bucket)
+        self.complete()
+
+    def add(self, bucket: Bucket) -> None:
+        """Wait for what was pushed and add it to the server's own gradients."""
+        take_request(self, self.requests, bucket).wait()
+        for array in self.pushed.get(bucket.index, {}).values():
+            bucket.grads[...] += array
+
+    def pull(self, bucket: Bucket) -> None:
+        """Start to bring the bucket's parameters from its server."""
+        pushed = self.pushed.get(bucket.index)
+        sends = [(bucket.values, rank) for rank in pushed or {}]
+        receives = [(bucket.values, self.servers[bucket.index])] if pushed is None else []
+        self.requests[bucket.index] = self.comm.exchange(sends, receives, PULL)
+
+    def complete(self) -> None:
+        """Wait for all messages under way."""
+        for request in self.requests.values():
+            request.wait()
+        self.requests.clear()
+
+    def abandon(self) -> None:
+        self.complete()

@@ -1,0 +1,7 @@
+"""Training: the trainer, one step, evaluation, checks before the start, and checkpoints."""
+
+from pydtnn.training.callback import Callback
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.trainer import Trainer
+
+__all__ = ["Callback", "NotFiniteError", "Trainer"]

@@ -1,0 +1,53 @@
+"""What a callback is: an object that is told where training stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydtnn.training.trainer import Trainer
+
+
+class Callback:
+    """Something that follows training; this one does nothing.
+
+    A subclass overrides what it needs. All ranks make the same calls, so what a callback decides
+    (to stop, to lower the learning rate) must follow from what is equal on all ranks, such as
+    ``trainer.logs`` and ``trainer.history``. What only one rank does, such as writing a file, it
+    does under ``trainer.comm.rank == 0``.
+    """
+
+    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        """Learn that training begins, or continues where `trainer` stands.
+
+        Parameters
+        ----------
+        trainer : Trainer
+        epochs : int
+            Epochs that will be complete in the end.
+        steps : int
+            Steps per epoch.
+        """
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        """Learn that an epoch begins, or continues after resuming."""
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Learn that a step is complete; ``trainer.logs`` holds this epoch's means so far."""
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Learn that an epoch is complete and evaluated; ``trainer.logs`` holds its results."""
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Learn that training has come to its end."""
+
+    def close(self) -> None:
+        """Let go of what is held, such as the terminal; called last, also where training fails."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what must be saved to continue: arrays by name and values that JSON can tell."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""

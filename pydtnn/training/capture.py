@@ -1,0 +1,172 @@
+"""Training steps as replays of one CUDA graph: forward, loss, backward, exchange and update.
+
+The host hands a step its input and a few numbers (`Feed`), launches the graph and goes on to the
+next batch; it reads losses one step late. A loss that is no number is noticed late, too, but
+nothing is lost: a flag on the device keeps all parameters as they were from that step on, so that
+the batch can be run again, kernel by kernel, to name the layer.
+
+What cannot be captured is run kernel by kernel, and `graph` says why: batches of another size,
+such as the last of an epoch; schemes whose steps differ; messages that pass through the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from pydtnn.comm.metered import Traffic
+from pydtnn.data import Batch
+from pydtnn.kernels.cuda.feed import Feed, Late
+from pydtnn.kernels.cuda.graph import Graphs
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.step import Passes
+from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.utils.device import Device
+
+if TYPE_CHECKING:
+    from pydtnn.kernels.cuda.backend import CudaBackend
+    from pydtnn.training.trainer import Trainer
+
+WORDS = np.empty((0, 0), "uint32")
+
+
+@dataclass
+class Fed:
+    """What all batches of one shape are brought to.
+
+    Attributes
+    ----------
+    feed : Feed
+    batch : Batch
+        Whose arrays are those on the device.
+    numbers : mapping of str to Array
+        The epoch and the optimizer's terms, each one float64 on the device.
+    said : Traffic
+        What a step says to other ranks: when it is replayed, nobody counts.
+    """
+
+    feed: Feed
+    batch: Batch
+    numbers: Mapping[str, Number]
+    said: Traffic = field(default_factory=Traffic)
+
+
+class Captured:
+    """Steps as replays.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        For which `why_not` has nothing to say.
+    """
+
+    late = 1
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._backend = backend = cast("CudaBackend", trainer.model.backend)
+        self._eager = Eager(trainer)
+        self._device = Device(backend.xp)
+        self._graphs = Graphs(self._device, memory=backend.memory.apart)
+        self._fed: dict[Hashable, Fed] = {}
+
+    @property
+    def graph(self) -> str:
+        """Whether steps are replays, or what went wrong when one was captured."""
+        reason = self._graphs.why_not
+        return f"no CUDA graph: {reason}" if reason else "one CUDA graph"
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+        """Launch a step, unless its batch is smaller than others."""
+        trainer = self._trainer
+        if batch.total < trainer.global_batch_size:
+            trainer.settle()  # in order
+            return self._eager(batch, epoch, seed)
+        trainer.objective.check([(len(batch), *trainer.model.output_shape)], [batch.y])
+        made, statistics = trainer.optimizer.iterations, trainer.model.statistics
+        numbers = {"epoch": float(epoch), **trainer.optimizer.next_terms()}
+        key, arrays = _key(batch, seed), _arrays(batch, numbers)
+        if key not in self._fed:
+            self._fed[key] = self._make(batch, arrays, list(numbers))
+        fed = self._fed[key]
+        fed.feed.send(*arrays)
+        fed.feed.take()
+        totals = self._graphs.run(key, partial(self._work, fed, seed))
+        trainer.comm.traffic.repeat(fed.said)
+        statistics.samples += len(batch)
+        trainer.exchange.samples += len(batch)
+        return partial(self._result, Late(self._device, totals), batch, epoch, seed, made)
+
+    def _make(self, batch: Batch, arrays: list[np.ndarray], names: list[str]) -> Fed:
+        feed = Feed(self._device, arrays)
+        x, y, samples, words, numbers = feed.arrays
+        on_device = replace(
+            batch, x=x, y=y, samples=samples, words=None if batch.words is None else words
+        )
+        return Fed(feed, on_device, {name: numbers[i : i + 1] for i, name in enumerate(names)})
+
+    def _work(self, fed: Fed, seed: int) -> Array:
+        """Make a step of what has been fed; on the host nothing changes, and nothing waits."""
+        trainer, backend = self._trainer, self._backend
+        terms = {name: number for name, number in fed.numbers.items() if name != "epoch"}
+        try:
+            with trainer.comm.traffic.apart() as fed.said:
+                passes = Passes(trainer, fed.batch, fed.numbers["epoch"], seed)
+                passes.run()
+                totals: Array = passes.totals.values
+                backend.update.watch(totals, backend.alive, backend.go)
+                trainer.model.statistics.fold()
+                with trainer.optimizer.given(terms):
+                    trainer.exchange.update(trainer.optimizer)
+        except Exception:
+            with contextlib.suppress(Exception):
+                trainer.exchange.abandon()
+            raise
+        return totals
+
+    def _result(self, late: Late, batch: Batch, epoch: int, seed: int, made: int) -> Totals:
+        trainer, backend = self._trainer, self._backend
+        totals = trainer.new_totals()
+        totals.values[:] = late.values()
+        if np.isfinite(totals.values).all():
+            return totals
+        backend.synchronize()
+        trainer.optimizer.iterations = made  # nor have later ones changed anything
+        backend.alive[...] = backend.go[...] = 1
+        raise not_finite_at(trainer, batch, epoch, seed, totals)
+
+
+def _key(batch: Batch, seed: int) -> Hashable:
+    """What decides on the kernels of a step and on all that they are told by value."""
+    shapes = [(a.shape, a.dtype) for a in (batch.x, batch.y)]
+    shards = [(number, rows.start, rows.stop) for number, rows in batch.shards]
+    return seed, batch.total, batch.prepare, *shapes, *shards
+
+
+def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
+    words = WORDS if batch.words is None else batch.words
+    return [batch.x, batch.y, batch.samples, words, np.array([*numbers.values()], "float64")]
+
+
+def create_steps(trainer: Trainer, graph: bool) -> Steps:
+    """Make a trainer's steps, captured where they can be and `graph` asks for it."""
+    reason = why_not(trainer) if graph else "not asked for"
+    if trainer.model.backend.name != "cuda":
+        return Eager(trainer)
+    return Eager(trainer, f"no CUDA graph: {reason}") if reason else Captured(trainer)
+
+
+def why_not(trainer: Trainer) -> str:
+    """Say why steps cannot be one CUDA graph, as far as one knows beforehand; else nothing."""
+    if not trainer.optimizer.capturable:
+        return f"{type(trainer.optimizer).__name__} does not say that it is `capturable`"
+    if len(trainer.model.input_shapes) > 1 or len(trainer.model.graph.outputs) > 1:
+        return "the model has several inputs or outputs"
+    return trainer.exchange.why_not_captured()

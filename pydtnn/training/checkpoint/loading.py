@@ -1,0 +1,130 @@
+"""Continue from a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pydtnn.comm import Communicator, agree
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.checkpoint.content import Parts, Stateful, parts_of, unpack
+from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
+from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
+
+if TYPE_CHECKING:
+    from pydtnn.training.trainer import Trainer
+
+_log = logging.getLogger("pydtnn.training.checkpoint")
+
+
+def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
+    """Continue from the newest checkpoint in a folder that is whole.
+
+    Collective: all ranks call it. Rank 0 reads and tells the others, so they need not see the
+    folder. Where the newest is damaged or holds something else, the one before it is taken, and the
+    logger "pydtnn.training.checkpoint" warns of that. Every part of the trainer takes its state on
+    every rank, or none does on any.
+
+    Parameters
+    ----------
+    directory : str or Path
+    trainer : Trainer
+        Built as it was when the checkpoint was saved. Callbacks that the checkpoint does not know
+        start afresh.
+
+    Returns
+    -------
+    Path or None
+        The checkpoint; None where there is none at all.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if every checkpoint is damaged, or the one taken does not fit the trainer on
+        one of them, naming what differs. The trainer then has the parameters and states it had.
+    """
+    comm = trainer.comm
+    path, files = on_rank_0(comm, _read_newest, Path(directory)) or (None, {})
+    path = comm.gather_object(path)[0]
+    if path is None:
+        return None
+    trainer.exchange.start(trainer.model.buckets)  # what it sets up, its state then fills
+    parts = parts_of(trainer)
+    before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
+    error = None
+    try:
+        _restore(unpack(_share(comm, files)), parts, comm)
+    except EXPLAINED as problem:
+        error = ValueError(f"{path}: {problem}")
+    try:
+        agree(comm, error)
+    except AgreedError:
+        for name, part in parts.items():
+            if before[name]:
+                with contextlib.suppress(Exception):  # of one such part; the others are put back
+                    part.load(before[name])
+        raise
+    return Path(path)
+
+
+def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
+    """Read the newest checkpoint that is whole and holds what it should; warn of others."""
+    problems: list[str] = []
+    for path in reversed(find_checkpoints(directory)):
+        try:
+            files = read_checkpoint(path)
+            unpack(files)
+        except ValueError as error:
+            problems.append(f"{path.name} cannot be used: {error}")
+            continue
+        for problem in problems:
+            _log.warning("%s; %s is taken instead", problem, path.name)
+        return path, files
+    if problems:
+        raise ValueError(
+            f"load_checkpoint: no checkpoint in {directory} is whole: {'; '.join(problems)}; "
+            "start again in another folder"
+        )
+    return None
+
+
+def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Tell all ranks the contents that rank 0 has read. Collective: all ranks call it."""
+    state, size = comm.gather_object((files.get(STATE), len(files.get(ARRAYS, b""))))[0]
+    data = np.zeros(size, np.uint8)
+    if comm.rank == 0:
+        data[:] = np.frombuffer(files[ARRAYS], np.uint8)
+    comm.broadcast(data)
+    return {STATE: state, ARRAYS: data.tobytes()}
+
+
+def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:
+    """Hand every part its state."""
+    for name, states in saved.items():
+        if len(states) not in (1, comm.size):
+            raise ValueError(
+                f"the state of {name} differed between {len(states)} ranks; "
+                f"resume with {len(states)} ranks, not {comm.size}"
+            )
+    for name, part in parts.items():
+        if name in saved:
+            try:
+                part.load(saved[name][comm.rank if len(saved[name]) > 1 else 0])
+            except KeyError as error:
+                raise ValueError(
+                    f"the state of {name} has no {error}, so it is of another kind than "
+                    f"{type(part).__name__}; continue with what it was saved with"
+                ) from error
+            except EXPLAINED:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"the state of {name} is not what {type(part).__name__} expects: "
+                    f"{describe(error)}"
+                ) from error

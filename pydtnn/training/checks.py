@@ -1,0 +1,249 @@
+"""What a trainer refuses before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydtnn.comm import require_equal
+from pydtnn.data import Dataset
+from pydtnn.data.loader import Loader, check_dataset
+from pydtnn.layers import Layer
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.schemes.partition import Partition
+from pydtnn.parallel.sums import Sums
+from pydtnn.training.callback import Callback
+from pydtnn.utils.errors import AgreedError
+
+if TYPE_CHECKING:
+    from pydtnn.training.trainer import Trainer
+
+
+def check_parts(
+    model: object,
+    optimizer: object,
+    exchange: object,
+    callbacks: Sequence[object],
+    metrics: Sequence[object],
+) -> None:
+    """Refuse what a trainer is not made of.
+
+    Raises
+    ------
+    TypeError
+    """
+    if isinstance(metrics, str):
+        raise TypeError(f"Trainer: metrics must be a list, such as [{metrics!r}], not {metrics!r}")
+    parts: list[tuple[str, object, type]] = [
+        ("model", model, Model),
+        ("optimizer", optimizer, Optimizer),
+        *(("callback", callback, Callback) for callback in callbacks),
+    ]
+    if exchange is not None:
+        parts.append(("exchange", exchange, GradientExchange))
+    for name, given, kind in parts:
+        if isinstance(given, kind):
+            continue
+        a, hint = "an" if kind is Optimizer else "a", ""
+        if isinstance(given, type) and issubclass(given, kind):
+            hint = f"; make one: {given.__name__}(...)"
+        elif isinstance(given, Layer):
+            hint = "; make one: Model(net, input_shape)"
+        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, not {given!r}{hint}")
+
+
+def check_options(trainer: Trainer) -> None:
+    """Refuse options that do not go together.
+
+    Raises
+    ------
+    ValueError
+    """
+    _check_exact(trainer)
+    _check_loss_scale(trainer)
+
+
+def _check_exact(trainer: Trainer) -> None:
+    """Refuse what would make exact training depend on ranks or machines."""
+    if trainer.exchange.sums.shards is None:
+        return
+    if trainer.accumulation > 1:
+        raise ValueError(
+            "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
+            "more shards to save memory"
+        )
+    if trainer.optimizer.clip_norm is not None and isinstance(trainer.exchange, Partition):
+        raise ValueError(
+            f"Trainer: {type(trainer.exchange).__name__} adds up the norm for clip_norm over the "
+            "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
+        )
+    if trainer.model.backend.choices.mode == "measure":
+        raise ValueError(
+            "Trainer: exact training needs algorithms that are not chosen by measurement; make "
+            'the backend with tuning="fixed"'
+        )
+
+
+def _check_loss_scale(trainer: Trainer) -> None:
+    """Refuse what mixes gradients of several steps, where each step may have another scale."""
+    if trainer.loss_scale is None:
+        return
+    parts: list[GradientExchange | Sums] = [trainer.exchange, trainer.exchange.sums]
+    for what in parts:
+        if what.keeps_gradients:
+            raise ValueError(
+                f"Trainer: {type(what).__name__} keeps gradients from step to step, which a "
+                "float16 model scales by other factors; use bfloat16"
+            )
+
+
+def check_binding(trainer: Trainer) -> None:
+    """Refuse an optimizer that somebody else has bound since: its state is not this trainer's.
+
+    A captured step would go on writing to the arrays that it had.
+
+    Raises
+    ------
+    ValueError
+    """
+    if trainer.optimizer.binding is not trainer.binding:
+        raise ValueError(
+            f"Trainer: its {type(trainer.optimizer).__name__} was given to another trainer, for "
+            "which it began afresh; go on with that one, or make an optimizer for each"
+        )
+
+
+def check_validation(train: Dataset, validation: Dataset | None) -> None:
+    """Refuse what is no data set, or could not be evaluated after the first epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    check_dataset("Trainer", train)
+    if validation is None:
+        return
+    check_dataset("Trainer", validation)
+    if len(validation) == 0:
+        raise ValueError(
+            f"Trainer: the validation set {validation.name} has no samples; give one that has, "
+            "or none"
+        )
+    if validation.input_shape != train.input_shape:
+        raise ValueError(
+            f"Trainer: the samples of the validation set {validation.name} have shape "
+            f"{validation.input_shape}, those of {train.name} {train.input_shape}; give one of the "
+            "same shape"
+        )
+
+
+def check_shards(trainer: Trainer, loader: Loader) -> None:
+    """Refuse more micro-batches than samples, and batch norm over a single row.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    loader : Loader
+        Of the training.
+
+    Raises
+    ------
+    ValueError
+    """
+    total = min(loader.global_batch_size, len(loader.dataset))
+    most = -(-total // trainer.comm.size)
+    if trainer.accumulation > most:
+        raise ValueError(
+            f"Trainer: accumulation {trainer.accumulation} makes more micro-batches than the "
+            f"{most} samples that a rank has in a step; use at most {most}"
+        )
+    norm = _narrowest_norm(trainer.model)
+    if norm is None or norm[1] > 1:
+        return
+    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
+    for batch, which in ((total, "each step"), (min(last, total), "the last step of an epoch")):
+        if trainer.sync_batch_norm:
+            smallest, where = batch, "all ranks together have"
+        else:
+            smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
+        if smallest == 1:
+            raise ValueError(
+                f"Trainer: {norm[0]} normalises over the samples alone, and in {which}, of "
+                f"{batch} samples, {where} a single one, whose variance is 0; use another batch "
+                "size, fewer micro-batches or shards, sync_batch_norm=True, or steps_per_epoch to "
+                "leave the last step out"
+            )
+
+
+def _narrowest_norm(model: Model) -> tuple[str, int] | None:
+    """Name the batch norm that has the fewest rows in a sample, and count them."""
+    rows = [
+        (node.layer.statistics[0].name, math.prod(node.shape[:-1]))
+        for node in model.graph.nodes
+        if node.layer.statistics
+    ]
+    return min(rows, key=lambda entry: entry[1], default=None)
+
+
+def check_plan(
+    trainer: Trainer, plan: Mapping[str, int], was: Mapping[str, int], **others: int
+) -> None:
+    """Refuse ranks that would do different work, and to continue with other batches than before.
+
+    Collective: all ranks call it, before they exchange anything else.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    plan : mapping
+        Of the batches, by name with underscores; `others` are compared between ranks alone.
+    was : mapping
+        The plan of the training that is continued, if any.
+
+    Raises
+    ------
+    AgreedError
+    """
+    _check_ranks(trainer, {**plan, **others})
+    for name, value in was.items():
+        if plan[name] != value:
+            raise AgreedError(
+                f"Trainer: the training to continue had {name.replace('_', ' ')} {value}, "
+                f"not {plan[name]}; continue with the same"
+            )
+
+
+def _check_ranks(trainer: Trainer, numbers: Mapping[str, int]) -> None:
+    """Refuse ranks that would wait for each other for ever, or train apart without a word."""
+    shapes = [(p.name, p.shape) for p in trainer.model.parameters.values()]
+    facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
+    facts |= {
+        "number of parameters": sum(math.prod(shape) for _, shape in shapes),
+        "shapes of parameters": shapes,
+        "type of elements": str(trainer.model.dtype),
+        "metrics": [*trainer.objective.names[1:]],
+        "scheme": type(trainer.exchange).__name__,
+        "optimizer": type(trainer.optimizer).__name__,
+    }
+    if trainer.exchange.equal:
+        facts["learning rate"] = trainer.optimizer.lr_now
+    require_equal(trainer.comm, "Trainer", facts, "give every rank the same")
+
+
+def check_scale(trainer: Trainer) -> None:
+    """Refuse to go on where no update is made however small the loss is scaled.
+
+    Collective: all ranks call it.
+
+    Raises
+    ------
+    AgreedError
+    """
+    if trainer.loss_scale is not None and any(trainer.comm.gather_object(trainer.loss_scale.lost)):
+        raise AgreedError(
+            "Trainer: gradients are infinite however small the scale of the loss; use a lower "
+            "learning rate, or bfloat16"
+        )

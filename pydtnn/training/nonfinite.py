@@ -1,0 +1,88 @@
+"""What to say when a loss or a metric is no longer a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pydtnn.data.several import parts
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers import StepContext
+from pydtnn.model.graph import Node
+from pydtnn.training.metric_sums import Totals
+from pydtnn.utils.errors import AgreedError
+
+if TYPE_CHECKING:
+    from pydtnn.data import Batch
+    from pydtnn.training.trainer import Trainer
+
+
+INPUT = "the input"
+ADVICE = "use a lower learning rate, a warm-up or clipping (--lr, --warmup-epochs, --clip-norm)"
+
+
+class NotFiniteError(AgreedError):
+    """A loss or metric became NaN or infinite; raised on all ranks before the parameters change."""
+
+
+def not_finite(
+    trainer: Trainer, batch: Batch, context: StepContext, totals: Totals, when: str
+) -> NotFiniteError:
+    """Make the error that names the step and the first layer whose output is not finite.
+
+    Collective: all ranks call it. Each runs its part of the batch again and looks at every node.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    batch : Batch
+        On which the loss is not finite, on one rank at least.
+    context : StepContext
+        In which it was computed.
+    totals : Totals
+        Of all ranks, on the host: where the loss is finite, the metrics are named that are not.
+    when : str
+        "at epoch 1, step 2".
+    """
+    model = trainer.model
+    found: list[str] = []
+
+    def look(node: Node, y: Array) -> None:
+        if not found and not np.isfinite(model.backend.to_numpy(y)).all():
+            found.append(f"the output of {node.name} ({type(node.layer).__name__})")
+
+    if not all(np.isfinite(x).all() for x in parts(batch.x)):
+        found.append(INPUT)
+    model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
+    reports = trainer.comm.gather_object(found[0] if found else None)
+    rank = next((r for r, report in enumerate(reports) if report), None)
+    what = _names(totals)
+    where = f"the {what} itself" if rank is None else str(reports[rank])
+    advice = ADVICE
+    if where == INPUT:
+        advice = "clean the data"
+    elif rank is None and what != "loss":
+        advice = "leave it out, or let it return a number"
+    if rank is not None and trainer.comm.size > 1:
+        where += f" on rank {rank}"
+    return NotFiniteError(f"the {what} is not finite {when}: first in {where}; {advice}")
+
+
+def _names(totals: Totals) -> str:
+    """Name the values that are not finite: the loss, or otherwise those beside it."""
+    wrong = [n for n, v in zip(totals.names, totals.values, strict=False) if not np.isfinite(v)]
+    losses = [name for name in wrong if name.endswith(".loss")]
+    metrics = [name for name in wrong if name not in ("loss", *losses)]
+    if "loss" in wrong or losses or not metrics:
+        return losses[0] if len(losses) == 1 else "loss"
+    return f"metric {metrics[0]}"
+
+
+def not_finite_at(
+    trainer: Trainer, batch: Batch, epoch: int, seed: int, totals: Totals
+) -> NotFiniteError:
+    """Make the error for a training step. Collective: all ranks call it."""
+    context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
+    when = f"at epoch {epoch + 1}, step {batch.index + 1}"
+    return not_finite(trainer, batch, context, totals, when)

@@ -1,0 +1,160 @@
+"""What a model is trained for: a loss for each of its outputs, and what is reported beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.losses import Loss, get_loss
+from pydtnn.metrics import Metric, get_metric
+from pydtnn.training.metric_sums import Totals
+from pydtnn.utils.validate import number
+
+Losses = Loss | str | Sequence[Loss | str]
+Metrics = Sequence[Metric | str] | Sequence[Sequence[Metric | str]]
+
+
+class Objective:
+    """The weighted sum of the losses of all outputs, and their metrics.
+
+    ``L = sum_i weight_i L_i``. With one output its values are called "loss" and by the metrics'
+    names; with several, "loss" is the sum, and those of output i are "output<i>.loss",
+    "output<i>.accuracy" and so on.
+
+    Parameters
+    ----------
+    backend : Backend
+    outputs : int
+        Number of the model's outputs.
+    loss, weights, metrics
+        See `pydtnn.Trainer`.
+
+    Attributes
+    ----------
+    losses : tuple of Loss
+    weights : tuple of float
+    metrics : tuple of tuple of Metric
+        For each output.
+    better : dict of str to str
+        For each value by its name, "max" or "min": which way is better.
+    names : tuple of str
+        Names of the values, in the order of `Totals`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is not one loss, weight and list of metrics for each output.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        outputs: int,
+        loss: Losses,
+        weights: Sequence[float] | None,
+        metrics: Metrics | None,
+    ) -> None:
+        self.backend = backend
+        self.losses = tuple(map(get_loss, _one_each("loss", loss, outputs)))
+        given = (1.0,) * outputs if weights is None else weights
+        self.weights = tuple(
+            number("Trainer", "a weight of loss_weights", weight, at_least=0)
+            for weight in _one_each("loss_weights", given, outputs)
+        )
+        if metrics is None:
+            metrics = ["accuracy"] if outputs == 1 else [[] for _ in range(outputs)]
+        self.metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, outputs))
+        self.better = {"loss": "min"}
+        names = [] if outputs == 1 else ["loss"]
+        for i, own in enumerate(self.metrics):
+            prefix = f"output{i}." if outputs > 1 else ""
+            self.better |= {f"{prefix}loss": "min"}
+            self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
+            names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
+        self.names = tuple(names)
+
+    def new_totals(self, xp: Any = np) -> Totals:
+        """Return sums of all values that are still 0, in the memory of a module."""
+        return Totals(self.names, xp)
+
+    def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
+        """Refuse targets that losses or metrics cannot compare with outputs of these shapes."""
+        if len(targets) != len(self.losses):
+            raise ValueError(
+                f"Trainer: the model has {len(self.losses)} outputs, but a sample of the data set "
+                f"has {len(targets)} targets; let its read return a tuple with one for each output"
+            )
+        for loss, metrics, shape, target in zip(
+            self.losses, self.metrics, shapes, targets, strict=True
+        ):
+            loss.check(shape, target)
+            for metric in metrics:
+                metric.check(shape, target)
+
+    def compute(self, y: Any, target: Any, scale: Number, totals: Totals) -> Any:
+        """Add all values to `totals`; return the gradient of the scaled loss.
+
+        Targets on the host are checked; those on a device have been checked before.
+
+        Parameters
+        ----------
+        y, target : Array, or a tuple of one per output
+        scale : Number
+            Factor on the gradient.
+        totals : Totals
+
+        Returns
+        -------
+        Array, or a tuple of one per output
+        """
+        ys = y if isinstance(y, tuple) else (y,)
+        targets = target if isinstance(target, tuple) else (target,)
+        if isinstance(targets[0], np.ndarray):
+            self.check([part.shape for part in ys], targets)
+        sums: list[Number] = []
+        terms: list[Number] = []
+        dys: list[Array] = []
+        for y, target, loss, weight, metrics in zip(
+            ys, targets, self.losses, self.weights, self.metrics, strict=True
+        ):
+            target, dy = self.backend.asarray(target), self.backend.empty(y.shape, y.dtype)
+            own = [metric.compute(self.backend.xp, y, target) for metric in metrics]
+            factor = scale if weight == 1 else weight * scale
+            value = loss.compute(self.backend, y, target, factor, dy)
+            terms.append(value if weight == 1 else weight * value)
+            sums += [value, *own]
+            dys.append(dy)
+        if len(ys) == 1:
+            totals.add(len(targets[0]), terms[0], *sums[1:])
+            return dys[0]
+        totals.add(len(targets[0]), sum(terms), *sums)
+        return tuple(dys)
+
+
+def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
+    """Return one thing for each output; without a list where there is one output."""
+    if isinstance(given, Loss | str) and outputs == 1:
+        return [given]
+    if isinstance(given, Loss | str) or not isinstance(given, Sequence) or len(given) != outputs:
+        raise ValueError(
+            f"Trainer: {name} must be a list of {outputs}, one for each output of the model, "
+            f"not {given!r}"
+        )
+    return given
+
+
+def _metrics(given: Any, outputs: int) -> Sequence[Sequence[Metric | str]]:
+    """Return a list of metrics for each output; a plain list where there is one output."""
+    nested = all(isinstance(own, list | tuple) for own in given)
+    if outputs == 1 and not (nested and len(given) == 1):
+        return [given]
+    if not nested or len(given) != outputs:
+        raise ValueError(
+            f"Trainer: metrics must be {outputs} lists, one for each output of the model, such as "
+            f"{[['accuracy']] * outputs}, not {given!r}"
+        )
+    return [*given]

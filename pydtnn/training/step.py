@@ -1,0 +1,140 @@
+"""What a rank computes in one training step: forward and backward of each of its shards.
+
+A shard is a slice of the batch that is computed as one. By default a rank has one; with
+accumulation several, whose gradients backward adds up; in exact mode those that its number of ranks
+leaves to it, whose gradients, losses and statistics go into the fixed tree of `ExactSums`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.comm import Request
+from pydtnn.data import Batch
+from pydtnn.data.order import Shard
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.layers import StepContext
+from pydtnn.layers.parameters import Bucket
+from pydtnn.parallel.reproducible import cover
+
+if TYPE_CHECKING:
+    from pydtnn.training.trainer import Trainer
+
+Part = tuple[int | None, Array]
+"""What a shard contributes to a sum over all shards; None is no shard at all."""
+
+
+class Passes:
+    """Forward and backward of a rank's shards.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    batch : Batch
+        Its arrays may be the device's.
+    epoch : Number
+    seed : int
+
+    Attributes
+    ----------
+    totals : Totals
+        Loss and metrics over all ranks, once `run` has returned.
+    """
+
+    def __init__(self, trainer: Trainer, batch: Batch, epoch: Number, seed: int) -> None:
+        self.trainer, self.batch = trainer, batch
+        self.model, self.exchange = trainer.model, trainer.exchange
+        self.sums = self.exchange.sums
+        self.context = StepContext(training=True, seed=seed, epoch=epoch)
+        self.exchange.local_samples = len(batch)
+        self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
+        if trainer.loss_scale is not None:
+            self.scale = trainer.loss_scale.loss(self.scale)
+        self.exact = self.sums.shards is not None
+        self.joint = trainer.sync_batch_norm
+        self.totals = trainer.new_totals(trainer.model.backend.xp)
+        self.losses: list[Part] = []
+        self.statistics: list[Part] = []
+        self.in_flight: list[int | None] = []
+
+    def run(self) -> None:
+        """Compute all shards. Collective: all ranks call it."""
+        self.sums.begin(self.batch.total)
+        statistics = self.model.statistics
+        statistics.begin_step()
+        shards = self.batch.shards or (Shard(None, slice(0, len(self.batch))),)
+        groups = [shards] if self.joint else [(shard,) for shard in shards]
+        summed: Request | None = None
+        for group in groups:
+            dys, residuals = self._forward(group)
+            if group is groups[-1]:  # backward hides the message
+                self.totals.values, summed = self.sums.add_up(self.losses)
+            self._backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
+        assert summed is not None
+        summed.wait()
+        if self.exact and not self.joint:
+            total, request = self.sums.add_up(self.statistics)
+            request.wait()
+            statistics.sums[:] = total
+
+    def _forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
+        """Compute outputs and losses; return the gradients of the losses and what was saved."""
+        model, batch = self.model, self.batch
+        xs = [batch.inputs(model.backend, shard.rows) for shard in group]
+        contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
+        self.in_flight = [shard.number for shard in group]
+        outputs = model.forward_shards(xs, contexts, total=self._total if self.joint else None)
+        del xs
+        dys, residuals = [], []
+        for shard, (y, saved) in zip(group, outputs, strict=True):
+            totals = self.trainer.new_totals(model.backend.xp)
+            target = batch.targets(shard.rows)
+            dys.append(self.trainer.objective.compute(y, target, self.scale, totals))
+            residuals.append(saved)
+            self.losses.append((shard.number, totals.values))
+        if self.exact and not self.joint:
+            self.statistics.append((group[0].number, model.statistics.sums.copy()))
+            model.statistics.begin_step()
+        return dys, residuals
+
+    def _total(self, sums: Sequence[Array]) -> Array:
+        """Add up what the shards in flight contribute, over all ranks."""
+        total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
+        request.wait()
+        return total
+
+    def _backward(
+        self,
+        group: Sequence[Shard],
+        dys: list[Any],
+        residuals: list[Any],
+        first: bool,
+        last: bool,
+    ) -> None:
+        slots = self._slots(group) if self.exact else None
+
+        def on_ready(position: int, bucket: Bucket) -> None:
+            number = group[position].number
+            if slots and number is not None:
+                self.sums.push(number, bucket, bucket.gradients(slots[position]))
+            if last and position == len(group) - 1:
+                self.exchange.bucket_ready(bucket)
+
+        self.model.backward_shards(
+            dys,
+            residuals,
+            total=self._total if self.joint else None,
+            on_ready=on_ready,
+            after_node=(lambda node: self.exchange.progress()) if last else None,
+            accumulate=not first,
+            slots=slots,
+        )
+
+    def _slots(self, group: Sequence[Shard]) -> list[int]:
+        """Choose arrays for gradients that hold nothing which is still needed."""
+        done = [number for shard in self.batch.shards if (number := shard.number) is not None]
+        if self.joint or not done:
+            return list(range(len(group)))
+        return [len(cover(done[0], group[0].number or 0))]  # as many as hold sums so far

@@ -1,0 +1,71 @@
+"""Training steps, one after the other: what `Trainer` hands each batch to.
+
+Some devices are told of a step and go on by themselves (`pydtnn.training.capture`). So a step
+returns a function that waits for its losses, and the trainer may begin the next step before it
+calls that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pydtnn.data import Batch
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.step import Passes
+
+if TYPE_CHECKING:
+    from pydtnn.training.trainer import Trainer
+
+Result = Callable[[], Totals]
+"""Waits for a step and returns its loss and metrics, summed over all ranks, on the host; raises
+NotFiniteError, on all ranks, if these are no numbers."""
+
+
+class Steps(Protocol):
+    """Makes training steps. Collective: all ranks call it with their parts of the same batches."""
+
+    late: int
+    """Steps that may be under way when another begins."""
+
+    @property
+    def graph(self) -> str:
+        """Whether steps are replays of a CUDA graph, or why not; empty where there is none."""
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+        """Begin a step."""
+
+
+class Eager:
+    """Steps whose kernels are started one by one, by the Python of layers and optimizers.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    graph : str
+        Why nothing is captured.
+    """
+
+    late = 0
+
+    def __init__(self, trainer: Trainer, graph: str = "") -> None:
+        self._trainer, self.graph = trainer, graph
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+        """Make a whole step; the parameters are left as they were if the loss is not finite."""
+        trainer = self._trainer
+        exchange, statistics = trainer.exchange, trainer.model.statistics
+        passes = Passes(trainer, batch, epoch, seed)
+        passes.run()
+        totals = trainer.to_host(passes.totals)
+        if not np.isfinite(totals.values).all():
+            exchange.abandon()
+            raise not_finite_at(trainer, batch, epoch, seed, totals)
+        statistics.fold()
+        statistics.samples += len(batch)
+        exchange.samples += len(batch)
+        exchange.update(trainer.optimizer)
+        return lambda: totals

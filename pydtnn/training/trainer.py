@@ -1,0 +1,400 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm import create_communicator
+from pydtnn.data import Batch, Dataset, Loader
+from pydtnn.data.augment import Augmentation
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
+from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.training import checks
+from pydtnn.training.callback import Callback
+from pydtnn.training.capture import create_steps
+from pydtnn.training.evaluation import evaluate
+from pydtnn.training.fingerprint import check_data, check_loaded
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.objective import Losses, Metrics, Objective
+from pydtnn.training.steps import Result, Steps
+from pydtnn.training.tuning import settle_choices
+from pydtnn.utils.validate import whole
+
+Logs = dict[str, float]
+
+
+class Trainer:
+    """Train a model on the ranks of a communicator.
+
+    Parameters
+    ----------
+    model : Model
+    optimizer : Optimizer
+    loss : Loss or str
+        A list with one for each output, where the model has several.
+    metrics : sequence of Metric or str, optional
+        By default the accuracy. A list of metrics for each output, where the model has several; by
+        default none.
+    loss_weights : sequence of float, optional
+        Factors with which the losses of several outputs are added up; by default 1.
+    exchange : GradientExchange, optional
+        The parallel scheme; by default gradients are summed over the ranks that an MPI launcher
+        started, if any.
+    callbacks : sequence of Callback
+    accumulation : int
+        Micro-batches into which each rank cuts its part of a step, to save memory.
+    sync_batch_norm : bool
+        Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
+        with those of each rank, micro-batch or shard.
+    graph : bool
+        Whether steps on a GPU are captured as one CUDA graph, where they can be.
+
+    Attributes
+    ----------
+    epoch, step : int
+        Epochs completed, and steps of the current epoch completed.
+    logs : dict
+        The current epoch's losses and metrics so far, over all ranks; where steps are captured,
+        without the last step's, which is still under way, and empty after the first.
+    history : list of dict
+        One entry per epoch completed.
+    stop : bool
+        Set by a callback, on all ranks alike, to end training after this epoch.
+    objective : Objective
+        What is minimised and reported: losses, metrics and their names.
+    loss_scale : LossScale or None
+        What the loss of a float16 model is multiplied by.
+    totals : Totals
+        Losses and metrics of the current epoch, summed.
+    seconds : dict
+        Wall time on this rank so far: in training "steps", of that in "communication", waiting for
+        "data", in "evaluation".
+    samples_seen : int
+        Samples of all ranks that training steps have consumed in this process.
+    binding : object
+        The optimizer's `binding` to this trainer.
+    global_batch_size : int
+        Samples of all ranks in a step of `fit`, but for the last of an epoch; 0 before.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        loss: Losses = "cross_entropy",
+        metrics: Metrics | None = None,
+        loss_weights: Sequence[float] | None = None,
+        exchange: GradientExchange | None = None,
+        callbacks: Sequence[Callback] = (),
+        accumulation: int = 1,
+        sync_batch_norm: bool = False,
+        graph: bool = True,
+    ) -> None:
+        checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
+        self.model = model
+        self.optimizer = optimizer
+        outputs = len(model.graph.outputs)
+        self.objective = Objective(model.backend, outputs, loss, loss_weights, metrics)
+        self.exchange = exchange or AllReduce(create_communicator())
+        self.comm = self.exchange.comm
+        self.callbacks = list(callbacks)
+        self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
+        self.sync_batch_norm = sync_batch_norm
+        half = model.dtype == np.float16
+        self.loss_scale = LossScale(model.backend) if half else None
+        self._graph = graph
+        self._results: deque[Result] = deque()
+        checks.check_options(self)
+        self.epoch = self.step = 0
+        self.logs: Logs = {}
+        self.history: list[Logs] = []
+        self.stop = False
+        self._plan: dict[str, int] = {}
+        self._loaded = False
+        self.global_batch_size = 0
+        self.totals = self.new_totals()
+        self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
+        self.samples_seen = 0
+        model.settle_buckets(self.exchange.bucket_bytes)
+        optimizer.bind(model.backend, model.buffers, self.exchange)
+        optimizer.scale_loss(self.loss_scale)
+        self.binding = optimizer.binding
+
+    def fit(
+        self,
+        train: Dataset,
+        validation: Dataset | None = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 64,
+        global_batch_size: int | None = None,
+        augment: Sequence[Augmentation] = (),
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        loader_threads: int = 1,
+    ) -> list[Logs]:
+        """Train until `epochs` epochs are complete, from wherever this trainer stands.
+
+        Collective: all ranks call it. In the end all ranks hold the same parameters and running
+        statistics. It begins from the parameters of rank 0, also where it is called again: weights
+        that rank 0 has loaded meanwhile are everyone's. What optimizer and exchange have kept
+        (momentum, residuals of compression, delayed gradients) stays; to begin without it, make
+        another trainer.
+
+        Parameters
+        ----------
+        train, validation : Dataset
+            `validation` is evaluated after every epoch.
+        epochs : int
+            Counted from the beginning, also after resuming.
+        batch_size : int
+            Samples per rank and step.
+        global_batch_size : int, optional
+            Samples of all ranks per step; by default ``batch_size * ranks``.
+        augment : sequence of Augmentation
+        steps_per_epoch : int, optional
+            By default, as many as it takes to see every sample once; the last step may be smaller.
+        seed : int
+            Of the order of the samples, their augmentation and dropout.
+        loader_threads : int
+            Threads that prepare batches ahead; with 0 each is prepared when it is needed.
+
+        Returns
+        -------
+        list of dict
+            `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
+        """
+        checks.check_binding(self)
+        checks.check_validation(train, validation)
+        whole("Trainer", "epochs", epochs, at_least=0)
+        total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
+        loader = self.loader(
+            train,
+            total,
+            self.exchange.sums.shards or self.comm.size * self.accumulation,
+            seed=seed,
+            augment=augment,
+            steps_per_epoch=steps_per_epoch,
+            threads=max(loader_threads, 1),
+            prefetch=2 * loader_threads,
+        )
+        checks.check_shards(self, loader)
+        shards = self.exchange.sums.shards or 0
+        run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
+        others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
+        checks.check_plan(self, run, self._plan if self._loaded else {}, **others)
+        check_data(self.comm, [("training set", train), ("validation set", validation)])
+        if not self._loaded:
+            check_loaded(self.comm, self.model.loaded, before_broadcast=True)
+            self.exchange.begin(self.model.buckets)
+            if self.model.statistics.statistics:
+                self.comm.broadcast(self.model.statistics.running)
+        self.model.loaded = None
+        self._plan, self._loaded, self.stop = run, False, False
+        self.global_batch_size = total
+        self._results.clear()
+        largest = -(-min(total, len(train)) // loader.shards)
+        settle_choices(self.model, self.comm, largest, training=True)
+        try:
+            self._notify("on_fit_start", epochs, len(loader))
+            with loader:
+                while self.epoch < epochs and not self.stop:
+                    self._run_epoch(loader, seed, validation, total)
+            self.synchronise()
+            if not self.exchange.equal:
+                self.exchange.average_parameters()
+            self._notify("on_fit_end")
+        finally:
+            for callback in self.callbacks:
+                callback.close()
+        return self.history
+
+    def _run_epoch(
+        self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
+    ) -> None:
+        self.logs = {}
+        self._notify("on_epoch_start")
+        batches = loader.epoch(self.epoch, start=self.step)
+        while (batch := self._clocked("data", next, batches, None)) is not None:
+            before = self.comm.traffic.seconds
+            self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
+            self.samples_seen += batch.total
+            self.step += 1
+            self.settle(self.steps.late)
+            self.seconds["communication"] += self.comm.traffic.seconds - before
+            self._notify("on_step_end")
+        self.settle()
+        checks.check_scale(self)
+        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
+        with self.averaged():
+            if validation is not None:
+                results = self.evaluate(validation, batch_size=batch_size)
+                self.logs |= {f"val_{name}": value for name, value in results.items()}
+            self.history.append(self.logs)
+            self.epoch, self.step, self.totals = self.epoch + 1, 0, self.new_totals()
+            self._notify("on_epoch_end")
+
+    @cached_property
+    def steps(self) -> Steps:
+        """How steps are made, settled before the first."""
+        return create_steps(self, self._graph)
+
+    @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
+    def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
+        checks.check_binding(self)
+        return self.steps(batch, epoch, seed)
+
+    def settle(self, late: int = 0) -> None:
+        """Wait until no more than so many steps are under way, and add up what the others lost."""
+        while len(self._results) > late:
+            self.totals += self._clocked("steps", self._results.popleft())
+            self.logs = self.totals.means()
+
+    def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
+        """Make one step on this rank's part of a global batch.
+
+        Collective: all ranks call it.
+
+        Returns
+        -------
+        Totals
+            Loss and metrics summed over all ranks.
+
+        Raises
+        ------
+        NotFiniteError
+            On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
+        """
+        return self._begin(batch, epoch, seed)()
+
+    def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
+        """Compute loss and metrics of a data set, without augmentation or dropout.
+
+        Collective: all ranks call it; each reads its part.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        batch_size : int
+            Samples of all ranks per pass.
+
+        Returns
+        -------
+        dict
+            Means over all samples, equal on all ranks.
+
+        Raises
+        ------
+        NotFiniteError
+            On all ranks, if the loss or a metric is NaN or infinite.
+        """
+        whole("Trainer", "batch_size", batch_size, at_least=1)
+        check_loaded(self.comm, self.model.loaded, before_broadcast=False)
+        with self.averaged():
+            return self._clocked("evaluation", evaluate, self, dataset, batch_size)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Hold the same parameters and statistics on all ranks, to evaluate or save them.
+
+        Collective: all ranks call it. Where ranks train with different parameters each goes on with
+        its own afterwards.
+        """
+        self.synchronise()
+        with self.exchange.averaged():
+            yield
+
+    def synchronise(self) -> None:
+        """Make running statistics equal on all ranks.
+
+        Collective: all ranks call it. They are averaged, weighted by the samples each rank has
+        seen.
+        """
+        statistics = self.model.statistics
+        shared = self.sync_batch_norm or self.exchange.sums.shards is not None
+        if shared or not statistics.statistics:
+            return  # they are equal as it is
+        weight = np.array([statistics.samples])
+        self.comm.allreduce(weight)
+        if weight[0] > 0:
+            statistics.running *= statistics.samples / float(weight[0])
+            self.comm.allreduce(statistics.running)
+            statistics.samples = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Where training stands: epoch, step, history and the current epoch's sums."""
+        checks.check_binding(self)
+        self.settle()
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "history": self.history,
+            "metrics": list(self.totals.names),
+            "totals": self.totals.values.copy(),
+            "plan": self._plan,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned; the exchange has been started and loaded before.
+
+        Raises
+        ------
+        ValueError
+            If it has other metrics, or numbers that cannot be; nothing is changed then.
+        """
+        if tuple(state["metrics"]) != self.totals.names:
+            raise ValueError(
+                f"Trainer: the training to continue has sums of {', '.join(state['metrics'])}, not "
+                f"{', '.join(self.totals.names)}; continue with the same metrics"
+            )
+        epoch, step = (
+            whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
+        )
+        totals, history = self.new_totals(), [dict(logs) for logs in state["history"]]
+        totals.load(state["totals"])
+        self._plan, self._loaded = dict(state["plan"]), True
+        self.epoch, self.step, self.history, self.totals = epoch, step, history, totals
+
+    def new_totals(self, xp: Any = np) -> Totals:
+        """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
+        return self.objective.new_totals(xp)
+
+    def to_host(self, totals: Totals) -> Totals:
+        """Copy sums to the host, when they are there."""
+        result = self.new_totals()
+        result.values[:] = self.model.backend.to_numpy(totals.values)
+        return result
+
+    def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
+        """Make the loader of this rank's part of a data set, as the model's device wants it."""
+        return Loader(
+            dataset,
+            global_batch_size=batch_size,
+            shards=shards,
+            rank=self.comm.rank,
+            size=self.comm.size,
+            dtype=self.model.dtype,
+            raw=self.model.backend.images is not None,
+            **options,
+        )
+
+    def _notify(self, event: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *args)
+
+    def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            self.seconds[what] += time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""What every part of the library may use: errors, files, names, limits, facts of this machine."""

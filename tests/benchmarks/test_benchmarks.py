@@ -1,0 +1,127 @@
+"""Every benchmark runs, on little work and without PyTorch, and prints the rows it is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+WITHOUT_TORCH = (
+    "import runpy, sys\n"
+    "sys.modules['torch'] = None\n"  # cannot be imported, nor found
+    "sys.argv = sys.argv[1:]\n"
+    "sys.path.insert(0, {folder!r})\n"
+    "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+)
+
+
+def lines(script: str, *options: str) -> list[str]:
+    """What a benchmark prints."""
+    code = WITHOUT_TORCH.format(folder=str(FOLDER))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(FOLDER / script), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def row(table: list[str], *start: str) -> list[str]:
+    """The words after those with which a line starts."""
+    (found,) = (line.split() for line in table if line.split()[: len(start)] == [*start])
+    return found[len(start) :]
+
+
+def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path):
+    output = tmp_path / "table.txt"
+    options = ("--models", "mlp", "--turns", "1", "--variants", "full", "no-winograd", "no-fusion")
+    table = lines("step_time.py", *options, "--output", str(output))
+    for variant in ("full", "no-winograd", "no-fusion"):
+        rate, growth, arrays = map(float, row(table, "mlp", "64", "1", variant))
+        assert rate > 0
+        assert 0 < arrays < growth
+    assert output.read_text().splitlines() == table
+
+
+def test_kernels_prints_every_direction_warm_and_cold():
+    options = ("--families", "conv", "fused", "--only", "5x5", "--sizes", "warm", "--repeats", "1")
+    table = lines("kernels.py", *options)
+    for direction in ("forward", "data", "filter"):
+        for state in ("warm", "cold"):
+            peak, roof, direct, *_ = row(table, "5x5", direction, state)
+            assert 0 < float(roof) <= float(peak)
+            assert float(direct) > 0
+    assert any(line.startswith("fused gate") for line in table)
+
+
+def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
+    picture = tmp_path / "roofline.png"
+    table = lines(
+        "roofline.py", "--model", "mlp", "--steps", "1", "--nodes", "--picture", str(picture)
+    )
+    assert sum("forward" in line.split() for line in table) == 6
+    (step,) = row(table, "step")
+    (_, layers) = row(table, "all", "layers")
+    assert 0 < float(layers) < float(step)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_overhead_prints_a_share_of_the_step():
+    table = lines("overhead.py", "--models", "mlp", "--steps", "3", "--layers")
+    share = row(table, "mlp")[-1]
+    assert float(share.removesuffix("%")) > 0
+    assert row(table, "Linear.backward")[0] == "3"
+
+
+def test_ddp_trains_with_the_command_line():
+    if not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")):
+        pytest.skip("there is no mpirun here")
+    table = lines("ddp.py", "--models", "mlp", "--ranks", "1", "--epochs", "2", "--runs", "1")
+    rate, memory = map(float, row(table, "mlp", "1", "1", "64"))
+    assert rate > 0
+    assert memory > 0
+
+
+def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpiexec):
+    options = ("--bytes", "4e3", "--algorithms", "ring", "--turns", "2")
+    done = mpiexec(2, [str(FOLDER / "allreduce.py"), *options])
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    assert row(table, "4000", "vendor")[-1] == "1.00"
+    assert len(row(table, "4000", "vendor-iallreduce")) == 3
+    median, least, ratio, predicted, _ = map(float, row(table, "4000", "ring"))
+    assert 0 < least <= median
+    assert ratio > 0
+    assert predicted > 0
+
+
+def test_default_times_the_default_beside_every_choice(mpiexec):
+    options = ("--seconds", "0", "--batch", "1", "--allreduce", "vendor", "direct")
+    done = mpiexec(2, [str(FOLDER / "default.py"), *options, "--bucket-bytes", "65536", "1048576"])
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    # Once among all, and again: there are no more than go on beside the default.
+    for choice in (("vendor", "64"), ("vendor", "1024"), ("direct", "64"), ("direct", "1024")):
+        found = [line.split()[3:] for line in table if line.split()[:2] == [*choice]]
+        assert [(float(ms) > 0, turns) for ms, turns in found] == [(True, "1")] * 2
+    assert "2 buckets" in table[-1]  # on one host, where ResNet-20 has no more
+    assert " of the speed of " in table[-1]
+
+
+def test_compression_trains_with_and_without(mpiexec):
+    table = lines(
+        *("compression.py", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1"),
+        *("--steps", "10", "--only", "top_k-1%"),
+    )
+    plain, compressed = (list(map(float, row(table, name))) for name in ("none", "top_k-1%"))
+    assert len(plain) == len(compressed) == 6
+    assert compressed[2] < plain[2] / 10  # MB per step

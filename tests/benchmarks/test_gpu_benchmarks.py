@@ -1,0 +1,399 @@
+"""The benchmarks of a GPU on a simulated one, and on the CPU: what they call is there, and works.
+
+What they print means nothing then. PyTorch's side is in `tests/parity`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gpu import needed
+from tests.simulated.backend import installed, why_not
+from tests.simulated.cupy import SimulatedCupy
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+SMALL = (1, 32, 32, 16)
+
+simulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+
+@pytest.fixture(autouse=True)
+def siblings(monkeypatch):
+    """Benchmarks are programs: they import each other by their file's name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let ``create_cuda_backend`` find a simulated GPU, on which everything takes a millisecond."""
+    device = SimulatedCupy(eager=True)
+    monkeypatch.setattr(type(device.cuda), "get_elapsed_time", lambda *_: 1.0, raising=False)
+    with installed(device):
+        yield device
+
+
+def asked(turns):
+    """Ask a side for turns; remember what it says."""
+    said = []
+
+    def ask(seconds):
+        said.append(seconds)
+        return turns.pop(0)
+
+    return ask, said
+
+
+# -- steps
+
+
+@simulated
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
+    from gpu_work import WORK, Ours
+
+    side = Ours(WORK["mlp-8"], dtype, "cuda")
+    ask, said = asked([5, 2, 1, 0])
+    side.turns(ask)
+    assert said[0] is None
+    assert all(seconds > 0 for seconds in said[1:])
+    assert len(said) == 4
+    assert side.trainer.step == 8
+    assert side.note == "one CUDA graph"
+    assert side.memory() > 0
+
+
+def test_our_side_runs_on_a_cpu_to_try_it_out():
+    from gpu_work import WORK, Ours
+
+    side = Ours(WORK["mlp-8"], "float32", "cpu")
+    ask, said = asked([2, 0])
+    side.turns(ask)
+    assert len(said) == 2
+    assert side.memory() == 0
+
+
+def test_images_are_repeated_but_the_epoch_is_long():
+    from gpu_work import WORK, Repeated
+
+    data = Repeated(WORK["mlp-8"])
+    assert len(data) == 4000
+    x, y = data.read(np.array([0, 32, 33]))
+    assert x.shape == (3, 4, 4, 1)
+    assert (x[0] == x[1]).all()
+    assert (x[1] != x[2]).any()
+    assert y[0] == y[1]
+
+
+@pytest.fixture
+def side():
+    """Start a side as a process."""
+    from gpu_sides import Side
+
+    started = Side("ours", "cpu")
+    yield started
+    started.close()
+    assert not started.alive()
+
+
+def test_a_process_serves_one_work_after_the_other_and_survives_mistakes(side):
+    from gpu_sides import SideError
+
+    for _ in range(2):
+        side.begin("mlp-8", "float32")
+        assert side.turn(2, 60) > 0
+        assert side.end() == {"memory": 0.0, "note": ""}
+    with pytest.raises(SideError, match="KeyError: 'nothing'"):
+        side.begin("nothing", "float32")
+    side.begin("mlp-8", "float32")
+    assert side.turn(1, 60) > 0
+
+
+def test_a_silent_side_is_ended(side):
+    from gpu_sides import SideError
+
+    side.begin("mlp-8", "float32")
+    with pytest.raises(SideError, match="gave no answer in 0 s"):
+        side.turn(10**6, 0.2)
+    assert not side.alive()
+    with pytest.raises(SideError, match="has ended"):
+        side.ask({"steps": 1})
+
+
+class StandIn:
+    """A side that takes some seconds per step, or fails."""
+
+    def __init__(self, seconds, fails=""):
+        self.seconds, self.fails = seconds, fails
+
+    def begin(self, name, dtype):
+        from gpu_sides import SideError
+
+        if self.fails:
+            raise SideError(self.fails)
+
+    def turn(self, steps, patience):
+        return self.seconds
+
+    def end(self):
+        return {"memory": 10.0, "note": "one CUDA graph"}
+
+    def alive(self):
+        return True
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path):
+    """Measure rows with sides that are none."""
+    import gpu_step_time
+    from report import Report
+
+    def measure(sides, rows, seconds=60.0, runs=1, done=None):
+        monkeypatch.setattr(gpu_step_time, "Side", lambda name, device: sides[name])
+        path = tmp_path / "steps.json"
+        with gpu_step_time.Table(tuple(sides), "cpu", Report(), path, done or {}) as table:
+            complete = table.measure(rows, runs, 3, seconds)
+        return complete, json.loads(path.read_text())
+
+    return measure
+
+
+def test_rows_are_ratios_of_images_per_second(table, capsys):
+    sides = {"ours": StandIn(0.01), "eager": StandIn(0.03), "compiled": StandIn(0.011)}
+    complete, rows = table(sides, ["resnet44-128:float32"], runs=2)
+    assert complete
+    row = rows["resnet44-128 float32"]
+    assert row["images/s"]["ours"] == pytest.approx(12800)
+    assert row["ratio"] == pytest.approx({"eager": 3.0, "compiled": 1.1})
+    assert row["note"] == "one CUDA graph"
+    assert "3.00 (3.00 to 3.00)" in capsys.readouterr().out
+
+
+def test_a_peer_that_fails_leaves_the_others(table, capsys):
+    sides = {"ours": StandIn(0.01), "eager": StandIn(0.03), "compiled": StandIn(1, "no compiler")}
+    _, rows = table(sides, ["resnet44-128:float32"])
+    row = rows["resnet44-128 float32"]
+    assert row["ratio"] == pytest.approx({"eager": 3.0})
+    assert row["failed"] == {"compiled": "no compiler"}
+    assert "compiled: no compiler" in capsys.readouterr().out
+
+
+def test_without_us_there_is_no_ratio(table):
+    _, rows = table({"ours": StandIn(1, "broke"), "eager": StandIn(1)}, ["resnet44-128:float32"])
+    assert rows["resnet44-128 float32"]["ratio"] == {}
+
+
+def test_rows_for_which_there_is_no_time_are_left_out(table, capsys):
+    sides = {"ours": StandIn(0.01), "eager": StandIn(0.03)}
+    complete, rows = table(sides, ["resnet44-64:float32"], seconds=-1.0)
+    assert not complete
+    assert rows == {}
+    assert "no time was left for resnet44-64:float32" in capsys.readouterr().out
+
+
+def test_rows_that_are_known_are_kept(table):
+    from gpu_step_time import complete
+
+    done = {"resnet44-64 float32": {"failed": {}, "ratio": {"eager": 2.0}}}
+    sides = {"ours": StandIn(0.01), "eager": StandIn(0.03)}
+    _, rows = table(sides, ["resnet44-128:float32"], done=done)
+    assert set(rows) == {"resnet44-64 float32", "resnet44-128 float32"}
+    assert complete(done["resnet44-64 float32"], ["eager"])
+    assert not complete(done["resnet44-64 float32"], ["eager", "compiled"])
+    assert not complete(done["resnet44-64 float32"] | {"failed": {"eager": "?"}}, ["eager"])
+    assert not complete(None, [])
+
+
+# -- kernels
+
+
+@pytest.fixture
+def kernels(monkeypatch, tmp_path):
+    """Measure kernels on small tensors, without PyTorch."""
+    import gpu_compute
+    import gpu_kernels
+    from report import Report
+
+    monkeypatch.setitem(gpu_kernels.SHAPES, "warm", SMALL)
+    monkeypatch.setattr(gpu_compute, "WITH_TORCH", False)
+
+    def make(backend, seconds=math.inf):
+        deadline, path = time.monotonic() + seconds, tmp_path / "kernels.json"
+        made = gpu_kernels.Kernels(backend, Report(), 2, deadline, path)
+        return made, lambda: json.loads(path.read_text())
+
+    return make
+
+
+@simulated
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_kernel_that_moves_data_is_captured_and_timed(gpu, kernels, dtype, capsys):
+    from gpu_work import create_backend
+    from memory_bound import FAMILIES
+
+    measured, numbers = kernels(create_backend("cuda"))
+    assert measured.move(list(FAMILIES), "warm", dtype)
+    table = numbers()["memory"][dtype]
+    assert table["complete"]
+    assert table["failed"] == {}
+    families = {name.split()[0] for name in table["warm"]}
+    assert families == set(FAMILIES) - ({"update"} if dtype == "bfloat16" else set())
+    assert " !" not in capsys.readouterr().out
+
+
+@needed()
+class TestGpu:
+    """On a GPU that is there; compute-sanitizer watches this (`gpu_check.py`)."""
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+    def test_every_kernel_that_moves_data_runs(self, kernels, dtype):
+        from gpu_work import create_backend
+        from memory_bound import FAMILIES
+
+        measured, numbers = kernels(create_backend("cuda"))
+        assert measured.move(list(FAMILIES), "warm", dtype)
+        assert numbers()["memory"][dtype]["failed"] == {}
+
+
+@simulated
+def test_convolutions_and_products_are_captured_and_timed(gpu, kernels, monkeypatch, capsys):
+    from gpu_compute import CONVOLUTIONS, PRODUCTS, convolution, product
+    from gpu_work import create_backend
+
+    backend = create_backend("cuda")
+    measured, numbers = kernels(backend)
+    _, shape = CONVOLUTIONS["resnet44 64"]
+    monkeypatch.setattr("gpu_kernels.LARGE", 16)
+    peak = measured.matrix_rate("float32")
+    assert measured.compute(convolution(backend, "conv", 1, shape, "float32"), peak, "float32", 2)
+    assert measured.compute(product(backend, "product", (8, 4, 2), "bfloat16"), 1, "bfloat16", 2)
+    found = numbers()["compute"]
+    assert set(found["float32"]) == {f"conv {way}" for way in ("forward", "data", "filter")}
+    assert all(rate > 0 for [rate] in found["bfloat16"].values())
+    assert len(found["bfloat16"]) == 3
+    assert "failed" not in capsys.readouterr().out
+    assert PRODUCTS
+
+
+def test_a_kernel_that_fails_is_told_and_leaves_the_others(kernels, monkeypatch):
+    import gpu_kernels
+    from gpu_work import create_backend
+
+    def broken(backend, a):
+        yield "good", a.size, lambda: None
+        yield "bad", a.size, lambda: 1 / 0
+
+    def unmade(backend, a):
+        raise MemoryError("too much")
+        yield
+
+    monkeypatch.setitem(gpu_kernels.FAMILIES, "broken", broken)
+    monkeypatch.setitem(gpu_kernels.FAMILIES, "unmade", unmade)
+    measured, numbers = kernels(create_backend("cpu"))
+    assert measured.move(["broken", "unmade"], "warm", "float32")
+    table = numbers()["memory"]["float32"]
+    assert set(table["warm"]) == {"broken good"}
+    assert table["failed"] == {
+        "broken bad": "ZeroDivisionError: division by zero",
+        "unmade": "MemoryError: too much",
+    }
+
+
+def test_kernels_for_which_there_is_no_time_are_not_complete(kernels, capsys):
+    from gpu_work import create_backend
+
+    measured, numbers = kernels(create_backend("cpu"), seconds=-1)
+    assert not measured.move(["norm"], "warm", "float32")
+    assert not numbers()["memory"]["float32"]["complete"]
+    assert "no time was left" in capsys.readouterr().out
+
+
+@simulated
+def test_what_cannot_be_captured_is_timed_with_its_launches(gpu):
+    from gpu_timing import OursReplay
+    from gpu_work import create_backend
+
+    backend = create_backend("cuda")
+    x = backend.zeros((4,), "float32")
+    replay = OursReplay(backend, lambda: float(x.sum()), 2)
+    assert not replay.captured
+    assert replay.seconds() >= 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_large_tensors_have_256_megabytes_in_every_type(dtype):
+    from gpu_kernels import shape_of
+
+    assert math.prod(shape_of("cold", dtype)) * np.dtype(dtype).itemsize == 2**28
+
+
+# -- accuracy
+
+
+@simulated
+def test_our_side_of_the_recipe_trains_and_is_evaluated(gpu):
+    from gpu_recipe import Recipe, ours
+
+    told = []
+    found = ours(Recipe("synthetic", "mlp", "", 300, 2, "float32", "cuda"), told.append)
+    assert [line["epoch"] for line in told] == [1, 2]
+    assert all(math.isfinite(line["loss"]) for line in told)
+    assert 0 <= found["accuracy"] <= 1
+    assert found["seconds"] > 0
+
+
+def test_as_many_epochs_are_trained_as_fit():
+    from gpu_cifar import MOST_EPOCHS, epochs_that_fit
+
+    sides = ["ours", "eager"]
+    rates = {"ours": 0.001, "eager": 0.009}
+    assert epochs_that_fit(30 + 10 * 391 * 0.01 * 1.15 + 1, 391, sides, rates) == 10
+    assert epochs_that_fit(1e6, 391, sides, rates) == MOST_EPOCHS
+    assert epochs_that_fit(10, 391, sides, {}) == 3
+
+
+def test_measured_rates_are_read_where_there_are_some(tmp_path):
+    from gpu_cifar import measured_rates
+
+    path = tmp_path / "steps.json"
+    assert measured_rates(None, "float32") == {}
+    assert measured_rates(path, "float32") == {}
+    path.write_text(json.dumps({"resnet44-128 float32": {"images/s": {"ours": 64000.0}}}))
+    assert measured_rates(path, "float32") == {"ours": 0.002}
+    assert measured_rates(path, "bfloat16") == {}
+
+
+def test_a_side_that_fails_or_is_late_leaves_what_the_others_found(tmp_path, capsys):
+    import sys
+
+    from gpu_cifar import Table
+    from report import Report
+
+    code = (
+        "import json, sys, time\n"
+        "side = sys.argv[-1]\n"
+        "print(json.dumps({'epoch': 1, 'loss': 2.0, 'seconds': 1.0}), flush=True)\n"
+        "if side == 'eager': raise SystemExit(4)\n"
+        "if side == 'compiled': time.sleep(600)\n"
+        "print(json.dumps({'accuracy': 0.9, 'seconds': 2, 'first': 1, 'evaluation': 1}))\n"
+    )
+    table = Table(Report(), tmp_path / "cifar.json", 1, "float32")
+    for side in ("ours", "eager"):
+        table.run(side, [sys.executable, "-c", code], math.inf)
+    table.run("compiled", [sys.executable, "-c", code], time.monotonic() + 3)
+    table.summary()
+    found = json.loads((tmp_path / "cifar.json").read_text())
+    assert list(found["sides"]) == ["ours"]
+    assert found["failed"] == {
+        "eager": "status 4; the log has its last words",
+        "compiled": "not done in its time",
+    }
+    assert capsys.readouterr().out.count("loss 2.0000") == 3

@@ -1,0 +1,126 @@
+"""Scaling runs: intervals are Student's, rows and pictures are made, the job file runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ROOT / "docs" / "slurm-resnet44.sh"
+SMALL = ("--model", "mlp", "--ours", "--ranks", "1", "2", "--runs", "1", "--epochs", "1")
+
+
+@pytest.fixture(autouse=True)
+def siblings(monkeypatch):
+    """Benchmarks are programs: they import each other by their file's name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042)]
+)
+def test_students_t_is_that_of_the_tables(freedom, expected):
+    from intervals import student_t
+
+    assert student_t(freedom) == pytest.approx(expected, abs=1e-3)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say(rng):
+    from intervals import geometric
+
+    samples = np.exp(rng.normal(np.log(3), 0.2, size=(2000, 4)))
+    held = np.mean([one.low <= 3 <= one.high for one in map(geometric, samples.tolist())])
+    assert held == pytest.approx(0.95, abs=0.02)  # four standard deviations of 2000 draws
+
+
+def test_a_single_measurement_has_no_interval():
+    from intervals import geometric
+
+    assert geometric([5.0]) == (pytest.approx(5.0), 0.0, np.inf)
+
+
+def test_speed_ups_are_taken_within_a_round():
+    from ranks import Run
+    from scaling import Case, summarise
+
+    rounds = {1: (100.0, 10.0), 2: (190.0, 19.0)}  # the second ten times as slow for all
+    found = {
+        Case("weak", "ours", n): [Run([rate], [0.1], 2.6, 100.0) for rate in rates]
+        for n, rates in rounds.items()
+    }
+    row = summarise(found)[Case("weak", "ours", 2)]
+    assert row.speedup == pytest.approx((1.9, 1.9, 1.9))
+    assert row.rate.low < row.rate.mean < row.rate.high
+
+
+def test_the_parts_of_a_batch_make_up_the_whole():
+    from rank import part
+
+    assert sum(part(100, rank, 7) for rank in range(7)) == 100
+
+
+def needs_ranks():
+    if reason := launch.why_not():
+        pytest.skip(reason)
+
+
+def test_scaling_prints_every_case():
+    needs_ranks()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "scaling.py"), *SMALL, "--kinds", "strong"],
+        env={**(launch.OPENMPI if launch.is_openmpi() else {}), **os.environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("strong")]
+    assert [row[2].rstrip("*") for row in rows] == ["1", "2"]
+    assert all(float(row[3]) > 0 for row in rows)
+    assert "10.11 times on 12 GPUs" in done.stdout
+
+
+def test_the_job_file_is_bash():
+    subprocess.run(["bash", "-n", str(JOB)], check=True)
+
+
+def test_the_job_file_runs_under_a_stand_in_for_slurm(tmp_path):
+    needs_ranks()
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
+    (tmp_path / "srun").write_text(
+        "#!/bin/bash\n"
+        f"echo $* >> {tmp_path}/calls\n"
+        "while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done\n"
+        f'exec {launch.mpiexec()} -n $n "$@"\n'
+    )
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    for program in ("srun", "scontrol"):
+        (tmp_path / program).chmod(0o755)
+    picture = tmp_path / "scaling.png"
+    slurm = {
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "VENV": str(Path(sys.executable).parent.parent),
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+    }
+    files = ("--output", str(tmp_path / "scaling.txt"), "--picture", str(picture))
+    done = subprocess.run(
+        ["bash", str(JOB), *SMALL, "--kinds", "weak", *files],
+        env={**(launch.OPENMPI if launch.is_openmpi() else {}), **os.environ, **slurm},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "scaling.txt").read_text().splitlines()) == 7
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum("--nodes=2 --ntasks=2" in call for call in calls) == 1

@@ -1,0 +1,161 @@
+"""What a configuration names becomes objects, those of a user's own files too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.cli.build import Job, create_job
+from pydtnn.cli.config import TrainConfig
+from pydtnn.comm import create_communicator
+from pydtnn.schedules import WarmUp
+
+Make = Callable[..., Job]
+
+OWN = """
+import numpy as np
+from pydtnn.data import ArrayDataset
+from pydtnn.losses import CategoricalCrossEntropy
+from pydtnn.metrics import Accuracy
+from pydtnn.optimizers import Optimizer
+
+number = 3
+
+def halves(step):
+    return 0.5**step
+
+def points(samples=20, seed=0):
+    x = np.random.default_rng(seed).normal(size=(samples, 4))
+    train = ArrayDataset(x, np.arange(samples) % 3)
+    return train, ArrayDataset(x, train.y, like=train)
+
+def one_set():
+    return points()[0]
+
+class Lion(Optimizer):
+    slots = ("average",)
+
+    def __init__(self, lr=0.003, beta=0.9, **options):
+        super().__init__(lr, **options)
+        self.beta = beta
+
+    def update(self, w, g, average, *, lr, decay, step):
+        w -= lr * (np.sign(self.beta * average + (1 - self.beta) * g) + decay * w)
+        average += 0.01 * (g - average)
+
+class NeedsARate(Lion):
+    def __init__(self, lr):
+        super().__init__(lr)
+
+class NoRate(Lion):
+    def __init__(self):
+        super().__init__()
+
+class Focal(CategoricalCrossEntropy):
+    pass
+
+class Own(Accuracy):
+    name = "own"
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make jobs in a folder that holds own.py."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+    def make(**options: Any) -> Job:
+        usual = {"model": "mlp", "dataset": "own.py:points", "batch_size": 5, "epochs": 1}
+        config = TrainConfig(**usual | options)
+        return create_job(config, create_communicator("serial"), 1, tmp_path)
+
+    return make
+
+
+def test_a_data_set_of_ones_own_takes_its_options(make: Make) -> None:
+    job = make(dataset_options={"samples": 30})
+    assert (len(job.train), job.train.classes, job.steps_per_epoch) == (30, 3, 6)
+    assert job.validation.like is job.train
+
+
+def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make: Make) -> None:
+    trainer = make(loss="own.py:Focal", metrics="accuracy, own.py:Own", monitor="val_own").trainer
+    assert type(trainer.objective.losses[0]).__name__ == "Focal"
+    assert [metric.name for metric in trainer.objective.metrics[0]] == ["accuracy", "own"]
+
+
+def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(
+    make: Make,
+) -> None:
+    lion = make(optimizer="own.py:Lion", schedule="constant").trainer.optimizer
+    assert (lion.lr_now, lion.weight_decay, lion.clip_norm, lion.beta) == (0.003, 1e-4, None, 0.9)
+    numbers = {"lr": 0.1, "weight_decay": 0.0, "clip_norm": 2.0}
+    lion = make(
+        optimizer="own.py:Lion",
+        optimizer_options={"beta": 0.8},
+        schedule="constant",
+        **numbers,
+    ).trainer.optimizer
+    assert (lion.lr_now, lion.weight_decay, lion.clip_norm, lion.beta) == (0.1, 0.0, 2.0, 0.8)
+
+
+def test_a_schedule_of_ones_own_is_a_function_of_the_step_and_may_be_warmed_up(make: Make) -> None:
+    optimizer = make(schedule="own.py:halves").trainer.optimizer
+    assert [optimizer.schedule(step) for step in range(3)] == [1, 0.5, 0.25]
+    warm = make(schedule="own.py:halves", warmup_epochs=0.5).trainer.optimizer.schedule
+    assert isinstance(warm, WarmUp)
+    assert (warm.steps, warm(4)) == (2, 0.5**4)
+
+
+def test_parts_of_ones_own_train_together(make: Make) -> None:
+    job = make(optimizer="own.py:Lion", schedule="own.py:halves", loss="own.py:Focal")
+    (logs,) = job.trainer.fit(job.train, job.validation, batch_size=5)
+    assert logs["lr"] == 0.5**3
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dataset": "own.py:poinds"}, "--dataset: unknown name in own.py 'poinds'; did you mean"),
+        ({"dataset": "own.py:one_set"}, "data set 'one_set': expected a pair of data sets, to tr"),
+        (
+            {"dataset_options": {"sampels": 3}},
+            "unknown option of data set 'points': 'sampels'; d",
+        ),
+        ({"dataset": "own.py:Lion.update"}, "--dataset: unknown name in own.py 'Lion.update'"),
+        ({"dataset": "own.py:halves"}, "data set 'halves': missing a required argument: 'step'"),
+        ({"optimizer": "own.py:points"}, "--optimizer: own.py:points must be a subclass of Optim"),
+        ({"optimizer": "own.py:NoRate"}, "--optimizer: own.py:NoRate must take the learning rate"),
+        ({"optimizer": "own.py:NeedsARate"}, "--lr: own.py:NeedsARate has no learning rate of its"),
+        ({"optimizer": "own.py:Lion", "momentum": 0.5}, "--momentum: lion has none; leave it out"),
+        (
+            {"optimizer": "own.py:NeedsARate", "lr": 1.0, "clip_norm": 1.0},
+            "--clip-norm: needsarate has none; leave it out",
+        ),
+        ({"schedule": "own.py:number"}, "--schedule: own.py:number must be a function of the step"),
+        ({"schedule": "own.py:halves", "lr": 1.0}, "--lr: own.py:halves gives the learning rate"),
+        ({"schedule": "own.py:halves", "lr_scaling": "sqrt"}, "--lr-scaling: own.py:halves gives"),
+        ({"schedule": "own.py:halves", "schedule_options": {"a": 1}}, "--schedule-options: own.py"),
+        ({"loss": "own.py:Own"}, "--loss: own.py:Own must be a subclass of Loss, not <class"),
+        ({"metrics": "own.py:Focal"}, "--metrics: own.py:Focal must be a subclass of Metric, not"),
+        ({"model_options": {"hiden": 3}}, "unknown option of mlp 'hiden'; did you mean 'hidden'?"),
+    ],
+)
+def test_what_does_not_suit_is_refused_in_a_sentence(
+    options: dict[str, Any], sentence: str, make: Make
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        make(**options)
+    assert str(error.value).startswith(sentence)
+
+
+def test_an_option_that_is_set_elsewhere_is_not_offered(make: Make) -> None:
+    image = {"dataset": "synthetic", "dataset_options": {"samples": 20}}
+    with pytest.raises(
+        ValueError, match="unknown option of resnet20 'x'; choose one of 'shortcut'"
+    ):
+        make(model="resnet20", model_options={"x": 1}, **image)

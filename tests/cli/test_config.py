@@ -1,0 +1,121 @@
+"""A configuration refuses what cannot be, whoever made it."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, asdict
+from typing import Any
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import options
+
+
+def test_the_defaults_are_what_the_readme_promises() -> None:
+    config = TrainConfig()
+    assert (config.model, config.dataset, config.output_dir) == ("resnet44", "synthetic", None)
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        TrainConfig().lr = 0.1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("epochs", 0, "--epochs must be at least 1, not 0"),
+        ("epochs", 1.5, "--epochs must be a whole number, not 1.5"),
+        ("epochs", True, "--epochs must be a whole number, not True"),
+        ("epochs", None, "--epochs must be a whole number, not None"),
+        ("lr", -0.1, "--lr must be above 0, not -0.1"),
+        ("lr", float("nan"), "--lr must be above 0, not nan"),
+        ("lr", "0.1", "--lr must be a number, not '0.1'"),
+        ("label_smoothing", 1, "--label-smoothing must be at least 0 and below 1, not 1"),
+        ("model", 44, "--model must be text, not 44"),
+        ("save", "", "--save must not be empty"),
+        ("download", 1, "--download must be true or false, not 1"),
+        ("model_options", "A", '--model-options must be names and values, such as {"name": 1}'),
+        ("dtype", "float8", "unknown value of --dtype 'float8'; did you mean 'float64'"),
+        ("tf32", 1, "--tf32 must be true or false, not 1"),
+        ("warmup_epochs", 4, "--warmup-epochs 4 must be below --epochs 4"),
+        ("resume", True, "--resume needs --output-dir"),
+        ("evaluate_only", True, "--evaluate-only needs weights"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        TrainConfig(**{name: value})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"comm": "nccl"}, "--comm nccl needs --device cuda"),
+        ({"cuda_aware": True, "comm": "mpi"}, "--cuda-aware needs --device cuda"),
+        ({"cuda_aware": True, "device": "cuda"}, "--cuda-aware needs --comm mpi"),
+        (
+            {"allreduce": "ring", "device": "cuda"},
+            "--allreduce ring with --device cuda needs --comm mpi: NCCL sums in its own way",
+        ),
+        (
+            {"allreduce": "ring", "device": "cuda", "comm": "mpi", "cuda_aware": True},
+            "--allreduce ring does not go with --cuda-aware: it adds up in memory of the host",
+        ),
+        ({"tf32": True, "device": "numpy"}, "--tf32 needs --device cuda"),
+        ({"shards": 3}, "--shards needs --exact"),
+        ({"lr_base_batch": 32}, "--lr-base-batch needs --lr-scaling"),
+        ({"plateau_factor": 0.5}, "--plateau-factor needs --plateau"),
+        (
+            {"tf32": True, "device": "cuda", "dtype": "bfloat16"},
+            "--tf32 needs --dtype float32, not bfloat16",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="^train: ") as error:
+        TrainConfig(**values)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"device": "cuda", "tf32": True, "comm": "nccl", "graph": False},
+        {"device": "cuda", "comm": "mpi", "cuda_aware": True, "dtype": "float16"},
+        {"device": "cuda", "comm": "mpi", "allreduce": "ring", "compress": "sign"},
+        {"tf32": False, "graph": False, "comm": "mpi"},
+        {"lr": None, "momentum": 0, "weight_decay": 0},
+        {"metrics": "", "augment": ""},
+        {"resume": True, "output_dir": "run"},
+        {"evaluate_only": True, "load": "w.safetensors"},
+        {"warmup_epochs": 2.5},
+        {"shards": 3, "exact": True, "global_batch_size": 8},
+        {"lr_base_batch": 32, "lr_scaling": "sqrt"},
+        {"plateau_factor": 0.5, "plateau": 2},
+    ],
+)
+def test_what_can_be_is_taken(values: dict[str, Any]) -> None:
+    config = asdict(TrainConfig(**values))
+    assert {name: config[name] for name in values} == values
+
+
+def test_the_course_of_training_knows_no_paths_ranks_or_threads() -> None:
+    config = TrainConfig(data_dir="data", output_dir="run", threads=3, lr=0.5)
+    course = config.course()
+    assert course["lr"] == 0.5
+    assert not {"data_dir", "output_dir", "save", "load", "threads", "scheme"} & set(course)
+
+
+def test_every_option_says_what_it_is() -> None:
+    for name, own in options(TrainConfig).items():
+        assert own.help, name
+        assert own.help.strip().rstrip(".") == own.help, name
+        own.check(own.default)
+
+
+def test_two_configurations_share_no_options() -> None:
+    first = TrainConfig()
+    first.model_options["shortcut"] = "A"
+    assert TrainConfig().model_options == {}

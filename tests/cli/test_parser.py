@@ -1,0 +1,202 @@
+"""Reading the command line and YAML files, and the help page (what is refused: test_errors.py)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import options
+from pydtnn.cli.parser import parse
+from pydtnn.models import MODELS
+from pydtnn.train import main
+
+PROMISED = """
+    model dataset data-dir epochs steps-per-epoch batch-size global-batch-size optimizer lr momentum
+    weight-decay schedule loss metrics augment validation-split dtype device threads seed
+    output-dir save load resume evaluate-only lr-scaling download comm cuda-aware tf32 graph
+"""
+
+
+@pytest.fixture
+def page(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """The help page on a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(getattr(request, "param", 80)))
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    printed, told = capsys.readouterr()
+    assert told == ""
+    return printed
+
+
+def test_no_arguments_give_the_defaults() -> None:
+    assert parse([]) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["--lr=1e-3"], {"lr": 1e-3}),
+        (["--lr", "0.1", "--weight-decay", "5e-4"], {"lr": 0.1, "weight_decay": 5e-4}),
+        (["--model-options", '{"shortcut": "A"}'], {"model_options": {"shortcut": "A"}}),
+        (["--model-options.shortcut=A"], {"model_options": {"shortcut": "A"}}),
+        (["--model-options.shortcut", "A"], {"model_options": {"shortcut": "A"}}),
+        (
+            ['--model-options={"a": [1]}', "--model-options.b=0.5"],
+            {"model_options": {"a": [1], "b": 0.5}},
+        ),
+        (["--lr=1", "--lr=null"], {"lr": None}),
+        (
+            ["--model-options={a: '12', b: 1e-3, c: 1:30, d: 010}"],
+            {"model_options": {"a": "12", "b": 1e-3, "c": "1:30", "d": "010"}},
+        ),
+        (["--download", "--no-overlap"], {"download": True, "overlap": False}),
+        (["--dataset=123", "--model=3.py:net"], {"dataset": "123", "model": "3.py:net"}),
+        (["--augment="], {"augment": ""}),
+        (["--epochs=3", "--epochs=4"], {"epochs": 4}),
+    ],
+)
+def test_arguments_become_values(arguments: list[str], values: dict[str, object]) -> None:
+    assert parse(arguments) == TrainConfig(**values)
+
+
+def test_a_configuration_that_is_printed_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--lr=1e-4", "--model=mlp", '--model-options={"hidden": [3]}', "--no-overlap"]
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--print-config"])
+    assert end.value.code == 0
+    config = tmp_path / "run.yaml"
+    config.write_text(capsys.readouterr().out)
+    assert parse([f"--config={config}"]) == parse(arguments)
+
+
+def test_the_command_line_wins_over_a_file_and_a_later_file_over_an_earlier(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("lr: 5e-4\nepochs: 7\nbatch-size: 3\n")
+    second.write_text("epochs: 8\nmodel_options: {shortcut: A}\n")
+    files = [f"--config={first}", "--config", str(second)]
+    for arguments in ([*files, "--batch-size=4"], ["--batch-size=4", *files]):
+        config = parse(arguments)
+        assert (config.lr, config.epochs, config.batch_size) == (5e-4, 8, 4)
+        assert config.model_options == {"shortcut": "A"}
+
+
+def test_a_file_before_which_there_is_an_option_is_printed_as_it_will_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 7\n")
+    with pytest.raises(SystemExit):
+        parse(["--epochs=2", f"--config={file}", "--print-config"])
+    assert "\nepochs: 2\n" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(
+        ValueError, match="^train: --config: .*run.yaml is no text in UTF-8 .'utf-8' codec can't"
+    ):
+        parse(["--config", str(tmp_path / "run.yaml")])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbflr: 0.5\nepochs: 3\n",
+        b"lr: 0.5\r\nepochs: 3\r\n",
+        b"{lr: 5.0e-1, epochs: 0x3}",
+        b'{"lr": 0.5, "epochs": 3}',
+        b"%YAML 1.2\n---\nlr: .5 # half\nepochs: 0o3\n...\n",
+    ],
+    ids=["byte order mark", "line ends", "flow", "JSON", "document"],
+)
+def test_files_of_any_editor_are_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(content)
+    assert parse(["--config", str(tmp_path / "run.yaml")]) == TrainConfig(lr=0.5, epochs=3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12:30",
+        "010",
+        "null",
+        "yes",
+        "1e3",
+        "a: b",
+        "- a",
+        "#x",
+        "é\x1b😀",
+        "'\"\\",
+        " a ",
+        "~",
+    ],
+)
+def test_text_that_looks_like_something_else_is_printed_so_that_it_comes_back(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options_ = {"a": text, text: [True, None, 1, 1e-7, {"b": ()}]}
+    arguments = [f"--dataset={text}", f"--model-options={json.dumps(options_, ensure_ascii=False)}"]
+    with pytest.raises(SystemExit):
+        parse([*arguments, "--print-config"])
+    (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
+    config = parse([f"--config={tmp_path / 'run.yaml'}"])
+    assert config == parse(arguments)
+    assert config.model_options[text] == [True, None, 1, 1e-7, {"b": []}]
+
+
+def test_options_are_not_abbreviated() -> None:
+    with pytest.raises(ValueError, match="unknown option '--epoch'"):
+        parse(["--epoch=3"])
+
+
+def test_the_help_page_has_groups_names_and_examples(page: str) -> None:
+    for group in {own.group for own in options(TrainConfig).values()}:
+        assert f"\n{group}:\n" in page
+    for name in MODELS:
+        assert re.search(rf"\b{name}\b", page)
+    assert "mpirun -np 2 python -m pydtnn.train" in page
+
+
+def test_the_help_page_has_every_option_and_those_that_were_promised(page: str) -> None:
+    flags = set(re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", page, re.MULTILINE))
+    names = {name.replace("_", "-") for name in options(TrainConfig)}
+    assert flags == names | {"config", "print-config"}
+    assert set(PROMISED.split()) <= names
+
+
+@pytest.mark.parametrize(("page", "widest"), [(60, 80), (80, 80), (300, 100)], indirect=["page"])
+def test_the_help_page_is_as_wide_as_the_terminal_but_not_wider_than_is_read_well(
+    page: str, widest: int
+) -> None:
+    assert max(map(len, page.splitlines())) <= widest
+
+
+def test_a_help_page_that_nobody_reads_any_more_is_not_taken_for_a_bad_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As argparse of Python 3.11.2 raises it; later ones do not."""
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("argparse.ArgumentParser.parse_args", gone)
+    with pytest.raises(BrokenPipeError):
+        parse(["--help"])
+    discarded: list[bool] = []
+    monkeypatch.setattr("pydtnn.train.discard", lambda: discarded.append(True))
+    assert main(["--help"]) == 128 + signal.SIGPIPE
+    assert discarded == [True]

@@ -1,0 +1,195 @@
+"""Parameters in flat arrays, cut into buckets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential, StepContext
+from pydtnn.layers.parameters import ALIGNMENT, Parameter, ParameterBuffer
+from pydtnn.model import Model
+
+
+def zeros(shape: tuple[int, ...], *_: object) -> np.ndarray:
+    return np.zeros(shape)
+
+
+def make(
+    sizes: list[int], *bucket_bytes: int, dtype: str = "float32"
+) -> tuple[list[Parameter], ParameterBuffer]:
+    """Parameters p0, p1... of these sizes, completed by nodes n, n - 1..."""
+    parameters = [Parameter(f"p{i}", (size,), zeros) for i, size in enumerate(sizes)]
+    ready = [(p, len(sizes) - i) for i, p in enumerate(parameters)]
+    backend = create_backend("numpy")
+    return parameters, ParameterBuffer(
+        ready, backend=backend, dtype=dtype, bucket_bytes=bucket_bytes
+    )
+
+
+def offset(buffer: ParameterBuffer, p: Parameter) -> int:
+    """Bytes from the start of the flat array."""
+    return int(p.value.ctypes.data - buffer.values.ctypes.data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_parameter_starts_on_a_cache_line(dtype: str) -> None:
+    parameters, buffer = make([1, 16, 17, 3, 100], 1 << 20, dtype)
+    assert [offset(buffer, p) % ALIGNMENT for p in parameters] == [0] * 5
+    assert offset(buffer, parameters[1]) == ALIGNMENT
+    assert (buffer.size * buffer.dtype.itemsize) % ALIGNMENT == 0
+
+
+def test_values_and_gradients_are_views_of_the_flat_arrays() -> None:
+    parameters, buffer = make([3, 5], 1 << 20)
+    buffer.values[...] = 0
+    parameters[1].master[...] = 2
+    parameters[1].grad[...] = 3
+    assert buffer.values.sum() == 10
+    assert buffer.grads.sum() == 15
+    assert parameters[0].grad.sum() == 0
+
+
+def test_a_bucket_is_closed_when_it_is_full() -> None:
+    # 16 float32 are one line of 64 bytes
+    _, buffer = make([16] * 7, 3 * 64)
+    assert [len(b.parameters) for b in buffer.buckets] == [3, 3, 1]
+    assert [b.values.nbytes for b in buffer.buckets] == [192, 192, 64]
+
+
+def test_first_buckets_may_have_lengths_of_their_own() -> None:
+    _, buffer = make([16] * 9, 64, 128, 3 * 64)
+    assert [len(b.parameters) for b in buffer.buckets] == [1, 2, 3, 3]
+
+
+def test_a_parameter_larger_than_a_bucket_is_not_cut() -> None:
+    _, buffer = make([16, 1000, 16], 128)
+    assert [[entry.name for entry in b.parameters] for b in buffer.buckets] == [
+        ["p0", "p1"],
+        ["p2"],
+    ]
+
+
+def test_buckets_cover_the_flat_arrays_without_gaps() -> None:
+    parameters, buffer = make([5, 40, 3, 7, 100, 1], 200)
+    assert buffer.buckets[0].start == 0
+    assert buffer.buckets[-1].stop == buffer.size
+    for before, after in zip(buffer.buckets, buffer.buckets[1:], strict=False):
+        assert before.stop == after.start
+        assert before.index + 1 == after.index
+    by_name = {p.name: p for p in parameters}
+    for bucket in buffer.buckets:
+        for entry in bucket.parameters:
+            part = bucket.values[entry.slice].reshape(entry.shape)
+            assert part.ctypes.data == by_name[entry.name].value.ctypes.data
+            assert part.shape == by_name[entry.name].shape
+
+
+def test_a_bucket_is_ready_with_its_last_parameter() -> None:
+    _, buffer = make([16] * 5, 2 * 64)
+    assert [b.ready_at for b in buffer.buckets] == [4, 2, 1]
+
+
+def test_store_grad_overwrites_or_adds() -> None:
+    (p,), buffer = make([3], 1 << 20)
+    p.store_grad(np.array([1.0, 2.0, 3.0]))
+    p.store_grad(np.array([1.0, 1.0, 1.0]))
+    np.testing.assert_array_equal(p.grad, [1, 1, 1])
+    buffer.accumulate = True
+    p.store_grad(np.array([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(p.grad, [2, 3, 4])
+    with pytest.raises(ValueError, match=r"store_grad expects .* \(3,\), .* not \(\)"):
+        p.store_grad(np.array(6.0))
+
+
+def test_initial_values_depend_on_the_seed_and_the_name_alone() -> None:
+    first = Sequential(Linear(4, name="a"), Linear(3, name="b"))
+    second = Sequential(Linear(4, name="c"), ReLU(), Linear(3, name="b"))
+    weights = [
+        Model(net, (4,), backend="numpy", seed=seed).parameters["b.w"].value
+        for net, seed in ((first, 1), (second, 1), (Sequential(Linear(4), Linear(3, name="b")), 2))
+    ]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0] != weights[2]).any()
+
+
+def small_net() -> Sequential:
+    return Sequential(Conv2d(5, 3), BatchNorm(), ReLU(), Flatten(), Linear(7), ReLU(), Linear(3))
+
+
+def test_padding_stays_zero_through_training_steps(backend: Backend) -> None:
+    model = Model(small_net(), (5, 5, 3), backend=backend, bucket_bytes=256)
+    x = np.random.default_rng(0).normal(size=(4, 5, 5, 3)).astype("float32")
+    for accumulate in (False, True):
+        y, residuals = model.forward(x, StepContext(training=True))
+        model.backward(np.ones(y.shape), residuals, accumulate=accumulate)
+    (buffer,) = model.buffers
+    inside = np.zeros(buffer.size, bool)
+    for bucket in model.buckets:
+        for entry in bucket.parameters:
+            inside[bucket.start + entry.slice.start : bucket.start + entry.slice.stop] = True
+    assert inside.sum() == sum(p.size for p in model.parameters.values())
+    assert not inside.all()
+    assert (backend.to_numpy(buffer.values)[~inside] == 0).all()
+    assert (backend.to_numpy(buffer.grads)[~inside] == 0).all()
+
+
+def test_the_layout_does_not_depend_on_the_backend(backend: Backend) -> None:
+    buckets = [
+        Model(small_net(), (5, 5, 3), backend=b, bucket_bytes=256).buckets
+        for b in (backend, "numpy")
+    ]
+    layouts = [[(b.start, b.stop, b.ready_at, b.parameters) for b in some] for some in buckets]
+    assert layouts[0] == layouts[1]
+
+
+def test_buckets_lie_in_the_order_in_which_backward_completes_them() -> None:
+    model = Model(small_net(), (5, 5, 3), backend="numpy")
+    layers = [name.split(".")[0] for name in model.parameters]
+    expected = ["linear6", "linear6", "linear4", "linear4", "batchnorm1", "batchnorm1"]
+    assert layers == [*expected, "conv2d0", "conv2d0"]
+
+
+def test_gradients_can_be_written_to_several_sets_of_arrays() -> None:
+    parameters, buffer = make([3, 20, 5], 64)
+    bucket = buffer.buckets[1]
+    for slot in (0, 2, 1):
+        buffer.write_to(slot)
+        for p in parameters:
+            p.grad[...] = slot + 1
+    for slot in range(3):
+        entry = bucket.parameters[0]
+        np.testing.assert_array_equal(bucket.gradients(slot)[entry.slice], slot + 1.0)
+    buffer.write_to(0)
+    assert parameters[1].grad.base is bucket.grads.base
+    assert bucket.gradients(0).ctypes.data == bucket.grads.ctypes.data
+
+
+def half(working: list[bool], dtype: str = "bfloat16") -> tuple[list[Parameter], ParameterBuffer]:
+    """Parameters of a 16-bit model, some of which want a working copy."""
+    parameters = [Parameter(f"p{i}", (i + 3,), zeros, working=w) for i, w in enumerate(working)]
+    ready = [(p, 0) for p in parameters]
+    return parameters, ParameterBuffer(
+        ready, backend=create_backend("numpy"), dtype="float32", working=dtype
+    )
+
+
+def test_working_copies_have_the_layout_of_the_values() -> None:
+    parameters, buffer = half([True, False, True])
+    buffer.values[...] = np.arange(buffer.size) + 1 / 3
+    buffer.refresh()
+    assert buffer.working.dtype == np.dtype("bfloat16")
+    np.testing.assert_array_equal(buffer.working, buffer.values.astype("bfloat16"))
+    for p in (parameters[0], parameters[2]):
+        assert np.shares_memory(p.value, buffer.working)
+        np.testing.assert_array_equal(p.value, p.master.astype("bfloat16"))
+    assert parameters[1].value is parameters[1].master
+    assert all(np.shares_memory(p.master, buffer.values) for p in parameters)
+
+
+def test_there_are_no_copies_where_nobody_wants_one() -> None:
+    for working, dtype in (([False, False], "float16"), ([True, False], "float32")):
+        parameters, buffer = half(working, dtype)
+        buffer.refresh()
+        assert buffer.working is None
+        assert all(p.value is p.master for p in parameters)

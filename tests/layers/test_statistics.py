@@ -1,0 +1,70 @@
+"""Running statistics in flat arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.kernels import create_backend
+from pydtnn.layers.statistics import RunningStatistics, Statistic
+
+
+def make(*layers: tuple[int, float]) -> tuple[list[Statistic], RunningStatistics]:
+    statistics = [Statistic(f"bn{i}", c, momentum) for i, (c, momentum) in enumerate(layers)]
+    return statistics, RunningStatistics(statistics, create_backend("numpy"))
+
+
+def see(statistic: Statistic, x: np.ndarray) -> None:
+    """Add rows, as batch norm does."""
+    statistic.sums += np.concatenate([[len(x)], x.sum(axis=0), (x * x).sum(axis=0)])
+
+
+def test_they_begin_with_mean_zero_and_variance_one() -> None:
+    _, running = make((2, 0.1), (1, 0.1))
+    state = running.state()
+    assert list(state) == [f"bn{i}.running_{what}" for i in (0, 1) for what in ("mean", "variance")]
+    np.testing.assert_array_equal(state["bn0.running_mean"], [0, 0])
+    np.testing.assert_array_equal(state["bn1.running_variance"], [1])
+
+
+def test_each_layer_moves_by_its_own_momentum() -> None:
+    rng = np.random.default_rng(0)
+    statistics, running = make((3, 0.5), (2, 0.1))
+    data = [rng.normal(2, 3, size=(20, s.channels)) for s in statistics]
+    for s, x in zip(statistics, data, strict=True):
+        see(s, x)
+    running.fold()
+    for s, x in zip(statistics, data, strict=True):
+        m = s.momentum
+        np.testing.assert_allclose(s.mean, m * x.mean(axis=0), rtol=1e-12)
+        variance = 1 - m + m * x.var(axis=0, ddof=1)
+        np.testing.assert_allclose(s.variance, variance, rtol=1e-12)
+
+
+def test_update_clears_the_sums_and_counts_the_rows() -> None:
+    (statistic,), running = make((2, 0.1))
+    see(statistic, np.ones((5, 2)))
+    see(statistic, np.ones((3, 2)))
+    running.fold()
+    np.testing.assert_array_equal(running.sums, 0)
+
+
+def test_a_layer_that_saw_nothing_stays() -> None:
+    (first, second), running = make((2, 0.1), (2, 0.1))
+    see(first, np.ones((5, 2)))
+    running.fold()
+    np.testing.assert_array_equal(second.mean, 0)
+    np.testing.assert_array_equal(second.variance, 1)
+    assert (first.mean > 0).all()
+
+
+def test_a_single_row_has_no_variance_but_no_nan_either() -> None:
+    (statistic,), running = make((1, 0.5))
+    see(statistic, np.array([[3.0]]))
+    running.fold()
+    np.testing.assert_array_equal([statistic.mean[0], statistic.variance[0]], [1.5, 0.5])
+
+
+def test_a_model_without_batch_norm_has_none() -> None:
+    _, running = make()
+    running.fold()
+    assert running.state() == {}

@@ -1,0 +1,70 @@
+"""Errors told in one line (`pydtnn.utils.errors`)."""
+
+import pytest
+
+from pydtnn.utils.errors import AgreedError, RankError, describe, traceback_if_wanted
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a sentence."),
+        TypeError("a sentence."),
+        FileNotFoundError("a sentence."),
+        ImportError("a sentence."),
+        AgreedError("a sentence."),
+        ValueError("a\n   sentence."),
+    ],
+)
+def test_a_message_for_the_user_stands_by_itself(error):
+    assert describe(error) == "a sentence."
+
+
+def test_a_fault_is_told_with_its_type_and_place():
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert describe(caught.value).startswith("ZeroDivisionError: division by zero (/")
+    assert "test_describe.py:25; PYDTNN_TRACEBACK=1" in describe(caught.value)
+
+
+@pytest.mark.parametrize("error", [ValueError(), AssertionError()])
+def test_an_error_without_words_is_told_by_its_type(error):
+    assert describe(error) == f"{type(error).__name__} (PYDTNN_TRACEBACK=1 shows where)"
+
+
+def test_an_error_of_another_rank_names_it():
+    assert describe(RankError(3, "out of memory")) == "rank 3: out of memory"
+
+
+def test_an_interrupt_is_no_fault():
+    assert describe(KeyboardInterrupt()) == "interrupted (Ctrl-C)"
+
+
+class Unspeakable(ValueError):
+    """Cannot be shown."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(0), KeyboardInterrupt()])
+def test_an_error_whose_message_cannot_be_computed_is_told_by_its_type(error):
+    told = f"__str__ raises {type(error).__name__}"
+    assert describe(Unspeakable(error)).startswith("Unspeakable: its message cannot be shown")
+    assert told in describe(Unspeakable(error))
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError])
+def test_no_escape_sequence_of_a_message_reaches_the_terminal(kind, monkeypatch):
+    error = kind("file \x1b[2J\x07\x9b31m \u202e name")
+    assert describe(error).isprintable()
+    assert "x1b[2J" in describe(error)
+    monkeypatch.setenv("PYDTNN_TRACEBACK", "1")
+    assert traceback_if_wanted(error).replace("\n", "").isprintable()
+
+
+def test_letters_of_all_languages_are_told_as_they_are():
+    assert describe(ValueError("Größe 大きさ ≤ 5")) == "Größe 大きさ ≤ 5"

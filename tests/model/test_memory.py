@@ -1,0 +1,252 @@
+"""The forecast of a step's memory, against what NumPy allocates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import create_communicator
+from pydtnn.data import Batch
+from pydtnn.kernels import create_backend
+from pydtnn.layers import (
+    Add,
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GroupNorm,
+    Identity,
+    Layer,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Net,
+    Pad,
+    ReLU,
+    Residual,
+    Sequential,
+    Sigmoid,
+    Slice,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.model.memory import Memory, forecast_memory
+from pydtnn.models import create_net, resnet20
+from pydtnn.optimizers import SGD, Adam, Optimizer
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.trainer import Trainer
+
+WIDTH = 1000
+IMAGE = (32, 32, 3)
+
+
+def measure(model: Model, batch: int) -> tuple[int, int]:
+    """Bytes that a step keeps after forward, and at its peak, on top of the flat arrays."""
+    context = StepContext(training=True, samples=np.arange(batch))
+
+    def make_batch() -> np.ndarray:
+        return np.full((batch, *model.input_shapes[0]), 0.5, model.dtype)
+
+    def traced() -> tuple[int, int]:
+        return tracemalloc.get_traced_memory()
+
+    model.backward(*model.forward(make_batch(), context))  # fills caches
+    tracemalloc.start()
+    try:
+        residuals = model.forward(make_batch(), context)[1]
+        kept, _ = traced()
+        del residuals
+        tracemalloc.reset_peak()
+        x = make_batch()
+        y, residuals = model.forward(x, context)
+        dy = np.ones_like(y)
+        del y
+        model.backward(dy, residuals)
+        return kept, traced()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def forecast(model: Model, batch: int) -> tuple[int, int]:
+    memory = forecast_memory(model, batch)
+    return sum(memory.kept), memory.peak - memory.parameters - memory.gradients
+
+
+def test_what_a_resnet_keeps_is_forecast_within_two_per_cent() -> None:
+    model = Model(resnet20(10, (16, 16, 3)), (16, 16, 3), backend="numpy")
+    kept, _ = measure(model, 8)
+    # Python's own objects, a few hundred bytes a layer, are the difference
+    assert forecast(model, 8)[0] == pytest.approx(kept, rel=0.02)
+
+
+NETS: dict[str, Callable[[], Net]] = {
+    "in place": lambda: Sequential(Linear(WIDTH), ReLU(), Linear(WIDTH), ReLU(), Linear(WIDTH)),
+    "nothing in place": lambda: Sequential(Sigmoid(), Sigmoid(), Linear(WIDTH), Sigmoid()),
+    "residual": lambda: Sequential(
+        Linear(WIDTH), Residual(Sequential(Linear(WIDTH), ReLU(), Linear(WIDTH))), ReLU(), Linear(9)
+    ),
+    "views": lambda: Sequential(Linear(WIDTH), Identity(), Flatten(), Linear(WIDTH), Identity()),
+    "branches": lambda: Sequential(
+        Linear(WIDTH),
+        Branches(Identity(), ReLU(), Linear(WIDTH), merge=Add()),
+        Branches(Sigmoid(), ReLU(), merge=Concat()),
+        Linear(WIDTH),
+    ),
+    "padding": lambda: Sequential(Linear(WIDTH), Pad(((100, 100),)), Linear(WIDTH)),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_what_is_kept_and_the_peak_are_forecast(name: str) -> None:
+    model = Model(NETS[name](), (WIDTH,), backend="numpy")
+    kept, peak = measure(model, 64)
+    expected_kept, expected_peak = forecast(model, 64)
+    array = 64 * WIDTH * model.dtype.itemsize
+    assert expected_kept == pytest.approx(kept, abs=0.05 * array)
+    # the reference kernels make dw, and up to two arrays in an activation, before they copy them
+    scratch = max(p.grad.nbytes for p in model.parameters.values()) + 2 * array
+    assert expected_peak - 0.05 * array <= peak <= expected_peak + scratch
+
+
+@pytest.mark.parametrize("layer", [BatchNorm(), GroupNorm(4), LayerNorm(), Dropout(0.5)])
+def test_small_arrays_of_norms_are_counted(layer: Net) -> None:
+    model = Model(Sequential(Linear(8), layer, Linear(8)), (8,), backend="numpy")
+    kept, _ = measure(model, 4000)
+    assert forecast(model, 4000)[0] == pytest.approx(kept, rel=0.05)
+
+
+def test_each_array_is_counted_once() -> None:
+    net = Sequential(Linear(10), ReLU(), Residual(Linear(10)), Linear(10))
+    memory = forecast_memory(Model(net, (10,), backend="numpy"), 4)
+    row = 4 * 10 * 4
+    # linear0 keeps the batch, relu1 its output (the residual's linear too), linear3 the sum
+    assert memory.kept == (0, row, row, 0, 0, row)
+
+
+def test_the_flat_arrays_are_counted_with_their_padding() -> None:
+    memory = forecast_memory(Model(Linear(3), (5,), backend="numpy"), 2)
+    assert isinstance(memory, Memory)
+    assert memory.parameters == memory.gradients == 128  # 15 and 3 numbers, a line of 64 B each
+    assert memory.peak == 256 + 2 * 5 * 4 + 2 * 2 * 3 * 4  # the batch, y and dy
+
+
+class Doubled(Layer):
+    """A user's layer, written with NumPy alone."""
+
+    def forward(self, *xs: np.ndarray, context: StepContext) -> tuple[np.ndarray, None]:
+        return xs[0] + xs[0], None
+
+    def backward(self, dy: np.ndarray, saved: None) -> np.ndarray:
+        return 2 * dy
+
+
+IMAGE_NETS: dict[str, Callable[[], Net]] = {
+    "resnet20": lambda: create_net("resnet20", 10, IMAGE),
+    "vgg11_bn": lambda: create_net("vgg11_bn", 10, IMAGE),
+    "cnn": lambda: create_net("cnn", 10, IMAGE),
+    "mlp": lambda: create_net("mlp", 10, IMAGE),
+    "all kinds": lambda: Sequential(
+        Conv2d(8, 3, padding=1),
+        Branches(
+            Sequential(Conv2d(8, 3, padding=1), BatchNorm(), Dropout(0.3)),
+            Sequential(Pad(((1, 1), (1, 1), (0, 0))), MaxPool2d(3, stride=1)),
+            merge=Concat(),
+        ),
+        Residual(Sequential(Conv2d(16, 1), GroupNorm(4), Sigmoid())),
+        Slice(slice(0, 16)),
+        Doubled(),
+        Flatten(),
+        Linear(10),
+    ),
+}
+
+
+@pytest.mark.parametrize(("batch", "optimizer"), [(16, SGD(0.1)), (33, SGD(0.1, momentum=0.9))])
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", IMAGE_NETS)
+def test_the_peak_of_the_pool_is_forecast_to_the_byte(
+    name: str, fuse: bool, batch: int, optimizer: Optimizer
+) -> None:
+    check_pool(IMAGE_NETS[name](), fuse, batch, optimizer)
+
+
+def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
+    check_pool(IMAGE_NETS["cnn"](), True, 8, Adam(0.001))
+
+
+def check_pool(net: Net, fuse: bool, batch: int, optimizer: Optimizer) -> None:
+    backend = create_backend("cpu", threads=1, tuning="direct")
+    model = Model(net, IMAGE, backend=backend, fuse=fuse)
+    serial = AllReduce(create_communicator("serial"))
+    trainer = Trainer(model, optimizer, metrics=("accuracy",), exchange=serial)
+    trainer.exchange.start(model.buckets)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(batch, *IMAGE)).astype("float32")
+    samples = Batch(x, rng.integers(10, size=batch), np.arange(batch), 0, batch)
+    before = {name: p.grad.copy() for name, p in model.parameters.items()}
+    memory = forecast_memory(model, batch, slots=len(optimizer.slots))
+    for name, p in model.parameters.items():
+        np.testing.assert_array_equal(p.grad, before[name])  # the rehearsal leaves no trace
+    assert not model.statistics.statistics or not model.statistics.sums.any()
+    trainer.train_step(samples)
+    backend.memory.reset_peak()
+    trainer.train_step(samples)
+    assert memory.pool == backend.memory.peak
+    # blocks that are used again leave gaps of a few arrays at most
+    assert backend.memory.peak_held < 1.05 * memory.pool + 2 * max(memory.kept)
+
+
+def test_a_model_deeper_than_the_recursion_limit_can_be_forecast() -> None:
+    net = Sequential(*(Sigmoid() for _ in range(sys.getrecursionlimit())), Linear(2))
+    memory = forecast_memory(Model(net, (10,), backend="numpy"), 3)
+    assert sum(memory.kept) > 0
+
+
+GROWTH = """
+import sys
+import numpy as np
+from pydtnn.comm import create_communicator
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.data import Batch
+from pydtnn.kernels import create_backend
+from pydtnn.model.memory import forecast_memory
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.optimizers import SGD
+from pydtnn.training.trainer import Trainer
+
+def resident(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+before = resident("VmRSS")
+shape, batch = (32, 32, 3), int(sys.argv[2])
+backend = create_backend("cpu", threads=1, tuning="direct")
+model = Model(create_net(sys.argv[1], 10, shape), shape, backend=backend)
+exchange = AllReduce(create_communicator("serial"))
+trainer = Trainer(model, SGD(0.1, momentum=0.9), metrics=(), exchange=exchange)
+exchange.start(model.buckets)
+x = np.zeros((batch, *shape), "float32") + 0.5
+trainer.train_step(Batch(x, np.zeros(batch, int), np.arange(batch), 0, batch))
+grown = resident("VmHWM") - before
+print(grown, forecast_memory(model, batch, slots=1).resident)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+@pytest.mark.parametrize(("name", "batch"), [("resnet20", 270), ("vgg11_bn", 256)])
+def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
+    name: str, batch: int
+) -> None:
+    command = [sys.executable, "-c", GROWTH, name, str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    grown, forecast = map(int, done.stdout.split())
+    assert grown > 300e6
+    assert forecast == pytest.approx(grown, rel=0.15)

@@ -1,0 +1,356 @@
+"""The forward loop, the backward loop, and what a model keeps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.layers import (
+    BatchNorm,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sequential,
+    StepContext,
+)
+from pydtnn.layers.parameters import Bucket
+from pydtnn.model import Model
+from pydtnn.model.graph import Node
+
+SHAPE = (6, 6, 3)
+
+
+def net() -> Sequential:
+    return Sequential(
+        Conv2d(4, 3, padding=1),
+        BatchNorm(),
+        ReLU(),
+        Residual(Sequential(Conv2d(4, 3, padding=1), ReLU())),
+        MaxPool2d(2),
+        Flatten(),
+        Dropout(0.3),
+        Linear(5),
+    )
+
+
+def build(backend: Backend | str = "numpy", **options: Any) -> Model:
+    return Model(net(), SHAPE, **{"backend": backend, "dtype": "float64", **options})
+
+
+def batch(size: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, StepContext]:
+    rng = np.random.default_rng(seed)
+    context = StepContext(training=True, samples=np.arange(size))
+    return rng.normal(size=(size, *SHAPE)), rng.normal(size=(size, 5)), context
+
+
+def gradients(model: Model) -> dict[str, np.ndarray]:
+    to_numpy = model.backend.to_numpy
+    return {name: to_numpy(p.grad).copy() for name, p in model.parameters.items()}
+
+
+def test_gradients_of_a_whole_model_are_those_of_central_differences(backend: Backend) -> None:
+    model = build(backend, input_gradient=True)
+    x, dy, context = batch()
+    x = backend.asarray(x)
+    _, residuals = model.forward(x, context)
+    dx = model.backward(dy, residuals)
+    slopes = {**gradients(model), "x": backend.to_numpy(dx)}
+    arrays = {**{name: p.master for name, p in model.parameters.items()}, "x": x}
+    rng = np.random.default_rng(1)
+    for name, array in arrays.items():
+        direction, before = rng.normal(size=array.shape), array.copy()
+        losses = []
+        for step in (1e-6, -1e-6):
+            array[...] = before + backend.asarray(step * direction)
+            losses.append(float((backend.to_numpy(model.forward(x, context)[0]) * dy).sum()))
+        array[...] = before
+        measured = (losses[0] - losses[1]) / 2e-6
+        # rounding of the losses, 1e-15, divided by the step; batch norm cancels the bias before it
+        assert measured == pytest.approx((slopes[name] * direction).sum(), rel=1e-5, abs=1e-7)
+
+
+def test_two_batches_can_be_in_flight(backend: Backend) -> None:
+    model = build(backend)
+    batches = [batch(4, seed=1), batch(3, seed=2)]
+    alone = []
+    for x, dy, context in batches:
+        _, residuals = model.forward(x, context)
+        model.backward(dy, residuals)
+        alone.append(gradients(model))
+    passes = [model.forward(x, context)[1] for x, _, context in batches]
+    for (_, dy, _), residuals, want in zip(batches, passes, alone, strict=True):
+        model.backward(dy, residuals)
+        for name, grad in gradients(model).items():
+            np.testing.assert_allclose(grad, want[name], rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_of_micro_batches_add_up() -> None:
+    model = Model(Sequential(Flatten(), Linear(5)), SHAPE, backend="numpy", dtype="float64")
+    x, dy, context = batch(7)
+    model.backward(dy, model.forward(x, context)[1])
+    whole = gradients(model)
+    for part, accumulate in ((slice(0, 3), False), (slice(3, 7), True)):
+        model.backward(dy[part], model.forward(x[part], context)[1], accumulate=accumulate)
+    for name, grad in gradients(model).items():
+        np.testing.assert_allclose(grad, whole[name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_batch_without_samples_gives_gradients_of_zero(backend: Backend) -> None:
+    model = build(backend)
+    for grads in (b.grads for b in model.buckets):
+        grads[...] = 7
+    x, dy, context = batch(0)
+    y, residuals = model.forward(x, context)
+    assert y.shape == (0, 5)
+    model.backward(dy, residuals)
+    assert all((grad == 0).all() for grad in gradients(model).values())
+
+
+def test_buckets_are_reported_in_order_each_as_soon_as_it_is_complete() -> None:
+    model = build(bucket_bytes=512)
+    assert len(model.buckets) > 2
+    x, dy, context = batch()
+    _, residuals = model.forward(x, context)
+    model.backward(dy, residuals)
+    final = {b.index: b.grads.copy() for b in model.buckets}
+    for b in model.buckets:
+        b.grads[...] = np.nan
+    _, residuals = model.forward(x, context)
+    log: list[Any] = []
+
+    def on_ready(bucket: Bucket) -> None:
+        for entry in bucket.parameters:  # the padding has no gradient
+            part = entry.slice
+            np.testing.assert_array_equal(bucket.grads[part], final[bucket.index][part])
+        log.append(bucket)
+
+    model.backward(dy, residuals, on_ready=on_ready, after_node=lambda node: log.append(node.index))
+    assert [b for b in log if isinstance(b, Bucket)] == list(model.buckets)
+    for bucket in model.buckets:  # after the node before it, before the end of its own
+        before, after = log[: log.index(bucket)], log[log.index(bucket) :]
+        assert bucket.ready_at not in before
+        assert next(entry for entry in after if isinstance(entry, int)) == bucket.ready_at
+    assert [i for i in log if isinstance(i, int)] == [n.index for n in model.graph.nodes[:0:-1]]
+
+
+def test_after_node_sees_every_layer_and_its_output() -> None:
+    model = build()
+    x, _, context = batch()
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    model.forward(x, context, after_node=lambda node, y: seen.append((node.name, y.shape[1:])))
+    assert seen == [(node.name, node.shape) for node in model.graph.nodes[1:]]
+
+
+def test_a_forward_pass_alone_frees_every_array_after_its_last_use() -> None:
+    model = build()
+    x, _, context = batch()
+    refs: dict[int, weakref.ref] = {}
+    alive: list[int] = []
+
+    def watch(node: Node, y: np.ndarray) -> None:
+        refs[node.index] = weakref.ref(y)
+        alive.append(len({id(ref()) for ref in refs.values() if ref() is not None}))
+
+    y, residuals = model.forward(x, context, keep=False, after_node=watch)
+    # the residual's input is alive together with the body's arrays; elsewhere one after the other
+    assert max(alive) <= 3
+    assert [i for i, ref in refs.items() if ref() is not None] == [model.graph.outputs[0].index]
+    assert residuals == [None] * len(model.graph.nodes)
+    assert y.shape == (4, 5)
+
+
+def test_backward_frees_what_forward_kept_as_it_goes() -> None:
+    model = build()
+    x, dy, context = batch()
+    refs: dict[int, weakref.ref] = {}
+    residuals = model.forward(
+        x, context, after_node=lambda node, y: refs.update({node.index: weakref.ref(y)})
+    )[1]
+    kept = {i for i, ref in refs.items() if ref() is not None}
+    assert len(kept) > 3
+    counts = []
+
+    def count(node: Node) -> None:
+        counts.append(sum(refs[i]() is not None for i in kept))
+
+    model.backward(dy, residuals, after_node=count)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 0
+    assert residuals == [None] * len(model.graph.nodes)
+
+
+def test_predict_does_not_depend_on_the_batch_size(backend: Backend) -> None:
+    model = build(backend)
+    x = batch(7)[0]
+    whole = model.predict(x)
+    assert whole.dtype == np.float64
+    np.testing.assert_allclose(model.predict(x, batch_size=3), whole, rtol=1e-12, atol=1e-14)
+    assert model.predict(x[:0]).shape == (0, 5)
+
+
+def test_predict_takes_data_of_any_dtype_and_leaves_it_alone() -> None:
+    model = build(dtype="float32")
+    x = np.random.default_rng(0).integers(0, 255, size=(3, *SHAPE), dtype=np.uint8)
+    before = x.copy()
+    assert model.predict(x).dtype == np.float32
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((2, 6, 6, 1), r"expected an array of shape \(n, 6, 6, 3\), got \(2, 6, 6, 1\)$"),
+        ((2, 3, 6, 6), r"expected .*, got \(2, 3, 6, 6\); channels come last: x\.transpose\(0"),
+        ((6, 6, 3), r"expected an array of shape \(n, 6, 6, 3\), got \(6, 6, 3\)$"),
+        ((), r"expected an array of shape \(n, 6, 6, 3\), got \(\)$"),
+    ],
+)
+def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], sentence: str) -> None:
+    model = build()
+    with pytest.raises(ValueError, match=r"Model\.predict: " + sentence):
+        model.predict(np.zeros(given))
+    with pytest.raises(ValueError, match="Model: " + sentence):
+        model.forward(np.zeros(given), StepContext(training=True))
+    with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, not 0"):
+        build().predict(np.zeros((2, *SHAPE)), batch_size=0)
+
+
+def test_predict_takes_a_tuple_for_several_inputs() -> None:
+    model = Model(Concat(), [(2,), (3,)], backend="numpy")
+    assert model.predict((np.zeros((4, 2)), np.zeros((4, 3)))).shape == (4, 5)
+    with pytest.raises(ValueError, match=r"\(n, 2\) and \(n, 3\), got \(4, 2\) and \(5, 3\)"):
+        model.predict((np.zeros((4, 2)), np.zeros((5, 3))))
+
+
+def test_state_and_load_carry_parameters_and_running_statistics(backend: Backend) -> None:
+    first, second = build(backend, seed=1), build(backend, seed=2)
+    x, _, context = batch()
+    first.forward(x, context)
+    first.statistics.fold()
+    assert (first.predict(x) != second.predict(x)).any()
+    second.load(first.state())
+    np.testing.assert_array_equal(first.predict(x), second.predict(x))
+    assert "batchnorm1.running_variance" in first.state()
+
+
+def test_weights_that_do_not_fit_are_listed_and_nothing_changes() -> None:
+    model = build()
+    before = {name: array.copy() for name, array in model.state().items()}
+    state = {name: array + 1 for name, array in before.items()}
+    state["linear7.w"] = np.zeros((5, 7))
+    del state["conv2d0.b"]
+    state["extra.w"] = np.zeros(3)
+    sentence = (
+        "weights do not fit the model: conv2d0.b is missing, extra.w is unknown, "
+        r"linear7.w has shape \(5, 7\) instead of \(5, 36\)$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        model.load(state)
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_long_list_of_misfits_is_cut() -> None:
+    with pytest.raises(ValueError, match=r"is missing and 2 more$"):
+        build().load({})
+
+
+def test_two_models_live_side_by_side() -> None:
+    single, double = build(dtype="float32"), build(dtype="float64")
+    x, _, _ = batch()
+    # float32 keeps seven digits; a few hundred are added up
+    np.testing.assert_allclose(single.predict(x), double.predict(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "sentence"),
+    [
+        ((0, 3), ValueError, r"Model: input_shape must be positive ints, not \(0, 3\)"),
+        (784, TypeError, r"Model: input_shape must be a tuple, not 784; use \(784,\)"),
+        ((None, 5), ValueError, r"Model: input_shape must be positive ints, not \(None, 5\)"),
+        ((5.5,), ValueError, r"Model: input_shape must be positive ints, not \(5\.5,\)"),
+        ("5", ValueError, "Model: input_shape must be positive ints, not '5'"),
+    ],
+)
+def test_an_input_shape_that_is_none_is_told(
+    shape: Any, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        Model(Linear(3), shape, backend="numpy")
+
+
+def test_a_dtype_that_does_not_exist_is_told() -> None:
+    with pytest.raises(ValueError, match="must be one of float32, .*, float16, not float8"):
+        build(dtype="float8")
+
+
+@pytest.mark.parametrize(("option", "least"), [("seed", 0), ("bucket_bytes", 1)])
+def test_numbers_of_a_model_are_whole_and_not_too_small(option: str, least: int) -> None:
+    with pytest.raises(ValueError, match=f"Model: {option} must be at least {least}, not -3"):
+        Model(Linear(3), (2,), backend="numpy", **{option: -3})
+    with pytest.raises(TypeError, match=f"Model: {option} must be a whole number, not '1'"):
+        Model(Linear(3), (2,), backend="numpy", **{option: "1"})
+
+
+def test_a_gradient_of_another_shape_than_the_output_is_told() -> None:
+    model = Model(Linear(4), (3,), backend="numpy")
+    y, residuals = model.forward(np.zeros((2, 3)), StepContext(training=True))
+    with pytest.raises(ValueError, match=r"expected a gradient of shape \(n, 4\), .* \(4, 2\)"):
+        model.backward(y.T, residuals)
+
+
+class Wrong(ReLU):
+    """A layer of a user's own whose forward does not return what it should."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (np.zeros((2, 4)), r"must return a pair \(output, saved\), not ndarray; saved may be None"),
+        ((None, None), r"must return 2 outputs of shape \(4,\), as build says, not NoneType"),
+        ((np.zeros((4, 2)), None), r"must return .* not shape \(4, 2\)"),  # of the same size
+        ((np.zeros((1, 4)), None), r"must return 2 outputs .* not shape \(1, 4\)"),
+    ],
+)
+def test_a_forward_that_breaks_its_promise_is_named(result: Any, sentence: str) -> None:
+    model = Model(Sequential(Linear(4), Wrong(result)), (2,), backend="numpy")
+    with pytest.raises((TypeError, ValueError), match=f"wrong1: forward of Wrong {sentence}"):
+        model.forward(np.zeros((2, 2)), StepContext(training=True))
+
+
+class Forgetful(ReLU):
+    """A layer of a user's own whose backward does not return what it should."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "given"), [(None, "None"), (np.zeros((1, 3)), r"shape \(1, 3\)")]
+)
+def test_a_backward_without_the_gradient_of_its_input_is_named(result: Any, given: str) -> None:
+    layers = Sequential(Linear(4), Forgetful(result), Linear(3))
+    model = Model(layers, (2,), backend="numpy")
+    y, residuals = model.forward(np.ones((1, 2), np.float32), StepContext(training=True))
+    with pytest.raises(ValueError, match=rf"Forgetful must return .* \(4,\) .* not {given}"):
+        model.backward(y, residuals)

@@ -1,0 +1,332 @@
+"""Models with several inputs and outputs are trained like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import BestWeights, Checkpointer, EarlyStopping
+from pydtnn.comm import Communicator, Serial
+from pydtnn.data import ArrayDataset, Batch, Loader
+from pydtnn.layers import (
+    BatchNorm,
+    Block,
+    Concat,
+    Conv2d,
+    Flatten,
+    Linear,
+    Log,
+    ReLU,
+    Sequential,
+    Tanh,
+)
+from pydtnn.metrics import Metric
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.training.capture import why_not
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.trainer import Trainer
+from tests.small_training import Recorder, fingerprint
+
+
+class Two(Block):
+    """Images and numbers in; classes and a number out."""
+
+    def __init__(self, *, norm: bool = True, log: bool = False) -> None:
+        super().__init__()
+        extra = [BatchNorm()] if norm else []
+        self.look = Sequential(Conv2d(3, 3), *extra, ReLU(), Flatten(), name="look")
+        self.both, self.hidden = Concat(name="both"), Sequential(Linear(6), Tanh(), name="hidden")
+        self.kind = Linear(3, name="kind")
+        self.size = Sequential(*([Log(name="log")] if log else []), Linear(1), name="size")
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        image, numbers = inputs
+        seen = graph.add(self.look, image)
+        hidden = graph.add(self.hidden, graph.add(self.both, seen, numbers))
+        return graph.add(self.kind, hidden), graph.add(self.size, hidden)
+
+
+def data(n: int = 21, *, seed: int = 0, integers: bool = False) -> ArrayDataset:
+    rng = np.random.default_rng(seed)
+    images: Any = rng.normal(size=(n, 4, 4, 2))
+    if integers:
+        images = rng.integers(0, 256, images.shape, dtype=np.uint8)
+    y = rng.integers(0, 3, n)
+    y[:3] = 0, 1, 2
+    return ArrayDataset((images, rng.normal(size=(n, 5))), (y, rng.normal(size=(n, 1))))
+
+
+def make(**options: Any) -> Model:
+    return Model(Two(**options), ((4, 4, 2), (5,)), backend="numpy", dtype="float64", seed=1)
+
+
+def trainer(
+    exchange: GradientExchange | None = None, *, model: Model | None = None, **options: Any
+) -> Trainer:
+    options = {"metrics": [["accuracy"], ["mae"]], "loss_weights": [0.7, 2.0], **options}
+    return Trainer(
+        model or make(),
+        SGD(0.05, momentum=0.9),
+        loss=["cross_entropy", "mse"],
+        exchange=exchange or AllReduce(Serial()),
+        **options,
+    )
+
+
+def reference_losses(model: Model, batch: Batch) -> np.ndarray:
+    """Sums of both losses, written out."""
+    from pydtnn.layers import StepContext
+
+    (logits, size), _ = model.forward(batch.x, StepContext(training=True, samples=batch.samples))
+    model.statistics.begin_step()
+    kinds, sizes = batch.y
+    top = logits - logits.max(axis=1, keepdims=True)
+    logs = top - np.log(np.exp(top).sum(axis=1, keepdims=True))
+    return np.array([-logs[np.arange(len(kinds)), kinds].sum(), ((size - sizes) ** 2).sum()])
+
+
+def one_batch(n: int = 7) -> Batch:
+    with Loader(data(n), global_batch_size=n, dtype="float64", prefetch=0) as loader:
+        return next(loader.epoch(0))
+
+
+def test_gradients_are_those_of_the_weighted_sum_of_the_losses() -> None:
+    weights, batch, run = np.array([0.7, 2.0]), one_batch(), trainer()
+    run.exchange.start(run.model.buckets)
+    run.optimizer.schedule = lambda step: 0.0
+    expected = reference_losses(run.model, batch)
+    totals = run.train_step(batch)
+    values = dict(zip(totals.names, totals.values, strict=False))
+    assert list(values) == [
+        "loss",
+        "output0.loss",
+        "output0.accuracy",
+        "output1.loss",
+        "output1.regression_mae",
+    ]
+    np.testing.assert_allclose(
+        [values["output0.loss"], values["output1.loss"], values["loss"]],
+        [*expected, weights @ expected],
+        rtol=1e-12,
+    )
+    step = 1e-6
+    for parameter in run.model.parameters.values():
+        flat, gradient = parameter.master.reshape(-1), parameter.grad.reshape(-1).copy()
+        for i in range(0, len(flat), 3):
+            value, around = flat[i], []
+            for flat[i] in (value + step, value - step):
+                around.append(weights @ reference_losses(run.model, batch) / len(batch))
+            flat[i] = value
+            slope = (around[0] - around[1]) / (2 * step)
+            # central differences of values near 1: 1e-16 / 1e-6 of rounding, 1e-12 of curvature
+            assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=2e-9), (parameter.name, i)
+
+
+def fit(run: Trainer, epochs: int = 2, **options: Any) -> list[dict[str, float]]:
+    options = {"global_batch_size": 8, "seed": 2, **options}
+    return run.fit(data(), data(9, seed=1), epochs=epochs, **options)
+
+
+def weights_of(run: Trainer) -> np.ndarray:
+    return np.concatenate([p.master.reshape(-1) for p in run.model.parameters.values()])
+
+
+def test_it_learns_and_reports_the_values_of_each_output() -> None:
+    history = fit(run := trainer(), epochs=15)
+    assert history[-1]["loss"] < 0.7 * history[0]["loss"]
+    for prefix in ("", "val_"):
+        last = {name: history[-1][prefix + name] for name in run.objective.names}
+        together = 0.7 * last["output0.loss"] + 2 * last["output1.loss"]
+        assert last["loss"] == pytest.approx(together, rel=1e-12)
+    classes, sizes = run.model.predict(data().x)
+    assert (classes.shape, sizes.shape) == ((21, 3), (21, 1))
+    whole, parts = (run.evaluate(data(9, seed=1), batch_size=n) for n in (9, 4))
+    assert whole == pytest.approx(parts, rel=1e-12)  # added up in another order
+
+
+@pytest.mark.threads(2, 3)
+def test_ranks_and_micro_batches_train_like_one_rank(comm: Communicator) -> None:
+    plain = trainer(model=make(norm=False))
+    expected = fit(plain)
+    for accumulation in (1, 2):
+        run = trainer(AllReduce(comm), model=make(norm=False), accumulation=accumulation)
+        for mine, theirs in zip(fit(run), expected, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-9)
+        np.testing.assert_allclose(weights_of(run), weights_of(plain), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("joint", [False, True])
+def test_exact_training_gives_the_same_bytes_over_any_number_of_ranks(
+    comm: Communicator, joint: bool
+) -> None:
+    def run(on: Communicator) -> Trainer:
+        exact = AllReduce(on, sums=lambda comm: ExactSums(comm, shards=4))
+        result = trainer(exact, sync_batch_norm=joint)
+        fit(result)
+        return result
+
+    assert fingerprint(run(comm)) == fingerprint(run(Serial()))
+
+
+@pytest.mark.threads(1, 2)
+@pytest.mark.parametrize("scheme", [AllReduce, LocalSGD])
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_in_the_same_bytes(
+    comm: Communicator, shared_path: Path, scheme: Any
+) -> None:
+    shared_path = shared_path / f"{scheme.__name__}-{comm.size}"
+
+    def make_run(folder: str) -> Trainer:
+        watch = EarlyStopping("val_output1.regression_mae", 5)
+        best = BestWeights(shared_path / folder / "best", "val_output0.accuracy")
+        saver = Checkpointer(shared_path / folder, every_epochs=None, every_steps=2)
+        return trainer(scheme(comm), callbacks=[watch, best, saver, stopper])
+
+    stopper = Recorder()
+    whole = make_run("whole")
+    fit(whole, 3)
+
+    class Cut(Exception):
+        """What ends the first part."""
+
+    def cut(run: Trainer) -> None:
+        if run.optimizer.iterations == 4:
+            raise Cut
+
+    stopper = Recorder(on_step=cut)
+    with pytest.raises(Cut):
+        fit(make_run("parts"), 3)
+    stopper = Recorder()
+    rest = make_run("parts")
+    assert load_checkpoint(shared_path / "parts", rest)
+    assert (rest.epoch, rest.step) == (1, 1)
+    fit(rest, 3)
+    assert fingerprint(rest) == fingerprint(whole)
+
+
+def test_pixels_of_one_input_are_normalised_and_numbers_of_another_are_not() -> None:
+    mixed = data(integers=True)
+    with Loader(mixed, global_batch_size=21, shuffle=False, dtype="float64", prefetch=0) as loader:
+        batch = next(loader.epoch(0))
+    np.testing.assert_allclose(batch.x[0].mean(axis=(0, 1, 2)), 0, atol=1e-12)
+    np.testing.assert_allclose(batch.x[0].std(axis=(0, 1, 2)), 1, rtol=1e-12)
+    np.testing.assert_array_equal(batch.x[1], mixed.x[1])
+    part = mixed.subset([3, 4])
+    for read, loaded in zip(
+        part.normalize(part.read(np.arange(2))[0], "float64"), batch.x, strict=True
+    ):
+        np.testing.assert_array_equal(read, loaded[3:5])
+
+
+def test_an_output_that_feeds_another_gets_both_gradients() -> None:
+    """The first output is also what the second is computed from."""
+
+    class Chain(Block):
+        def wire(self, graph: Any, *inputs: Any) -> Any:
+            first = graph.add(Linear(2, name="a", bias=False), *inputs)
+            return first, graph.add(Linear(1, name="b", bias=False), first)
+
+    rng = np.random.default_rng(0)
+    x, y0, y1 = (rng.normal(size=(4, n)) for n in (3, 2, 1))
+    model = Model(Chain(), (3,), backend="numpy", dtype="float64")
+    run = Trainer(model, SGD(0.0), loss=["mse", "mse"], exchange=AllReduce(Serial()))
+    run.exchange.start(model.buckets)
+    run.train_step(Batch(x, (y0, y1), np.arange(4), 0, 4))
+    a, b = (model.parameters[f"{name}.w"] for name in "ab")
+    h = x @ a.value.T
+    d1 = 2 * (h @ b.value.T - y1) / 4
+    d0 = (h - y0) / 4 + d1 @ b.value
+    np.testing.assert_allclose(b.grad, d1.T @ h, rtol=1e-12)
+    np.testing.assert_allclose(a.grad, d0.T @ x, rtol=1e-12)
+
+
+class NoNumber(Metric):
+    """NaN, whatever the predictions."""
+
+    name = "own"
+
+    def compute(self, xp: Any, y: Any, target: Any) -> Any:
+        return np.nan
+
+
+@pytest.mark.threads(1, 2)
+def test_what_is_not_finite_is_named(comm: Communicator) -> None:
+    run = trainer(AllReduce(comm), model=make(log=True))
+    words = r"^the output1.loss is not finite at epoch 1, step 1: first in the output of size.log "
+    with pytest.raises(NotFiniteError, match=words):
+        fit(run)
+    run = trainer(AllReduce(comm), metrics=[["accuracy"], [NoNumber()]])
+    words = (
+        r"^the metric output1.own is not finite .*: first in the metric output1.own itself; leave"
+    )
+    with pytest.raises(NotFiniteError, match=words):
+        fit(run)
+    bad = data()
+    bad.x[1][3, 2] = np.nan
+    with pytest.raises(NotFiniteError, match=r"first in the input( on rank \d)?; clean the data"):
+        trainer(AllReduce(comm)).evaluate(bad)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "one loss": ({"loss": "mse"}, r"loss must be a list of 2, one for each output .*, not 'mse'"),
+    "three losses": ({"loss": ["mse"] * 3}, r"loss must be a list of 2, one for .*not \['mse', "),
+    "one weight": (
+        {"loss_weights": [1.0]},
+        r"loss_weights must be a list of 2, one .* not \[1.0\]",
+    ),
+    "a weight below 0": ({"loss_weights": [1, -1]}, "a weight of loss_weights must be at least 0"),
+    "flat metrics": ({"metrics": ["mse", "mae"]}, r"metrics must be 2 lists, one for each output"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_an_objective_that_does_not_fit_the_outputs_is_refused(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^Trainer: {words}"):
+        Trainer(make(), SGD(0.1), **{"loss": ["cross_entropy", "mse"], **options})
+
+
+def test_data_that_do_not_fit_the_model_are_refused() -> None:
+    source = data()
+    one_target = ArrayDataset(source.x, source.y[0])
+    with pytest.raises(
+        ValueError, match=r"^Trainer: the model has 2 outputs, but a sample .* 1 tar"
+    ):
+        trainer().fit(one_target, global_batch_size=8)
+    one_input = ArrayDataset(source.x[0], source.y)
+    with pytest.raises(
+        ValueError, match=r"^Model: expected an array of shape \(n, 4, 4, 2\) and \(n"
+    ):
+        trainer().fit(one_input, global_batch_size=8)
+    with pytest.raises(
+        ValueError, match="^array: classes must be a tuple with one number, or None"
+    ):
+        ArrayDataset(source.x, source.y, classes=3)
+
+
+def test_one_output_may_have_a_weight_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    samples = ArrayDataset(rng.normal(size=(8, 3)), rng.integers(0, 2, 8))
+
+    def run(lr: float, **options: Any) -> Trainer:
+        model = Model(Linear(2), (3,), backend="numpy", dtype="float64")
+        result = Trainer(model, SGD(lr), exchange=AllReduce(Serial()), **options)
+        result.fit(samples, global_batch_size=4, epochs=2)
+        return result
+
+    plain, weighted = run(0.1), run(0.05, loss_weights=[2])
+    assert weighted.history[-1]["loss"] == pytest.approx(2 * plain.history[-1]["loss"], rel=1e-12)
+    np.testing.assert_allclose(weights_of(weighted), weights_of(plain), rtol=1e-12)
+
+
+def test_steps_of_such_a_model_are_no_cuda_graph() -> None:
+    assert why_not(trainer()) == "the model has several inputs or outputs"

@@ -1,0 +1,173 @@
+"""PowerSGD against its definition, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial
+from pydtnn.comm.metered import Metered
+from pydtnn.parallel.compression import PowerSGD
+from pydtnn.parallel.compression.low_rank import Matrix, power_sgd
+from tests.parallel.compression.cases import buckets_of, exchanged, fill, gradients, padding, read
+
+MATRICES = [(12, 3, 3, 2), (7,), (9, 13), (17, 8), (31,)]
+SMALL = 1 << 10
+
+
+def new_sums(comm: Communicator, buckets: Any, rank: int) -> PowerSGD:
+    sums = PowerSGD(comm, rank=rank, seed=5)
+    sums.prepare(buckets)
+    return sums
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_sums_follow_the_paper(comm, rank):
+    """Vogels et al. 2019, algorithms 1 and 2, with sums instead of means."""
+    buckets = buckets_of(MATRICES, "float64", SMALL)
+    sums = new_sums(comm, buckets, rank)
+    state = sums.state()
+    q = {name[2:]: array for name, array in state.items() if name.startswith("q/")}
+    assert len(q) == 3
+    errors = [{name: np.zeros(()) for name in q} for _ in range(comm.size)]
+    for step in range(3):
+        results = exchanged(comm, sums, buckets, step)
+        for bucket, result in zip(buckets, results, strict=True):
+            ranks = [gradients(bucket, r, step) for r in range(comm.size)]
+            for entry, given, *arrays in zip(bucket.parameters, result, *ranks, strict=True):
+                if entry.name not in q:
+                    np.testing.assert_allclose(given, sum(arrays), rtol=1e-13)
+                    continue
+                n = entry.shape[0]
+                m = [e[entry.name] + a.reshape(n, -1) for e, a in zip(errors, arrays, strict=True)]
+                p, _ = np.linalg.qr(sum(m) @ q[entry.name])
+                parts = [one.T @ p for one in m]
+                for error, one, part in zip(errors, m, parts, strict=True):
+                    error[entry.name] = one - p @ part.T
+                q[entry.name] = sum(parts)
+                wanted = (p @ q[entry.name].T).reshape(entry.shape)
+                # Only the space that p spans matters, and rounding turns it by about 1e-16 times
+                # the ratio of singular values.
+                np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-11 * np.abs(wanted).max())
+    kept = sums.state()
+    for name, error in errors[comm.rank].items():
+        np.testing.assert_allclose(kept[f"error/{name}"], error, rtol=0, atol=1e-11)
+    assert not any(padding(bucket).any() for bucket in buckets)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("rank", [20, 3])
+def test_with_the_full_rank_nothing_is_lost(comm, rank):
+    shapes = [(12, 3, 3, 2), (3, 40), (7,), (25, 3)]
+    if rank == 20:  # no matrix would become smaller, so all are sent as they are
+        shapes = [(12, 3, 3, 2), (9, 13), (7,)]
+    buckets = buckets_of(shapes, "float64", SMALL)
+    sums = new_sums(comm, buckets, rank)
+    for bucket in sums._buckets.values():  # the algorithm itself, although it does not pay
+        for matrix in bucket.matrices:
+            assert min(matrix.error.shape) > 3
+    for step in range(2):
+        arrays = [matrices_of_rank(bucket, rank, comm, step) for bucket in buckets]
+        for bucket, own in zip(buckets, arrays, strict=True):
+            fill(bucket, own[comm.rank])
+        for request in [sums.start(bucket) for bucket in buckets]:
+            request.wait()
+        for bucket, own in zip(buckets, arrays, strict=True):
+            for given, *ranks in zip(read(bucket), *own, strict=True):
+                np.testing.assert_allclose(given, sum(ranks), rtol=0, atol=1e-10)
+
+
+def matrices_of_rank(bucket: Any, rank: int, comm: Communicator, step: int) -> list[Any]:
+    """Gradients of all ranks whose columns lie in one space of `rank` dimensions."""
+    rng = np.random.default_rng([step, bucket.index])
+    space = {e.name: rng.normal(size=(e.shape[0], rank)) for e in bucket.parameters}
+    return [
+        [
+            (space[e.name] @ rng.normal(size=(rank, int(np.prod(e.shape[1:]))))).reshape(e.shape)
+            for e in bucket.parameters
+        ]
+        for _ in range(comm.size)
+    ]
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 11), (11, 3), (1, 5), (5, 1)])
+def test_a_matrix_of_full_rank_comes_back_whole(shape, rng):
+    (bucket,) = buckets_of([shape], "float64")
+    matrix = Matrix(bucket.parameters[0], np.dtype("float64"), min(shape), 0)
+    p, q = np.empty((shape[0], min(shape))), np.empty((shape[1], min(shape)))
+    gradient = rng.normal(size=shape)
+    fill(bucket, [gradient])
+    matrix.project(bucket.grads, p)
+    matrix.project_back(p, q)
+    matrix.finish(bucket.grads, q)
+    np.testing.assert_allclose(read(bucket)[0], gradient, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(matrix.error, 0, rtol=0, atol=1e-10)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(3)
+def test_all_ranks_get_the_same_bytes(comm):
+    buckets = buckets_of(MATRICES, bucket_bytes=SMALL)
+    sums = new_sums(comm, buckets, 2)
+    for step in range(3):
+        exchanged(comm, sums, buckets, step)
+        own = [bucket.grads.tobytes() for bucket in buckets]
+        assert all(other == own for other in comm.gather_object(own))
+
+
+@pytest.mark.threads(2)
+def test_a_saved_state_continues_in_the_same_bytes(comm):
+    buckets = buckets_of(MATRICES, bucket_bytes=SMALL)
+    whole = new_sums(comm, buckets, 1)
+    for step in range(2):
+        exchanged(comm, whole, buckets, step)
+    state = whole.state()
+    exchanged(comm, whole, buckets, 2)
+    straight = [bucket.grads.tobytes() for bucket in buckets]
+    parts = new_sums(comm, buckets, 1)
+    parts.load(state)
+    exchanged(comm, parts, buckets, 2)
+    assert [bucket.grads.tobytes() for bucket in buckets] == straight
+
+
+def test_a_gradient_of_zero_or_of_any_size_is_no_problem():
+    (bucket,) = buckets_of([(8, 9)])
+    sums = new_sums(Serial(), (bucket,), 1)
+    for factor in (0.0, 1.0, 0.0, 1e30, 1e30, 1e-40):
+        fill(bucket, [np.outer(np.arange(1, 9), np.arange(1, 10)) * factor])
+        sums.start(bucket).wait()
+        assert np.isfinite(bucket.grads).all()
+    fill(bucket, [np.full((8, 9), np.nan)])
+    sums.start(bucket).wait()
+    assert np.isnan(read(bucket)[0]).all()
+
+
+@pytest.mark.threads(1, 2, 3)
+def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
+    metered = Metered(comm)
+    buckets = buckets_of(MATRICES)
+    sums = new_sums(metered, buckets, 2)
+    before = metered.traffic.bytes
+    exchanged(metered, sums, buckets, 0)
+    numbers = 2 * (12 + 18 + 9 + 13 + 17 + 8) + 7 + 31
+    share = 2 * (comm.size - 1) / comm.size  # of an allreduce
+    assert abs(metered.traffic.bytes - before - share * 4 * numbers) <= 1  # two calls are rounded
+
+
+@pytest.mark.mpi(2, checked=False)
+@pytest.mark.parametrize("again", [False, True], ids=["anew", "prepared again"])
+def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again) -> None:
+    """MPICH has some 2,000, of which each training takes two."""
+    sums = power_sgd()(comm)
+    for _ in range(1200):
+        sums = sums if again else power_sgd()(comm)
+        sums.prepare(())
+    sums.free()
+    sums.free()  # without effect
+    assert sums.group is comm
+    assert sums.seconds is comm

@@ -1,0 +1,123 @@
+"""Training with compressed gradients: it learns, on all ranks alike, and can be continued."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Checkpointer
+from pydtnn.comm import Communicator
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import Linear, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.compression import COMPRESSORS, create_sums
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
+from pydtnn.testing import check_scheme
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.trainer import Trainer
+from tests.small_training import fingerprint, small_fit, small_trainer
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float16": {},
+    "bfloat16": {},
+    "float": {"exponent": 4, "mantissa": 3},
+    "int8": {},
+    "top_k": {"share": 0.05},
+    "random_k": {"share": 0.3},
+    "sign": {"block": 16},
+    "power_sgd": {"rank": 1},
+}
+
+
+def problem() -> ArrayDataset:
+    """A classification of which a linear one gets most."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(93, 12))
+    return ArrayDataset(x, (x @ rng.normal(size=(12, 3))).argmax(axis=1))
+
+
+def trained(comm: Communicator, dtype: str, **options: Any) -> tuple[list[float], Model]:
+    net = Sequential(Linear(24), ReLU(), Linear(3))
+    model = Model(net, (12,), backend="numpy", dtype=dtype, bucket_bytes=512)
+    assert len(model.buckets) > 1
+    trainer = Trainer(model, SGD(0.3, momentum=0.5), exchange=AllReduce(comm, **options))
+    history = trainer.fit(problem(), epochs=6, global_batch_size=16)
+    return [logs["loss"] for logs in history], model
+
+
+def test_every_compressor_is_tried():
+    assert set(OPTIONS) == set(COMPRESSORS)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_training_learns_and_ends_with_equal_parameters(comm, name, dtype):
+    losses, model = trained(comm, dtype, sums=create_sums(name, **OPTIONS[name]))
+    assert losses[-1] < 0.4 * losses[0]  # uncompressed: 0.19 times
+    own = [bucket.values.tobytes() for bucket in model.buckets]
+    assert all(other == own for other in comm.gather_object(own))
+
+
+@pytest.mark.threads(2)
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_overlap_does_not_change_a_bit(comm, name):
+    models = [
+        trained(comm, "float32", sums=create_sums(name, **OPTIONS[name]), overlap=overlap)[1]
+        for overlap in (True, False)
+    ]
+    first, second = ([b.values.tobytes() for b in model.buckets] for model in models)
+    assert first == second
+
+
+@pytest.mark.threads(1, 2)
+@pytest.mark.mpi(2)
+def test_power_sgd_of_full_rank_is_plain_training(comm):
+    plain, wanted = trained(comm, "float64")
+    losses, model = trained(comm, "float64", sums=create_sums("power_sgd", rank=24))
+    np.testing.assert_allclose(losses, plain, rtol=1e-10)
+    for given, bucket in zip(model.buckets, wanted.buckets, strict=True):
+        np.testing.assert_allclose(given.values, bucket.values, rtol=0, atol=1e-10)
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_resumed_run_ends_in_the_same_bytes(comm, name, shared_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not the subject
+
+    def build(folder: str) -> Trainer:
+        # So fine that the small model has matrices and blocks enough.
+        options = OPTIONS[name] | ({"block": 16} if name == "int8" else {})
+        exchange = AllReduce(comm, sums=create_sums(name, **options))
+        return small_trainer(None, Checkpointer(shared_path / folder), exchange=exchange)
+
+    whole = build("whole")
+    small_fit(whole, 3)
+    small_fit(build("parts"), 1)
+    resumed = build("parts")
+    assert load_checkpoint(shared_path / "parts", resumed) is not None
+    small_fit(resumed, 3)
+    assert fingerprint(resumed) == fingerprint(whole)
+    comm.barrier()
+
+
+OTHER_SCHEMES = [  # one for each way of exchanging
+    *((ShardedOptimizer, name) for name in ("random_k", "sign", "power_sgd")),
+    *((StaleGradients, name) for name in ("float16", "int8", "power_sgd")),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"), [*((AllReduce, name) for name in COMPRESSORS), *OTHER_SCHEMES]
+)
+def test_schemes_keep_their_contract_with_compressed_gradients(scheme, name):
+    compressed = partial(scheme, sums=create_sums(name, **OPTIONS[name]))
+    check_scheme(compressed, ranks=[3], equal_to_serial=False)

@@ -1,0 +1,93 @@
+"""Training between hosts with nothing set: schedules and shorter buckets, and the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.schedules import rule
+from pydtnn.comm.schedules.rule import FIRST, SHORTEST, by_rule
+from pydtnn.layers import Linear, ReLU, Sequential
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import create_scheme
+from pydtnn.training.trainer import Trainer
+from tests.parallel.schemes.course import CASES, assert_close, train
+from tests.parallel.schemes.test_schemes import label
+
+
+def wide(**options: object) -> Model:
+    """Gradients of 2.0 MB: of two large matrices and what is small."""
+    net = Sequential(Linear(1000), ReLU(), Linear(300), ReLU(), Linear(3))
+    return Model(net, (200,), backend="numpy", **options)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abc", "aab"])
+@pytest.mark.parametrize(("name", "options"), CASES, ids=label)
+def test_every_scheme_trains_as_without_the_rule_and_repeats(monkeypatch, hosts, name, options):
+    def weights(comm: Communicator) -> dict[str, np.ndarray]:
+        return train(create_scheme(name, comm, **options), SGD(0.1, momentum=0.9))
+
+    def every(work: Callable[[Communicator], Any]) -> list[Any]:
+        return run_threads(len(hosts), work, hosts=hosts)
+
+    monkeypatch.setattr(rule, "SHORT", 0)  # the net is small: all its sums go by the schedule
+    ruled, again = (every(lambda comm: weights(by_rule(comm))) for _ in range(2))
+    for ours, repeated, expected in zip(ruled, again, every(weights), strict=True):
+        assert {k: v.tobytes() for k, v in ours.items()} == {
+            k: v.tobytes() for k, v in repeated.items()
+        }
+        assert_close(ours, expected)
+
+
+def cut(comm: Communicator, model: Model, **options: object) -> list[int]:
+    Trainer(model, SGD(0.1), exchange=AllReduce(comm, **options))
+    return [bucket.grads.nbytes for bucket in model.buckets]
+
+
+def test_buckets_are_shorter_between_hosts_and_values_stay():
+    def rank(comm):
+        model, usual = wide(), wide()
+        before = {name: p.master.copy() for name, p in model.parameters.items()}
+        lengths = cut(by_rule(comm), model)
+        for name, p in model.parameters.items():
+            np.testing.assert_array_equal(p.master, before[name])
+            assert p.master.base is not None
+            assert np.shares_memory(p.master, model.buffers[0].values)
+        return lengths, cut(Serial(), usual)
+
+    (lengths, usual), other = run_threads(2, rank, hosts="ab")
+    assert (lengths, usual) == other
+    assert sum(lengths) == sum(usual)
+    assert (len(usual), len(lengths)) == (2, 3)  # closed by the matrix that fills them
+    assert lengths[0] >= max(SHORTEST, sum(lengths) // FIRST)
+
+
+def test_buckets_are_as_they_were_inside_a_host_and_where_the_cut_would_show():
+    def between(comm):
+        given = cut(comm, wide(bucket_bytes=DEFAULT_BUCKET_BYTES))
+        return given, cut(comm, wide(), sums=lambda group: ExactSums(group, shards=2))
+
+    usual = cut(Serial(), wide())
+    assert run_threads(2, between, hosts="ab") == [(usual, usual)] * 2
+    assert run_threads(2, lambda comm: cut(comm, wide()), hosts="aa") == [usual] * 2
+
+
+def test_buckets_are_settled_by_the_first_trainer():
+    """A second one must not take the arrays away that the first one's optimizer holds."""
+
+    def rank(comm):
+        model = wide()
+        usual = cut(Serial(), model)
+        values = model.buffers[0].values
+        assert cut(by_rule(comm), model) == usual
+        assert model.buffers[0].values is values
+
+    run_threads(2, rank, hosts="ab")

@@ -1,0 +1,134 @@
+"""Several `fit`s of one trainer: training goes on, and groups of ranks are made once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.compression import create_sums
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.schemes import SCHEMES, ElasticAveraging, LocalSGD, create_scheme
+from tests.parallel.schemes.course import checksum, data, fit, trainer_of
+from tests.small_training import Recorder
+
+CASES: list[tuple[str, dict[str, Any], str | None]] = [
+    ("allreduce", {}, None),
+    ("allreduce", {}, "float16"),
+    ("allreduce", {}, "top_k"),
+    ("allreduce", {"overlap": False}, "random_k"),
+    ("allreduce", {}, "power_sgd"),
+    ("sharded", {}, "sign"),
+    ("hierarchical", {}, None),
+    ("parameter_server", {}, None),
+    ("stale", {"delay": 1}, None),
+    ("stale", {"delay": 3}, "top_k"),
+]
+
+every_case = pytest.mark.parametrize(("name", "options", "compress"), CASES, ids=str)
+
+
+class Counted(Wrapper):
+    """Counts groups that are made and those that are freed, in lists that all groups share."""
+
+    def __init__(self, inner: Communicator, made: list[Any], freed: list[Any]) -> None:
+        super().__init__(inner)
+        self.made, self.freed = made, freed
+
+    def _split(self, color: int, key: int) -> Communicator:
+        group = Counted(self.inner._split(color, key), self.made, self.freed)
+        self.made.append(group)
+        return group
+
+    def free(self) -> None:
+        if self not in self.freed:
+            self.freed.append(self)
+
+
+def exchange_of(
+    comm: Communicator, name: str, options: dict[str, Any], compress: str | None
+) -> GradientExchange:
+    sums = {} if compress is None else {"sums": create_sums(compress)}
+    return create_scheme(name, comm, **options, **sums)
+
+
+@pytest.mark.threads(1, 3)
+@every_case
+def test_four_fits_of_an_epoch_are_one_of_four(comm, name, options, compress):
+    results = []
+    for stops in ([4], [1, 2, 3, 4]):
+        trainer = trainer_of(exchange_of(comm, name, options, compress), SGD(0.1, momentum=0.9))
+        for epochs in stops:
+            fit(trainer, epochs)
+        results.append([bucket.values.tobytes() for bucket in trainer.model.buckets])
+    assert results[0] == results[1]
+
+
+@pytest.mark.threads(2)
+@every_case
+def test_groups_are_made_once_and_freed_on_request(comm, name, options, compress):
+    made: list[Any] = []
+    freed: list[Any] = []
+    exchange = exchange_of(Counted(comm, made, freed), name, options, compress)
+    trainer = trainer_of(exchange, SGD(0.1))
+    fit(trainer, 1)
+    groups = len(made)
+    fit(trainer, 2)
+    other = trainer_of(exchange, SGD(0.1))
+    fit(other, 1)
+    assert len(made) == groups
+    assert not freed
+    exchange.free()
+    exchange.free()
+    assert set(freed) == set(made)
+    fit(other, 2)  # a closed exchange can be used again
+    assert len(made) == 2 * groups
+    exchange.free()
+    assert set(freed) == set(made)
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_fit_begins_from_the_parameters_of_rank_0(comm, name):
+    """Rank 0 alone loads other weights between two fits: all ranks go on from these."""
+    trainer = trainer_of(create_scheme(name, comm), SGD(0.0))
+    fit(trainer, 1)
+    if comm.rank == 0:
+        for bucket in trainer.model.buckets:
+            bucket.values[...] = np.where(bucket.values != 0, 0.25, 0)
+    fit(trainer, 2)  # with a learning rate of 0, so that nothing else moves them
+    assert len(set(checksum(comm, trainer))) == 1
+    for bucket in trainer.model.buckets:
+        assert set(np.unique(bucket.values)) <= {0, 0.25}
+
+
+@pytest.mark.threads(2)
+def test_the_centre_of_elastic_averaging_follows_weights_that_are_loaded(comm):
+    trainer = trainer_of(ElasticAveraging(comm, period=1), SGD(0.1))
+    fit(trainer, 1)
+    for bucket in trainer.model.buckets:
+        bucket.values[...] = 0
+    trainer.exchange.begin(trainer.model.buckets)
+    assert not any(centre.any() for centre in trainer.exchange.centre)
+
+
+@pytest.mark.threads(2)
+def test_samples_of_a_fit_that_was_interrupted_do_not_count(comm):
+    class Interrupt(Exception):
+        pass
+
+    def stop(trainer: Any) -> None:
+        if trainer.step == 2 and not trainer.history:
+            raise Interrupt
+
+    trainer = trainer_of(LocalSGD(comm, period=50), SGD(0.1), callbacks=[Recorder(stop)])
+    with pytest.raises(Interrupt):
+        trainer.fit(data(), epochs=1, global_batch_size=9)
+    assert trainer.exchange.samples > 0
+    trainer.exchange.begin(trainer.model.buckets)
+    assert trainer.exchange.samples == 0
+    assert len(set(checksum(comm, trainer))) == 1

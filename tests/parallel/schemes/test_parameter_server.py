@@ -1,0 +1,56 @@
+"""The parameter server computes what all-reduce does, by messages to and from servers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.optimizers import Adam
+from pydtnn.parallel.schemes import ParameterServer
+from tests.parallel.schemes.course import RULES, assert_close, train, train_serially, trainer_of
+
+
+@pytest.mark.threads(1, 2, 3, 4, 5)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_computes_what_it_does_serially(comm: Communicator, rule: str) -> None:
+    ours = train(ParameterServer(comm), RULES[rule](), 2)
+    assert_close(ours, train_serially(RULES[rule](), 2))
+
+
+@pytest.mark.threads(3)
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_there_may_be_more_servers_than_buckets_and_the_other_way_round(
+    comm: Communicator, bucket_bytes: int
+) -> None:
+    ours = train(ParameterServer(comm), RULES["clipped"](), 2, bucket_bytes=bucket_bytes)
+    assert_close(ours, train_serially(RULES["clipped"](), 2))
+
+
+@pytest.mark.threads(2, 3)
+def test_each_bucket_has_one_server_and_servers_have_as_much(comm: Communicator) -> None:
+    trainer = trainer_of(ParameterServer(comm), Adam(), bucket_bytes=1)
+    served = np.zeros(comm.size, int)
+    for bucket in trainer.model.buckets:
+        counts = np.array(trainer.exchange.counts[bucket.index])
+        assert sorted(counts)[-1] == counts.sum() == len(bucket.values)
+        slots = trainer.optimizer._slots[bucket.index]
+        assert {slot.size for slot in slots} == {counts[comm.rank]}
+        served += counts
+    assert served.max() - served.min() <= max(len(b.values) for b in trainer.model.buckets)
+
+
+@pytest.mark.threads(3)
+def test_a_step_is_a_push_and_a_pull_of_each_bucket_by_each_worker(comm: Communicator) -> None:
+    exchange = ParameterServer(comm)
+    trainer = trainer_of(exchange, Adam())
+    exchange.start(trainer.model.buckets)
+    before = exchange.comm.traffic.messages
+    for bucket in exchange.buckets:
+        exchange.bucket_ready(bucket)
+    exchange.update(trainer.optimizer)
+    served = sum(exchange.servers[bucket.index] == comm.rank for bucket in exchange.buckets)
+    pushes = len(exchange.buckets) - served
+    pulls = served * (comm.size - 1)
+    assert exchange.comm.traffic.messages - before == pushes + pulls

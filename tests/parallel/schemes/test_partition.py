@@ -1,0 +1,65 @@
+"""Parts of buckets are dealt out so that all ranks end up with as much."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.layers import Linear
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.schemes import ParameterServer, ShardedOptimizer
+from pydtnn.parallel.schemes.partition import level
+from tests.parallel.schemes.course import fit, trainer_of
+
+
+def test_parts_fill_a_stretch_and_are_cut_where_it_is_allowed(rng: np.random.Generator) -> None:
+    for _ in range(300):
+        size = int(rng.integers(1, 9))
+        places = np.append(0, np.cumsum(rng.integers(1, 50, rng.integers(1, 12))))
+        counts = level(rng.integers(0, 100, size), places)
+        assert len(counts) == size
+        assert min(counts) >= 0
+        assert sum(counts) == places[-1]
+        assert set(np.cumsum(counts)) <= set(places)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_loads_stay_even_where_it_can_be_cut_anywhere(size: int, rng: np.random.Generator) -> None:
+    loads = np.zeros(size, int)
+    for _ in range(20):
+        loads += level(loads, np.arange(rng.integers(1, 500) + 1))
+    assert loads.max() - loads.min() <= 2
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_large_parameters_that_are_buckets_of_their_own_go_round(size: int) -> None:
+    loads = np.zeros(size, int)
+    for bucket in range(1, 3 * size + 1):
+        loads += level(loads, np.array([0, 100]))
+        assert loads.max() - loads.min() <= 100
+        assert loads.sum() == 100 * bucket
+
+
+def test_loads_stay_within_a_parameter_of_each_other(rng: np.random.Generator) -> None:
+    loads = np.zeros(4, int)
+    for _ in range(40):
+        loads += level(loads, np.append(0, np.cumsum(rng.integers(1, 100, 5))))
+        assert loads.max() - loads.min() <= 2 * 100
+
+
+@pytest.mark.parametrize("scheme", [ShardedOptimizer, ParameterServer])
+@pytest.mark.parametrize("after", [0, 1])
+def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) -> None:
+    """One exchange for two trainers: the later one's optimizer has made other parts."""
+
+    def rank(comm: Communicator) -> None:
+        exchange = scheme(comm)
+        first = trainer_of(exchange, SGD(0.1))
+        fit(first, after)
+        second = trainer_of(exchange, SGD(0.1), net=Linear(3))
+        with pytest.raises(ValueError, match="another model, whose trainer was made later; make"):
+            fit(first, 2)
+        fit(second, 1)
+
+    run_threads(3, rank)

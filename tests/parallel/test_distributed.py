@@ -1,0 +1,175 @@
+"""Ranks share the work and nothing else changes: the same training on 1, 2, 3 and 4 ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, create_communicator
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import Conv2d, Dropout, Flatten, GroupNorm, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD, Adam, Optimizer
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.training.trainer import Trainer
+from tests.small_training import small_data, small_trainer
+
+SHAPE = (8, 8, 3)
+
+
+def net() -> Sequential:
+    """All that does not mix samples: no batch norm."""
+    return Sequential(
+        Conv2d(6, 3, padding=1),
+        GroupNorm(2),
+        ReLU(),
+        MaxPool2d(2),
+        Dropout(0.2),
+        Flatten(),
+        Linear(4),
+    )
+
+
+def data() -> ArrayDataset:
+    """37 samples: no batch size divides them."""
+    rng = np.random.default_rng(0)
+    return ArrayDataset(rng.normal(size=(37, *SHAPE)), rng.integers(4, size=37), classes=4)
+
+
+def train(
+    exchange: GradientExchange, optimizer: Optimizer, *, accumulation: int = 1, bucket: int = 512
+) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+    """Three epochs of five steps, the last of them short; return the weights and the history."""
+    model = Model(net(), SHAPE, backend="numpy", dtype="float64", bucket_bytes=bucket)
+    trainer = Trainer(model, optimizer, exchange=exchange, accumulation=accumulation)
+    history = trainer.fit(data(), data(), epochs=3, global_batch_size=8, seed=5)
+    return {name: np.array(value) for name, value in model.state().items()}, history
+
+
+@pytest.fixture(scope="module")
+def serial() -> dict[str, tuple]:
+    comm = create_communicator("serial")
+    return {
+        "sgd": train(AllReduce(comm), SGD(0.1, momentum=0.9, weight_decay=0.01)),
+        "clipped": train(AllReduce(comm), Adam(0.01, clip_norm=0.1)),
+    }
+
+
+def assert_equal_training(result: tuple, expected: tuple) -> None:
+    # Sums over ranks have another order than sums over samples: equal up to rounding in float64.
+    for name, value in expected[0].items():
+        np.testing.assert_allclose(result[0][name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+    for ours, other in zip(result[1], expected[1], strict=True):
+        assert ours == pytest.approx(other, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.threads(1, 2, 3, 4, 5, 8)
+@pytest.mark.mpi
+@pytest.mark.parametrize("overlap", [True, False])
+def test_any_number_of_ranks_trains_alike(
+    comm: Communicator, serial: dict[str, tuple], overlap: bool
+) -> None:
+    """8 ranks and a last batch of 5: three ranks have nothing to do in it."""
+    exchange = AllReduce(comm, overlap=overlap)
+    result = train(exchange, SGD(0.1, momentum=0.9, weight_decay=0.01))
+    assert_equal_training(result, serial["sgd"])
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_clipping_by_the_global_norm_sees_all_ranks(
+    comm: Communicator, serial: dict[str, tuple]
+) -> None:
+    assert_equal_training(train(AllReduce(comm), Adam(0.01, clip_norm=0.1)), serial["clipped"])
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.parametrize("accumulation", [2, 3])  # of the 2 or 3 samples of a rank
+def test_micro_batches_add_up(
+    comm: Communicator, serial: dict[str, tuple], accumulation: int
+) -> None:
+    optimizer = SGD(0.1, momentum=0.9, weight_decay=0.01)
+    assert_equal_training(
+        train(AllReduce(comm), optimizer, accumulation=accumulation), serial["sgd"]
+    )
+
+
+@pytest.mark.threads(3)
+def test_the_size_of_buckets_changes_nothing(comm: Communicator, serial: dict[str, tuple]) -> None:
+    optimizer = SGD(0.1, momentum=0.9, weight_decay=0.01)
+    assert_equal_training(train(AllReduce(comm), optimizer, bucket=1), serial["sgd"])
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2, 3)
+def test_ranks_hold_the_same_bytes(comm: Communicator) -> None:
+    weights, history = train(AllReduce(comm), SGD(0.1, momentum=0.9))
+    mine = {name: value.tobytes() for name, value in weights.items()}
+    for other in comm.gather_object((mine, history)):
+        assert other == (mine, history)
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+def test_ranks_hold_the_same_statistics_after_training_without_validation(
+    comm: Communicator,
+) -> None:
+    trainer = small_trainer(comm)
+    trainer.fit(small_data()[0], global_batch_size=8)
+    mine = {name: value.tobytes() for name, value in trainer.model.state().items()}
+    assert all(other == mine for other in comm.gather_object(mine))
+
+
+@pytest.mark.threads(3)
+def test_running_statistics_are_averaged_weighted_by_samples(comm: Communicator) -> None:
+    trainer = small_trainer(comm)
+    statistics = trainer.model.statistics
+    statistics.running[:] = comm.rank
+    statistics.samples = 1.0 + comm.rank
+    for _ in range(2):  # the second time finds nothing to do
+        trainer.synchronise()
+        np.testing.assert_allclose(statistics.running, (0 * 1 + 1 * 2 + 2 * 3) / 6, rtol=1e-15)
+
+
+@pytest.mark.threads(3)
+def test_training_starts_from_the_parameters_of_rank_0(comm: Communicator) -> None:
+    model = Model(net(), SHAPE, backend="numpy", seed=comm.rank)
+    AllReduce(comm).start(model.buckets)
+    expected = Model(net(), SHAPE, backend="numpy", seed=0).state()
+    for name, value in model.state().items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+class Alone(GradientExchange):
+    """Every rank takes steps of its own."""
+
+    def loss_scale(self, local: int, total: int) -> float:
+        return 1 / max(local, 1)
+
+    def update(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+        self.average_parameters()
+
+
+@pytest.mark.threads(2, 3, 5)
+def test_averaging_parameters_weighted_by_samples_after_each_step_is_plain_sgd(
+    comm: Communicator,
+) -> None:
+    expected = train(AllReduce(create_communicator("serial")), SGD(0.1))
+    weights, _ = train(Alone(comm), SGD(0.1))
+    for name, value in expected[0].items():
+        np.testing.assert_allclose(weights[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.threads(2)
+def test_traffic_is_counted(comm: Communicator) -> None:
+    model = Model(net(), SHAPE, backend="numpy", dtype="float64")
+    exchange = AllReduce(comm)
+    trainer = Trainer(model, SGD(0.1), exchange=exchange)
+    trainer.fit(data(), epochs=1, global_batch_size=8)
+    parameters = model.buffers[0].size * 8
+    totals = 3 * 8  # loss, accuracy and count of each step
+    # On two ranks each sends half of what is broadcast, and as much as what is summed.
+    assert exchange.comm.traffic.bytes == parameters / 2 + 5 * parameters + 5 * totals
+    assert exchange.comm.traffic.messages == 6 * len(model.buckets) + 5
+    assert 0 < trainer.seconds["communication"] < trainer.seconds["steps"]

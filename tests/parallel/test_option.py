@@ -1,0 +1,74 @@
+"""Options of schemes: declared once, checked whenever they are set."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from pydtnn.parallel.option import option, set_options, signature_of
+
+
+class Tea:
+    """Something with options of every kind."""
+
+    cups: int = option(2, at_least=1)
+    strength: float = option(0.5, above=0, below=1)
+    hot: bool = option(True)
+    kind: str = option("green", among=("green", "black"))
+
+    def __init__(self, water: str, **options: object) -> None:
+        set_options(self, options)
+
+
+class MilkTea(Tea):
+    milk: float = option(0.1, at_least=0)
+
+
+def test_options_have_defaults_until_they_are_set() -> None:
+    tea = MilkTea("soft", cups=3, hot=False)
+    assert (tea.cups, tea.strength, tea.hot, tea.kind, tea.milk) == (3, 0.5, False, "green", 0.1)
+    assert Tea("soft").cups == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("cups", 0, "MilkTea: cups must be at least 1, not 0"),
+        ("cups", 1.5, "MilkTea: cups must be a whole number, not 1.5"),
+        ("cups", True, "MilkTea: cups must be a whole number, not True"),
+        ("strength", 1, "MilkTea: strength must be above 0 and below 1, not 1"),
+        ("strength", "much", "MilkTea: strength must be a number, not 'much'"),
+        ("hot", 1, "MilkTea: hot must be true or false, not 1"),
+        ("kind", "blak", "MilkTea: unknown kind 'blak'; did you mean 'black'?"),
+        ("kind", 3, "MilkTea: kind must be a word, not 3"),
+        ("mlik", 3, "unknown option of MilkTea 'mlik'; did you mean 'milk'?"),
+    ],
+)
+def test_what_does_not_suit_is_refused(name: str, value: object, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        MilkTea("soft", **{name: value})
+    assert str(error.value) == sentence
+
+
+def test_they_are_checked_when_they_are_set_later_too() -> None:
+    tea = Tea("soft")
+    tea.strength = 0.25
+    with pytest.raises(ValueError, match="strength must be above 0 and below 1, not 2"):
+        tea.strength = 2
+    assert tea.strength == 0.25
+
+
+def test_a_class_is_called_with_its_options() -> None:
+    parameters = signature_of(MilkTea).parameters
+    assert list(parameters) == ["water", "cups", "strength", "hot", "kind", "milk"]
+    assert parameters["cups"].default == 2
+    assert parameters["cups"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_a_class_that_takes_no_further_keywords_has_none() -> None:
+    class Cup(Tea):
+        def __init__(self, water: str, *, size: int) -> None:
+            super().__init__(water)
+
+    assert list(signature_of(Cup).parameters) == ["water", "size"]

@@ -1,0 +1,262 @@
+"""Exact training: the same bytes for any number of ranks, threads and interruptions."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.data.augment import HorizontalFlip, RandomCrop
+from pydtnn.data.order import own_shards
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Linear
+from pydtnn.layers.initializers import get_initializer
+from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.optimizers import LARS, SGD, Adam, Optimizer
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.reproducible import Block, ExactSums, Stack, cover, tree_sum
+from pydtnn.parallel.schemes.sharded import ShardedOptimizer
+from pydtnn.testing import check_scheme
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.split import even_cuts
+from tests.small_training import small_data, small_model
+
+SHAPE = (8, 8, 3)
+SAMPLES, BATCH, SHARDS = 75, 32, 8
+"""The last batch of an epoch has 11 samples: shards of 2 and of 1."""
+
+Fingerprint = dict[str, Any]
+
+
+def data() -> ArrayDataset:
+    rng = np.random.default_rng(0)
+    return ArrayDataset(
+        rng.integers(0, 256, (SAMPLES, *SHAPE), np.uint8), rng.integers(5, size=SAMPLES), classes=5
+    )
+
+
+def trainer_of(
+    comm: Communicator,
+    optimizer: Optimizer,
+    *,
+    scheme: type[GradientExchange] = AllReduce,
+    sync: bool = False,
+    threads: int = 1,
+) -> Trainer:
+    backend = create_backend("cpu", threads=threads, tuning="fixed")
+    net = create_net("resnet20", 5, SHAPE)
+    exchange = scheme(comm, sums=partial(ExactSums, shards=SHARDS))
+    model = Model(net, SHAPE, backend=backend, bucket_bytes=1 << 16)
+    return Trainer(model, optimizer, exchange=exchange, sync_batch_norm=sync)
+
+
+def fit(trainer: Trainer, steps: int | None = None) -> Fingerprint:
+    dataset = data()
+    history = trainer.fit(
+        dataset,
+        dataset,
+        epochs=2,
+        global_batch_size=BATCH,
+        augment=[RandomCrop(2), HorizontalFlip()],
+        seed=3,
+    )
+    return fingerprint(trainer) | {"history": history}
+
+
+def fingerprint(trainer: Trainer) -> Fingerprint:
+    digest = hashlib.sha256()
+    for state in (trainer.model.state(), trainer.optimizer.state()):
+        for name, value in sorted(state.items()):
+            digest.update(name.encode())
+            digest.update(np.asarray(value).tobytes())
+    return {"sha256": digest.hexdigest()}
+
+
+CASES: dict[str, Any] = {
+    "batch norm per shard": lambda comm: trainer_of(comm, SGD(0.1, momentum=0.9)),
+    "synchronised batch norm": lambda comm: trainer_of(comm, SGD(0.1, momentum=0.9), sync=True),
+    "clipped Adam": lambda comm: trainer_of(comm, Adam(0.01, clip_norm=0.5)),
+    "sharded optimizer": lambda comm: trainer_of(
+        comm, SGD(0.1, momentum=0.9), scheme=ShardedOptimizer
+    ),
+    "sharded LARS": lambda comm: trainer_of(comm, LARS(0.1), scheme=ShardedOptimizer),
+}
+SAME_AS = {"sharded optimizer": "batch norm per shard"}
+
+
+@pytest.fixture(scope="module")
+def serial() -> dict[str, Fingerprint]:
+    """What one rank computes, for each case."""
+    return {}
+
+
+@pytest.mark.threads(1, 2, 3, 4, 5, 8)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("case", CASES)
+def test_any_number_of_ranks_gives_the_same_bytes(
+    comm: Communicator, case: str, serial: dict[str, Fingerprint]
+) -> None:
+    expected = expected_of(case, serial)
+    assert fit(CASES[case](comm)) == expected
+
+
+def expected_of(case: str, serial: dict[str, Fingerprint]) -> Fingerprint:
+    case = SAME_AS.get(case, case)
+    result = serial.get(case) or fit(CASES[case](Serial()))
+    return serial.setdefault(case, result)
+
+
+def test_any_number_of_threads_gives_the_same_bytes() -> None:
+    one, two = (
+        fit(trainer_of(Serial(), SGD(0.1, momentum=0.9), threads=threads)) for threads in (1, 2)
+    )
+    assert one == two
+
+
+class Interrupted(AgreedError):
+    """Stands for whatever ends a run, on all ranks."""
+
+
+class Interrupt(Callback):
+    """Saves a checkpoint after so many steps, and ends the run."""
+
+    def __init__(self, directory: Path, at: int) -> None:
+        self.directory, self.at = directory, at
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == self.at:
+            save_checkpoint(self.directory, trainer)
+            raise Interrupted("enough")
+
+
+@pytest.mark.threads(1, 3)
+@pytest.mark.parametrize("case", ["batch norm per shard", "synchronised batch norm"])
+def test_a_run_is_continued_by_another_number_of_ranks(
+    comm: Communicator, case: str, serial: dict[str, Fingerprint], shared_path: Path
+) -> None:
+    def rank(other: Communicator) -> None:
+        interrupted = CASES[case](other)
+        interrupted.callbacks.append(Interrupt(shared_path, 4))  # in the middle of an epoch
+        with pytest.raises(Interrupted):
+            fit(interrupted)
+
+    if comm.rank == 0:
+        run_threads(2, rank)
+    comm.barrier()
+    trainer = CASES[case](comm)
+    load_checkpoint(shared_path, trainer)
+    assert trainer.optimizer.iterations == 4
+    assert fit(trainer) == expected_of(case, serial)
+
+
+def test_the_order_of_sums_matters() -> None:
+    """Otherwise the tests above would prove nothing."""
+    rng = np.random.default_rng(0)
+    arrays = rng.normal(size=(SHARDS, 1000)).astype("float32")
+    nodes = {Block(0, i): array.copy() for i, array in enumerate(arrays)}
+    in_turn = arrays[0].copy()
+    for array in arrays[1:]:
+        in_turn += array
+    total = tree_sum(nodes, SHARDS)
+    np.testing.assert_allclose(total, arrays.sum(axis=0), rtol=1e-4, atol=1e-5)
+    assert (total != in_turn).any()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 8, 13])
+def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.Generator) -> None:
+    arrays = rng.normal(size=(shards, 5)).astype("float32")
+    expected = tree_sum({Block(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
+    for ranks in range(1, shards + 1):
+        nodes: dict[Block, np.ndarray] = {}
+        for start, stop in pairwise(even_cuts(shards, ranks)):
+            stack = Stack()
+            for shard in range(start, stop):
+                stack.push(shard, arrays[shard].copy())
+            assert list(stack.blocks) == cover(start, stop)
+            nodes |= stack.blocks
+        np.testing.assert_array_equal(tree_sum(nodes, shards), expected)
+
+
+@pytest.mark.threads(1, 3)
+def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communicator) -> None:
+    """The batch is cut into single samples, whether there are as many shards or many more."""
+    found = []
+    for shards in (SAMPLES, 10**15):
+        exchange = AllReduce(comm, sums=partial(ExactSums, shards=shards))
+        trainer = Trainer(small_model(), SGD(0.1), exchange=exchange)
+        train, validation = small_data()
+        history = trainer.fit(train, validation, global_batch_size=8)
+        found.append(fingerprint(trainer) | {"history": history})
+    if comm.size == 1:  # with more, shards of SAMPLES are those of other ranks
+        assert found[0] == found[1]
+    assert comm.gather_object(found[1]) == [found[1]] * comm.size
+
+
+def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test() -> None:
+    for scheme in (AllReduce, ShardedOptimizer):
+        check_scheme(partial(scheme, sums=partial(ExactSums, shards=SHARDS)))
+
+
+def test_ranks_compute_about_as_many_samples_each() -> None:
+    for ranks in (1, 2, 3, 4, 5, 8):
+        shares = [own_shards(128, SHARDS, rank, ranks)[0] for rank in range(ranks)]
+        lengths = [rows.stop - rows.start for rows in shares]
+        assert sum(lengths) == 128
+        assert max(lengths) - min(lengths) <= 128 / SHARDS
+
+
+def one_bucket(size: int) -> Bucket:
+    parameter = Parameter("w", (size,), get_initializer("zeros"))
+    backend = create_backend("numpy")
+    return ParameterBuffer([(parameter, 0)], backend=backend, dtype="float32").buckets[0]
+
+
+@pytest.mark.threads(1, 2, 3, 5)
+@pytest.mark.parametrize("samples", [1, 3, 8, 30])
+def test_each_rank_gets_its_part_of_the_same_sum(comm: Communicator, samples: int) -> None:
+    rng = np.random.default_rng(samples)
+    values = rng.normal(size=(SHARDS, 16)).astype("float32")
+    expected = tree_sum(
+        {Block(0, i): a.copy() for i, a in enumerate(values[: min(samples, SHARDS)])},
+        min(samples, SHARDS),
+    )
+    counts = [16 - 2 * (comm.size - 1), *[2] * (comm.size - 1)]
+    begin = sum(counts[: comm.rank])
+    out = np.empty(counts[comm.rank], "float32")
+    sums, bucket = ExactSums(comm, shards=SHARDS), one_bucket(16)
+    sums.begin(samples)
+    for shard in own_shards(samples, SHARDS, comm.rank, comm.size)[1]:
+        assert shard.number is not None
+        sums.push(shard.number, bucket, values[shard.number].copy())
+    sums.part(bucket, counts, out)
+    np.testing.assert_array_equal(out, expected[begin : begin + len(out)])
+
+
+def test_what_would_not_be_exact_is_refused() -> None:
+    sums = partial(ExactSums, shards=SHARDS)
+    with pytest.raises(ValueError, match="Alone: .* cannot be compressed or summed exactly"):
+        Alone(Serial(), sums=sums)
+    with pytest.raises(ValueError, match="accumulation must be 1"):
+        Trainer(small_model(), SGD(), exchange=AllReduce(Serial(), sums=sums), accumulation=2)
+    sharded = ShardedOptimizer(Serial(), sums=sums)
+    with pytest.raises(ValueError, match="ShardedOptimizer adds up the norm for clip_norm"):
+        Trainer(small_model(), SGD(clip_norm=1.0), exchange=sharded)
+    model = Model(Linear(2), (3,), backend=create_backend("cpu", tuning="measure"))
+    with pytest.raises(ValueError, match="not chosen by measurement"):
+        Trainer(model, SGD(), exchange=AllReduce(Serial(), sums=sums))
+
+
+class Alone(GradientExchange):
+    """Says nothing."""

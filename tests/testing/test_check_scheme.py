@@ -1,0 +1,380 @@
+"""`check_scheme` accepts the schemes that keep the contract, and says what the others break."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.layers.parameters import Bucket
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.schemes import SCHEMES
+from pydtnn.testing import check_scheme
+from pydtnn.testing.__main__ import main
+from pydtnn.testing.scheme_report import SchemeReport
+from tests.small_run import only_line
+
+
+class Plain(GradientExchange):
+    """A correct scheme without overlap; the broken ones below differ in one thing."""
+
+    equal = sums_gradients = True
+
+    def update(self, optimizer: Any) -> None:
+        optimizer.step(self.wait)
+
+    def wait(self, bucket: Bucket) -> None:
+        self.comm.allreduce(bucket.grads)
+
+
+class LocalSGD(GradientExchange):
+    period = 4
+
+    def loss_scale(self, local: int, total: int) -> float:
+        return 1 / max(local, 1)
+
+    def update(self, optimizer: Any) -> None:
+        optimizer.step()
+        if optimizer.iterations % self.period == 0:
+            self.average_parameters()
+
+
+class LocalSGD1(LocalSGD):
+    period = 1
+
+
+def test_correct_schemes_pass() -> None:
+    for scheme in (Plain, AllReduce, lambda comm: AllReduce(comm, overlap=False)):
+        report = check_scheme(scheme, ranks=[1, 4])
+        assert all(row.always_equal and row.difference < 1e-12 for row in report.rows)
+
+
+def test_a_scheme_that_promises_less_must_lower_the_loss() -> None:
+    report = check_scheme(LocalSGD, ranks=[3])
+    (row,) = report.rows
+    assert not row.always_equal
+    assert row.difference > 1e-3
+    assert row.loss < report.first_loss
+
+
+def test_a_scheme_can_be_asked_for_more_than_it_promises() -> None:
+    (row,) = check_scheme(LocalSGD1, ranks=[4], equal_to_serial=True).rows
+    assert row.difference < 1e-12
+    with pytest.raises(AssertionError, match="differ from those of serial training at the end"):
+        check_scheme(LocalSGD, ranks=[4], equal_to_serial=True)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_library_s_schemes_pass(name: str) -> None:
+    check_scheme(SCHEMES[name], ranks=[1, 3], equal_to_serial=False if name == "stale" else None)
+
+
+def test_the_report_counts_messages_and_bytes() -> None:
+    report = check_scheme(AllReduce, ranks=[1, 3])
+    alone, three = report.rows
+    assert report.scheme == "AllReduce"
+    assert report.buckets == 4
+    assert (alone.messages, alone.bytes, alone.least_bytes) == (4, 0, 0)
+    assert (three.messages, three.least_bytes) == (4, 768)
+    assert abs(three.bytes - three.least_bytes) < report.buckets  # each is rounded
+    title, loss, head, *lines = str(report).splitlines()
+    assert title.startswith("AllReduce: 57 parameters in 4 buckets")
+    assert "serial training" in loss
+    assert [line.split()[0] for line in lines] == ["1", "3"]
+    assert all(len(line) == len(head) for line in lines)
+
+
+# -- broken schemes
+
+
+class ForgetsABucket(Plain):
+    def wait(self, bucket: Bucket) -> None:
+        if bucket.index != 2:
+            super().wait(bucket)
+
+
+class DividesBySize(Plain):
+    def wait(self, bucket: Bucket) -> None:
+        super().wait(bucket)
+        bucket.grads[...] /= self.comm.size
+
+
+class SumsTwice(Plain):
+    def wait(self, bucket: Bucket) -> None:
+        super().wait(bucket)
+        super().wait(bucket)
+
+
+class SumsTwiceAtOnce(Plain):
+    def wait(self, bucket: Bucket) -> None:
+        for request in [self.comm.iallreduce(bucket.grads) for _ in range(2)]:
+            request.wait()
+
+
+class ScalesByItsOwnShare(Plain):
+    def loss_scale(self, local: int, total: int) -> float:
+        return 1 / (max(local, 1) * self.comm.size)
+
+
+class OtherOrderOnRank1(Plain):
+    def update(self, optimizer: Any) -> None:
+        for bucket in self.buckets[:: -1 if self.comm.rank == 1 else 1]:
+            self.comm.allreduce(bucket.grads)
+        optimizer.step()
+
+
+class SendsBeforeItReceives(Plain):
+    """A ring in which all ranks send first: it works as long as the library has buffers."""
+
+    def wait(self, bucket: Bucket) -> None:
+        size, rank = self.comm.size, self.comm.rank
+        part, total = bucket.grads.copy(), bucket.grads
+        for _ in range(size - 1):
+            self.comm.send(part, (rank + 1) % size)
+            self.comm.recv(part, (rank - 1) % size)
+            total += part
+
+
+class WaitsForItself(Plain):
+    """Polls for a message that never comes."""
+
+    def update(self, optimizer: Any) -> None:
+        request = self.comm.irecv(np.empty(1), self.comm.rank)
+        while not request.test():
+            pass
+
+
+class LeavesAMessage(Plain):
+    def update(self, optimizer: Any) -> None:
+        super().update(optimizer)
+        if self.comm.rank == 1 and optimizer.iterations == 3:
+            self.comm.isend(np.ones(5), 0, tag=7)
+
+
+class LeavesARequest(Plain):
+    def update(self, optimizer: Any) -> None:
+        super().update(optimizer)
+        if optimizer.iterations == 3:
+            self.comm.iallreduce(np.ones(5))
+
+
+class AbandonsNothing(AllReduce):
+    def abandon(self) -> None:
+        self.requests.clear()
+
+
+class UpdatesWhenAbandoned(AllReduce):
+    def abandon(self) -> None:
+        super().abandon()
+        self.buckets[0].values[...] *= 0.9
+
+
+class ForgetsItsMomentum(Plain):
+    """Smooths the sums of gradients by itself, and keeps that to itself."""
+
+    sums_gradients = False
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        self.smooth = [np.zeros_like(bucket.grads) for bucket in buckets]
+
+    def wait(self, bucket: Bucket) -> None:
+        super().wait(bucket)
+        self.smooth[bucket.index] += 0.5 * (bucket.grads - self.smooth[bucket.index])
+        bucket.grads[...] = self.smooth[bucket.index]
+
+
+class ChangesWhenSaved(AllReduce):
+    def state(self) -> dict[str, Any]:
+        for bucket in self.buckets:
+            bucket.values[...] *= 1.01
+        return super().state()
+
+
+class StateWithoutWords(AllReduce):
+    def state(self) -> dict[str, Any]:
+        return {"buckets": self.buckets}
+
+
+class BroadcastsLateFromAWrongRoot(Plain):
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        self.buckets = buckets
+
+    def update(self, optimizer: Any) -> None:
+        super().update(optimizer)
+        for bucket in self.buckets:
+            self.comm.broadcast(bucket.values, self.comm.size - 1)
+
+
+class NeverBroadcasts(Plain):
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        self.buckets = buckets
+
+
+class TakesWhatHasArrived(GradientExchange):
+    """Averages with the neighbour's parameters if they happen to be there."""
+
+    def loss_scale(self, local: int, total: int) -> float:
+        return 1 / max(local, 1)
+
+    def update(self, optimizer: Any) -> None:
+        size, rank = self.comm.size, self.comm.rank
+        for bucket in self.buckets:
+            theirs = np.empty_like(bucket.values)
+            requests = [self.comm.irecv(theirs, (rank - 1) % size)]
+            requests.append(self.comm.isend(bucket.values.copy(), (rank + 1) % size))
+            late = not requests[0].test()
+            for request in requests:
+                request.wait()
+            if not late:
+                bucket.values[...] = (bucket.values + theirs) / 2
+        optimizer.step()
+
+
+class NeverWaits(AllReduce):
+    def wait(self, bucket: Bucket) -> None:
+        pass
+
+
+class ReadsTooEarly(AllReduce):
+    def update(self, optimizer: Any) -> None:
+        optimizer.step()
+        for bucket in self.buckets:
+            self.wait(bucket)
+
+
+class WritesWhatIsUnderWay(AllReduce):
+    def bucket_ready(self, bucket: Bucket) -> None:
+        super().bucket_ready(bucket)
+        bucket.grads[...] *= 0.5
+
+
+class ClimbsTheHill(LocalSGD):
+    def loss_scale(self, local: int, total: int) -> float:
+        return -0.1 / max(local, 1)
+
+
+class HidesErrors(Plain):
+    """Falls back to its own gradients when anything goes wrong."""
+
+    def wait(self, bucket: Bucket) -> None:
+        with contextlib.suppress(RuntimeError):
+            super().wait(bucket)
+
+
+class HasNoMethod(Plain):
+    def wait(self, bucket: Bucket) -> None:
+        self.comm.all_reduce(bucket.grads)  # type: ignore[attr-defined]
+
+
+BROKEN: list[tuple[Callable[[Communicator], GradientExchange], int, str]] = [
+    (ForgetsABucket, 2, r"parameters of rank 1 differ from those of rank 0 after step 1, in first"),
+    (DividesBySize, 3, r"differ from those of serial training after step 1, in \S+ by \d\.\de-\d+"),
+    (SumsTwice, 2, r"differ from those of serial training after step 1"),
+    (SumsTwiceAtOnce, 2, r"uses an array on which iallreduce of \d+ float64 is under way"),
+    (ScalesByItsOwnShare, 2, r"differ from those of serial training after step 1"),
+    (OtherOrderOnRank1, 2, r"rank 0 calls allreduce sum of .* where rank 1 calls allreduce"),
+    (
+        SendsBeforeItReceives,
+        3,
+        r"wait for each other: rank 0 in send to rank 1 .*; rank 1 in send to rank 2 .*; rank 2 in",
+    ),
+    (WaitsForItself, 2, r"not done after 1 s: rank 0 in recv of 1 float64 from rank 0 \(tag 0\)"),
+    (LeavesAMessage, 2, r"at the end nobody has met the send of 5 float64 to rank 0 \(tag 7\) of"),
+    (LeavesARequest, 3, r"at the end rank 0 has not seen its iallreduce of 5 float64 complete"),
+    (AbandonsNothing, 2, r"with step 5 abandoned: rank \d: abandon\(\) leaves iallreduce of"),
+    (UpdatesWhenAbandoned, 1, r"with step 5 abandoned: rank 0: abandon\(\) has changed the par"),
+    (ForgetsItsMomentum, 2, r"resumed after step 10: parameters of rank 0 differ .* step 11, in"),
+    (ChangesWhenSaved, 1, r"saved after step 10: parameters of rank 0 differ .* after step 11"),
+    (StateWithoutWords, 1, r"saved after step 10: .*a state may hold arrays by name and what JSON"),
+    (BroadcastsLateFromAWrongRoot, 2, r"differ from those of serial training after step 1"),
+    (NeverBroadcasts, 2, r"parameters of rank 1 differ from those of rank 0 after step 1"),
+    (
+        TakesWhatHasArrived,
+        3,
+        r"random delays \(seed \d\): .* depends on which rank comes first",
+    ),
+    (NeverWaits, 2, r"uses an array on which iallreduce of \d+ float64 is under way"),
+    (
+        ReadsTooEarly,
+        2,
+        r"the loss is not finite at .*; here arrays hold NaN until their req",
+    ),
+    (WritesWhatIsUnderWay, 2, r"the array of iallreduce of .* was written before the request was"),
+    (ClimbsTheHill, 2, r"18 steps take the loss from .* to .*, where serial training reaches"),
+    (HidesErrors, 2, r"rank 1 raises in allreduce of .*, but"),
+    (HasNoMethod, 1, r"rank 0: AttributeError: 'Metered' object has no attribute 'all_reduce'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
+)
+def test_a_broken_scheme_is_told_what_it_breaks(
+    scheme: Callable[[Communicator], GradientExchange], ranks: int, sentence: str
+) -> None:
+    with pytest.raises(AssertionError, match=sentence) as caught:
+        check_scheme(scheme, ranks=[ranks], timeout=1 if scheme is WaitsForItself else 60)
+    told = str(caught.value)
+    assert told.startswith(f"{scheme.__name__} on {ranks} rank")
+    assert "\n" not in told
+
+
+def test_the_rule_can_be_chosen() -> None:
+    report = check_scheme(AllReduce, ranks=[2], optimizer=lambda: SGD(1e-3))
+    assert isinstance(report, SchemeReport)
+    assert report.serial_loss > 0.95 * report.first_loss
+
+
+@pytest.mark.parametrize("ranks", [[], [0], [12]])
+def test_numbers_of_ranks_that_cannot_be_are_refused(ranks: list[int]) -> None:
+    with pytest.raises(ValueError, match="ranks must be numbers from 1 to 11"):
+        check_scheme(AllReduce, ranks=ranks)
+
+
+def test_what_makes_no_scheme_is_refused() -> None:
+    with pytest.raises(TypeError, match="must make a GradientExchange, not 3; inherit from it"):
+        check_scheme(lambda comm: 3)  # type: ignore[arg-type,return-value]
+
+
+# -- the command
+
+
+def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__file__}:Plain", "--ranks=2,3"]) == 0
+    printed, told = capsys.readouterr()
+    assert told == ""
+    assert printed.startswith("Plain: 57 parameters")
+    assert [line.split()[0] for line in printed.splitlines()[3:]] == ["2", "3"]
+
+
+def test_the_command_takes_the_library_s_schemes_with_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["allreduce", '--scheme-options={"overlap": false}', "--ranks=2"]
+    assert main([*arguments, "--equal-to-serial"]) == 0
+    assert capsys.readouterr().out.startswith("AllReduce: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{__file__}:DividesBySize", "DividesBySize on 2 ranks: parameters differ from those of"),
+        (f"{__file__}:Nothing", "scheme: unknown name in "),
+        (f"{__file__}:SGD", "scheme: .*:SGD must be a subclass of GradientExchange, not <class"),
+        ("allreduse", r"^unknown scheme 'allreduse'; did you mean 'allreduce'\?$"),
+    ],
+)
+def test_the_command_fails_in_one_line(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--ranks=2"]) == 1
+    printed, told = capsys.readouterr()
+    assert printed == ""
+    assert re.search(words, only_line(told))

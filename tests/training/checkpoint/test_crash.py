@@ -1,0 +1,178 @@
+"""Wherever the writing of a checkpoint ends, a whole one is found, and the next save tidies up."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import EarlyStopping
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import small_trainer
+
+CALLS = [(os, name) for name in ("mkdir", "rename", "replace", "rmdir", "unlink", "fsync")]
+CALLS.append((builtins, "open"))
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Killed(BaseException):
+    """The end of the process, which nothing in it can handle."""
+
+
+class Disk:
+    """What changes files is counted, and call number `end` (from 1) raises `error`.
+
+    After `Killed` all later calls raise it too, and files that no fsync has brought to the disk are
+    there by half. Another error is that call's alone, as on a disk that is full for a while.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, end: int, error: BaseException) -> None:
+        self.end, self.error = end, error
+        self.calls = 0
+        self._cached: dict[int, Path] = {}  # by inode
+        for module, name in CALLS:
+            patch.setattr(module, name, self._counting(name, getattr(module, name)))
+
+    def _counting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **keywords: Any) -> Any:
+            if name == "open" and args[1:2] != ("xb",):
+                return call(*args, **keywords)
+            self.calls += 1
+            dead = self.calls >= self.end and isinstance(self.error, Killed)
+            if dead:
+                self._lose()
+            if dead or self.calls == self.end:
+                raise self.error
+            result = call(*args, **keywords)
+            if name == "open":
+                self._cached[os.fstat(result.fileno()).st_ino] = Path(args[0])
+            elif name == "fsync":
+                self._cached.pop(os.fstat(args[0]).st_ino, None)
+            return result
+
+        return counted
+
+    def _lose(self) -> None:
+        for path in self._cached.values():
+            if path.exists():
+                os.truncate(path, path.stat().st_size // 2)
+        self._cached.clear()
+
+
+Told = tuple[int, int]
+"""What a checkpoint is known by: its step, and a number in another of its parts."""
+
+
+def save(directory: Path, told: Told, ranks: int = 1, keep: int = 1) -> None:
+    def rank(comm: Communicator) -> None:
+        trainer = small_trainer(comm, callback := EarlyStopping())
+        trainer.optimizer.iterations, callback.waited = told
+        save_checkpoint(directory, trainer, keep=keep)
+
+    run_threads(ranks, rank)
+
+
+def load(directory: Path) -> Told:
+    trainer = small_trainer(None, callback := EarlyStopping())
+    assert load_checkpoint(directory, trainer) is not None
+    return trainer.optimizer.iterations, callback.waited
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint that is there, and the one whose writing is disturbed."""
+
+    old: Told
+    new: Told
+    damaged: str = ""
+
+    def prepare(self, directory: Path) -> None:
+        save(directory, self.old)
+        if self.damaged:
+            (directory / self.damaged).mkdir()
+            (directory / self.damaged / "state.json").touch()
+
+
+CASES = {
+    "in a row": Case((4, 0), (5, 1)),
+    "in place of another": Case((4, 0), (4, 1)),
+    "before a damaged one": Case((2, 0), (3, 1), "checkpoint-00000009"),
+    "in place of a damaged one": Case((2, 0), (9, 1), "checkpoint-00000009"),
+}
+
+
+def disturbed(
+    case: Case, ranks: int, folder: Path, error: BaseException
+) -> Iterator[tuple[Path, BaseException | None]]:
+    """Save with an error at each call in turn, until it is at none; tell where, and what came."""
+    for end in itertools.count(1):
+        directory = folder / str(end)
+        case.prepare(directory)
+        raised: BaseException | None = None
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, end, error)
+            try:
+                save(directory, case.new, ranks)
+            except (Killed, AgreedError) as problem:
+                raised = problem
+        if disk.calls < end:
+            break
+        yield directory, raised
+    assert end > 12  # calls were counted
+    assert raised is None
+    assert load(directory) == case.new
+    assert len(list(directory.iterdir())) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_kill_at_any_moment_leaves_the_old_checkpoint_or_the_new(
+    case: Case, ranks: int, tmp_path: Path
+) -> None:
+    for directory, _ in disturbed(case, ranks, tmp_path, Killed()):
+        assert load(directory) in (case.old, case.new)
+        save(directory, (10, 2))
+        assert load(directory) == (10, 2)
+        assert [path.name for path in directory.iterdir()] == ["checkpoint-00000010"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_call_that_fails_at_any_moment_is_told_unless_the_new_checkpoint_is_there(
+    case: Case, ranks: int, tmp_path: Path
+) -> None:
+    for directory, raised in disturbed(
+        case, ranks, tmp_path, OSError(errno.ENOSPC, "No space left on device")
+    ):
+        if raised is None:
+            assert load(directory) == case.new
+        else:
+            assert "checkpoint: cannot write " in str(raised)
+            assert "no space left on device; free some space" in str(raised)
+            assert load(directory) in (case.old, case.new)
+        save(directory, (10, 2))
+        assert [path.name for path in directory.iterdir()] == ["checkpoint-00000010"]
+
+
+def test_a_checkpoint_that_is_removed_does_not_look_like_one_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing a folder is many calls; what a kill among them leaves would be called damaged."""
+    save(tmp_path, (1, 0))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+    save(tmp_path, (2, 0))
+    assert [path.name for path in find_checkpoints(tmp_path)] == ["checkpoint-00000002"]

@@ -1,0 +1,292 @@
+"""Which checkpoint is taken, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import Checkpointer, EarlyStopping
+from pydtnn.comm import Communicator
+from pydtnn.optimizers import Adam
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.training.checkpoint import find_checkpoints, folder, load_checkpoint, save_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import fingerprint, small_fit, small_model, small_trainer, trained
+
+FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
+
+
+def cut(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-5])
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray((path / "arrays.safetensors").read_bytes())
+    data[-100] ^= 1
+    (path / "arrays.safetensors").write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+
+
+def rewrite_for_the_future(path: Path) -> None:
+    files = {name: (path / name).read_bytes() for name in ("arrays.safetensors", "state.json")}
+    files["state.json"] = files["state.json"].replace(b'"format": 1', b'"format": 2')
+    shutil.rmtree(path)
+    folder.write_checkpoint(path, files, keep=9)
+
+
+def rewrite(path: Path, change: Callable[[Any], object]) -> None:
+    """Change what the JSON of a checkpoint says, and give it the checksums of that."""
+    files = {name: (path / name).read_bytes() for name in ("arrays.safetensors", "state.json")}
+    content = json.loads(files["state.json"])
+    changed = change(content)
+    files["state.json"] = json.dumps(content if changed is None else changed).encode()
+    shutil.rmtree(path)
+    folder.write_checkpoint(path, files, keep=9)
+
+
+def put(*keys: str | int, value: Any) -> Callable[[Any], object]:
+    """Set what is at some keys of the content."""
+
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+def drop(*keys: str | int) -> Callable[[Any], object]:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+VALUES = "parts", "optimizer", 0, "values"
+TRAINER = "parts", "trainer", 0, "values"
+
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "no object": (lambda _: [], "state.json must hold an object"),
+    "no format": (drop("format"), "its format is None"),
+    "true as format": (put("format", value=True), "its format is True"),
+    "no parts": (drop("parts"), "parts must be an object"),
+    "null as parts": (put("parts", value=None), "parts must be an object"),
+    "no optimizer": (drop("parts", "optimizer"), "it has no part 'optimizer'"),
+    "no trainer": (drop("parts", "trainer"), "it has no part 'trainer'"),
+    "no model": (drop("parts", "model"), "it has no part 'model'"),
+    "null as a part": (put("parts", "model", value=None), "model must be a list of states"),
+    "no states": (put("parts", "model", value=[]), "model must be a list of states"),
+    "null as a state": (put("parts", "model", 0, value=None), "model must be a list of states"),
+    "no values": (drop(*VALUES), "model must be a list of states|optimizer must be a list of stat"),
+    "numbers as names": (put("parts", "model", 0, "arrays", value=[1]), "model must be a list of"),
+    "an array that is not there": (
+        put("parts", "model", 0, "arrays", value=["head.x"]),
+        "arrays.safetensors has no array model/head.x",
+    ),
+    "an array that nothing names": (
+        put("parts", "optimizer", 0, "arrays", value=[]),
+        "no part has the array optimizer/velocity/",
+    ),
+    "infinite iterations": (put(*VALUES, "iterations", value=math.inf), "optimizer: iterations mu"),
+    "negative iterations": (put(*VALUES, "iterations", value=-1), "optimizer: iterations must be"),
+    "true as iterations": (put(*VALUES, "iterations", value=True), "optimizer: iterations must be"),
+    "NaN as a factor": (put(*VALUES, "lr_factor", value=math.nan), "optimizer: lr_factor must be"),
+    "a factor of text": (put(*VALUES, "lr_factor", value="1"), "optimizer: lr_factor must be"),
+    "null as an epoch": (put(*TRAINER, "epoch", value=None), "trainer: epoch must be"),
+    "half a step": (put(*TRAINER, "step", value=0.5), "trainer: step must be"),
+    "no history": (drop(*TRAINER, "history"), "trainer: history must be"),
+    "a history of text": (put(*TRAINER, "history", value=["x"]), "trainer: history must be"),
+    "metrics of numbers": (put(*TRAINER, "metrics", value=[1, 2]), "trainer: metrics must be"),
+    "totals as a number": (put(*TRAINER, "totals", value=1), "trainer: totals must be"),
+    "a plan of text": (put(*TRAINER, "plan", value="x"), "trainer: plan must be"),
+    "choices of numbers": (
+        put("parts", "choices", value=[{"values": {"measured": {"k": 1}}, "arrays": []}]),
+        "choices: measured must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", WRONG)
+def test_a_checkpoint_whose_sums_are_right_but_whose_content_is_not_is_refused(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path)
+    old, new = find_checkpoints(tmp_path)
+    change, reason = WRONG[damage]
+    rewrite(new, change)
+    trainer = small_trainer(None, EarlyStopping())
+    assert load_checkpoint(tmp_path, trainer) == old
+    assert (trainer.epoch, trainer.optimizer.iterations) == (1, 4)
+    message = caplog.records[0].getMessage()
+    assert message.startswith(f"{new.name} cannot be used: ")
+    assert any(part in message for part in reason.split("|")), message
+    assert message.endswith(f"; {old.name} is taken instead")
+
+
+def test_weights_that_are_not_finite_are_not_continued_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step before a loss that is not finite may have been saved."""
+    trainer = trained(tmp_path)
+    trainer.model.parameters["head.b"].master[1] = math.inf
+    trainer.optimizer.iterations += 1
+    save_checkpoint(tmp_path, trainer)
+    assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000008"
+    assert "model: head.b must be finite" in caplog.text
+
+
+def test_json_that_is_nested_too_deeply_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path)
+    old, new = find_checkpoints(tmp_path)
+    files = {name: (new / name).read_bytes() for name in FILES[1:]}
+    files["state.json"] = b"[" * 1_000_000
+    folder.write_checkpoint(new, files, keep=9)
+    assert load_checkpoint(tmp_path, small_trainer()) == old
+    assert f"{new.name} cannot be used: state.json is no readable JSON" in caplog.text
+
+
+class Odd(EarlyStopping):
+    """Fails on a saved state with an error that is no sentence, having taken half of it."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if state["best"] is not None:
+            self.monitor.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_whatever_a_part_raises_no_part_is_loaded(tmp_path: Path) -> None:
+    small_fit(small_trainer(None, Odd(), Checkpointer(tmp_path)), epochs=1)
+    fresh = small_trainer(None, Odd(), model=small_model(seed=1))
+    before = fingerprint(fresh)
+    words = "checkpoint-00000004: the state of Odd.1 is not what Odd expects: AttributeError: 'str'"
+    with pytest.raises(AgreedError, match=words):
+        load_checkpoint(tmp_path, fresh)
+    assert fingerprint(fresh) == before
+    assert (fresh.epoch, fresh.step) == (0, 0)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "arrays cut": (cut("arrays.safetensors"), "arrays.safetensors does not match its checksum"),
+    "a bit flipped": (flip_a_bit, "arrays.safetensors does not match its checksum"),
+    "numbers cut": (cut("state.json"), "state.json does not match its checksum"),
+    "sums cut": (cut("SHA256SUMS"), "state.json does not match its checksum"),
+    "sums are noise": (lambda p: (p / FILES[0]).write_bytes(b"\xff\0" * 9), "does not match its"),
+    "arrays gone": (
+        lambda p: (p / FILES[1]).unlink(),
+        "arrays.safetensors cannot be read (no such",
+    ),
+    "sums gone": (lambda p: (p / FILES[0]).unlink(), "SHA256SUMS cannot be read (no such file"),
+    "empty": (empty, "SHA256SUMS cannot be read (no such file"),
+    "of the future": (
+        rewrite_for_the_future,
+        "its format is 2, and this version of pydtnn reads 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path)
+    old, new = find_checkpoints(tmp_path)
+    harm, reason = DAMAGE[damage]
+    harm(new)
+    trainer = small_trainer(None, EarlyStopping())
+    assert load_checkpoint(tmp_path, trainer) == old
+    assert trainer.epoch == 1
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith(f"{new.name} cannot be used: ")
+    assert reason in message
+    assert message.endswith(f"; {old.name} is taken instead")
+
+
+@pytest.mark.threads(1, 2)
+def test_where_every_checkpoint_is_damaged_all_ranks_say_so(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    if comm.rank == 0:
+        trained(tmp_path)
+        for path in find_checkpoints(tmp_path):
+            cut("state.json")(path)
+    comm.barrier()
+    with pytest.raises(AgreedError) as caught:
+        load_checkpoint(tmp_path, small_trainer(comm))
+    message = str(caught.value)
+    assert f"no checkpoint in {tmp_path} is whole: " in message
+    assert message.count("state.json does not match its checksum") == 2
+    assert message.endswith("; start again in another folder")
+
+
+def test_a_damaged_checkpoint_is_gone_after_the_next_is_saved(tmp_path: Path) -> None:
+    trained(tmp_path)
+    flip_a_bit(find_checkpoints(tmp_path)[-1])
+    trainer = small_trainer(None, EarlyStopping(), Checkpointer(tmp_path))
+    load_checkpoint(tmp_path, trainer)
+    small_fit(trainer)
+    assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000008"
+
+
+class Picky(EarlyStopping):
+    """Comes late in the order of parts, and refuses on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        super().__init__()
+        self.refuses = refuses
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if self.refuses and state["best"] is not None:
+            state["nothing"]
+        super().load(state)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer, LocalSGD])
+def test_where_one_part_is_refused_on_one_rank_no_part_is_loaded_on_any(
+    comm: Communicator, scheme: type[AllReduce], tmp_path: Path
+) -> None:
+    def trainer(refuses: bool, seed: int) -> Trainer:
+        callbacks = Picky(refuses), Checkpointer(tmp_path)
+        model = small_model(seed=seed)
+        return small_trainer(comm, *callbacks, model=model, exchange=scheme(comm))
+
+    small_fit(trainer(False, seed=0), epochs=1)
+    fresh = trainer(comm.rank == comm.size - 1, seed=1)
+    before = fingerprint(fresh)
+    with pytest.raises(AgreedError, match=r"the state of Picky.1 has no 'nothing', so it is of an"):
+        load_checkpoint(tmp_path, fresh)
+    assert fingerprint(fresh) == before
+    assert (fresh.epoch, fresh.step, fresh.optimizer.iterations) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": small_model(filters=5)}, "weights do not fit the model: "),
+        ({"optimizer": Adam(0.1)}, "Adam: the saved state is of another optimizer or model"),
+    ],
+    ids=["model", "optimizer"],
+)
+def test_a_checkpoint_of_something_else_is_refused_by_name(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = save_checkpoint(tmp_path, small_trainer())
+    with pytest.raises(AgreedError, match=f"^{path}: {message}"):
+        load_checkpoint(tmp_path, small_trainer(**options))

@@ -1,0 +1,202 @@
+"""What stays when a checkpoint cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import Communicator
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.training.checkpoint import folder, load_checkpoint, save_checkpoint
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import small_trainer, trained
+
+ROOT = Path(__file__).parents[3]
+FILES = ["SHA256SUMS", "arrays.safetensors", "state.json"]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.threads(1, 2)
+@pytest.mark.parametrize("file", FILES)
+def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
+    comm: Communicator, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trained(tmp_path, comm, epochs=1)
+    before = names(tmp_path)
+    comm.barrier()
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[: len(data) // 2] if path.name == file else data)
+        if path.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder, "write_through", full)
+    trainer.optimizer.iterations += 1
+    with pytest.raises(AgreedError) as caught:
+        save_checkpoint(tmp_path, trainer)
+    path = tmp_path / "checkpoint-00000005"
+    assert str(caught.value).removeprefix("rank 0: ") == (
+        f"checkpoint: cannot write {path}: no space left on device; "
+        "free some space or choose another folder"
+    )
+    assert names(tmp_path) == before == ["checkpoint-00000004"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import small_trainer
+
+trainer = small_trainer()
+save_checkpoint(sys.argv[1], trainer)
+trainer.optimizer.iterations += 1
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    save_checkpoint(sys.argv[1], trainer)
+except AgreedError as error:
+    print(error)
+print(load_checkpoint(sys.argv[1], trainer).name, len(list(Path(sys.argv[1]).iterdir())))
+"""
+
+
+def test_a_write_that_the_system_refuses_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [
+        f"checkpoint: cannot write {tmp_path}/checkpoint-00000001: file too large; "
+        "free some space or choose another folder",
+        "checkpoint-00000000 1",
+    ]
+    assert done.stderr == ""
+
+
+@pytest.mark.threads(1, 2)
+def test_a_folder_that_cannot_be_made_stops_all_ranks(comm: Communicator, tmp_path: Path) -> None:
+    if comm.rank == 0:
+        (tmp_path / "file").write_text("")
+    with pytest.raises(AgreedError, match=r"checkpoint: cannot write .*; choose another folder$"):
+        save_checkpoint(tmp_path / "file" / "run", small_trainer(comm))
+
+
+def test_a_checkpoint_comes_back_where_its_replacement_cannot_be_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = small_trainer()
+    path = save_checkpoint(tmp_path, trainer)
+    before = contents(path)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    trainer.epoch = 1
+    with pytest.raises(AgreedError, match="operation not permitted; choose another folder"):
+        save_checkpoint(tmp_path, trainer)
+    assert names(tmp_path) == [path.name]
+    assert contents(path) == before
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from pydtnn.callbacks import Callback
+from pydtnn.training.checkpoint import folder, save_checkpoint
+from tests.small_training import small_trainer
+
+def killed(path, data):
+    path.write_bytes(data[: len(data) // 2])
+    if path.name == folder.STATE:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+trainer = small_trainer()
+save_checkpoint(sys.argv[1], trainer)
+trainer.optimizer.iterations += 1
+folder.write_through = killed
+save_checkpoint(sys.argv[1], trainer)
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_earlier_checkpoint(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(ROOT)]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".checkpoint-00000001.partial", "checkpoint-00000000"]
+    assert load_checkpoint(tmp_path, small_trainer()) == tmp_path / "checkpoint-00000000"
+
+
+class OfEachRank(Callback):
+    """State that differs between ranks: arrays of several types and shapes, one of them large."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.own: dict[str, Any] = {
+            "large": rng.normal(size=(250, 40)),
+            "turned": rng.normal(size=(3, 4)).T,
+            "number": np.array(rng.integers(99)),
+            "empty": np.zeros((0, 3), "float32"),
+            "rank": seed,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self.own
+
+    def load(self, state: Any) -> None:
+        self.own = dict(state)
+
+
+class Sizes(Wrapper):
+    """Notes how many bytes each rank hands to `gather_object`."""
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.sizes: list[int] = []
+
+    def gather_object(self, value: Any) -> list[Any]:
+        self.sizes.append(len(pickle.dumps(value)))
+        return super().gather_object(value)
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2)
+def test_what_differs_between_ranks_goes_to_rank_0_as_plain_arrays(
+    comm: Communicator, shared_path: Path
+) -> None:
+    through = Sizes(comm)
+    trainer = small_trainer(through, OfEachRank(comm.rank))
+    save_checkpoint(shared_path, trainer)
+    assert max(through.sizes) < 8_000  # bytes, of the 80,000 that are in the largest array
+    sent = trainer.comm.traffic.bytes  # the arrays, and the few bytes of what ranks sum anyway
+    assert 80_104 <= sent < 80_200 if comm.rank else sent < 100
+    other = small_trainer(comm, OfEachRank(100))
+    load_checkpoint(shared_path, other)
+    for name, value in OfEachRank(comm.rank).own.items():
+        np.testing.assert_array_equal(other.callbacks[0].state()[name], value)

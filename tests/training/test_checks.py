@@ -1,0 +1,270 @@
+"""What a trainer refuses before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD, Adam
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from pydtnn.weights import load_weights, save_weights
+from tests.small_training import small_data, small_model, small_trainer
+
+VALIDATION = {
+    "empty": ((0, 5, 5, 2), "the validation set val has no samples; give one that has, or none"),
+    "another shape": ((3, 6, 5, 2), r"val have shape \(6, 5, 2\), those of array \(5, 5, 2\); gi"),
+}
+
+
+@pytest.mark.parametrize(("shape", "words"), VALIDATION.values(), ids=VALIDATION)
+def test_what_cannot_be_evaluated_is_refused_before_the_first_epoch(
+    shape: tuple[int, ...], words: str
+) -> None:
+    train, _ = small_data()
+    validation = ArrayDataset(np.zeros(shape), np.zeros(shape[0], int), name="val")
+    trainer = small_trainer()
+    with pytest.raises(ValueError, match=f"^Trainer: .*{words}"):
+        trainer.fit(train, validation, global_batch_size=8)
+    assert trainer.optimizer.iterations == 0
+
+
+def test_arrays_in_the_place_of_data_sets_are_told_how_to_become_one() -> None:
+    train, _ = small_data()
+    x, y = train.read(np.arange(4))
+    for given in ((x, y), (train, (x, y))):
+        with pytest.raises(TypeError, match=r"^Trainer: expected a data set, .*: ArrayDataset"):
+            small_trainer().fit(*given, global_batch_size=2)
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "epochs": ({"epochs": 3}, "the same epochs, but it is 2 on rank 0 and 3 on rank 1"),
+    "batch": ({"global_batch_size": 4}, "global batch size, but it is 8 on rank 0 and 4 on rank 1"),
+    "steps": ({"steps_per_epoch": 2}, "the same steps, but it is 4 on rank 0 and 2 on rank 1"),
+    "seed": ({"seed": 1}, "the same seed, but it is 0 on rank 0 and 1 on rank 1"),
+    "no validation": ({"validation": None}, "same validated, but it is 16 on rank 0 and 0 on rank"),
+    "samples": ({"samples": 25}, "the same samples, but it is 29 on rank 0 and 25 on rank 1"),
+    "model": ({"model": 5}, "number of parameters, but it is 195 on rank 0 and 243 on rank 1"),
+    "optimizer": ({"optimizer": Adam(0.1)}, "optimizer, but it is 'SGD' on rank 0 and 'Adam' on r"),
+    "lr": ({"optimizer": SGD(0.2)}, "learning rate, but it is 0.1 on rank 0 and 0.2 on rank 1"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), DIFFERENT.values(), ids=DIFFERENT)
+@pytest.mark.threads(2)
+def test_ranks_that_would_do_different_work_are_refused_before_any(
+    comm: Communicator, change: dict[str, Any], words: str
+) -> None:
+    mine: dict[str, Any] = change if comm.rank == 1 else {}
+    train, validation = small_data()
+    given = {"validation": validation, "epochs": 2, "global_batch_size": 8, **mine}
+    train = train.subset(np.arange(given.pop("samples", len(train))))
+    trainer = small_trainer(
+        comm,
+        model=small_model(filters=given.pop("model", 4)),
+        optimizer=given.pop("optimizer", SGD(0.1)),
+    )
+    with pytest.raises(AgreedError, match=f"^Trainer: all ranks must have .*{words}"):
+        trainer.fit(train, **given)
+    assert trainer.optimizer.iterations == 0
+
+
+@pytest.mark.threads(2)
+def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rates(
+    comm: Communicator,
+) -> None:
+    train, _ = small_data()
+    own = SGD(0.1 * (1 + comm.rank))
+    trainer = small_trainer(comm, optimizer=own, exchange=LocalSGD(comm, period=2))
+    assert len(trainer.fit(train, epochs=1, global_batch_size=8)) == 1
+
+
+PARTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a net": ({"model": Linear(3)}, r"model must be a Model, not .*; make one: Model\(net, inp"),
+    "a name": ({"optimizer": "sgd"}, "optimizer must be an Optimizer, not 'sgd'"),
+    "a class": ({"optimizer": SGD}, r"optimizer must be .*; make one: SGD\(\.\.\.\)"),
+    "a scheme's name": (
+        {"exchange": "allreduce"},
+        "exchange must be a GradientExchange, not 'al",
+    ),
+    "a function": (
+        {"callbacks": [print]},
+        "callback must be a Callback, not <built-in funct",
+    ),
+    "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], not"),
+    "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, not 1.5"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), PARTS.values(), ids=PARTS)
+def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: str) -> None:
+    given = {"model": small_model(), "optimizer": SGD(0.1), **change}
+    with pytest.raises(TypeError, match=f"^Trainer: {words}"):
+        Trainer(given.pop("model"), given.pop("optimizer"), **given)
+
+
+def test_numbers_of_epochs_and_samples_are_whole() -> None:
+    train, _ = small_data()
+    trainer = small_trainer()
+    with pytest.raises(TypeError, match=r"^Trainer: epochs must be a whole number, not 1\.5$"):
+        trainer.fit(train, epochs=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^Trainer: epochs must be at least 0, not -1$"):
+        trainer.fit(train, epochs=-1)
+    with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, not 0$"):
+        trainer.evaluate(train, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accumulation", "batch", "most"), [(1, 9, 8, 8), (3, 4, 8, 3), (1, 100_000, 16, 16)]
+)
+def test_more_micro_batches_than_samples_are_refused(
+    ranks: int, accumulation: int, batch: int, most: int
+) -> None:
+    train, _ = small_data()
+
+    def rank(comm: Communicator) -> None:
+        trainer = Trainer(
+            small_model(), SGD(0.1), exchange=AllReduce(comm), accumulation=accumulation
+        )
+        words = f"than the {most} samples that a rank has in a step; use at most {most}$"
+        with pytest.raises(ValueError, match=f"^Trainer: accumulation {accumulation} .*{words}"):
+            trainer.fit(train, global_batch_size=batch)
+        assert trainer.optimizer.iterations == 0
+
+    run_threads(ranks, rank)
+
+
+def flat_norm(comm: Communicator, **options: Any) -> Trainer:
+    net = Sequential(Flatten(), Linear(4), BatchNorm(name="norm"), Linear(3))
+    model = Model(net, (5, 5, 2), backend="numpy", dtype="float64")
+    return Trainer(model, SGD(0.1), exchange=options.pop("exchange", AllReduce(comm)), **options)
+
+
+@pytest.mark.threads(2)
+def test_batch_norm_over_a_single_row_is_refused(comm: Communicator) -> None:
+    train, _ = small_data()  # 29 samples
+    words = (
+        "^Trainer: norm normalises over the samples alone, and in {}, .* a single one, whose var"
+    )
+    every, last = words.format("each step, of [238] samples"), words.format("the last step .*")
+    with pytest.raises(ValueError, match=every):
+        flat_norm(comm).fit(train, global_batch_size=2)
+    with pytest.raises(ValueError, match=every):  # 8 samples, 2 ranks, 3 micro-batches each
+        flat_norm(comm, accumulation=3).fit(train, global_batch_size=8)
+    exact = AllReduce(comm, sums=lambda comm: ExactSums(comm, shards=8))
+    with pytest.raises(ValueError, match=every):
+        flat_norm(comm, exchange=exact).fit(train, global_batch_size=8)
+    for batch in (7, 14, 9):  # which leave 1, 1 and 2 samples
+        with pytest.raises(ValueError, match=last):
+            flat_norm(comm).fit(train, global_batch_size=batch)
+    with pytest.raises(ValueError, match=last):
+        flat_norm(comm, sync_batch_norm=True).fit(train, global_batch_size=7)
+
+
+@pytest.mark.threads(2)
+def test_batch_norm_over_two_rows_is_not_refused(comm: Communicator) -> None:
+    train, _ = small_data()
+    flat_norm(comm).fit(train, global_batch_size=4, steps_per_epoch=7)
+    flat_norm(comm).fit(train.subset(np.arange(28)), global_batch_size=8)
+    flat_norm(comm, sync_batch_norm=True).fit(train, global_batch_size=9)  # the last step: 1 + 1
+    one = train.subset(np.arange(5))
+    small_trainer(comm).fit(one, global_batch_size=2)  # images: 9 rows in a sample
+
+
+DATA: dict[str, tuple[Any, str]] = {
+    "a pixel": (lambda x, y: (np.where(np.arange(29).reshape(-1, 1, 1, 1) == 28, 0, x), y), "samp"),
+    "a label": (lambda x, y: (x, np.r_[(y[0] + 1) % 3, y[1:]]), "samples"),
+    "order": (lambda x, y: (x[::-1], y[::-1]), "samples"),
+    "type": (lambda x, y: (x.astype("float32"), y), "samples"),
+}
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.parametrize(("change", "words"), DATA.values(), ids=DATA)
+@pytest.mark.parametrize("which", ["training", "validation"])
+def test_ranks_with_other_data_of_the_same_length_are_refused(
+    comm: Communicator, change: Any, words: str, which: str
+) -> None:
+    train, validation = small_data()
+    other = train
+    if comm.rank > 0:
+        other = ArrayDataset(*change(train.x.copy(), train.y), classes=3)
+    given = (other, validation) if which == "training" else (validation, other)
+    ranks = "rank 1" if comm.size == 2 else "ranks 1, 2"
+    with pytest.raises(
+        AgreedError,
+        match=f"^Trainer: the {words}.* of the {which} set array differ on {ranks} ",
+    ):
+        small_trainer(comm).fit(*given, global_batch_size=8)
+
+
+@pytest.mark.threads(2)
+def test_data_that_are_augmented_while_they_are_read_are_compared_by_type_alone(
+    comm: Communicator,
+) -> None:
+    class Noisy(ArrayDataset):
+        def read(self, indices: Any) -> Any:
+            x, y = super().read(indices)
+            return x + noise.normal(size=x.shape), y
+
+    noise = np.random.default_rng(comm.rank)
+    train, _ = small_data()
+    assert small_trainer(comm).fit(Noisy(train.x, train.y), global_batch_size=8)
+
+
+@pytest.mark.threads(3)
+def test_ranks_that_have_loaded_other_weights_are_refused(
+    comm: Communicator, shared_path: Any
+) -> None:
+    train, validation = small_data()
+    if comm.rank == 0:
+        for seed in range(2):
+            save_weights(small_model(seed=seed), shared_path / f"{seed}")
+    comm.barrier()
+
+    def trainer(*files: int | None) -> Trainer:
+        made = small_trainer(comm)
+        if files[comm.rank] is not None:
+            load_weights(made.model, shared_path / f"{files[comm.rank]}")
+        return made
+
+    words = (
+        "^Trainer: the weights that were loaded differ on {} from those on rank 0; load the same f"
+    )
+    for files, who in (
+        ((0, 1, 0), "rank 1"),
+        ((0, 1, 1), "ranks 1, 2"),
+        ((None, None, 0), "rank 2"),
+    ):
+        with pytest.raises(AgreedError, match=words.format(who)):
+            trainer(*files).fit(train, global_batch_size=8)
+        with pytest.raises(AgreedError, match=words.format(who)):
+            trainer(*files).evaluate(validation)
+    with pytest.raises(AgreedError, match=words.format("ranks 1, 2")):
+        trainer(0, None, None).evaluate(validation)
+    for files in ((0, 0, 0), (1, None, None), (0, None, 0)):  # training begins with rank 0's
+        run = trainer(*files)
+        run.fit(train, validation, global_batch_size=8)
+        run.evaluate(validation)
+
+
+@pytest.mark.threads(3)
+def test_running_statistics_begin_as_those_of_rank_0(comm: Communicator) -> None:
+    train, _ = small_data()
+
+    def statistics(own: float) -> np.ndarray:
+        trainer = small_trainer(comm)
+        trainer.model.statistics.running += own
+        trainer.fit(train, global_batch_size=8)
+        return trainer.model.statistics.running.copy()
+
+    np.testing.assert_array_equal(statistics(1.5 + comm.rank), statistics(1.5))

@@ -1,0 +1,52 @@
+"""Totals: sums and counts that add up over batches and ranks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pydtnn.training.metric_sums import Totals
+
+
+def test_means_weight_every_sample_equally():
+    totals = Totals(["loss", "accuracy"])
+    totals.add(3, 6.0, 3.0)
+    totals.add(1, 2.0, 0.0)
+    assert totals.means() == {"loss": 2.0, "accuracy": 0.75}
+    assert totals.count == 4
+
+
+def test_parts_of_a_batch_add_up_like_an_allreduce_of_the_values():
+    parts = [Totals(["loss"]) for _ in range(3)]
+    for count, part in enumerate(parts):  # the first rank has no sample
+        part.add(count, 2.0 * count)
+    summed = Totals(["loss"])
+    summed.values[:] = sum(part.values for part in parts)
+    parts[0] += parts[1]
+    parts[0] += parts[2]
+    np.testing.assert_array_equal(parts[0].values, summed.values)
+    assert summed.means() == {"loss": 2.0}
+    assert summed.values.dtype == np.float64
+
+
+def test_no_sample_has_no_mean():
+    assert math.isnan(Totals(["loss"]).means()["loss"])
+
+
+def test_sums_of_other_quantities_are_refused():
+    totals = Totals(["loss"])
+    with pytest.raises(ValueError, match="expected sums of"):
+        totals.add(1, 2.0, 3.0)
+    with pytest.raises(ValueError, match="cannot be added"):
+        totals += Totals(["accuracy"])
+
+
+def test_sums_of_another_shape_are_not_taken():
+    totals = Totals(["loss"])
+    totals.add(3, 6.0)
+    for values in (np.zeros(3), np.float64(1), [1.0]):
+        with pytest.raises(ValueError, match=r"sums must have shape \(2,\), not .*; use those"):
+            totals.load(values)
+    assert totals.means() == {"loss": 2.0}

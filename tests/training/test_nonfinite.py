@@ -1,0 +1,124 @@
+"""A loss that is no number ends training before the parameters are touched, and says where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial, create_communicator
+from pydtnn.data import ArrayDataset
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.choices import Choices
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Sequential
+from pydtnn.losses import Loss
+from pydtnn.metrics import Metric
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.trainer import Trainer
+
+
+class Infinite(Loss):
+    """No number, whatever the predictions."""
+
+    def compute(self, backend, y, target, scale, out):
+        out[...] = 0
+        return np.inf * len(y)
+
+
+def trainer(comm: Communicator, *, loss: Loss | str = "cross_entropy", log: bool = False):
+    middle = Log(name="log") if log else ReLU(name="relu")
+    net = Sequential(Linear(4, name="first"), middle, Linear(3, name="last"))
+    return Trainer(Model(net, (2,), backend="numpy"), SGD(0.1), loss=loss, exchange=AllReduce(comm))
+
+
+def data(bad: float = 0.0) -> ArrayDataset:
+    """Eight samples of which the last has `bad` in its first feature."""
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    x[-1, 0] += bad
+    return ArrayDataset(x, np.arange(8) % 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "where"),
+    [
+        ({}, np.nan, "first in the input; clean the data$"),
+        ({"log": True}, 0.0, r"first in the output of log \(Log\);"),
+        ({"loss": Infinite()}, 0.0, "first in the loss itself;"),
+    ],
+)
+def test_the_first_place_is_named_and_the_parameters_stay(options, bad, where):
+    run = trainer(create_communicator("serial"), **options)
+    before = {name: value.copy() for name, value in run.model.state().items()}
+    with pytest.raises(NotFiniteError, match=r"not finite at epoch 1, step 1: " + where):
+        run.fit(data(bad), global_batch_size=8)
+    for name, value in run.model.state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+class NoNumber(Metric):
+    """Not finite, whatever the predictions."""
+
+    name = "own"
+
+    def compute(self, xp, y, target):
+        return np.nan
+
+
+def test_a_metric_that_is_not_finite_is_named() -> None:
+    model = Model(Linear(3), (2,), backend="numpy")
+    run = Trainer(model, SGD(0.1), metrics=["accuracy", NoNumber()], exchange=AllReduce(Serial()))
+    where = "first in the metric own itself; leave it out, or let it return a number$"
+    with pytest.raises(
+        NotFiniteError, match=f"^the metric own is not finite at epoch 1, .*{where}"
+    ):
+        run.fit(data(), global_batch_size=8)
+    with pytest.raises(NotFiniteError, match=f"^the metric own is not finite in the eval.*{where}"):
+        run.evaluate(data())
+
+
+@pytest.mark.threads(2, 3)
+def test_all_ranks_raise_and_name_the_rank(comm: Communicator) -> None:
+    """Without shuffling: the evaluation's last sample is the last rank's."""
+    with pytest.raises(
+        NotFiniteError, match=f"evaluation: first in the input on rank {comm.size - 1}; clean the"
+    ):
+        trainer(comm).evaluate(data(np.inf), batch_size=8)
+
+
+def test_training_that_goes_on_afterwards_has_sane_running_statistics():
+    """A user may catch the error and leave the batch out."""
+    net = Sequential(Linear(4), BatchNorm(name="norm"), Linear(3))
+    run = Trainer(Model(net, (2,), backend="numpy"), SGD(0.1), exchange=AllReduce(Serial()))
+    with pytest.raises(NotFiniteError):
+        run.fit(data(np.nan), global_batch_size=8)
+    assert run.exchange.samples == 0
+    assert not run.exchange.requests
+    run.fit(data(), global_batch_size=8)
+    assert run.exchange.samples == 8
+    assert all(np.isfinite(value).all() for value in run.model.state().values())
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("wrong", ["narrow", "wide", "next"])
+def test_an_infinity_that_winograd_spreads_is_traced_to_the_layer_that_made_it(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, fuse: bool
+) -> None:
+    monkeypatch.setattr(Choices, "_choose", lambda *_: ("winograd4", "for this test"))
+    net = Sequential(
+        Conv2d(3, 1, name="narrow"),
+        Conv2d(4, 3, padding=1, name="wide"),
+        ReLU(name="relu"),
+        Conv2d(4, 3, padding=1, name="next"),
+        BatchNorm(name="norm"),
+        Flatten(),
+        Linear(3),
+    )
+    model = Model(net, (9, 9, 2), backend=create_backend("cpu", threads=1), fuse=fuse)
+    model.parameters[f"{wrong}.w"].master[1] = 1e38
+    x = np.random.default_rng(0).normal(size=(4, 9, 9, 2)).astype("float32")
+    x[2, 4, 4] = 1e3
+    run = Trainer(model, SGD(0.1), exchange=AllReduce(Serial()))
+    with pytest.raises(NotFiniteError, match=f"first in the output of {wrong} "):
+        run.fit(ArrayDataset(x, np.arange(4) % 3), global_batch_size=4)

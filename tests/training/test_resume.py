@@ -1,0 +1,227 @@
+"""A run that is interrupted and resumed ends in the same bytes as one that is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import (
+    BestWeights,
+    Callback,
+    Checkpointer,
+    EarlyStopping,
+    HistoryWriter,
+    ReduceOnPlateau,
+)
+from pydtnn.comm import Communicator, Serial
+from pydtnn.layers.parameters import Bucket
+from pydtnn.optimizers import SGD, Adam, Optimizer
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.schedules import Cosine
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import STEPS, Recorder, fingerprint, small_fit, small_model, small_trainer
+
+EPOCHS = 3
+
+OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
+    "momentum": lambda: SGD(Cosine(0.1, 12), momentum=0.9, weight_decay=1e-3, clip_norm=1.0),
+    "adam": lambda: Adam(Cosine(0.01, 12)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write to memory only: what survives a power failure is not the subject here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Interrupted(AgreedError):
+    """Stands for whatever ends a run, on all ranks."""
+
+
+def build(
+    comm: Communicator,
+    directory: Path,
+    *further: Callback,
+    optimizer: str = "momentum",
+    **checkpoints: Any,
+) -> Trainer:
+    return small_trainer(
+        comm,
+        ReduceOnPlateau("val_loss", 0.5, 1, min_delta=9),  # so much that both count every epoch
+        EarlyStopping("val_loss", 9, min_delta=9),
+        HistoryWriter(directory),
+        BestWeights(directory / "best.safetensors"),
+        Checkpointer(directory, **checkpoints),
+        *further,
+        model=small_model(seed=2),
+        optimizer=OPTIMIZERS[optimizer](),
+    )
+
+
+def interrupt(at: int) -> Callback:
+    def look(trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == at:
+            raise Interrupted("interrupted")
+
+    return Recorder(on_step=look)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """What a run leaves, checkpoints included, by path."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("at", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS + 2])
+def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
+    at: int, optimizer: str, tmp_path: Path
+) -> None:
+    whole, parts = (
+        build(Serial(), tmp_path / name, *extra, optimizer=optimizer, every_steps=1)
+        for name, extra in (("whole", []), ("parts", [interrupt(at)]))
+    )
+    small_fit(whole, EPOCHS)
+    with pytest.raises(Interrupted):
+        small_fit(parts, EPOCHS)
+    resumed = build(Serial(), tmp_path / "parts", optimizer=optimizer, every_steps=1)
+    assert load_checkpoint(tmp_path / "parts", resumed) is not None
+    assert resumed.optimizer.iterations == at
+    small_fit(resumed, EPOCHS)
+    assert fingerprint(resumed) == fingerprint(whole)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def test_a_serial_run_does_not_depend_on_whether_checkpoints_are_saved(tmp_path: Path) -> None:
+    saving = build(Serial(), tmp_path, every_steps=1)
+    plain = build(Serial(), tmp_path)
+    plain.callbacks.pop()
+    small_fit(saving, EPOCHS)
+    small_fit(plain, EPOCHS)
+    assert fingerprint(saving) == fingerprint(plain)
+
+
+def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path: Path) -> None:
+    whole = build(Serial(), tmp_path / "whole")
+    small_fit(whole, EPOCHS)
+    with pytest.raises(Interrupted):
+        small_fit(build(Serial(), tmp_path / "parts", interrupt(STEPS + 2)), EPOCHS)
+    resumed = build(Serial(), tmp_path / "parts")
+    load_checkpoint(tmp_path / "parts", resumed)
+    assert resumed.optimizer.iterations == STEPS
+    small_fit(resumed, EPOCHS)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def test_a_run_that_is_interrupted_again_and_again_still_ends_in_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    whole = build(Serial(), tmp_path / "whole", every_steps=1)
+    small_fit(whole, EPOCHS)
+    for at in range(1, STEPS * EPOCHS + 1):
+        trainer = build(Serial(), tmp_path / "parts", interrupt(at), every_steps=1)
+        load_checkpoint(tmp_path / "parts", trainer)
+        with pytest.raises(Interrupted):
+            small_fit(trainer, EPOCHS)
+    trainer = build(Serial(), tmp_path / "parts", every_steps=1)
+    load_checkpoint(tmp_path / "parts", trainer)
+    small_fit(trainer, EPOCHS)
+    assert fingerprint(trainer) == fingerprint(whole)
+
+
+@pytest.mark.threads(2, 3)
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("at", [STEPS - 1, STEPS + 2])
+def test_a_run_of_several_ranks_ends_in_the_same_bytes(
+    comm: Communicator, at: int, shared_path: Path
+) -> None:
+    whole = build(comm, shared_path / "whole", every_steps=1)
+    small_fit(whole, EPOCHS)
+    with pytest.raises(Interrupted):
+        small_fit(build(comm, shared_path / "parts", interrupt(at), every_steps=1), EPOCHS)
+    resumed = build(comm, shared_path / "parts", every_steps=1)
+    load_checkpoint(shared_path / "parts", resumed)
+    assert resumed.optimizer.iterations == at
+    small_fit(resumed, EPOCHS)
+    assert fingerprint(resumed) == fingerprint(whole)
+    prints = comm.gather_object(fingerprint(resumed))
+    assert all(other == prints[0] for other in prints)
+    assert files(shared_path / "parts") == files(shared_path / "whole")
+    comm.barrier()
+
+
+def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
+    whole = build(Serial(), tmp_path / "whole")
+    small_fit(whole, EPOCHS)
+    small_fit(build(Serial(), tmp_path / "parts"), 1)
+    longer = build(Serial(), tmp_path / "parts")
+    load_checkpoint(tmp_path / "parts", longer)
+    small_fit(longer, EPOCHS)
+    assert fingerprint(longer) == fingerprint(whole)
+
+
+class Residual(AllReduce):
+    """Holds back a tenth of each gradient and adds it to the next, like a lossy compressor."""
+
+    def start(self, buckets: tuple[Bucket, ...]) -> None:
+        super().start(buckets)
+        self.kept = [np.zeros_like(bucket.grads) for bucket in buckets]
+
+    def bucket_ready(self, bucket: Bucket) -> None:
+        bucket.grads[...] += self.kept[bucket.index]
+        self.kept[bucket.index][...] = 0.1 * bucket.grads
+        bucket.grads[...] *= 0.9
+        super().bucket_ready(bucket)
+
+    def state(self) -> dict[str, Any]:
+        return {f"kept{i}": array.copy() for i, array in enumerate(self.kept)}
+
+    def load(self, state: Any) -> None:
+        for i, array in enumerate(self.kept):
+            array[...] = state[f"kept{i}"]
+
+
+@pytest.mark.threads(1, 2)
+def test_a_scheme_continues_with_what_it_held_on_each_rank(
+    comm: Communicator, shared_path: Path
+) -> None:
+    def run(name: str, *further: Callback) -> Trainer:
+        saving = Checkpointer(shared_path / name, every_steps=1)
+        return small_trainer(comm, saving, *further, exchange=Residual(comm))
+
+    whole = run("whole")
+    small_fit(whole)
+    with pytest.raises(Interrupted):
+        small_fit(run("parts", interrupt(2)))
+    resumed = run("parts")
+    load_checkpoint(shared_path / "parts", resumed)
+    small_fit(resumed)
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
+    small_fit(build(Serial(), tmp_path), 1)
+    other = build(Serial(), tmp_path)
+    other.objective.metrics = ((),)
+    other.totals = other.new_totals()
+    with pytest.raises(AgreedError, match="has sums of loss, accuracy, not loss; continue with"):
+        load_checkpoint(tmp_path, other)
+
+
+def test_training_that_was_stopped_can_be_taken_up_again() -> None:
+    def stop(trainer: Trainer) -> None:
+        trainer.stop = trainer.epoch == 1
+
+    trainer = small_trainer(Serial(), Recorder(on_epoch=stop))
+    assert [len(small_fit(trainer, EPOCHS)) for _ in range(2)] == [1, EPOCHS]

@@ -1,0 +1,177 @@
+"""The command line with ``--device cuda``, end to end on simulated GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.cli.parser import parse
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.kernels.cuda import backend, libraries
+from pydtnn.train import _run, main
+from tests.simulated import Fabric, SimulatedCupy, installed, why_not
+from tests.small_run import TINY
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+RUN = [*TINY, "--device=cuda", "--epochs=1"]
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
+    """Let every rank, which is a thread, find simulated GPUs of its own."""
+    fabric = Fabric()
+    devices: dict[int, SimulatedCupy] = {}
+
+    def usable_cupy(device: int | None = None, *, local_rank: int | None = None) -> SimulatedCupy:
+        thread = threading.get_ident()
+        if thread not in devices:
+            devices[thread] = SimulatedCupy(fabric, seed=len(devices), eager=True)
+        if local_rank is not None:
+            devices[thread].gpu = local_rank % fabric.gpus
+        return devices[thread]
+
+    with installed(SimulatedCupy(fabric)):
+        for module in (libraries, backend.libraries):
+            monkeypatch.setattr(module, "usable_cupy", usable_cupy)
+        yield fabric
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())
+
+
+def on_ranks(ranks: int, *options: str) -> None:
+    def rank(comm: Communicator) -> None:
+        _run(parse([*RUN, *options]), comm)
+
+    run_threads(ranks, rank)
+
+
+def test_a_run_says_what_it_ran_on(
+    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, f"--output-dir={tmp_path / 'gpu'}", "--no-tf32"]) == 0
+    printed = capsys.readouterr().out
+    assert "ranks                  1, each on a GPU\n" in printed
+    assert "GPU                    simulated device, simulated cudnn" in printed
+    assert "precision              float32, no TF32\n" in printed
+    assert "steps                  one CUDA graph\n" in printed
+    assert "images                 prepared on the GPU\n" in printed
+    assert "between GPUs" not in printed
+    assert "time in steps" in printed
+    assert "time in compute" not in printed  # and communication: the host does not know
+    run = run_of(tmp_path / "gpu")
+    assert run["device"] == "cuda"
+    assert run["gpu"]["name"] == "simulated device"
+    assert (run["gpu"]["tf32"], run["gpu"]["graph"]) == (False, "one CUDA graph")
+
+    assert main([*TINY, "--epochs=1", f"--output-dir={tmp_path / 'cpu'}"]) == 0
+    assert run_of(tmp_path / "cpu")["gpu"] == {}
+    ours, theirs = (
+        json.loads((tmp_path / device / "history.json").read_text())[-1]
+        for device in ("gpu", "cpu")
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4)  # float32, in other orders
+
+
+HOST = {
+    "augmentations": (
+        ["--augment=flip,flip,flip,flip,flip"],
+        "there are 5 augmentations, and the device takes 4",
+    ),
+    "channels": (
+        ['--dataset-options={"samples": 40, "test_samples": 8, "shape": [12, 12, 5]}'],
+        "images have 5 channels, and the device takes 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), HOST.values(), ids=HOST)
+def test_a_run_says_why_images_are_prepared_on_the_host(
+    options: list[str],
+    reason: str,
+    fabric: Fabric,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*RUN, *options, f"--output-dir={tmp_path}"]) == 0
+    assert f"images                 prepared on the host: {reason}\n" in capsys.readouterr().out
+    assert run_of(tmp_path)["gpu"]["images"] == f"prepared on the host: {reason}"
+
+
+OPTIONS = {
+    "nccl": ([], "NCCL 2.28.0", "one CUDA graph"),
+    "mpi": (["--comm=mpi"], "MPI, through pinned memory", "messages go by way of MPI"),
+    "no graph": (["--no-graph"], "NCCL 2.28.0", "not asked for"),
+    "compressed": (["--compress=sign"], "NCCL 2.28.0", "CompressedSums works on the host"),
+    "gossip": (["--scheme=gossip"], "NCCL 2.28.0", "the steps of Gossip are not all alike"),
+    "ring": (["--comm=mpi", "--allreduce=ring"], "MPI, through pinned", "by way of MPI"),
+    "sharded": (["--scheme=sharded"], "NCCL 2.28.0", "one CUDA graph"),
+    "server": (["--scheme=parameter_server"], "NCCL 2.28.0", "one CUDA graph"),
+    "hierarchical": (["--scheme=hierarchical"], "NCCL 2.28.0", "one CUDA graph"),
+    "joint": (["--model=cnn", "--sync-batch-norm"], "NCCL 2.28.0", "one CUDA graph"),
+    "bfloat16": (["--dtype=bfloat16"], "NCCL 2.28.0", "one CUDA graph"),
+    "float16": (["--dtype=float16"], "NCCL 2.28.0", "one CUDA graph"),
+    "clipped": (["--clip-norm=1", "--scheme=sharded"], "NCCL 2.28.0", "one CUDA graph"),
+}
+
+
+@pytest.mark.parametrize(("options", "transport", "graph"), OPTIONS.values(), ids=OPTIONS)
+def test_two_ranks_say_how_they_talked(
+    options: list[str],
+    transport: str,
+    graph: str,
+    fabric: Fabric,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on_ranks(2, *options, f"--output-dir={tmp_path}")
+    printed = capsys.readouterr().out
+    assert printed.count(f"between GPUs           {transport}") == 1
+    assert graph in run_of(tmp_path)["gpu"]["graph"]
+    assert graph in printed
+    assert "share GPU" not in printed
+
+
+def test_ranks_that_share_a_gpu_are_told_once(
+    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fabric.gpus = 1
+    on_ranks(2, "--comm=mpi", f"--output-dir={tmp_path}")
+    assert capsys.readouterr().out.count("ranks 0, 1 share GPU 0000, so each of them is slow") == 1
+
+
+def test_exact_training_gives_the_same_bytes_for_any_number_of_ranks(
+    fabric: Fabric, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests = set()
+    for ranks, options in ((1, []), (2, []), (3, []), (2, ["--comm=mpi"])):
+        name = "-".join([str(ranks), *options])
+        save = tmp_path / f"{name}.safetensors"
+        options = [*options, f"--output-dir={tmp_path / name}", f"--save={save}"]
+        on_ranks(ranks, "--exact", "--shards=4", "--scheme=sharded", *options)
+        digests.add(hashlib.sha256(save.read_bytes()).hexdigest())
+    assert len(digests) == 1
+    assert capsys.readouterr().out.count("steps                  one CUDA graph") == 3  # not of MPI
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_a_run_is_continued_on_another_device(
+    first: str, then: str, fabric: Fabric, tmp_path: Path
+) -> None:
+    common = [*TINY, "--optimizer=adam", f"--output-dir={tmp_path}"]
+    assert main([*common, f"--device={first}"]) == 0
+    history = json.loads((tmp_path / "history.json").read_text())
+    shutil.rmtree(tmp_path / "checkpoint-00000016")
+    assert main([*common, f"--device={then}", "--resume"]) == 0
+    again = json.loads((tmp_path / "history.json").read_text())
+    assert again[0] == history[0]
+    assert again[1] == pytest.approx(history[1], rel=1e-3)  # float32, in other orders

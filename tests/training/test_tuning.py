@@ -1,0 +1,287 @@
+"""Ranks choose algorithms together: a layer that chooses, and machines whose clocks differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import Checkpointer
+from pydtnn.comm import Communicator, Serial
+from pydtnn.kernels import ConvGeometry, create_backend
+from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.choices_file import ChoicesFile
+from pydtnn.layers import BatchNorm, Flatten, Layer, Linear, Sequential
+from pydtnn.layers.base import Saved, Shape, StepContext
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.train import main
+from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.training.trainer import Trainer
+from tests.launch import Finished
+from tests.small_run import TINY, TRAIN
+from tests.small_training import checksums, small_data, small_fit
+
+GEOMETRY = ConvGeometry((5, 5), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2, 2)
+CANDIDATES = ("direct", "winograd4")
+
+
+class Chooser(Layer):
+    """Passes its input on, and chooses an algorithm for that in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.pace = 0.0, 1.0
+        self.fast = "direct"
+        self.measured: set[tuple[str, int]] = set()
+        self.chosen: dict[tuple[str, int], str] = {}
+        self.broken = False
+
+    def build(self, *shapes: Shape) -> Shape:
+        return self.single(shapes)
+
+    def forward(self, *xs: Any, context: StepContext) -> tuple[Any, Saved]:
+        if self.broken:
+            raise OverflowError("broken layer")
+        return self.choose("forward", xs[0]).copy(), None
+
+    def backward(self, dy: Any, saved: Saved) -> Any:
+        return self.choose("backward_data", dy).copy()
+
+    def choose(self, operation: str, x: Any) -> Any:
+        def run(name: str) -> None:
+            self.now += self.pace * (1 if name == self.fast else 2)
+            self.measured.add((operation, len(x)))
+
+        pick, batch = self.backend.choices.pick, len(x)
+        chosen = pick(operation, GEOMETRY, batch, x.dtype, CANDIDATES, run)
+        if batch:  # without samples there is nothing to choose
+            self.chosen[operation, batch] = chosen
+        return x
+
+
+def build(
+    comm: Communicator,
+    fast: str,
+    cache: Path,
+    *callbacks: Any,
+    mode: str = "measure",
+    setting: str = "1 thread",
+    accumulation: int = 1,
+) -> tuple[Trainer, Chooser]:
+    """A trainer whose machine is fastest with the algorithm `fast`."""
+    layer = Chooser()
+    layer.fast = fast
+    choices = Choices(
+        mode,
+        setting,
+        file=ChoicesFile("some CPU"),
+        clock=lambda: layer.now,
+        disturbances=lambda: 0,
+    )
+    backend = replace(create_backend("numpy"), choices=choices)
+    net = Sequential(BatchNorm(), layer, Flatten(), Linear(3))
+    model = Model(net, (5, 5, 2), backend=backend, dtype="float64")
+    trainer = Trainer(
+        model,
+        SGD(0.1, momentum=0.9),
+        exchange=AllReduce(comm),
+        callbacks=callbacks,
+        accumulation=accumulation,
+    )
+    return trainer, layer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.mpi(2)
+def test_the_first_rank_measures_and_all_take_what_it_chose(
+    comm: Communicator, cache: Path
+) -> None:
+    trainer, layer = build(comm, "direct" if comm.rank else "winograd4", cache)
+    small_fit(trainer)
+    assert {operation for operation, _ in layer.chosen} == {"forward", "backward_data"}
+    assert {*layer.chosen.values()} == {"winograd4"}
+    assert bool(layer.measured) == (comm.rank == 0)
+    states = comm.gather_object(trainer.model.backend.choices.state())
+    assert states == [states[0]] * comm.size
+
+
+@pytest.mark.threads(4)
+def test_each_kind_of_machine_measures_for_itself(comm: Communicator, cache: Path) -> None:
+    odd = comm.rank % 2
+    fast = "direct" if odd else "winograd4"
+    trainer, layer = build(comm, fast, cache, setting=f"{1 + odd} threads")
+    small_fit(trainer)
+    assert {*layer.chosen.values()} == {fast}
+    assert bool(layer.measured) == (comm.rank < 2)
+    states = comm.gather_object(trainer.model.backend.choices.state())
+    assert states == [states[0]] * comm.size
+    assert len(states[0]["measured"]) == 2
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_only_the_largest_batch_is_measured(accumulation: int, cache: Path) -> None:
+    """Not the last one of an epoch, micro-batches of another size, or an evaluation's."""
+    trainer, layer = build(Serial(), "winograd4", cache, accumulation=accumulation)
+    small_fit(trainer)
+    largest = -(-8 // accumulation)
+    assert layer.measured == {("forward", largest), ("backward_data", largest)}
+    assert trainer.evaluate(small_data()[1], batch_size=1)
+    assert {batch for _, batch in layer.measured} == {largest}
+    assert {1, 8 // accumulation, largest} < {batch for _, batch in layer.chosen}
+    assert {*layer.chosen.values()} == {"winograd4"}
+
+
+@pytest.mark.threads(1, 3)
+def test_an_evaluation_by_itself_measures_what_it_needs(comm: Communicator, cache: Path) -> None:
+    trainer, layer = build(comm, "winograd4", cache)
+    trainer.evaluate(small_data()[1], batch_size=7)
+    largest = -(-7 // comm.size)
+    assert layer.measured == ({("forward", largest)} if comm.rank == 0 else set())
+    assert {*layer.chosen.values()} == {"winograd4"}
+
+
+def test_a_second_training_measures_what_is_new_to_it(cache: Path) -> None:
+    trainer, layer = build(Serial(), "winograd4", cache)
+    data = small_data()[0]
+    trainer.fit(data, batch_size=2)
+    trainer.fit(data, batch_size=2, epochs=2)
+    assert {batch for _, batch in layer.measured} == {2}
+    fresh, layer = build(Serial(), "direct", cache)
+    fresh.fit(data, batch_size=16)
+    assert {batch for _, batch in layer.measured} == {16}
+
+
+def test_measuring_changes_nothing_but_the_choice(cache: Path) -> None:
+    results = []
+    for mode in ("measure", "direct"):
+        trainer, _ = build(Serial(), "direct", cache, mode=mode)
+        history = small_fit(trainer)
+        results.append((history, checksums(trainer.model.state())))
+    assert results[0] == results[1]
+
+
+def test_a_layer_that_fails_is_reported_by_the_first_step(cache: Path) -> None:
+    trainer, layer = build(Serial(), "direct", cache)
+    layer.broken = True
+    with pytest.raises(OverflowError, match="broken layer"):
+        small_fit(trainer)
+    assert trainer.model.backend.choices.frozen
+
+
+@pytest.mark.threads(1, 2)
+def test_a_resumed_run_goes_on_with_the_choices_of_its_checkpoint(
+    comm: Communicator, shared_path: Path, cache: Path
+) -> None:
+    first, _ = build(comm, "winograd4", cache, Checkpointer(shared_path / "run"))
+    small_fit(first, epochs=1)
+    comm.barrier()
+    if comm.rank == 0:
+        for path in cache.iterdir():
+            path.unlink()
+    comm.barrier()
+    resumed, layer = build(comm, "direct", cache)
+    assert load_checkpoint(shared_path / "run", resumed)
+    small_fit(resumed)
+    assert layer.measured == set()
+    assert {*layer.chosen.values()} == {"winograd4"}
+
+
+def test_the_same_training_leaves_the_same_checkpoint_whatever_the_clock_said(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = []
+    for number, pace in enumerate((1.0, 3.0)):
+        monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path / f"cache{number}"))
+        trainer, layer = build(Serial(), "winograd4", cache, Checkpointer(tmp_path / str(number)))
+        layer.pace = pace  # other figures, the same choice
+        small_fit(trainer, epochs=1)
+        (path,) = (tmp_path / str(number)).glob("checkpoint-*")
+        contents.append({file.name: file.read_bytes() for file in path.iterdir()})
+    assert contents[0] == contents[1]
+    assert b"winograd4" in contents[0]["state.json"]
+
+
+# -- the command line, with convolutions that have a choice
+
+
+COMMAND = [*TINY, "--model=cnn", "--epochs=1", "--steps-per-epoch=2"]
+
+
+def measured(run: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """What a run's checkpoint holds of choices: by kind of machine, operation and batch."""
+    (path,) = run.glob("checkpoint-*")
+    parts = json.loads((path / "state.json").read_text())["parts"]
+    return parts["choices"][0]["values"]["measured"] if "choices" in parts else {}
+
+
+def test_the_same_command_twice_measures_once_and_leaves_the_same_bytes(
+    tmp_path: Path, cache: Path
+) -> None:
+    files, kept = [], []
+    for name in ("a", "b"):
+        options = ["--tuning=measure", f"--output-dir={tmp_path / name}"]
+        assert main([*COMMAND, *options, f"--save={tmp_path / name}.safetensors"]) == 0
+        files.append((tmp_path / f"{name}.safetensors").read_bytes())
+        kept.append([path.read_bytes() for path in cache.glob("choices-*.json")])
+    assert files[0] == files[1]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 1
+    ((kind, table),) = measured(tmp_path / "a").items()
+    assert "1 thread" in kind
+    assert table == measured(tmp_path / "b")[kind]
+    assert {what.split()[0] for what in table} == {"forward", "backward_data", "backward_filter"}
+    assert {batch for batches in table.values() for batch in batches} == {"16"}
+
+
+@pytest.mark.parametrize("mode", ["fixed", "direct"])
+def test_what_is_not_measured_leaves_no_trace_and_does_not_depend_on_threads(
+    mode: str, tmp_path: Path, cache: Path
+) -> None:
+    files = set()
+    for threads in (1, 2):
+        out = tmp_path / str(threads)
+        options = [f"--tuning={mode}", f"--threads={threads}", f"--output-dir={out}"]
+        assert main([*COMMAND, *options, f"--save={out}.safetensors"]) == 0
+        files.add(out.with_suffix(".safetensors").read_bytes())
+        assert measured(out) == {}
+    assert len(files) == 1
+    assert not cache.exists()
+
+
+def test_ranks_of_one_command_share_what_one_of_them_measured(
+    tmp_path: Path, cache: Path, mpiexec: Callable[..., Finished]
+) -> None:
+    tables = []
+    for name in ("a", "b"):
+        options = ["--tuning=measure", f"--output-dir={tmp_path / name}"]
+        done = mpiexec(2, [*TRAIN, *COMMAND, *options])
+        assert (done.returncode, done.stderr) == (0, "")
+        tables.append(measured(tmp_path / name))
+        assert {b for t in tables[0].values() for bs in t.values() for b in bs} == {"8"}
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 1
+
+
+def test_ranks_that_choose_in_different_ways_are_refused(
+    tmp_path: Path, mpiexec: Callable[..., Finished]
+) -> None:
+    code = (
+        "import os, sys; from pydtnn.comm import create_communicator; "
+        "os.environ['PYDTNN_TUNING'] = 'fixed' if create_communicator().rank else 'direct'; "
+        "from pydtnn.train import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = mpiexec(2, ["-c", code, *COMMAND, f"--output-dir={tmp_path}"])
+    assert done.returncode == 1
+    assert "same tuning, but it is 'direct' on rank 0 and 'fixed' on rank 1" in done.stderr

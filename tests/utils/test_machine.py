@@ -1,0 +1,102 @@
+"""Tests of `pydtnn.utils.machine`, on machines that are made up."""
+
+from __future__ import annotations
+
+import platform
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from pydtnn.utils.machine import cpu_model, cpu_name, cpu_quotas
+
+X86 = """processor\t: 0
+cpu family\t: 6
+model\t\t: 207
+model name\t: Some Processor
+
+processor\t: 1
+model name\t: Another Processor
+"""
+
+ARM = """processor\t: 0
+CPU implementer\t: 0x41
+CPU part\t: 0xd0c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "model"),
+    [
+        (X86, "Some Processor", "Some Processor, cpu family 6, model 207"),
+        (ARM, "arm chip", "arm chip, CPU implementer 0x41, CPU part 0xd0c"),
+        ("", "arm chip", "arm chip"),
+    ],
+)
+def test_a_cpu_is_known_by_its_name_and_numbers(
+    text: str, name: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "arm chip")
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert (cpu_name(), cpu_model()) == (name, model)
+
+
+def test_a_system_without_proc_tells_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert cpu_name() == cpu_model() == "riscv64"
+
+
+def control_groups(folder: Path, groups: str, files: dict[str, str]) -> dict[str, Fraction]:
+    """Quotas on a system that is made up, by the path of the group."""
+    for name, text in files.items():
+        path = folder / "mounted" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "groups").write_text(groups)
+    found = cpu_quotas(folder / "groups", folder / "mounted")
+    return {str(Path(name).relative_to(folder / "mounted")): n for name, n in found.items()}
+
+
+def test_a_quota_of_a_control_group_and_of_its_parents_is_found(tmp_path: Path) -> None:
+    files = {
+        "cpu.max": "max 100000\n",
+        "pod/cpu.max": "800000 100000\n",
+        "pod/job/cpu.max": "150000 100000\n",
+        "pod/other/cpu.max": "1000 100000\n",
+    }
+    assert control_groups(tmp_path, "0::/pod/job\n", files) == {
+        "pod": Fraction(8),
+        "pod/job": Fraction(3, 2),
+    }
+
+
+def test_a_quota_of_the_first_version_is_found_in_a_container_that_hides_its_path(
+    tmp_path: Path,
+) -> None:
+    groups = "9:cpuset:/docker/1f\n4:cpu,cpuacct:/docker/1f\n3:memory:/docker/1f\n"
+    files = {
+        "cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        "memory/cpu.cfs_quota_us": "1\n",
+    }
+    assert control_groups(tmp_path, groups, files) == {"cpu,cpuacct": Fraction(5, 2)}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        {"cpu.max": "max 100000\n"},
+        {"cpu.max": "nonsense\n"},
+    ],
+    ids=["no files", "version 1", "version 2", "nonsense"],
+)
+def test_no_quota_is_no_limit(files: dict[str, str], tmp_path: Path) -> None:
+    assert control_groups(tmp_path, "4:cpu:/\n0::/\n", files) == {}
+    assert cpu_quotas(tmp_path / "missing", tmp_path) == {}

@@ -118,9 +118,10 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     from pydtnn.cli.parallel import check_messages, choose_allreduce
     from pydtnn.cli.run_directory import run_directory
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
+    from pydtnn.comm.cores import threads_per_rank
     from pydtnn.comm.gpus import shared_gpu
     from pydtnn.utils.machine import cpu_model
-    from pydtnn.utils.threads import limit_blas_threads, threads_per_rank
+    from pydtnn.utils.threads import limit_blas_threads
 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     cupy = _together(comm, take_gpu, config, comm)

@@ -37,8 +37,8 @@ def patch(owner, name, phase):
 
 patch(train, "create_communicator", "communicator")
 patch(train, "parse", "parse")
-import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.utils.threads
-patch(pydtnn.utils.threads, "threads_per_rank", "threads")
+import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.comm.cores
+patch(pydtnn.comm.cores, "threads_per_rank", "threads")
 patch(pydtnn.cli.build, "create_data", "data")
 patch(pydtnn.cli.build, "create_network", "network")
 patch(Trainer, "_begin", "step")

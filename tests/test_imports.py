@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import subprocess
 import sys
@@ -103,18 +104,17 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def imports(module: str) -> Iterator[Import]:
-    """Every import that can run; those under TYPE_CHECKING serve annotations and never do."""
+def imports(module: str, *, annotations: bool = False) -> Iterator[Import]:
+    """Every import that can run, and with `annotations` those under TYPE_CHECKING, too."""
     path = sources()[module]
     package = ["pydtnn", *filter(None, module.split("."))]
     if path.name != "__init__.py":
         package.pop()
 
     def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+        children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            children: list[ast.AST] = [*node.orelse]
-        else:
-            children = list(ast.iter_child_nodes(node))
+            children = [*(node.body if annotations else ()), *node.orelse]
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -165,6 +165,37 @@ def test_a_module_imports_only_what_lies_below_it(module):
         if found.ours and (there := area(found.target)) != here and there not in ALLOWED[here]
     ]
     assert not wrong, f"{here} may import only {sorted(ALLOWED[here])}: " + "; ".join(wrong)
+
+
+def test_no_circle_between_files() -> None:
+    """Imports for annotations count, and those within functions; what a package offers does not."""
+    arrows = {
+        module: {found.target for found in imports(module, annotations=True) if found.ours}
+        for module, path in sources().items()
+        if path.name != "__init__.py"
+    }
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_circle_between_rooms() -> None:
+    """The entries at the top of the package, which `python -m` and users name."""
+    arrows: dict[str, set[str]] = {}
+    for module in filter(None, sources()):
+        room = module.partition(".")[0]
+        targets = {f.target.partition(".")[0] for f in imports(module, annotations=True) if f.ours}
+        arrows.setdefault(room, set()).update(targets - {room, ""})
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_top_of_the_package_holds_what_users_import_and_rooms() -> None:
+    entries = [path.name for path in (ROOT / "pydtnn").iterdir()]
+    assert len({*entries} - {"__pycache__", "models"}) <= 20
 
 
 @pytest.mark.parametrize("module", sources())

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Training
 from pydtnn.weights import save_weights
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 
 class BestWeights(Monitor):
@@ -32,7 +29,7 @@ class BestWeights(Monitor):
         super().__init__(monitor, mode)
         self.path = Path(path)
 
-    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def judge(self, trainer: Training, value: float, improved: bool) -> None:
         """Save. Collective: all ranks call it.
 
         Raises

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydtnn.comm.rank0 import on_rank_0
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import whole
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 
 class Checkpointer(Callback):
@@ -57,7 +54,7 @@ class Checkpointer(Callback):
         self.config = config
         self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Refuse what would spoil checkpoints. Collective: all ranks call it.
 
         Raises
@@ -85,21 +82,21 @@ class Checkpointer(Callback):
                 "resume from it, or choose another folder"
             )
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
         if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
             self._save(trainer)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Save if it is time. Collective: all ranks call it."""
         if self.every_epochs and trainer.epoch % self.every_epochs == 0:
             self._save(trainer)
 
-    def on_fit_end(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Training) -> None:
         """Save what has not been saved yet. Collective: all ranks call it."""
         self._save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: Training) -> None:
         position = trainer.epoch, trainer.step
         if position != self._saved:
             save_checkpoint(self.directory, trainer, config=self.config, keep=self.keep)

@@ -8,14 +8,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydtnn.comm.rank0 import on_rank_0
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.files import write_file
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 Logs = dict[str, float]
 
@@ -35,11 +32,11 @@ class HistoryWriter(Callback):
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Write what there is already: a folder that cannot be written is found before any work."""
         self._write(trainer)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Write. Collective: all ranks call it; rank 0 writes.
 
         Raises
@@ -49,7 +46,7 @@ class HistoryWriter(Callback):
         """
         self._write(trainer)
 
-    def _write(self, trainer: Trainer) -> None:
+    def _write(self, trainer: Training) -> None:
         on_rank_0(trainer.comm, self._write_files, trainer.history)
 
     def _write_files(self, history: Sequence[Logs]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import number, whole
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 VALIDATION = "val_"
 
@@ -46,7 +43,7 @@ class Monitor(Callback):
         self.waited = 0
 
     @abstractmethod
-    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def judge(self, trainer: Training, value: float, improved: bool) -> None:
         """Act on an epoch's value; `best` and `waited` are up to date.
 
         Parameters
@@ -58,7 +55,7 @@ class Monitor(Callback):
             Whether it is the best so far.
         """
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Refuse a value that the logs will not have.
 
         Raises
@@ -71,7 +68,7 @@ class Monitor(Callback):
         if self.mode is None:
             self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Compare the epoch's value with the best, and judge."""
         # A validation's value is missing where there is no validation; only now can that be known.
         self._check(self.monitor, [name for name in trainer.logs if name != "lr"])

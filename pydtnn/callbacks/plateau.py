@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydtnn.callbacks.monitor import Monitor
+from pydtnn.training.callback import Training
 from pydtnn.utils.validate import number, whole
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 
 class ReduceOnPlateau(Monitor):
@@ -54,7 +52,7 @@ class ReduceOnPlateau(Monitor):
         self.cooldown = whole(who, "cooldown", cooldown, at_least=0)
         self.cooling = 0
 
-    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def judge(self, trainer: Training, value: float, improved: bool) -> None:
         """Reduce when patience has run out, unless the last reduction was just now."""
         if self.cooling > 0:
             self.cooling -= 1

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
 
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.validate import number
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 REFRESH = 0.1
 """Seconds between two updates of a bar: faster than that nobody reads."""
@@ -40,7 +37,7 @@ class ProgressBar(Callback):
         self._seen = 0  # samples that had been seen when the epoch began
         self._begin = self._now = self._shown = 0.0
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Choose between a bar and lines."""
         self.close()
         if trainer.comm.rank > 0:
@@ -50,14 +47,14 @@ class ProgressBar(Callback):
         self._display = _Bar(file, steps) if bar else _Lines(file, steps)
         self._epochs, self._pause = epochs, REFRESH if bar else self.interval
 
-    def on_epoch_start(self, trainer: Trainer) -> None:
+    def on_epoch_start(self, trainer: Training) -> None:
         """Start the clock."""
         if self._display:
             self._display.begin(self._title(trainer.epoch + 1), trainer.step)
         self._seen = trainer.samples_seen
         self._begin = self._now = self._shown = time.perf_counter()
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Training) -> None:
         """Show the means so far, if it is time."""
         self._now = time.perf_counter()
         if self._display and self._now - self._shown >= self._pause:
@@ -67,7 +64,7 @@ class ProgressBar(Callback):
                 self._title(trainer.epoch + 1), trainer.step, self._text(trainer, logs)
             )
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Show the epoch's results."""
         if self._display:
             text = self._text(trainer, trainer.logs)
@@ -75,7 +72,7 @@ class ProgressBar(Callback):
                 f"{self._title(trainer.epoch)}  {text}  {self._now - self._begin:.1f} s"
             )
 
-    def on_fit_end(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Training) -> None:
         """Give the terminal back."""
         self.close()
 
@@ -88,7 +85,7 @@ class ProgressBar(Callback):
     def _title(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._epochs}"
 
-    def _text(self, trainer: Trainer, logs: Mapping[str, float]) -> str:
+    def _text(self, trainer: Training, logs: Mapping[str, float]) -> str:
         seconds = self._now - self._begin  # until the last step's end: evaluation is not counted
         rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
         return f"{format_logs(logs)}  {rate:.0f} images/s"

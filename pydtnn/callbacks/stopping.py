@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydtnn.callbacks.monitor import Monitor
+from pydtnn.training.callback import Training
 from pydtnn.utils.validate import number, whole
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 
 class EarlyStopping(Monitor):
@@ -40,16 +36,16 @@ class EarlyStopping(Monitor):
         super().__init__(monitor, mode, min_delta)
         self.patience = whole("EarlyStopping", "patience", patience, at_least=1)
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Stop at once where a run that is resumed had come to its end."""
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 
-    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def judge(self, trainer: Training, value: float, improved: bool) -> None:
         """Stop when patience has run out."""
         self._stop_in_time(trainer)
 
-    def _stop_in_time(self, trainer: Trainer) -> None:
+    def _stop_in_time(self, trainer: Training) -> None:
         if self.waited >= self.patience:
             trainer.stop = True
 
@@ -71,16 +67,16 @@ class StopAtMetric(Monitor):
         super().__init__(monitor, mode)
         self.value = number("StopAtMetric", "value", value)
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Stop at once where a run that is resumed had come to its end."""
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 
-    def judge(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def judge(self, trainer: Training, value: float, improved: bool) -> None:
         """Stop when the value is reached."""
         self._stop_in_time(trainer)
 
-    def _stop_in_time(self, trainer: Trainer) -> None:
+    def _stop_in_time(self, trainer: Training) -> None:
         if self.best is None:
             return
         if self.best >= self.value if self.mode == "max" else self.best <= self.value:

@@ -99,7 +99,7 @@ def _images(job: Job) -> str:
     """Say where images are augmented and normalised, and why not on the GPU."""
     shards = job.trainer.exchange.sums.shards or job.trainer.comm.size
     total = job.global_batch_size
-    loader = job.trainer.loader(job.train, total, shards, augment=job.augment)
+    loader = job.trainer.setup.loader(job.train, total, shards, augment=job.augment)
     why_not = loader.why_not_raw
     return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"
 

@@ -9,17 +9,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydtnn.callbacks import Callback
 from pydtnn.cli.config import TrainConfig
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, tidy
 from pydtnn.utils.files import remove_unfinished, unwritable
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 RUNS = Path("runs")
 """Where runs go that are not told where."""
@@ -144,16 +140,16 @@ class RunFolder(Callback):
         self._identity: tuple[int, int] | None = None
         self._held = contextlib.ExitStack()
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Remember the folder, on rank 0."""
         self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Training) -> None:
         """Look at the folder if something will be written. Collective: all ranks call it."""
         if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
             on_rank_0(trainer.comm, self._look)
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Look at the folder. Collective: all ranks call it.
 
         Raises

@@ -5,14 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, overload
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
+from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
 
-if TYPE_CHECKING:
-    from pydtnn.model.graph import Graph, Node
+
+class Graph(Protocol):
+    """What a block adds its parts to: the graph of a model, `pydtnn.model.graph.Graph`."""
+
+    @overload
+    def add(self, part: Layer, *inputs: Node, label: str = "") -> Node: ...
+
+    @overload
+    def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
 
 
 class Block(ABC):
@@ -34,14 +42,6 @@ class Block(ABC):
 
 Net = Layer | Block
 """What a model is made of."""
-
-Outputs: TypeAlias = "Node | tuple[Node, ...]"
-"""The output of a part of a model, a tuple if it has several."""
-
-
-def nodes(outputs: Outputs) -> tuple[Node, ...]:
-    """Return one output, or several, as a tuple."""
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 class Sequential(Block):

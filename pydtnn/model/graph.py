@@ -9,40 +9,9 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.layers.base import Finisher, Layer, Shape
-from pydtnn.layers.blocks import Block, Net, Outputs
+from pydtnn.layers.blocks import Block, Net
+from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.reshape import Identity
-
-
-class Node:
-    """One layer in its place.
-
-    Attributes
-    ----------
-    index : int
-        Position in the order of execution; the model's inputs come first.
-    layer : Layer
-        For the model's inputs, an `Identity` that never runs.
-    inputs : tuple of Node
-    shape : tuple of int
-        Of the output, without the batch axis.
-    consumers : list of Node
-        Who reads the output.
-    releases : tuple of int
-        Indices of the nodes whose outputs nobody reads after this node has run.
-    """
-
-    def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
-        self.index = index
-        self.layer = layer
-        self.inputs = inputs
-        self.shape = shape
-        self.consumers: list[Node] = []
-        self.releases: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The layer's dotted name."""
-        return str(self.layer.name)
 
 
 class Graph:

@@ -9,23 +9,38 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from pydtnn.kernels.backend import create_backend
+from pydtnn.kernels.backend import Backend, create_backend
 from pydtnn.kernels.dry import dry_backend, scratch
-from pydtnn.layers.base import StepContext
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Shape, StepContext
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics, Statistic
-
-if TYPE_CHECKING:
-    from pydtnn.kernels import Backend
-    from pydtnn.kernels.reference.family import Array
-    from pydtnn.model import Model
-
+from pydtnn.model.graph import Graph
 
 PROCESS = 8 << 20
 """Bytes that code and small objects need once a process trains, whatever it trains."""
+
+
+class Network(Protocol):
+    """What is read of a `Model`."""
+
+    backend: Backend
+    dtype: np.dtype
+    input_shapes: tuple[Shape, ...]
+    graph: Graph
+    parameters: dict[str, Parameter]
+    buffers: tuple[ParameterBuffer, ...]
+    statistics: RunningStatistics
+
+    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
+        """Run every node in order."""
+
+    def backward(self, dy: Any, residuals: list[Any]) -> Any:
+        """Run every node's backward in reverse."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class Memory:
     resident: int
 
 
-def forecast_memory(model: Model, batch: int, *, slots: int = 0) -> Memory:
+def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
     """Rehearse a step.
 
     Parameters
@@ -110,7 +125,7 @@ def forecast_memory(model: Model, batch: int, *, slots: int = 0) -> Memory:
 class _Rehearsal:
     """A model's copy on a dry backend, with the flat arrays of an optimizer."""
 
-    def __init__(self, model: Model, batch: int, slots: int, *, threshold: int) -> None:
+    def __init__(self, model: Network, batch: int, slots: int, *, threshold: int) -> None:
         self.backend = dry_backend(model.backend, threshold)
         self.memory: Any = self.backend.memory
         self.model = _dry_copy(model, self.backend)
@@ -152,7 +167,7 @@ class _Rehearsal:
             self.model.backward(dy, residuals)
 
 
-def _dry_copy(model: Model, backend: Backend) -> Model:
+def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend: with parameters that have no values."""
     known: dict[int, Any] = {id(model.backend): backend}
     for buffer in model.buffers:

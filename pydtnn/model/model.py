@@ -13,12 +13,13 @@ from pydtnn.kernels import Backend, create_backend, recycled
 from pydtnn.kernels.dtypes import DTYPES, arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.layers.blocks import Net, nodes
+from pydtnn.layers.blocks import Net
+from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Total, check_inputs, run_together, walk_backward, walk_forward
 from pydtnn.model.fusion import fuse as fuse_graph
-from pydtnn.model.graph import Graph, Node
+from pydtnn.model.graph import Graph
 from pydtnn.utils.validate import whole
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydtnn.layers.base import Cost, Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused import NormAddReLU
-from pydtnn.model.memory import forecast_memory
+from pydtnn.model.memory import Network, forecast_memory
 from pydtnn.utils.validate import whole
-
-if TYPE_CHECKING:
-    from pydtnn.model import Model
 
 HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
 LEFT = 3
 """So many columns are aligned to the left; the others hold numbers."""
 
 
-def summarize(model: Model, batch: int = 1, *, slots: int = 0) -> str:
+def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     """Describe a model in plain text.
 
     Parameters

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
+from pydtnn.comm.metered import Metered
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
+from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.training.objective import Objective
+
+
+class Training(Protocol):
+    """What callbacks and checkpoints see of a `Trainer`, which documents it."""
+
+    model: Model
+    optimizer: Optimizer
+    exchange: GradientExchange
+    comm: Metered
+    objective: Objective
+    loss_scale: LossScale | None
+    epoch: int
+    step: int
+    logs: dict[str, float]
+    history: list[dict[str, float]]
+    stop: bool
+    samples_seen: int
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Those of the trainer."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Hold the same parameters and statistics on all ranks, to evaluate or save them."""
+
+    def state(self) -> dict[str, Any]:
+        """Where training stands."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
 
 
 class Callback:
@@ -18,7 +53,7 @@ class Callback:
     does under ``trainer.comm.rank == 0``.
     """
 
-    def on_fit_start(self, trainer: Trainer, epochs: int, steps: int) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Learn that training begins, or continues where `trainer` stands.
 
         Parameters
@@ -30,16 +65,16 @@ class Callback:
             Steps per epoch.
         """
 
-    def on_epoch_start(self, trainer: Trainer) -> None:
+    def on_epoch_start(self, trainer: Training) -> None:
         """Learn that an epoch begins, or continues after resuming."""
 
-    def on_step_end(self, trainer: Trainer) -> None:
+    def on_step_end(self, trainer: Training) -> None:
         """Learn that a step is complete; ``trainer.logs`` holds this epoch's means so far."""
 
-    def on_epoch_end(self, trainer: Trainer) -> None:
+    def on_epoch_end(self, trainer: Training) -> None:
         """Learn that an epoch is complete and evaluated; ``trainer.logs`` holds its results."""
 
-    def on_fit_end(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Training) -> None:
         """Learn that training has come to its end."""
 
     def close(self) -> None:

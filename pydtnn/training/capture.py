@@ -26,13 +26,13 @@ from pydtnn.kernels.cuda.graph import Graphs
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.utils.device import Device
 
 if TYPE_CHECKING:
     from pydtnn.kernels.cuda.backend import CudaBackend
-    from pydtnn.training.trainer import Trainer
 
 WORDS = np.empty((0, 0), "uint32")
 
@@ -63,16 +63,16 @@ class Captured:
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
         For which `why_not` has nothing to say.
     """
 
     late = 1
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._backend = backend = cast("CudaBackend", trainer.model.backend)
-        self._eager = Eager(trainer)
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._backend = backend = cast("CudaBackend", setup.model.backend)
+        self._eager = Eager(setup)
         self._device = Device(backend.xp)
         self._graphs = Graphs(self._device, memory=backend.memory.apart)
         self._fed: dict[Hashable, Fed] = {}
@@ -83,15 +83,14 @@ class Captured:
         reason = self._graphs.why_not
         return f"no CUDA graph: {reason}" if reason else "one CUDA graph"
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
-        """Launch a step, unless its batch is smaller than others."""
-        trainer = self._trainer
-        if batch.total < trainer.global_batch_size:
-            trainer.settle()  # in order
+    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
+        """Launch a step, unless its batch is shorter than others."""
+        setup = self._setup
+        if short:
             return self._eager(batch, epoch, seed)
-        trainer.objective.check([(len(batch), *trainer.model.output_shape)], [batch.y])
-        made, statistics = trainer.optimizer.iterations, trainer.model.statistics
-        numbers = {"epoch": float(epoch), **trainer.optimizer.next_terms()}
+        setup.objective.check([(len(batch), *setup.model.output_shape)], [batch.y])
+        made, statistics = setup.optimizer.iterations, setup.model.statistics
+        numbers = {"epoch": float(epoch), **setup.optimizer.next_terms()}
         key, arrays = _key(batch, seed), _arrays(batch, numbers)
         if key not in self._fed:
             self._fed[key] = self._make(batch, arrays, list(numbers))
@@ -99,9 +98,9 @@ class Captured:
         fed.feed.send(*arrays)
         fed.feed.take()
         totals = self._graphs.run(key, partial(self._work, fed, seed))
-        trainer.comm.traffic.repeat(fed.said)
+        setup.comm.traffic.repeat(fed.said)
         statistics.samples += len(batch)
-        trainer.exchange.samples += len(batch)
+        setup.exchange.samples += len(batch)
         return partial(self._result, Late(self._device, totals), batch, epoch, seed, made)
 
     def _make(self, batch: Batch, arrays: list[np.ndarray], names: list[str]) -> Fed:
@@ -114,33 +113,33 @@ class Captured:
 
     def _work(self, fed: Fed, seed: int) -> Array:
         """Make a step of what has been fed; on the host nothing changes, and nothing waits."""
-        trainer, backend = self._trainer, self._backend
+        setup, backend = self._setup, self._backend
         terms = {name: number for name, number in fed.numbers.items() if name != "epoch"}
         try:
-            with trainer.comm.traffic.apart() as fed.said:
-                passes = Passes(trainer, fed.batch, fed.numbers["epoch"], seed)
+            with setup.comm.traffic.apart() as fed.said:
+                passes = Passes(setup, fed.batch, fed.numbers["epoch"], seed)
                 passes.run()
                 totals: Array = passes.totals.values
                 backend.update.watch(totals, backend.alive, backend.go)
-                trainer.model.statistics.fold()
-                with trainer.optimizer.given(terms):
-                    trainer.exchange.update(trainer.optimizer)
+                setup.model.statistics.fold()
+                with setup.optimizer.given(terms):
+                    setup.exchange.update(setup.optimizer)
         except Exception:
             with contextlib.suppress(Exception):
-                trainer.exchange.abandon()
+                setup.exchange.abandon()
             raise
         return totals
 
     def _result(self, late: Late, batch: Batch, epoch: int, seed: int, made: int) -> Totals:
-        trainer, backend = self._trainer, self._backend
-        totals = trainer.new_totals()
+        setup, backend = self._setup, self._backend
+        totals = setup.new_totals()
         totals.values[:] = late.values()
         if np.isfinite(totals.values).all():
             return totals
         backend.synchronize()
-        trainer.optimizer.iterations = made  # nor have later ones changed anything
+        setup.optimizer.iterations = made  # nor have later ones changed anything
         backend.alive[...] = backend.go[...] = 1
-        raise not_finite_at(trainer, batch, epoch, seed, totals)
+        raise not_finite_at(setup, batch, epoch, seed, totals)
 
 
 def _key(batch: Batch, seed: int) -> Hashable:
@@ -155,18 +154,18 @@ def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
     return [batch.x, batch.y, batch.samples, words, np.array([*numbers.values()], "float64")]
 
 
-def create_steps(trainer: Trainer, graph: bool) -> Steps:
+def create_steps(setup: Setup, graph: bool) -> Steps:
     """Make a trainer's steps, captured where they can be and `graph` asks for it."""
-    reason = why_not(trainer) if graph else "not asked for"
-    if trainer.model.backend.name != "cuda":
-        return Eager(trainer)
-    return Eager(trainer, f"no CUDA graph: {reason}") if reason else Captured(trainer)
+    reason = why_not(setup) if graph else "not asked for"
+    if setup.model.backend.name != "cuda":
+        return Eager(setup)
+    return Eager(setup, f"no CUDA graph: {reason}") if reason else Captured(setup)
 
 
-def why_not(trainer: Trainer) -> str:
+def why_not(setup: Setup) -> str:
     """Say why steps cannot be one CUDA graph, as far as one knows beforehand; else nothing."""
-    if not trainer.optimizer.capturable:
-        return f"{type(trainer.optimizer).__name__} does not say that it is `capturable`"
-    if len(trainer.model.input_shapes) > 1 or len(trainer.model.graph.outputs) > 1:
+    if not setup.optimizer.capturable:
+        return f"{type(setup.optimizer).__name__} does not say that it is `capturable`"
+    if len(setup.model.input_shapes) > 1 or len(setup.model.graph.outputs) > 1:
         return "the model has several inputs or outputs"
-    return trainer.exchange.why_not_captured()
+    return setup.exchange.why_not_captured()

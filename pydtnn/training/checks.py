@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
@@ -16,10 +15,8 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes.partition import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.callback import Callback
+from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 
 def check_parts(
@@ -55,43 +52,42 @@ def check_parts(
         raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, not {given!r}{hint}")
 
 
-def check_options(trainer: Trainer) -> None:
+def check_options(setup: Setup, accumulation: int) -> None:
     """Refuse options that do not go together.
 
     Raises
     ------
     ValueError
     """
-    _check_exact(trainer)
-    _check_loss_scale(trainer)
+    _check_exact(setup, accumulation)
+    if setup.loss_scale is not None:
+        _check_loss_scale(setup.exchange)
 
 
-def _check_exact(trainer: Trainer) -> None:
+def _check_exact(setup: Setup, accumulation: int) -> None:
     """Refuse what would make exact training depend on ranks or machines."""
-    if trainer.exchange.sums.shards is None:
+    if setup.exchange.sums.shards is None:
         return
-    if trainer.accumulation > 1:
+    if accumulation > 1:
         raise ValueError(
             "Trainer: exact training computes shard by shard, so accumulation must be 1; use "
             "more shards to save memory"
         )
-    if trainer.optimizer.clip_norm is not None and isinstance(trainer.exchange, Partition):
+    if setup.optimizer.clip_norm is not None and isinstance(setup.exchange, Partition):
         raise ValueError(
-            f"Trainer: {type(trainer.exchange).__name__} adds up the norm for clip_norm over the "
+            f"Trainer: {type(setup.exchange).__name__} adds up the norm for clip_norm over the "
             "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
         )
-    if trainer.model.backend.choices.mode == "measure":
+    if setup.model.backend.choices.mode == "measure":
         raise ValueError(
             "Trainer: exact training needs algorithms that are not chosen by measurement; make "
             'the backend with tuning="fixed"'
         )
 
 
-def _check_loss_scale(trainer: Trainer) -> None:
+def _check_loss_scale(exchange: GradientExchange) -> None:
     """Refuse what mixes gradients of several steps, where each step may have another scale."""
-    if trainer.loss_scale is None:
-        return
-    parts: list[GradientExchange | Sums] = [trainer.exchange, trainer.exchange.sums]
+    parts: list[GradientExchange | Sums] = [exchange, exchange.sums]
     for what in parts:
         if what.keeps_gradients:
             raise ValueError(
@@ -100,7 +96,7 @@ def _check_loss_scale(trainer: Trainer) -> None:
             )
 
 
-def check_binding(trainer: Trainer) -> None:
+def check_binding(optimizer: Optimizer, binding: object) -> None:
     """Refuse an optimizer that somebody else has bound since: its state is not this trainer's.
 
     A captured step would go on writing to the arrays that it had.
@@ -109,9 +105,9 @@ def check_binding(trainer: Trainer) -> None:
     ------
     ValueError
     """
-    if trainer.optimizer.binding is not trainer.binding:
+    if optimizer.binding is not binding:
         raise ValueError(
-            f"Trainer: its {type(trainer.optimizer).__name__} was given to another trainer, for "
+            f"Trainer: its {type(optimizer).__name__} was given to another trainer, for "
             "which it began afresh; go on with that one, or make an optimizer for each"
         )
 
@@ -140,32 +136,34 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
         )
 
 
-def check_shards(trainer: Trainer, loader: Loader) -> None:
+def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     """Refuse more micro-batches than samples, and batch norm over a single row.
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
     loader : Loader
         Of the training.
+    accumulation : int
+        Micro-batches of a rank.
 
     Raises
     ------
     ValueError
     """
     total = min(loader.global_batch_size, len(loader.dataset))
-    most = -(-total // trainer.comm.size)
-    if trainer.accumulation > most:
+    most = -(-total // setup.comm.size)
+    if accumulation > most:
         raise ValueError(
-            f"Trainer: accumulation {trainer.accumulation} makes more micro-batches than the "
+            f"Trainer: accumulation {accumulation} makes more micro-batches than the "
             f"{most} samples that a rank has in a step; use at most {most}"
         )
-    norm = _narrowest_norm(trainer.model)
+    norm = _narrowest_norm(setup.model)
     if norm is None or norm[1] > 1:
         return
     last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
     for batch, which in ((total, "each step"), (min(last, total), "the last step of an epoch")):
-        if trainer.sync_batch_norm:
+        if setup.sync_batch_norm:
             smallest, where = batch, "all ranks together have"
         else:
             smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
@@ -189,7 +187,7 @@ def _narrowest_norm(model: Model) -> tuple[str, int] | None:
 
 
 def check_plan(
-    trainer: Trainer, plan: Mapping[str, int], was: Mapping[str, int], **others: int
+    setup: Setup, plan: Mapping[str, int], was: Mapping[str, int], **others: int
 ) -> None:
     """Refuse ranks that would do different work, and to continue with other batches than before.
 
@@ -197,7 +195,7 @@ def check_plan(
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
     plan : mapping
         Of the batches, by name with underscores; `others` are compared between ranks alone.
     was : mapping
@@ -207,7 +205,7 @@ def check_plan(
     ------
     AgreedError
     """
-    _check_ranks(trainer, {**plan, **others})
+    _check_ranks(setup, {**plan, **others})
     for name, value in was.items():
         if plan[name] != value:
             raise AgreedError(
@@ -216,24 +214,24 @@ def check_plan(
             )
 
 
-def _check_ranks(trainer: Trainer, numbers: Mapping[str, int]) -> None:
+def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
     """Refuse ranks that would wait for each other for ever, or train apart without a word."""
-    shapes = [(p.name, p.shape) for p in trainer.model.parameters.values()]
+    shapes = [(p.name, p.shape) for p in setup.model.parameters.values()]
     facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
     facts |= {
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),
         "shapes of parameters": shapes,
-        "type of elements": str(trainer.model.dtype),
-        "metrics": [*trainer.objective.names[1:]],
-        "scheme": type(trainer.exchange).__name__,
-        "optimizer": type(trainer.optimizer).__name__,
+        "type of elements": str(setup.model.dtype),
+        "metrics": [*setup.objective.names[1:]],
+        "scheme": type(setup.exchange).__name__,
+        "optimizer": type(setup.optimizer).__name__,
     }
-    if trainer.exchange.equal:
-        facts["learning rate"] = trainer.optimizer.lr_now
-    require_equal(trainer.comm, "Trainer", facts, "give every rank the same")
+    if setup.exchange.equal:
+        facts["learning rate"] = setup.optimizer.lr_now
+    require_equal(setup.comm, "Trainer", facts, "give every rank the same")
 
 
-def check_scale(trainer: Trainer) -> None:
+def check_scale(setup: Setup) -> None:
     """Refuse to go on where no update is made however small the loss is scaled.
 
     Collective: all ranks call it.
@@ -242,7 +240,7 @@ def check_scale(trainer: Trainer) -> None:
     ------
     AgreedError
     """
-    if trainer.loss_scale is not None and any(trainer.comm.gather_object(trainer.loss_scale.lost)):
+    if setup.loss_scale is not None and any(setup.comm.gather_object(setup.loss_scale.lost)):
         raise AgreedError(
             "Trainer: gradients are infinite however small the scale of the loss; use a lower "
             "learning rate, or bfloat16"

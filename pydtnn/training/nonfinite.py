@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pydtnn.data import Batch
 from pydtnn.data.several import parts
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers import StepContext
 from pydtnn.model.graph import Node
 from pydtnn.training.metric_sums import Totals
+from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
-
-if TYPE_CHECKING:
-    from pydtnn.data import Batch
-    from pydtnn.training.trainer import Trainer
-
 
 INPUT = "the input"
 ADVICE = "use a lower learning rate, a warm-up or clipping (--lr, --warmup-epochs, --clip-norm)"
@@ -27,7 +22,7 @@ class NotFiniteError(AgreedError):
 
 
 def not_finite(
-    trainer: Trainer, batch: Batch, context: StepContext, totals: Totals, when: str
+    setup: Setup, batch: Batch, context: StepContext, totals: Totals, when: str
 ) -> NotFiniteError:
     """Make the error that names the step and the first layer whose output is not finite.
 
@@ -35,7 +30,7 @@ def not_finite(
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
     batch : Batch
         On which the loss is not finite, on one rank at least.
     context : StepContext
@@ -45,7 +40,7 @@ def not_finite(
     when : str
         "at epoch 1, step 2".
     """
-    model = trainer.model
+    model = setup.model
     found: list[str] = []
 
     def look(node: Node, y: Array) -> None:
@@ -55,7 +50,7 @@ def not_finite(
     if not all(np.isfinite(x).all() for x in parts(batch.x)):
         found.append(INPUT)
     model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
-    reports = trainer.comm.gather_object(found[0] if found else None)
+    reports = setup.comm.gather_object(found[0] if found else None)
     rank = next((r for r, report in enumerate(reports) if report), None)
     what = _names(totals)
     where = f"the {what} itself" if rank is None else str(reports[rank])
@@ -64,7 +59,7 @@ def not_finite(
         advice = "clean the data"
     elif rank is None and what != "loss":
         advice = "leave it out, or let it return a number"
-    if rank is not None and trainer.comm.size > 1:
+    if rank is not None and setup.comm.size > 1:
         where += f" on rank {rank}"
     return NotFiniteError(f"the {what} is not finite {when}: first in {where}; {advice}")
 
@@ -80,9 +75,9 @@ def _names(totals: Totals) -> str:
 
 
 def not_finite_at(
-    trainer: Trainer, batch: Batch, epoch: int, seed: int, totals: Totals
+    setup: Setup, batch: Batch, epoch: int, seed: int, totals: Totals
 ) -> NotFiniteError:
     """Make the error for a training step. Collective: all ranks call it."""
     context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
     when = f"at epoch {epoch + 1}, step {batch.index + 1}"
-    return not_finite(trainer, batch, context, totals, when)
+    return not_finite(setup, batch, context, totals, when)

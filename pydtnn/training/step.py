@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydtnn.comm import Request
 from pydtnn.data import Batch
@@ -18,9 +18,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.reproducible import cover
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
+from pydtnn.training.setup import Setup
 
 Part = tuple[int | None, Array]
 """What a shard contributes to a sum over all shards; None is no shard at all."""
@@ -31,7 +29,7 @@ class Passes:
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
     batch : Batch
         Its arrays may be the device's.
     epoch : Number
@@ -43,18 +41,18 @@ class Passes:
         Loss and metrics over all ranks, once `run` has returned.
     """
 
-    def __init__(self, trainer: Trainer, batch: Batch, epoch: Number, seed: int) -> None:
-        self.trainer, self.batch = trainer, batch
-        self.model, self.exchange = trainer.model, trainer.exchange
+    def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int) -> None:
+        self.setup, self.batch = setup, batch
+        self.model, self.exchange = setup.model, setup.exchange
         self.sums = self.exchange.sums
         self.context = StepContext(training=True, seed=seed, epoch=epoch)
         self.exchange.local_samples = len(batch)
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
-        if trainer.loss_scale is not None:
-            self.scale = trainer.loss_scale.loss(self.scale)
+        if setup.loss_scale is not None:
+            self.scale = setup.loss_scale.loss(self.scale)
         self.exact = self.sums.shards is not None
-        self.joint = trainer.sync_batch_norm
-        self.totals = trainer.new_totals(trainer.model.backend.xp)
+        self.joint = setup.sync_batch_norm
+        self.totals = setup.new_totals(setup.model.backend.xp)
         self.losses: list[Part] = []
         self.statistics: list[Part] = []
         self.in_flight: list[int | None] = []
@@ -89,9 +87,9 @@ class Passes:
         del xs
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
-            totals = self.trainer.new_totals(model.backend.xp)
+            totals = self.setup.new_totals(model.backend.xp)
             target = batch.targets(shard.rows)
-            dys.append(self.trainer.objective.compute(y, target, self.scale, totals))
+            dys.append(self.setup.objective.compute(y, target, self.scale, totals))
             residuals.append(saved)
             self.losses.append((shard.number, totals.values))
         if self.exact and not self.joint:

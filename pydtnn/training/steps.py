@@ -8,17 +8,15 @@ calls that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from pydtnn.data import Batch
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.setup import Setup
 from pydtnn.training.step import Passes
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 Result = Callable[[], Totals]
 """Waits for a step and returns its loss and metrics, summed over all ranks, on the host; raises
@@ -35,8 +33,8 @@ class Steps(Protocol):
     def graph(self) -> str:
         """Whether steps are replays of a CUDA graph, or why not; empty where there is none."""
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
-        """Begin a step."""
+    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
+        """Begin a step; `short` says that no other is under way and the batch is the last."""
 
 
 class Eager:
@@ -44,28 +42,28 @@ class Eager:
 
     Parameters
     ----------
-    trainer : Trainer
+    setup : Setup
     graph : str
         Why nothing is captured.
     """
 
     late = 0
 
-    def __init__(self, trainer: Trainer, graph: str = "") -> None:
-        self._trainer, self.graph = trainer, graph
+    def __init__(self, setup: Setup, graph: str = "") -> None:
+        self._setup, self.graph = setup, graph
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
         """Make a whole step; the parameters are left as they were if the loss is not finite."""
-        trainer = self._trainer
-        exchange, statistics = trainer.exchange, trainer.model.statistics
-        passes = Passes(trainer, batch, epoch, seed)
+        setup = self._setup
+        exchange, statistics = setup.exchange, setup.model.statistics
+        passes = Passes(setup, batch, epoch, seed)
         passes.run()
-        totals = trainer.to_host(passes.totals)
+        totals = setup.to_host(passes.totals)
         if not np.isfinite(totals.values).all():
             exchange.abandon()
-            raise not_finite_at(trainer, batch, epoch, seed, totals)
+            raise not_finite_at(setup, batch, epoch, seed, totals)
         statistics.fold()
         statistics.samples += len(batch)
         exchange.samples += len(batch)
-        exchange.update(trainer.optimizer)
+        exchange.update(setup.optimizer)
         return lambda: totals

@@ -25,6 +25,7 @@ from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
+from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Result, Steps
 from pydtnn.training.tuning import settle_choices
 from pydtnn.utils.validate import whole
@@ -73,6 +74,8 @@ class Trainer:
         What is minimised and reported: losses, metrics and their names.
     loss_scale : LossScale or None
         What the loss of a float16 model is multiplied by.
+    setup : Setup
+        The parts above, as steps and evaluations are given them.
     totals : Totals
         Losses and metrics of the current epoch, summed.
     seconds : dict
@@ -112,9 +115,12 @@ class Trainer:
         self.sync_batch_norm = sync_batch_norm
         half = model.dtype == np.float16
         self.loss_scale = LossScale(model.backend) if half else None
+        self.setup = Setup(
+            model, optimizer, self.exchange, self.objective, self.loss_scale, sync_batch_norm
+        )
+        checks.check_options(self.setup, self.accumulation)
         self._graph = graph
         self._results: deque[Result] = deque()
-        checks.check_options(self)
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
@@ -122,7 +128,7 @@ class Trainer:
         self._plan: dict[str, int] = {}
         self._loaded = False
         self.global_batch_size = 0
-        self.totals = self.new_totals()
+        self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
         model.settle_buckets(self.exchange.bucket_bytes)
@@ -174,11 +180,11 @@ class Trainer:
         list of dict
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
-        checks.check_binding(self)
+        checks.check_binding(self.optimizer, self.binding)
         checks.check_validation(train, validation)
         whole("Trainer", "epochs", epochs, at_least=0)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
-        loader = self.loader(
+        loader = self.setup.loader(
             train,
             total,
             self.exchange.sums.shards or self.comm.size * self.accumulation,
@@ -188,11 +194,11 @@ class Trainer:
             threads=max(loader_threads, 1),
             prefetch=2 * loader_threads,
         )
-        checks.check_shards(self, loader)
+        checks.check_shards(self.setup, loader, self.accumulation)
         shards = self.exchange.sums.shards or 0
         run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
-        checks.check_plan(self, run, self._plan if self._loaded else {}, **others)
+        checks.check_plan(self.setup, run, self._plan if self._loaded else {}, **others)
         check_data(self.comm, [("training set", train), ("validation set", validation)])
         if not self._loaded:
             check_loaded(self.comm, self.model.loaded, before_broadcast=True)
@@ -234,25 +240,28 @@ class Trainer:
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
         self.settle()
-        checks.check_scale(self)
+        checks.check_scale(self.setup)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         with self.averaged():
             if validation is not None:
                 results = self.evaluate(validation, batch_size=batch_size)
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
             self.history.append(self.logs)
-            self.epoch, self.step, self.totals = self.epoch + 1, 0, self.new_totals()
+            self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
 
     @cached_property
     def steps(self) -> Steps:
         """How steps are made, settled before the first."""
-        return create_steps(self, self._graph)
+        return create_steps(self.setup, self._graph)
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
-        checks.check_binding(self)
-        return self.steps(batch, epoch, seed)
+        checks.check_binding(self.optimizer, self.binding)
+        short = batch.total < self.global_batch_size
+        if short:
+            self.settle()  # in order
+        return self.steps(batch, epoch, seed, short=short)
 
     def settle(self, late: int = 0) -> None:
         """Wait until no more than so many steps are under way, and add up what the others lost."""
@@ -301,7 +310,7 @@ class Trainer:
         whole("Trainer", "batch_size", batch_size, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         with self.averaged():
-            return self._clocked("evaluation", evaluate, self, dataset, batch_size)
+            return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -333,7 +342,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""
-        checks.check_binding(self)
+        checks.check_binding(self.optimizer, self.binding)
         self.settle()
         return {
             "epoch": self.epoch,
@@ -360,33 +369,10 @@ class Trainer:
         epoch, step = (
             whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
         )
-        totals, history = self.new_totals(), [dict(logs) for logs in state["history"]]
+        totals, history = self.setup.new_totals(), [dict(logs) for logs in state["history"]]
         totals.load(state["totals"])
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = epoch, step, history, totals
-
-    def new_totals(self, xp: Any = np) -> Totals:
-        """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
-        return self.objective.new_totals(xp)
-
-    def to_host(self, totals: Totals) -> Totals:
-        """Copy sums to the host, when they are there."""
-        result = self.new_totals()
-        result.values[:] = self.model.backend.to_numpy(totals.values)
-        return result
-
-    def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
-        """Make the loader of this rank's part of a data set, as the model's device wants it."""
-        return Loader(
-            dataset,
-            global_batch_size=batch_size,
-            shards=shards,
-            rank=self.comm.rank,
-            size=self.comm.size,
-            dtype=self.model.dtype,
-            raw=self.model.backend.images is not None,
-            **options,
-        )
 
     def _notify(self, event: str, *args: Any) -> None:
         for callback in self.callbacks:

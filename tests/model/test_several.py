@@ -329,4 +329,4 @@ def test_one_output_may_have_a_weight_of_its_own() -> None:
 
 
 def test_steps_of_such_a_model_are_no_cuda_graph() -> None:
-    assert why_not(trainer()) == "the model has several inputs or outputs"
+    assert why_not(trainer().setup) == "the model has several inputs or outputs"

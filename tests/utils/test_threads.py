@@ -8,6 +8,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from pydtnn.comm import create_communicator
+from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.serial import Serial
 from pydtnn.utils import threads
 
@@ -32,7 +33,7 @@ def threads_of_all(monkeypatch, cores, hosts=None, quotas=None):
         monkeypatch.setattr(threads, "_cores", lambda mine=mine: mine)
         monkeypatch.setattr(threads, "cpu_quotas", lambda rank=rank: quotas[rank])
         groups = [[*own] for own in quotas]
-        result.append(threads.threads_per_rank(Described(rank, cores, hosts, groups)))
+        result.append(threads_per_rank(Described(rank, cores, hosts, groups)))
     return result
 
 
@@ -102,7 +103,7 @@ def test_more_threads_than_a_process_bears_are_refused(monkeypatch):
 
 
 def test_one_process_takes_the_cores_it_may_run_on():
-    assert threads.default_threads() == threads.threads_per_rank(create_communicator("serial"))
+    assert threads.default_threads() == threads_per_rank(create_communicator("serial"))
 
 
 def test_blas_is_limited_as_long_as_one_wants():

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.parallel.compression.compressor import Compressor
+from pydtnn.parallel.compression.compressor import CompressedSums, Compressor
 from pydtnn.parallel.compression.context import Context
 from pydtnn.parallel.compression.floats import any_float, bfloat16, float16
 from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
 from pydtnn.parallel.compression.quantised import int8, sign
 from pydtnn.parallel.compression.sparse import random_k, top_k
-from pydtnn.parallel.compression.sums import CompressedSums
 from pydtnn.parallel.sums import Sums
 from pydtnn.utils.registry import create
 

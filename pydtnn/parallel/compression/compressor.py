@@ -1,15 +1,24 @@
-"""A compressor: two functions, and what the library does with them."""
+"""A compressor: two functions, and sums of gradients that are sent compressed by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.schedules.executor import Scheduled
+from pydtnn.comm.wrapper import Wrapper
+from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression.context import Context
-from pydtnn.parallel.compression.sums import CompressedSums
+from pydtnn.parallel.compression.kept import Kept
+from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
+from pydtnn.parallel.compression.steps import Steps
+from pydtnn.parallel.compression.wire import exchange, pack, size_of, unpack
+
+TAGS = 2**14
+"""So many requests can be under way at the same time: each has two tags."""
 
 Parts = tuple[np.ndarray, ...]
 """What is sent instead of a bucket's gradients: flat arrays of numbers, of any type and length."""
@@ -80,3 +89,185 @@ class Compressor:
     def __call__(self, comm: Communicator) -> CompressedSums:
         """Make the sums of one rank."""
         return CompressedSums(comm, self)
+
+
+class CompressedSums(LossySums):
+    """Sums of what a compressor leaves of each rank's gradients; equal on all ranks.
+
+    With one rank, too, gradients are compressed and restored: training does not become another by
+    the number of ranks. Besides messages, it takes the memory of two sets of gradients.
+
+    Parameters
+    ----------
+    comm : Communicator
+    compressor : Compressor
+    """
+
+    def __init__(self, comm: Communicator, compressor: Compressor) -> None:
+        super().__init__(comm)
+        self.compressor = compressor
+        self._kept: dict[int, Kept] = {}
+        self._sizes: dict[int, list[int]] = {}
+        self._adders: dict[np.dtype, Communicator] = {}
+        self._started = 0
+
+    def prepare(self, buckets: tuple[Bucket, ...]) -> None:
+        """Start without errors. Collective: all ranks call it."""
+        super().prepare(buckets)
+        self._kept = {b.index: Kept(b, self.compressor.feedback) for b in buckets}
+        self._sizes.clear()
+
+    def free(self) -> None:
+        """Free the groups. Collective: all ranks call it."""
+        for adder in self._adders.values():
+            if adder is not self.group:
+                adder.free()
+        self._adders.clear()
+        super().free()
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name the errors."""
+        for kept in self._kept.values():
+            yield from kept.errors()
+
+    def send(self, bucket: Bucket) -> Request:
+        """Compress a bucket's gradients and start to replace them by the sum over all ranks."""
+        kept = self._kept[bucket.index]
+        if not kept.x.size:
+            return Completed()
+        context = Context(
+            self.compressor.seed,
+            self.steps[bucket.index],
+            bucket.index,
+            self.comm.rank,
+            kept.sizes,
+        )
+        self.steps[bucket.index] += 1
+        x = kept.take(bucket.grads)
+        parts = self._compress(x, context)
+        if not is_finite(x):
+            parts = self._showing(kept, parts, context)
+        if self.compressor.adds:  # the parts become their sum
+            parts = tuple(np.require(part, requirements=["C", "W"]) for part in parts)
+            self._forget(kept, parts, context)
+            return Steps(self._reduce(kept, bucket.grads, parts, context))
+        request = Steps(self._gather(kept, bucket.grads, parts, context))
+        self._forget(kept, parts, context)  # while the messages are under way
+        return request
+
+    def _compress(self, x: np.ndarray, context: Context) -> Parts:
+        """Call the compressor and check what it returns."""
+        with np.errstate(all="ignore"):  # what is not finite shows in the next loss
+            parts = self.compressor.compress(x, context)
+        if not isinstance(parts, tuple) or not all(
+            isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
+        ):
+            raise TypeError(
+                f"Compressor: compress must return a tuple of flat arrays, not {_shown(parts)}; "
+                "for one array write (array,)"
+            )
+        sizes = [part.size for part in parts]
+        if not self.compressor.varies and sizes != self._sizes.setdefault(context.bucket, sizes):
+            raise ValueError(
+                f"Compressor: the lengths of the parts were {self._sizes[context.bucket]} and are "
+                f"now {sizes}; say so by Compressor(..., varies=True)"
+            )
+        return parts
+
+    def _restore(self, kept: Kept, parts: Parts, context: Context) -> None:
+        """Add to `total` what parts mean."""
+        with np.errstate(all="ignore"):
+            result = self.compressor.restore(parts, kept.total, context)
+        if isinstance(result, np.ndarray) and not np.may_share_memory(result, kept.total):
+            raise TypeError(
+                "Compressor: restore must add to its argument out, in place, not return another "
+                "array; write out += ... or np.add(out, ..., out=out)"
+            )
+
+    def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
+        """Make sure that parts of gradients that are not finite are not finite when restored.
+
+        A compressor that sends some of the gradients may leave out a NaN. Floats among the parts
+        then become NaN.
+        """
+        marked = tuple(
+            np.full_like(part, np.nan) if _is_float(part.dtype) else part for part in parts
+        )
+        for shown in (parts, marked):
+            kept.total.fill(0)
+            self._restore(kept, shown, context)
+            if not is_finite(kept.total):
+                return shown
+        raise ValueError(
+            f"Compressor: gradients of rank {context.rank} are infinite or NaN, and what compress "
+            "has made of them is restored as finite; let restore return NaN for them"
+        )
+
+    def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:
+        """Keep of `x` what the other ranks will not learn from the parts."""
+        if kept.feedback:
+            kept.total.fill(0)
+            self._restore(kept, parts, context)
+            with np.errstate(invalid="ignore"):
+                kept.x -= kept.total
+            forget_if_not_finite(kept.x)
+
+    def _reduce(
+        self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
+    ) -> Iterator[Request]:
+        """Add up the parts of all ranks, and restore the sum."""
+        yield from [self._adder(part.dtype).iallreduce(part) for part in parts]
+        kept.total.fill(0)
+        self._restore(kept, parts, context)
+        kept.give(grads)
+
+    def _adder(self, dtype: np.dtype) -> Communicator:
+        """Choose what adds a type. Collective: all ranks call it.
+
+        MPI libraries add floats of 16 bits slowly or not at all, so for these a ring of ours does
+        it, unless the user has chosen a schedule.
+        """
+        if dtype not in self._adders:
+            ring = dtype.itemsize == 2 and not _has_schedule(self.group)
+            self._adders[dtype] = Scheduled(self.group, "ring") if ring else self.group
+        return self._adders[dtype]
+
+    def _gather(
+        self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
+    ) -> Iterator[Request]:
+        """Send the parts to all other ranks, and restore and add those of all, in their order."""
+        message = pack(parts)  # at once: parts may be views of `x`, which goes on to change
+        comm, tag = self.group, 2 * (self._started % TAGS)
+        self._started += 1  # two steps of one bucket may be under way
+        lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
+        if self.compressor.varies:
+            yield from exchange(comm, lengths, tag)
+        packed = [np.empty(size_of(parts, sizes), np.uint8) for sizes in lengths]
+        packed[comm.rank] = message
+        yield from exchange(comm, packed, tag + 1)
+        kept.total.fill(0)
+        for rank, (message, sizes) in enumerate(zip(packed, lengths, strict=True)):
+            self._restore(kept, unpack(message, parts, sizes), context.of(rank))
+        kept.give(grads)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    """Whether elements are floats, those of ml_dtypes among them, which are "V" to NumPy."""
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.type is not np.void)
+
+
+def _has_schedule(comm: Communicator) -> bool:
+    """Whether a communicator's sums follow a schedule."""
+    while isinstance(comm, Wrapper):
+        if isinstance(comm, Scheduled):
+            return True
+        comm = comm.inner
+    return False
+
+
+def _shown(parts: object) -> str:
+    if isinstance(parts, np.ndarray):
+        return f"an array of shape {parts.shape}"
+    if isinstance(parts, tuple):
+        return f"a tuple of ({', '.join(map(_shown, parts))})"
+    return f"an object of type {type(parts).__name__}"

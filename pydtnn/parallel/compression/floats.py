@@ -10,10 +10,9 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.parallel.compression.bits import pack_bits, unpack_bits
-from pydtnn.parallel.compression.compressor import Compressor, Parts
+from pydtnn.parallel.compression.compressor import CompressedSums, Compressor, Parts
 from pydtnn.parallel.compression.context import Context
 from pydtnn.parallel.compression.formats import Format
-from pydtnn.parallel.compression.sums import CompressedSums
 from pydtnn.utils.validate import number
 
 SumsOf = Callable[[Communicator], CompressedSums]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE
 from pydtnn.training.checkpoint.structure import FORMAT, check_states, read_content
 from pydtnn.weights import decode, encode
-
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
 
 State = dict[str, Any]
 Parts = dict[str, list[State]]
@@ -35,7 +33,7 @@ class Stateful(Protocol):
         """Take what `state` returned; ValueError where it does not fit."""
 
 
-def parts_of(trainer: Trainer) -> dict[str, Stateful]:
+def parts_of(trainer: Training) -> dict[str, Stateful]:
     """Name everything that has state; the trainer, which says how far the rest has come, last."""
     parts: dict[str, Stateful] = {
         "choices": trainer.model.backend.choices,

@@ -7,23 +7,20 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, Stateful, parts_of, unpack
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
-
 _log = logging.getLogger("pydtnn.training.checkpoint")
 
 
-def load_checkpoint(directory: str | Path, trainer: Trainer) -> Path | None:
+def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     """Continue from the newest checkpoint in a folder that is whole.
 
     Collective: all ranks call it. Rank 0 reads and tells the others, so they need not see the

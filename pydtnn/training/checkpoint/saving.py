@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import (
     Parts,
     State,
@@ -21,13 +22,10 @@ from pydtnn.training.checkpoint.content import (
 )
 from pydtnn.training.checkpoint.folder import checkpoint_path, write_checkpoint
 
-if TYPE_CHECKING:
-    from pydtnn.training.trainer import Trainer
-
 
 def save_checkpoint(
     directory: str | Path,
-    trainer: Trainer,
+    trainer: Training,
     *,
     config: Mapping[str, Any] | None = None,
     keep: int = 3,

@@ -1,0 +1,48 @@
+"""A node of a model's graph: one layer in its place."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pydtnn.layers.base import Layer, Shape
+
+
+class Node:
+    """One layer in its place.
+
+    Attributes
+    ----------
+    index : int
+        Position in the order of execution; the model's inputs come first.
+    layer : Layer
+        For the model's inputs, an `Identity` that never runs.
+    inputs : tuple of Node
+    shape : tuple of int
+        Of the output, without the batch axis.
+    consumers : list of Node
+        Who reads the output.
+    releases : tuple of int
+        Indices of the nodes whose outputs nobody reads after this node has run.
+    """
+
+    def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
+        self.index = index
+        self.layer = layer
+        self.inputs = inputs
+        self.shape = shape
+        self.consumers: list[Node] = []
+        self.releases: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The layer's dotted name."""
+        return str(self.layer.name)
+
+
+Outputs: TypeAlias = Node | tuple[Node, ...]
+"""The output of a part of a model, a tuple if it has several."""
+
+
+def nodes(outputs: Outputs) -> tuple[Node, ...]:
+    """Return one output, or several, as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)

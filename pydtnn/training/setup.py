@@ -1,0 +1,70 @@
+"""What is trained and how: the parts that steps, evaluation and the search for NaN work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm.metered import Metered
+from pydtnn.data import Dataset, Loader
+from pydtnn.model import Model
+from pydtnn.optimizers import Optimizer
+from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.objective import Objective
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a training run, which stay the same from its first step to its last.
+
+    Attributes
+    ----------
+    model : Model
+    optimizer : Optimizer
+    exchange : GradientExchange
+    objective : Objective
+        What is minimised and reported: losses, metrics and their names.
+    loss_scale : LossScale or None
+        What the loss of a float16 model is multiplied by.
+    sync_batch_norm : bool
+        Whether batch norm normalises with the statistics of the whole batch of all ranks.
+    """
+
+    model: Model
+    optimizer: Optimizer
+    exchange: GradientExchange
+    objective: Objective
+    loss_scale: LossScale | None
+    sync_batch_norm: bool
+
+    @property
+    def comm(self) -> Metered:
+        """The communicator of the exchange."""
+        return self.exchange.comm
+
+    def new_totals(self, xp: Any = np) -> Totals:
+        """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
+        return self.objective.new_totals(xp)
+
+    def to_host(self, totals: Totals) -> Totals:
+        """Copy sums to the host, when they are there."""
+        result = self.new_totals()
+        result.values[:] = self.model.backend.to_numpy(totals.values)
+        return result
+
+    def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
+        """Make the loader of this rank's part of a data set, as the model's device wants it."""
+        return Loader(
+            dataset,
+            global_batch_size=batch_size,
+            shards=shards,
+            rank=self.comm.rank,
+            size=self.comm.size,
+            dtype=self.model.dtype,
+            raw=self.model.backend.images is not None,
+            **options,
+        )

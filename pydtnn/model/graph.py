@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -12,6 +12,24 @@ from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.reshape import Identity
+
+
+def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
+    """Return the shapes of a model's inputs, of which a user gives one or several.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if isinstance(input_shape, int | np.integer):
+        raise TypeError(
+            f"Model: input_shape must be a tuple, not {input_shape}; use ({input_shape},)"
+        )
+    several = len(input_shape) > 0 and isinstance(input_shape[0], tuple | list)
+    shapes: Any = input_shape if several else (input_shape,)
+    if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
+        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape!r}")
+    return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
 class Graph:

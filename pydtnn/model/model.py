@@ -19,7 +19,8 @@ from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, Pa
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Total, check_inputs, run_together, walk_backward, walk_forward
 from pydtnn.model.fusion import fuse as fuse_graph
-from pydtnn.model.graph import Graph
+from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import whole
 
 
@@ -82,7 +83,7 @@ class Model:
         if bucket_bytes is not None:
             bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
         self._settled = bucket_bytes is not None
-        self.input_shapes = _shapes(input_shape)
+        self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
         if fuse:
@@ -377,18 +378,6 @@ class Model:
         return summarize(self, batch, slots=slots)
 
 
-def _shapes(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
-    if isinstance(input_shape, int | np.integer):
-        raise TypeError(
-            f"Model: input_shape must be a tuple, not {input_shape}; use ({input_shape},)"
-        )
-    several = len(input_shape) > 0 and isinstance(input_shape[0], tuple | list)
-    shapes: Any = input_shape if several else (input_shape,)
-    if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
-        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape!r}")
-    return tuple(tuple(map(int, shape)) for shape in shapes)
-
-
 def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
     """Check that two sets of named arrays have the same names and shapes.
 
@@ -405,5 +394,4 @@ def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) ->
         if name in given and given[name].shape != own[name].shape
     ]
     if problems:
-        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise ValueError(f"weights do not fit the model: {', '.join(problems[:8])}{more}")
+        raise ValueError(f"weights do not fit the model: {some(problems)}")

@@ -28,6 +28,7 @@ from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
+from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
 
 TINY = 2.0**-600
@@ -374,7 +375,7 @@ class Optimizer(ABC):
             missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
             raise ValueError(
                 f"{who}: the saved state is of another optimizer or model: "
-                f"missing {_some(missing)}, unexpected {_some(extra)}; "
+                f"missing {some(missing, 3)}, unexpected {some(extra, 3)}; "
                 "use the optimizer and model it was saved with"
             )
         for name, (_, _, entry) in places.items():
@@ -393,11 +394,3 @@ class Optimizer(ABC):
                 first = entry.slice.start
                 part[start - own.start : stop - own.start] = flat[start - first : stop - first]
         self.iterations, self.lr_factor = iterations, lr_factor
-
-
-def _some(names: list[str]) -> str:
-    """List a few names and count the others."""
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more

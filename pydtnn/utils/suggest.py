@@ -1,9 +1,9 @@
-"""The sentence for a name that nobody knows: it offers the names the user may have meant."""
+"""Names in messages: what a user may have meant by an unknown one, and lists that stay short."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
@@ -25,3 +25,13 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     return (
         f"unknown {kind} {name!r}; choose one of {', '.join(map(repr, sorted(by_lower.values())))}"
     )
+
+
+def some(items: Sequence[str], most: int = 8) -> str:
+    """List a few items and count the others.
+
+    >>> some(["a", "b", "c", "d"], most=2), some([])
+    ('a, b and 2 more', 'nothing')
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more or "nothing"

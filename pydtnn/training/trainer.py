@@ -236,10 +236,10 @@ class Trainer:
             self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
             self.samples_seen += batch.total
             self.step += 1
-            self.settle(self.steps.late)
+            self.drain(self.steps.late)
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
-        self.settle()
+        self.drain()
         checks.check_scale(self.setup)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         with self.averaged():
@@ -260,10 +260,10 @@ class Trainer:
         checks.check_binding(self.optimizer, self.binding)
         short = batch.total < self.global_batch_size
         if short:
-            self.settle()  # in order
+            self.drain()  # in order
         return self.steps(batch, epoch, seed, short=short)
 
-    def settle(self, late: int = 0) -> None:
+    def drain(self, late: int = 0) -> None:
         """Wait until no more than so many steps are under way, and add up what the others lost."""
         while len(self._results) > late:
             self.totals += self._clocked("steps", self._results.popleft())
@@ -343,7 +343,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""
         checks.check_binding(self.optimizer, self.binding)
-        self.settle()
+        self.drain()
         return {
             "epoch": self.epoch,
             "step": self.step,

@@ -558,9 +558,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
         optimizer.bind(backend, [buffer])
         draw_gradients(buffer, np.random.default_rng(0))
         optimizer.step()
-    with pytest.raises(
-        ValueError, match=r"missing m/a, m/b, m/c and 3 more, unexpected vel"
-    ):
+    with pytest.raises(ValueError, match=r"missing m/a, m/b, m/c and 3 more, unexpected vel"):
         adam.load(sgd.state())
     before = sgd.state()
     wrong = {name: value + 1 for name, value in before.items()}

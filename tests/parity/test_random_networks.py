@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume
 
 from pydtnn import layers
 from pydtnn.layers import Layer, StepContext
@@ -125,6 +126,11 @@ def test_a_network_trains_as_in_pytorch(cases: Cases) -> None:
         expected = Expected.of(network)
         model = network.model(NUMPY, fuse=False)
         randomize(model, network)
-        case.compare(expected.assert_alike, expected.record, Twin(model, network).observe())
+        try:
+            record = Twin(model, network).observe()
+        except ValueError as error:  # group norm over a single value: PyTorch refuses it
+            assume("Expected more than 1 value" not in str(error))
+            raise
+        case.compare(expected.assert_alike, expected.record, record)
 
     for_each_network(cases, check)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _main(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has gone, as in `... --help | head -1`
+    except BrokenPipeError:  # the reader of our output has gone, as in `... --help | head -1`
         discard()
         return 128 + signal.SIGPIPE
 
@@ -67,7 +67,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         if comm is None or comm.size == 1:
             raise
         discard()  # this rank cannot leave in silence: the others would wait for it
-        raise OSError("whoever read the standard output has gone") from error
+        raise OSError("the reader of the standard output has gone") from error
     except (Exception, KeyboardInterrupt) as error:
         if comm is not None and comm.size > 1:
             raise

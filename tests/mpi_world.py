@@ -64,7 +64,7 @@ class World:
         self._config.hook.pytest_deselected(items=others)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Refuse to begin where ranks have collected different tests: they would wait for ever."""
+        """Refuse to begin where ranks have collected different tests: they would deadlock."""
         collected = [[item.nodeid for item in session.items], session.testsfailed]
         if any(other != collected for other in self._meeting.gather_object(collected)):
             self._end("the ranks have collected different tests")

@@ -422,7 +422,7 @@ def test_a_rank_that_is_killed_ends_all(
     option: str, ranks: int, mpiexec: MpiExec, tmp_path: Path
 ) -> None:
     done = mpiexec(ranks, failing_run("kill", option), timeout=30, directory=tmp_path)
-    assert_one_line(done, "rank 1: ended without a word; it crashed or was killed")
+    assert_one_line(done, "rank 1: terminated unexpectedly; it crashed or was killed")
     wait_for(lambda: not processes_in(tmp_path), 5)
 
 

@@ -1,4 +1,4 @@
-"""Ranks and what they say to each other.
+"""Communicators: ranks, collectives and messages.
 
 `create_communicator` gives the group of all ranks, `run_threads` a group of threads for tests and
 notebooks; both are `Communicator`s. mpi4py is imported only where the group needs it.

@@ -70,7 +70,7 @@ def _parser() -> _Parser:
     command = commands.add_parser("list", help="name the schedules, and say what they do")
     command.set_defaults(command=_list)
 
-    command = commands.add_parser("draw", help="show who sends what to whom, round by round")
+    command = commands.add_parser("draw", help="show the messages of every round")
     command.set_defaults(command=_draw)
     _add_ranks(command, "how many ranks (default: 8)")
     command.add_argument(

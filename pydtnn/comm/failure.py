@@ -1,7 +1,7 @@
 """How a run on several ranks ends when one of them fails.
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
-and would wait for ever. Where several fail at once, the first on each host speaks for them. Of a
+and would deadlock. Where several fail at once, the first on each host reports. Of a
 rank that is killed another process tells (`pydtnn.comm.witness`).
 """
 

@@ -39,7 +39,7 @@ class Mailbox:
     """Matches messages by key, such as (source, destination, tag), first come first served.
 
     A message is copied once, straight from the sender's array into the receiver's, as soon as both
-    sides are there. The mailbox knows nothing of threads: whoever shares it locks it.
+    sides are there. The mailbox does not lock: callers that share it do.
     """
 
     def __init__(self) -> None:

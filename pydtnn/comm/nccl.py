@@ -8,7 +8,7 @@ and the host waits for nothing; so they can be captured in a CUDA graph, too.
 Everything else is left to the communicator of the host, staged where the arrays are a device's.
 That includes single messages from rank to rank: NCCL has neither tags nor lengths to compare, and
 its send holds the stream until the other side receives, so that ranks which start their messages in
-different orders, as the contract allows, would wait for ever. A round of messages that all ranks
+different orders, as the contract allows, would deadlock. A round of messages that all ranks
 start together (`exchange`) is one group of NCCL's calls.
 """
 

@@ -1,13 +1,13 @@
-"""A process beside the ranks of a host, which tells whose end came without a word.
+"""A process beside the ranks of a host, which names one that terminates unexpectedly.
 
-A rank that is killed, by hand or for want of memory, tells nobody, and MPICH's launcher kills the
-others in the same moment, so that they cannot tell it either. This process is none that the
-launcher knows. Every rank holds a connection to it, which the system closes however the rank ends;
-a rank that leaves in order says so before.
+A rank that is killed, by a signal or by the out-of-memory killer, leaves no message, and MPICH's
+launcher kills the others at the same moment, so that they cannot report it either. The launcher
+does not know this process. Every rank holds a connection to it, which the system closes however
+the rank ends; a rank that leaves in order says so before.
 
-The system counts the processes that it has killed for want of memory. Where that number has just
+The system counts the processes that it has killed for lack of memory. Where that number has just
 grown, this is the cause. Otherwise it can only be told where all ranks are on one host: between
-hosts the launcher ends the ranks of each host in the same way, and nobody sees who was first.
+hosts the launcher ends the ranks of each host in the same way, and no process sees which was first.
 
 It is run by its path and imports nothing of ours, so that it is small and there at once.
 """
@@ -36,7 +36,7 @@ LATELY = 30.0
 
 
 class Kills:
-    """Processes that the system has killed for want of memory, counted.
+    """Processes that the system has killed for lack of memory, counted.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def watch(
     pause: Callable[[], None] = lambda: None,
     seconds: float = LATELY,
 ) -> int | None:
-    """Wait until all ranks have left, or one has ended without a word.
+    """Wait until all ranks have left, or one has terminated unexpectedly.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def watch(
     Returns
     -------
     int or None
-        The rank that ended without a word; of several the first.
+        The rank that terminated unexpectedly; of several the first.
     """
     connections: dict[int, socket.socket] = {}
     words: dict[int, bytes] = {}
@@ -137,21 +137,21 @@ def is_first(file: int) -> bool:
 
 
 def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
-    """Say why a rank has ended without a word, where that can be known.
+    """Say why a rank has terminated unexpectedly, where that can be known.
 
     Parameters
     ----------
     rank : int
     for_memory : bool
-        Whether the system has just killed a process of this host for want of memory.
+        Whether the out-of-memory killer has just killed a process of this host.
     all_here : bool
         Whether all ranks are on this host, so that the first to end is the cause.
     """
     if for_memory:
-        why = "the system has just killed a process of this host for want of memory"
-        return f"rank {rank}: ended without a word; {why}"
+        why = "the out-of-memory killer has just killed a process of this host"
+        return f"rank {rank}: terminated unexpectedly; {why}"
     if all_here:
-        return f"rank {rank}: ended without a word; it crashed or was killed"
+        return f"rank {rank}: terminated unexpectedly; it crashed or was killed"
     return None
 
 

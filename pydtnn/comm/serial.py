@@ -66,7 +66,7 @@ class _ToOneself(Request):
         if not self.test():
             raise RuntimeError(
                 "send or recv: rank 0 waits for a message to itself without its other side, "
-                "so it would wait for ever; post isend and irecv, then wait for both."
+                "so it would deadlock; post isend and irecv, then wait for both."
             )
 
     def test(self) -> bool:

@@ -2,7 +2,7 @@
 
 It is strict rather than fast. Reductions run in the order of the ranks, so results are the same
 bytes every time. A send waits for its receive, which is all that MPI promises, so a program that
-hangs on a cluster for want of buffers hangs here; and where all ranks wait for each other, or call
+hangs on a cluster for lack of buffers hangs here; and where all ranks wait for each other, or call
 different collectives, the run ends and says who waits for what.
 """
 

@@ -23,9 +23,9 @@ _PATIENCE = 2.0
 class Witness:
     """Knows who may say why a run ends, and sees to it that a killed rank is told of.
 
-    The ranks of a host open one file; whoever puts the first byte there speaks for all. A process
-    of its own tells of a rank that ends without a word (`pydtnn.comm.sentinel`). Nothing of this
-    has a name any more once all ranks hold it, so nothing is left behind however they end.
+    The ranks of a host open one file; the one that writes the first byte reports for all. A process
+    of its own reports a rank that terminates unexpectedly (`pydtnn.comm.sentinel`). The files have
+    no name any more once all ranks hold them, so nothing is left behind however they end.
 
     Collective: all ranks make it.
 
@@ -61,7 +61,7 @@ class Witness:
         return self._file is None or sentinel.is_first(self._file)
 
     def leave(self) -> None:
-        """Let this rank end without a word."""
+        """Let this rank terminate unexpectedly."""
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the process may have been killed
                 self._connection.sendall(sentinel.LEAVING)

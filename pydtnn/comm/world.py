@@ -94,7 +94,7 @@ class World:
         with self.lock:
             if self.passed(what.done):
                 return
-            # A rank may also communicate from another thread; who waits for whom is then unknown.
+            # A rank may also communicate from another thread; what it waits for is then unknown.
             self._has_helpers |= threading.get_ident() not in self._running
             one = _Waiting(rank, doing)
             what.waiting.append(one)

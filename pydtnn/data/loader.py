@@ -27,7 +27,7 @@ class Loader:
 
     Step s of epoch e uses ``permutation(seed, e)[s * B : (s + 1) * B]``; each rank reads its slice.
     The order and the augmentation depend on (seed, epoch, sample) alone, not on the ranks or
-    threads; so the loader has no state to save: whoever knows epoch and step goes on with
+    threads; so the loader has no state to save: epoch and step are enough to go on with
     ``epoch(e, start=step)``.
 
     Parameters

@@ -37,7 +37,7 @@ class Deferred:
     Attributes
     ----------
     array : Array or None
-        The values, once somebody has computed and kept them.
+        The values, once they have been computed and kept.
     keep : bool
         Whether who computes the values shall keep them in `array`, for others who read them.
     sums : ndarray or None

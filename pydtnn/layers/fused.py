@@ -85,7 +85,7 @@ class NormAddReLU(TwoPhase, Layer):
     def forward(
         self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
-        """Collect the maps of the inputs; the values are left to whoever reads them."""
+        """Collect the maps of the inputs; the values are left to the layers that read them."""
         width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
         totals = iter([] if total is None else total.reshape(-1, width))  # one per norm
         terms: list[Term] = []

@@ -76,7 +76,7 @@ class BatchNorm(TwoPhase, Layer):
 
     @staticmethod
     def taken(x: Array | Deferred) -> Array | None:
-        """Return the sums that somebody took of `x` in passing."""
+        """Return the sums of `x` that the preceding convolution computed."""
         return x.sums if isinstance(x, Deferred) else None
 
     def sums(

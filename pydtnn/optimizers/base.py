@@ -283,7 +283,7 @@ class Optimizer(ABC):
 
     @contextlib.contextmanager
     def given(self, terms: Mapping[str, Number]) -> Iterator[None]:
-        """Let updates use these instead of `next_terms`, which somebody else has called."""
+        """Let updates use these terms instead of those of `next_terms`."""
         self._given = terms
         try:
             yield

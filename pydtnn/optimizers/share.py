@@ -29,7 +29,7 @@ class Share(Protocol):
 
 
 class Whole:
-    """The share of whoever updates everything."""
+    """The share of a rank that updates everything."""
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Return the whole bucket."""

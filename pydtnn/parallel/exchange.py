@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GradientExchange:
-    """What the ranks say to each other in one training step; this one says nothing.
+    """The communication of one training step; this one does none.
 
     A scheme overrides what it needs. Every method is collective: all ranks call it, in the same
     order.
@@ -184,10 +184,10 @@ class GradientExchange:
         self.buckets = ()
 
     def bucket_ready(self, bucket: Bucket) -> None:
-        """Learn that a bucket's gradients are complete; called in the same order on every rank."""
+        """Called when a bucket's gradients are complete, in the same order on every rank."""
 
     def progress(self) -> None:
-        """Get a moment of time between two layers of backward, to move messages along."""
+        """Called between two layers of backward, so that messages make progress."""
 
     def update(self, optimizer: Optimizer) -> None:
         """Update the parameters; called after backward."""
@@ -359,7 +359,7 @@ class AllReduce(GradientExchange):
             self._moving.append(self.requests[bucket.index])
 
     def progress(self) -> None:
-        """Poke the oldest message under way: MPI moves data only while it is called.
+        """Test the oldest message under way: MPI makes progress only while it is called.
 
         Between hosts a poll enters the kernel, and where ranks share cores it may yield to another:
         there it takes no more than a small share of backward.

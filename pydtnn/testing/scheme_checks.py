@@ -18,7 +18,7 @@ DELAYS = (1, 2)
 """Seeds of random delays."""
 
 LEAST_GAIN = 0.1
-"""Of what serial training takes off the loss; whoever takes off less does not train."""
+"""Of what serial training takes off the loss; a scheme that takes off less does not train."""
 
 
 def check_buckets(case: Case) -> None:

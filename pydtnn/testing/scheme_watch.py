@@ -32,7 +32,7 @@ class Ledger:
         The call, counted from 0, that raises `Injected`; -1 for none.
     filler : int
         Every byte of an array that an operation under way will change. With 255 floats are NaN,
-        which spreads; with 63 they are small numbers, which whoever writes there changes.
+        which spreads; with 63 they are small numbers, which any write there changes.
     """
 
     calls: list[str] = field(default_factory=list)

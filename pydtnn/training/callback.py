@@ -1,4 +1,4 @@
-"""What a callback is: an object that is told where training stands."""
+"""The base class of callbacks, and what they see of training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Callback:
     """
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Learn that training begins, or continues where `trainer` stands.
+        """Called when training starts or continues.
 
         Parameters
         ----------
@@ -66,22 +66,22 @@ class Callback:
         """
 
     def on_epoch_start(self, trainer: Training) -> None:
-        """Learn that an epoch begins, or continues after resuming."""
+        """Called when an epoch starts, or continues after resuming."""
 
     def on_step_end(self, trainer: Training) -> None:
-        """Learn that a step is complete; ``trainer.logs`` holds this epoch's means so far."""
+        """Called after a step; ``trainer.logs`` holds this epoch's means so far."""
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Learn that an epoch is complete and evaluated; ``trainer.logs`` holds its results."""
+        """Called after an epoch and its evaluation; ``trainer.logs`` holds its results."""
 
     def on_fit_end(self, trainer: Training) -> None:
-        """Learn that training has come to its end."""
+        """Called when training ends."""
 
     def close(self) -> None:
-        """Let go of what is held, such as the terminal; called last, also where training fails."""
+        """Release resources such as the terminal; called last, also when training fails."""
 
     def state(self) -> dict[str, Any]:
-        """Return what must be saved to continue: arrays by name and values that JSON can tell."""
+        """Return what must be saved to continue: arrays by name and JSON values."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ class Fed:
     numbers : mapping of str to Array
         The epoch and the optimizer's terms, each one float64 on the device.
     said : Traffic
-        What a step says to other ranks: when it is replayed, nobody counts.
+        Messages of a step: when it is replayed, they are not counted.
     """
 
     feed: Feed

@@ -26,7 +26,7 @@ def check_parts(
     callbacks: Sequence[object],
     metrics: Sequence[object],
 ) -> None:
-    """Refuse what a trainer is not made of.
+    """Check the types of a trainer's arguments.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _check_loss_scale(exchange: GradientExchange) -> None:
 
 
 def check_binding(optimizer: Optimizer, binding: object) -> None:
-    """Refuse an optimizer that somebody else has bound since: its state is not this trainer's.
+    """Refuse an optimizer that has been bound again since: its state is not this trainer's.
 
     A captured step would go on writing to the arrays that it had.
 
@@ -215,7 +215,7 @@ def check_plan(
 
 
 def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
-    """Refuse ranks that would wait for each other for ever, or train apart without a word."""
+    """Refuse ranks that would deadlock, or train apart unnoticed."""
     shapes = [(p.name, p.shape) for p in setup.model.parameters.values()]
     facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
     facts |= {

@@ -16,7 +16,7 @@ def printing() -> Iterator[None]:
     Raises
     ------
     SystemExit
-        Where whoever read the output has gone, as in ``... | head -1``, with the status of a
+        Where the reader of the output has gone, as in ``... | head -1``, with the status of a
         program that SIGPIPE has ended. Nothing more is printed then, not even by the interpreter.
     OSError
         In one sentence, where the output cannot be written.

@@ -1,4 +1,4 @@
-"""A rank that ends without a word is told of by another process, and only such a rank."""
+"""A rank that terminates unexpectedly is told of by another process, and only such a rank."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_first_that_ends_without_a_word_is_named(
         connection.close()
 
 
-def test_kills_for_want_of_memory_count_for_a_while(tmp_path: Path) -> None:
+def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
     counters = tmp_path / "vmstat"
 
     def count(kills: int) -> None:
@@ -99,14 +99,14 @@ def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -
 @pytest.mark.parametrize(
     ("for_memory", "all_here", "words"),
     [
-        (True, True, "the system has just killed a process of this host for want of memory"),
-        (True, False, "the system has just killed a process of this host for want of memory"),
+        (True, True, "the out-of-memory killer has just killed a process of this host"),
+        (True, False, "the out-of-memory killer has just killed a process of this host"),
         (False, True, "it crashed or was killed"),
     ],
 )
 def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
     told = sentinel.explain(2, for_memory, all_here)
-    assert told == f"rank 2: ended without a word; {words}"
+    assert told == f"rank 2: terminated unexpectedly; {words}"
 
 
 def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
@@ -141,16 +141,16 @@ if comm.rank == 1:
 
 
 @pytest.mark.parametrize("kills", [0, 1])
-def test_on_several_hosts_only_a_want_of_memory_is_told(
+def test_on_several_hosts_only_a_lack_of_memory_is_told(
     mpiexec, kills: int, tmp_path: Path
 ) -> None:
     """Here both hosts have the same memory, so that the other one may speak of the effect."""
     body = START + HOSTS + f"kills = {kills}" + KILL + WAIT
     environment = {"SENTINEL": str(tmp_path / "sentinel.py")}
     finished = mpiexec(3, ["-c", body], timeout=30, environment=environment)
-    words = "ended without a word; the system has just killed a process of this host for want of m"
+    words = "terminated unexpectedly; the out-of-memory killer has just killed a process of this"
     assert ("rank 1: " + words in finished.stderr) == (kills > 0)
-    assert finished.stderr.count("ended without a word") <= 2 * kills
+    assert finished.stderr.count("terminated unexpectedly") <= 2 * kills
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_on_several_hosts_only_a_want_of_memory_is_told(
     [
         (
             "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
-            "rank 1: ended without a word; it crashed or was killed",
+            "rank 1: terminated unexpectedly; it crashed or was killed",
         ),
-        ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: ended without a word; "),
+        ("if comm.rank == 2: os._exit(1)" + WAIT, "rank 2: terminated unexpectedly; "),
         (
             "again = create_communicator()\n"
             "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)" + WAIT,
-            "rank 1: ended without a word; ",
+            "rank 1: terminated unexpectedly; ",
         ),
         ("time.sleep(0.1 * comm.rank)", None),
         ("if comm.rank == 1: raise SystemExit(1)", None),

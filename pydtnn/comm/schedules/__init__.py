@@ -1,4 +1,4 @@
-"""Allreduce algorithms as data: what each rank sends to whom, round by round.
+"""Allreduce algorithms as data: what each rank sends to which, round by round.
 
 An algorithm is a generator over the rounds of one rank (`steps`), put together from a few words
 (`compose`); those of the literature are in `algorithms`. Nothing here communicates: the rounds

@@ -25,7 +25,7 @@ def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
     """Prove that a schedule is an allreduce, for one number of ranks.
 
     Every step names another rank of the group and a part of the array; every send meets a receive
-    of the same part; no ranks wait for each other for ever; nothing is overwritten while it is
+    of the same part; no ranks deadlock; nothing is overwritten while it is
     sent or written from two sides; and every element ends, on every rank, as the sum in which the
     contribution of every rank is counted once.
 

@@ -49,7 +49,7 @@ def cost(
     Raises
     ------
     ScheduleError
-        For a schedule in which a send or a receive meets none, or ranks wait for ever.
+        For a schedule in which a send or a receive meets none, or ranks that deadlock.
 
     References
     ----------

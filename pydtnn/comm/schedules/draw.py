@@ -1,4 +1,4 @@
-"""Shows a schedule as text: who sends which part to whom, round by round."""
+"""Shows a schedule as text: which rank sends which part to which, round by round."""
 
 from __future__ import annotations
 

@@ -164,8 +164,8 @@ class Scheduled(Wrapper):
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
         """Start to sum an array by an algorithm. Collective: all ranks call it."""
         plan = self._plan(algorithm, array.size, array.dtype)
-        # A tag for each chunk, whoever takes part in it: the same on all ranks, which start their
-        # sums in the same order. When tags come round, the sums that had them are long done.
+        # A tag for each chunk, whichever ranks take part in it: the same on all ranks, which start
+        # their sums in the same order. When tags repeat, the sums that had them are long done.
         tag, self._tags = self._tags, self._tags + plan.pieces
         if not plan.chunks:
             return Completed()

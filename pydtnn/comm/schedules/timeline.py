@@ -157,7 +157,7 @@ def timeline(plan: Plan) -> Timeline:
     Raises
     ------
     ScheduleError
-        As `match`; and where ranks would wait for each other for ever.
+        As `match`; and where ranks would deadlock.
     """
     messages = match(plan)
     peers: dict[Place, dict[Place, None]] = defaultdict(dict)

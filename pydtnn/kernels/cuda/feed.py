@@ -55,7 +55,7 @@ class Feed:
         self.arrays: list[DeviceArray] = _parts(self._fixed, starts, like)
         self._sets = [_parts(pinned, starts, like) for pinned in self._pinned]
         self._sent: list[Event | None] = [None] * SETS
-        self._taken = device.mark(device.current)  # whoever had this memory before is done then
+        self._taken = device.mark(device.current)  # earlier uses of this memory are complete then
         self._arrived: Event | None = None
         self._turn = 0
 

@@ -21,7 +21,7 @@ USUAL_HOME = "/usr/local/cuda"
 
 
 def homes() -> list[Path]:
-    """Name the folders where a CUDA toolkit may be: those that somebody names first."""
+    """Name the folders where a CUDA toolkit may be: those named explicitly first."""
     return [Path(home) for home in (*filter(None, map(os.environ.get, HOMES)), USUAL_HOME)]
 
 

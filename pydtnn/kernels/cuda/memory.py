@@ -1,6 +1,6 @@
 """Memory of a GPU: CuPy's pool, another one for what is captured, scratch memory that stays.
 
-CuPy's pool hands a block that was freed to whoever asks next on the same stream, so nothing waits
+CuPy's pool gives a freed block to the next request on the same stream, so nothing waits
 and little is ever allocated. It knows nothing of CUDA graphs (CuPy 14.2): what is allocated while a
 stream is captured comes from the same pool, and goes back to it when the last array ends, though
 the graph will write there whenever it is replayed. An array that is made between two replays could

@@ -18,7 +18,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def stream(name: str) -> int:
-    """Hash a name to 32 bits, the same in every process: the key of somebody's numbers."""
+    """Hash a name to 32 bits, the same in every process: a key for random numbers."""
     return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=4).digest(), "little")
 
 

@@ -1,4 +1,4 @@
-"""Who talks to whom where there is no centre: graphs in which all ranks look alike.
+"""Communication graphs of decentralised schemes, in which all ranks have equal roles.
 
 A graph is a function of the number of ranks and the step that returns hops: rank r sends to rank r
 + hop. Each rank then takes the mean of its own and what it received: a circulant matrix with equal
@@ -48,7 +48,7 @@ def one_peer(size: int, step: int) -> list[int]:
 
 
 def complete(size: int, step: int) -> list[int]:
-    """To everybody: one step is an exact average, by the dearest of all means."""
+    """To all ranks: one step is an exact average, at the highest cost."""
     return list(range(1, size))
 
 

@@ -213,7 +213,7 @@ def test_a_scheme_continues_with_what_it_held_on_each_rank(
 def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
     small_fit(build(Serial(), tmp_path), 1)
     other = build(Serial(), tmp_path)
-    other.objective.metrics = ((),)
+    other.objective.names = ("loss",)
     other.totals = other.setup.new_totals()
     with pytest.raises(AgreedError, match="has sums of loss, accuracy, not loss; continue with"):
         load_checkpoint(tmp_path, other)

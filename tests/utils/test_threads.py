@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+import pydtnn.comm.cores
 from pydtnn.comm import create_communicator
 from pydtnn.comm.cores import threads_per_rank
 from pydtnn.comm.serial import Serial
@@ -30,8 +31,8 @@ def threads_of_all(monkeypatch, cores, hosts=None, quotas=None):
     hosts = hosts or [0] * len(cores)
     result = []
     for rank, mine in enumerate(cores):
-        monkeypatch.setattr(threads, "_cores", lambda mine=mine: mine)
-        monkeypatch.setattr(threads, "cpu_quotas", lambda rank=rank: quotas[rank])
+        monkeypatch.setattr(pydtnn.comm.cores, "cores_here", lambda mine=mine: mine)
+        monkeypatch.setattr(pydtnn.comm.cores, "cpu_quotas", lambda rank=rank: quotas[rank])
         groups = [[*own] for own in quotas]
         result.append(threads_per_rank(Described(rank, cores, hosts, groups)))
     return result
@@ -73,7 +74,7 @@ def test_ranks_share_the_time_that_a_control_group_may_use(monkeypatch, quotas, 
 
 
 def test_one_process_takes_no_more_than_its_share_of_a_control_group(monkeypatch):
-    monkeypatch.setattr(threads, "_cores", lambda: [*range(64)])
+    monkeypatch.setattr(threads, "cores_here", lambda: [*range(64)])
     monkeypatch.setattr(threads.os, "cpu_count", lambda: 64)
     monkeypatch.setattr(threads, "cpu_quotas", lambda: {"pod": Fraction(9, 2)})
     assert threads.default_threads() == 4
@@ -117,17 +118,17 @@ def test_blas_is_limited_as_long_as_one_wants():
 
 def test_ranks_of_a_host_share_its_cores_by_the_launchers_word(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "_cores", lambda: list(range(os.cpu_count())))
+    monkeypatch.setattr(threads, "cores_here", lambda: list(range(os.cpu_count())))
     monkeypatch.setenv("MPI_LOCALNRANKS", str(2 * os.cpu_count()))
     assert threads.default_threads() == 1
-    monkeypatch.setattr(threads, "_cores", lambda: list(range(3)))
+    monkeypatch.setattr(threads, "cores_here", lambda: list(range(3)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert threads.default_threads() == 3  # pinned to cores of its own
 
 
 def test_where_srun_does_not_say_how_many_are_here_cores_suffice_for_all(monkeypatch):
     monkeypatch.delenv("MPI_LOCALNRANKS", raising=False)
-    monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
+    monkeypatch.setattr(threads, "cores_here", lambda: list(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setenv("PMI_SIZE", "4")
     assert threads.default_threads() == 2

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from pydtnn.utils.files import user_cache, write_file
 from pydtnn.utils.machine import cpu_model
+from pydtnn.utils.validate import number
 
 VARIABLE = "PYDTNN_CACHE"
 """Environment variable that names the folder."""
@@ -152,13 +153,15 @@ def to_table(content: dict[str, Any]) -> Table:
     """
     return {
         str(operation): {
-            int(batch): Choice(
-                str(choice["name"]), {str(k): float(s) for k, s in choice["seconds"].items()}
-            )
+            int(batch): Choice(str(choice["name"]), _seconds(choice["seconds"]))
             for batch, choice in batches.items()
         }
         for operation, batches in content.items()
     }
+
+
+def _seconds(times: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): number("choices", "a time", s, at_least=0) for name, s in times.items()}
 
 
 @cache

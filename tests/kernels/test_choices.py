@@ -363,10 +363,15 @@ def test_other_candidates_are_measured_again(cache: Path) -> None:
     assert machine.now == before
 
 
+TIMES = b"""{"machine": "some CPU", "choices": {"s": {"o": {"1": {
+    "name": "direct", "seconds": {"direct": %b}}}}}}"""
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\xff\0", b"[]", b"null", b'{"machine": "some CPU", "choices": {"s": {"o": 3}}}']
-    + [b'{"machine": "some CPU", "choices": {"s": {"o": {"x": {}}}}}', b'{"machine": "other"}'],
+    + [b'{"machine": "some CPU", "choices": {"s": {"o": {"x": {}}}}}', b'{"machine": "other"}']
+    + [TIMES % time for time in (b"1" + 400 * b"0", b"NaN", b"-1", b'"1"')],
 )
 def test_a_damaged_file_is_told_once_and_written_again(
     content: bytes, cache: Path, quiet: Callable[[], list[str]]

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydtnn.utils.files import user_cache, write_file
 from pydtnn.utils.machine import cpu_model
-from pydtnn.utils.validate import number
 
 VARIABLE = "PYDTNN_CACHE"
 """Environment variable that names the folder."""
@@ -161,7 +160,10 @@ def to_table(content: dict[str, Any]) -> Table:
 
 
 def _seconds(times: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): number("choices", "a time", s, at_least=0) for name, s in times.items()}
+    try:
+        return {str(name): float(time) for name, time in times.items()}  # NaN: not known
+    except OverflowError as error:  # of a whole number above all floats
+        raise ValueError(str(error)) from error
 
 
 @cache

@@ -371,7 +371,7 @@ TIMES = b"""{"machine": "some CPU", "choices": {"s": {"o": {"1": {
     "content",
     [b"", b"{", b"\xff\0", b"[]", b"null", b'{"machine": "some CPU", "choices": {"s": {"o": 3}}}']
     + [b'{"machine": "some CPU", "choices": {"s": {"o": {"x": {}}}}}', b'{"machine": "other"}']
-    + [TIMES % time for time in (b"1" + 400 * b"0", b"NaN", b"-1", b'"1"')],
+    + [TIMES % time for time in (b"1" + 400 * b"0", b'"x"', b"{}")],
 )
 def test_a_damaged_file_is_told_once_and_written_again(
     content: bytes, cache: Path, quiet: Callable[[], list[str]]

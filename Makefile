@@ -1,4 +1,4 @@
-# make demo | test | parity | fuzz | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
+# make demo | test | test-all | parity | fuzz | lint | bench | gpu-check: each sets up what it needs first. See CONTRIBUTING.md.
 
 PYTHON ?= python3
 MPI ?= mpich
@@ -32,13 +32,17 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
     && $(RUN) -m pip install --quiet --no-build-isolation --editable '.[$(EXTRAS)]'
 
-.PHONY: demo test parity fuzz lint bench gpu-check setup clean
+.PHONY: demo test test-all parity fuzz lint bench gpu-check setup clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
 	$(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train --model resnet44 $(DEMO_FLAGS)
 
+# Without those that take longest (LONG in tests/conftest.py), most of them of GPU code.
 test: $(READY)
+	$(RUN) -m pytest -m "not long" $(PYTEST_FLAGS)
+
+test-all: $(READY)
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
 parity: $(READY)

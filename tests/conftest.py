@@ -21,6 +21,16 @@ from tests.random_cases import Cases, Fuzz, add_options
 
 os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was faster today
 
+LONG = (
+    *(f"tests/kernels/cuda/test_{name}.py" for name in ("compile", "emulated", "every_kernel")),
+    "tests/kernels/cuda/test_races.py",
+    *(f"tests/benchmarks/test_gpu_{name}.py" for name in ("benchmarks", "check", "first")),
+    *("tests/simulated/", "tests/comm/test_training_on_device.py"),
+    *("tests/training/test_train_on_device.py", "tests/data/test_synthetic_learning.py"),
+)
+"""What `make test` leaves to `make test-all`: it compiles, emulates and simulates GPU code, or
+trains for a minute."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
@@ -35,6 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(world or Harness(config), "mpi")
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
+    config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(LONG):
+            item.add_marker("long")
 
 
 def pytest_report_header() -> str:

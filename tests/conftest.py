@@ -27,9 +27,10 @@ LONG = (
     *(f"tests/benchmarks/test_gpu_{name}.py" for name in ("benchmarks", "check", "first")),
     *("tests/simulated/", "tests/comm/test_training_on_device.py"),
     *("tests/training/test_train_on_device.py", "tests/data/test_synthetic_learning.py"),
+    "tests/test_packaging.py",
 )
-"""What `make test` leaves to `make test-all`: it compiles, emulates and simulates GPU code, or
-trains for a minute."""
+"""What `make test` leaves to `make test-all`: it compiles, emulates and simulates GPU code, trains
+for a minute, or builds distributions."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,6 @@ sees a layer.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -315,12 +314,6 @@ def take_request(scheme: GradientExchange, requests: dict[int, Request], bucket:
     return request
 
 
-REST = 8
-"""Between hosts, time without polling after a poll, in times that the poll took."""
-LONGEST_REST = 2e-3
-"""The most of it, in s: a message of 128 KiB takes 1 ms at 1 Gbit/s, and has two rounds or more."""
-
-
 class AllReduce(GradientExchange):
     """Synchronous data parallelism: gradients are summed over all ranks, bucket by bucket.
 
@@ -349,8 +342,6 @@ class AllReduce(GradientExchange):
         super().__init__(comm, sums=sums, **options)
         self.requests: dict[int, Request] = {}
         self._moving: deque[Request] = deque()  # those that were not complete when last asked
-        self._between_hosts = len(set(comm.hosts)) > 1
-        self._resting_until = 0.0
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
@@ -359,18 +350,9 @@ class AllReduce(GradientExchange):
             self._moving.append(self.requests[bucket.index])
 
     def progress(self) -> None:
-        """Test the oldest message under way: MPI makes progress only while it is called.
-
-        Between hosts a poll enters the kernel, and where ranks share cores it may yield to another:
-        there it takes no more than a small share of backward.
-        """
-        if not self._moving or (start := time.perf_counter()) < self._resting_until:
-            return
+        """Test the oldest message under way: MPI makes progress only while it is called."""
         while self._moving and self._moving[0].test():
             self._moving.popleft()
-        if self._between_hosts:
-            end = time.perf_counter()
-            self._resting_until = end + min(REST * (end - start), LONGEST_REST)
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket as its sum arrives."""

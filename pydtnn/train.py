@@ -96,7 +96,7 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
         raise SystemExit(128 + number)
 
     if comm.size > 1 or threading.current_thread() is not threading.main_thread():
-        yield  # the communicator acts on signals, or nobody may
+        yield  # the communicator acts on signals, or nothing may
         return
     watch = SignalWatch(leave, act=tell)
     try:

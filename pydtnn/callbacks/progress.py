@@ -11,7 +11,7 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.validate import number
 
 REFRESH = 0.1
-"""Seconds between two updates of a bar: faster than that nobody reads."""
+"""Seconds between two updates of a bar: a reader follows no faster."""
 
 
 class ProgressBar(Callback):

@@ -53,12 +53,12 @@ def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Comm
     if config.comm == "nccl" or (config.comm == "auto" and comm.size > 1):
         return create_nccl(comm, cupy)
     if config.comm == "auto":
-        return Serial()  # one rank, which has nobody to talk to, though mpirun may have started it
+        return Serial()  # one rank has no messages, though mpirun may have started it
     return Handed(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
 
 
 def describe_transport(comm: Communicator) -> str:
-    """Say what carries arrays of a device; empty where there is nobody to send any to."""
+    """Say what carries arrays of a device; empty where there is no other rank."""
     while isinstance(comm, Wrapper):
         if isinstance(comm, NcclCommunicator):
             return f"NCCL {comm.version}"

@@ -111,7 +111,7 @@ class Communicator(ABC):
         This rank among those on its host, and their number.
     capturable : bool
         Whether collectives on device arrays may be captured in a CUDA graph: they are work of the
-        device alone, which nobody on the host waits for.
+        device alone, for which the host does not wait.
     freed : bool
         Whether `free` has been called.
     """

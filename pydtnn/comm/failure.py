@@ -36,7 +36,7 @@ def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
 
     From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
     once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
-    An `AgreedError`, which all ranks raise together, is printed by rank 0 and nobody aborts. SIGINT
+    An `AgreedError`, which all ranks raise together, is printed by rank 0 without an abort. SIGINT
     (Ctrl-C), SIGTERM and SIGHUP end all ranks at once with status 130, 143 and 129, even while the
     rank waits inside MPI, where Python's own handlers would not run. A second one ends the process
     immediately; SIGHUP has no effect where it is ignored, as by `nohup`. A rank that is killed is
@@ -136,7 +136,7 @@ class _Failure:
         self._end(SIGNALS[number] + self._elsewhere(number), "", 128 + number)
 
     def _elsewhere(self, number: int) -> str:
-        """Say what else SIGTERM may mean, where nobody sees every rank."""
+        """Say what else SIGTERM may mean, where no process sees every rank."""
         if number == signal.SIGTERM and self.comm.local_size < self.comm.size:
             return "; launchers send it to all ranks where one has ended"
         return ""

@@ -40,7 +40,7 @@ class Traffic:
         """Count the messages that are said inside apart, in what is yielded; time counts as ever.
 
         So a step that is captured in a CUDA graph is known by its own messages, and those of each
-        replay, which calls nobody, can be added by `repeat`.
+        replay, which makes no calls, can be added by `repeat`.
         """
         before, part = (self.messages, self.bytes), Traffic()
         try:

@@ -62,7 +62,7 @@ class Kills:
                 name, _, number = line.partition(" ")
                 if name == "oom_kill":
                     return int(number)
-        return 0  # nobody counts
+        return 0  # they are not counted here
 
 
 def watch(

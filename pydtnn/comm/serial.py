@@ -57,7 +57,7 @@ class Serial(Communicator):
 
 
 class _ToOneself(Request):
-    """A message to oneself: nobody else could complete it, so waiting for it is a mistake."""
+    """A message to oneself: no other rank could complete it, so waiting for it is a mistake."""
 
     def __init__(self, message: Message) -> None:
         self._message = message

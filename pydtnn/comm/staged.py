@@ -28,7 +28,7 @@ class Staged(Wrapper):
     Ranks must start collectives in one order, and messages of one tag arrive in the order in which
     they are sent. But an operation can start only when its copy has arrived, at a time that differs
     from rank to rank. So operations wait in one queue and leave it in the order in which they were
-    called. Whoever waits for one has all of them started first: that takes nothing but the end of
+    called. Waiting for one starts all of them first: that takes nothing but the end of
     copies under way, so no rank can be kept by another.
 
     Parameters

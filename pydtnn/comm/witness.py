@@ -50,11 +50,11 @@ class Witness:
         comm.barrier()
         if folder is not None and comm.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        comm.barrier()  # nobody can end this rank before it has removed the names
+        comm.barrier()  # no rank ends this one before it has removed the names
         atexit.register(self.leave)
 
     def is_first(self) -> bool:
-        """Return whether nobody on this host has said yet why the run ends, and claim it.
+        """Return whether no rank of this host has reported yet why the run ends, and claim it.
 
         Where there was no place for a file, every rank speaks for itself.
         """

@@ -198,7 +198,7 @@ class Loader:
         return y.astype(self.prepare.normalize.arithmetic) if y.dtype.kind == "f" else y
 
     def close(self) -> None:
-        """End the threads; batches that nobody has taken are dropped."""
+        """End the threads; batches that have not been taken are dropped."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

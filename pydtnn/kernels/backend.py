@@ -47,7 +47,7 @@ class Backend:
         cannot evaluate in passing, memory is cheaper than evaluating it again.
     gates : bool
         Whether convolutions gate the gradient of a deferred input in passing: where they cannot,
-        whoever deferred it does it, in one kernel with what batch norm makes of the sums.
+        the layer that deferred it does it, in one kernel with what batch norm makes of the sums.
     go : Array or None
         One float64 in the device's memory, 1 at rest: where it is 0, kernels that update leave
         everything as it is. None on the host, which decides by itself.

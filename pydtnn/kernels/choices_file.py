@@ -1,7 +1,7 @@
 """What was measured on this machine, in a file of the user's cache, so that it is measured once.
 
 There is one file per model of CPU, version of pydtnn and build of its kernels: what another of
-them has measured is neither believed nor overwritten. Whoever measures first is right: a process
+them has measured is neither believed nor overwritten. The first measurement is kept: a process
 that comes later with other figures takes those that are there. So runs that tune at the same time
 end with the same choices, and a command that is repeated makes the same ones again.
 """

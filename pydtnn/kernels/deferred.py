@@ -1,8 +1,8 @@
 """Arrays that are not there yet: an elementwise map of arrays that are, computed where it is read.
 
 Batch norm, the addition of a residual block and ReLU are maps per element with coefficients per
-channel. Whoever reads their result next, a convolution that packs its input anyway, can apply them
-in passing, and the result need not be written to memory, nor read again.
+channel. The layer that reads their result, a convolution that packs its input anyway, can apply
+them in passing, and the result need not be written to memory, nor read again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class IdleNorm(Idle):
 def dry_backend(backend: Backend, threshold: int) -> Backend:
     """Make a backend like another one that has memory of its own and computes nothing.
 
-    Its arrays have addresses, but nobody writes to them, so they take no memory.
+    Its arrays have addresses, but are never written, so they take no memory.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from pydtnn.layers.statistics import Statistic
 
 Shape = tuple[int, ...]
 Saved = Any
-"""Whatever a layer's backward needs of its forward; opaque to everybody else."""
+"""Whatever a layer's backward needs of its forward; opaque to everything else."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Layer(ABC):
         return self.backend.empty((batch, *shape), self.dtype)
 
     def array(self, x: Array | Deferred) -> Array:
-        """Return `x` itself, or the values of a deferred array, computed now if nobody has."""
+        """Return `x` itself, or the values of a deferred array, computed now if need be."""
         if not isinstance(x, Deferred):
             return x
         if x.array is not None:
@@ -290,7 +290,7 @@ class Finisher(ABC):
     Attributes
     ----------
     finishes : bool
-        Set by the graph: nobody contributes to the gradient of the only input after this layer, so
+        Set by the graph: nothing contributes to the gradient of the only input after this layer, so
         the model calls `finish_backward` instead of `backward`.
     """
 

@@ -20,9 +20,9 @@ class Node:
     shape : tuple of int
         Of the output, without the batch axis.
     consumers : list of Node
-        Who reads the output.
+        Nodes that read the output.
     releases : tuple of int
-        Indices of the nodes whose outputs nobody reads after this node has run.
+        Indices of the nodes whose outputs are not used after this node has run.
     """
 
     def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:

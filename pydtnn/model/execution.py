@@ -257,5 +257,5 @@ class _Gradients:
         return self.arrays.get(node.index, (None, True))[1]
 
     def take(self, node: Node) -> Array | Deferred:
-        """Hand out the sum and forget it; None if nobody delivered."""
+        """Hand out the sum and forget it; None if there is none."""
         return self.arrays.pop(node.index, (None, False))[0]

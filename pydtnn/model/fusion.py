@@ -77,7 +77,7 @@ class _Pass:
         return tuple(self.replaced.get(n, n) for n in self.outputs)
 
     def hidden(self, node: Node) -> bool:
-        """Whether nobody but one consumer would miss the node's output."""
+        """Whether the node's output has no reader but one."""
         return len(node.consumers) == 1 and node not in self.outputs
 
     def visit(self, node: Node) -> None:

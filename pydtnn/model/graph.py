@@ -125,7 +125,7 @@ class Graph:
         self.outputs = tuple(outputs)
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
-                raise ValueError(f"{node.name}: nobody reads this layer's output")
+                raise ValueError(f"{node.name}: this layer's output is not used")
         self._find_needed_gradients(input_gradient)
         self._find_releases()
         self._find_overwrites()
@@ -147,7 +147,7 @@ class Graph:
             )
 
     def _find_overwrites(self) -> None:
-        # Forward may write over its input if the array is new, is read by nobody else and is not
+        # Forward may write over its input if the array is new, is read by no other layer and is not
         # saved by its maker.
         for node in self.nodes[len(self.inputs) :]:
             source = node.inputs[0]

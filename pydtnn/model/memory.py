@@ -2,7 +2,7 @@
 
 The rehearsal runs the loops of `Model` on a copy of its graph, so whatever the layers, the fusion
 pass and the loops do with arrays is done here too. Its arrays come from a pool of their own that
-counts them; nobody writes to them, so the system never gives them memory.
+counts them; they are never written, so the system never gives them memory.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SMALLEST = 2.0**-24
 
 
 class LossScale:
-    """A factor on the loss that adapts, in the backend's memory; nobody waits for it there.
+    """A factor on the loss that adapts, in the backend's memory: the host does not wait for it.
 
     A step goes: `loss` before backward; `unscale` when the gradients of all ranks have been added
     up, before anything else looks at them; `adjust`; then an update where `go` is 1. Kernels on a

@@ -360,7 +360,7 @@ class AllReduce(GradientExchange):
         optimizer.step(self.wait)
 
     def abandon(self) -> None:
-        """Wait for the messages; nobody reads them."""
+        """Wait for the messages, which are not used."""
         for request in self.requests.values():
             request.wait()
         self.requests.clear()

@@ -31,7 +31,7 @@ def check_scheme(
     - keep parameters equal on all ranks after every step if its `equal` says so, and in the end;
     - compute the same bytes with random delays before and after every call, and touch no array
       that belongs to a request under way;
-    - leave no message that nobody receives;
+    - leave no message that is not received;
     - compute the same bytes when it is saved, and when it is resumed in the middle of an epoch;
     - complete what is under way when a step is abandoned, and go on;
     - let the error of one rank end all of them.

@@ -55,7 +55,7 @@ def run_ranks(
         except BaseException as error:
             errors.append(error)
 
-    # From a thread, as a rank that computes for ever without a call cannot be ended.
+    # From a thread, as a rank that computes without end and without a call cannot be ended.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout)

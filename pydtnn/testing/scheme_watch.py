@@ -124,7 +124,7 @@ class WatchedRequest(Request):
         ledger.under_way.append(self)
 
     def keeps(self, array: np.ndarray) -> bool:
-        """Whether nobody else may use this array yet."""
+        """Whether this array may not be used elsewhere yet."""
         return self._changes and np.may_share_memory(array, self._array)
 
     def wait(self) -> None:

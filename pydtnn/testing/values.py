@@ -105,7 +105,7 @@ def check_accumulation(case: Case) -> None:
 
 
 def check_unneeded_gradient(case: Case) -> None:
-    """Check that parameters get the same gradients where nobody needs dx."""
+    """Check that parameters get the same gradients where dx is not needed."""
     want = case.run(case.xs, case.dy)
     y, residuals = case.forward(case.xs)
     case.layer.needs_dx = False

@@ -34,7 +34,7 @@ class Steps(Protocol):
         """Whether steps are replays of a CUDA graph, or why not; empty where there is none."""
 
     def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
-        """Begin a step; `short` says that no other is under way and the batch is the last."""
+        """Begin a step; where the batch is shorter than others, no other step is under way."""
 
 
 class Eager:

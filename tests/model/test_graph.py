@@ -67,9 +67,9 @@ def test_an_output_that_nobody_reads_is_refused() -> None:
         graph.add(Linear(3, name="lost"), x)
         return graph.add(Linear(2), x)
 
-    with pytest.raises(ValueError, match="lost: nobody reads this layer's output"):
+    with pytest.raises(ValueError, match="lost: this layer's output is not used"):
         Model(Wired(wire), (3,), backend="numpy")
-    with pytest.raises(ValueError, match="input1: nobody reads this layer's output"):
+    with pytest.raises(ValueError, match="input1: this layer's output is not used"):
         Model(Wired(lambda graph, x, _: graph.add(Linear(2), x)), [(3,), (3,)], backend="numpy")
 
 

@@ -131,7 +131,7 @@ class Probe:
 
 
 def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Let everyone meet everyone once, in turns in which nobody is in two pairs (circle method).
+    """Pair each rank with each other once, in turns of disjoint pairs (circle method).
 
     >>> list(turns([0, 1, 2]))
     [[(1, 2)], [(0, 2)], [(0, 1)]]

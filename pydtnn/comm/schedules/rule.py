@@ -19,9 +19,9 @@ array. Figures are those of emulated hosts with links of 1 Gbit/s, under Open MP
 Buckets are shorter between hosts than inside one, where messages take less time. The first leaves
 when backward has only begun: with slow links a step takes as long as its messages and what goes
 before the first. The others are longer: with fast ones a step takes as long as its ranks compute,
-and each message costs them 0.1 ms. ResNet-20, 16 images a rank, 4 hosts: buckets of 128, 128 and
-then 384, 512 and 1024 KiB make steps of 155, 156, 169 and 192 ms at 100 Mbit/s, and of 81, 79, 76
-and 72 ms at 1 Gbit/s.
+and each message costs them 0.1 ms. ResNet-20, 16 images a rank, on 4 hosts: buckets of 128 KiB make
+steps of 155 ms at 100 Mbit/s and of 81 ms at 1 Gbit/s; a first one of 128 and others of 384 KiB, of
+158 and 80; buckets of 512 KiB, of 170 and 76; of 1024 KiB, of 192 and 72.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Feed:
         turn, self._turn = self._turn, (self._turn + 1) % SETS
         sent = self._sent[turn]
         if sent is not None:
-            sent.synchronize()  # of three steps ago: it keeps nobody
+            sent.synchronize()  # of three steps ago: it does not wait long
         for array, pinned in zip(arrays, self._sets[turn], strict=True):
             assert array.shape == pinned.shape, "not of the shape that was fed before"
             np.copyto(pinned, array, casting="no")

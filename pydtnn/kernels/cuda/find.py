@@ -17,7 +17,7 @@ HOMES = ("CUDA_HOME", "CUDA_PATH")
 """Environment variables that name a CUDA toolkit."""
 
 USUAL_HOME = "/usr/local/cuda"
-"""Where the toolkit is that nobody names, or a link to it."""
+"""Where the toolkit usually is, or a link to it."""
 
 
 def homes() -> list[Path]:

@@ -37,7 +37,7 @@ class Graphs:
     stream : cupy.cuda.Stream, optional
         On which work runs, not the legacy default stream; by default one of our own.
     memory : callable, optional
-        Returns a context in which arrays come from a pool that nobody else uses: a graph writes
+        Returns a context in which arrays come from a pool of their own: a graph writes
         where its arrays lay when it was captured, whatever has that memory now. Several graphs may
         share the pool, since they run one after the other, and nothing is read after a graph but
         what the work returned, which is kept.

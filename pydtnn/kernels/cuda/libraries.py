@@ -49,7 +49,7 @@ class Wanted:
     part : str, optional
         A file beside it that it opens by name when it is used, with its version in the name. It is
         loaded along: the wheels for CUDA 13.0 do not find it themselves, and CuPy loads it only
-        where nobody has loaded the library before.
+        where the library has not been loaded before.
     """
 
     title: str

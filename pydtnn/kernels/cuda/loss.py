@@ -13,7 +13,8 @@ from pydtnn.kernels.reference.family import Array, Number
 class Loss(Own, reference.Loss):
     """Losses and their gradients; shapes as in the reference.
 
-    Each returns an array () of float64 on the device, so that nobody waits: ``float(loss)`` does.
+    Each returns an array () of float64 on the device, for which the host does not wait
+    until ``float(loss)``.
     `scale` may be in device memory. A target that is no class makes the loss NaN, where the
     reference raises IndexError.
     """

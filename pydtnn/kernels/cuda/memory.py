@@ -65,7 +65,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Return a context in which this thread allocates where nobody does outside of it.
+        """Return a context in which this thread allocates from memory of its own.
 
         What is captured here may be replayed as long as this object lives. Graphs that are
         captured here share memory, so they must not be replayed at the same time, and what one of
@@ -126,7 +126,7 @@ class DeviceMemory:
         self._peak_held = 0
 
     def trim(self) -> None:
-        """Return blocks that nobody uses to the driver, but none that a graph may use."""
+        """Return unused blocks to the driver, but none that a graph may use."""
         self._peak_held = self.peak_held
         self.pool.free_all_blocks()
 

@@ -12,7 +12,7 @@ from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array, Number
 
 NO_MAP = (None, None, 0.0, None, None, None)
-"""Arguments of `statistics` where nobody wants coefficients."""
+"""Arguments of `statistics` where no coefficients are wanted."""
 
 
 class Norm(Own, reference.Norm):

@@ -8,7 +8,7 @@ Array = Any
 """A ``numpy.ndarray`` or an array of the backend's own module."""
 
 Number = Any
-"""A number, or an array of one float64 in the backend's memory, which nobody reads on the host."""
+"""A number, or an array of one float64 in the backend's memory, which the host does not read."""
 
 
 def wide(x: Array) -> Array:

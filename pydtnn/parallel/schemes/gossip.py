@@ -1,4 +1,4 @@
-"""Decentralised averaging: ranks average with their neighbours in a graph, and nobody with all."""
+"""Decentralised averaging: ranks average with their neighbours in a graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Gossip(GradientExchange):
     rank that i hears from, and itself. So the mean of all ranks moves by the mean of their steps,
     and differences between ranks shrink by the second eigenvalue of W per step (with "one_peer",
     per round). A rank sends its parameters to its neighbours alone, however many ranks there are:
-    nobody waits for all.
+    no rank waits for all.
 
     Each rank's gradient is weighted by its samples (P times its share), so that of uneven batches,
     too, the mean over ranks is that over samples: with the complete graph (so with 2 ranks) and an

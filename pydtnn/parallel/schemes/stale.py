@@ -1,4 +1,4 @@
-"""k-step-stale gradients: a sum has k whole steps to arrive, so that nobody waits for it."""
+"""k-step-stale gradients: a sum has k whole steps to arrive, so that no rank waits for it."""
 
 from __future__ import annotations
 

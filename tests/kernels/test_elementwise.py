@@ -74,6 +74,19 @@ def test_reference_activation_equals_the_textbook_and_has_its_derivative(name: s
     np.testing.assert_allclose(dx, numeric, rtol=1e-6, atol=1e-8)
 
 
+def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one() -> None:
+    def exact(x: np.ndarray) -> np.ndarray:
+        return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    x = np.linspace(-12, -4, 33)
+    y, dx = np.empty((2, 33))
+    REFERENCE.elementwise.forward("gelu", x, out=y)
+    REFERENCE.elementwise.backward("gelu", np.ones(33), x, out=dx)
+    # the exponential multiplies the rounding of its argument, at most 143, by that argument
+    np.testing.assert_allclose(y, exact(x), rtol=1e-13)
+    np.testing.assert_allclose(dx, (exact(x + 1e-6) - exact(x - 1e-6)) / 2e-6, rtol=1e-6)
+
+
 def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
     x, dy = np.random.default_rng(0).normal(size=(2, 3, 7))
 

@@ -36,16 +36,16 @@ def _sigmoid(xp: Any, x: Array) -> Array:
 
 
 def _gelu(xp: Any, x: Array) -> tuple[Array, Array]:
-    # tanh form of Hendrycks and Gimpel (2016), section 2; returns the inner tanh and its argument's
-    # derivative.
-    c = sqrt(2 / pi)
-    t = xp.tanh(c * (x + 0.044715 * x**3))
-    return t, c * (1 + 3 * 0.044715 * x**2)
+    # tanh form of Hendrycks and Gimpel (2016), section 2: (1 + tanh(u / 2)) / 2 = sigmoid(u), which
+    # loses nothing where tanh is close to -1. Returns the sigmoid and du / dx.
+    c = 2 * sqrt(2 / pi)
+    s = _sigmoid(xp, c * (x + 0.044715 * x**3))
+    return s, c * (1 + 3 * 0.044715 * x**2)
 
 
 def _gelu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
-    t, du = _gelu(xp, x)
-    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du)
+    s, du = _gelu(xp, x)
+    return dy * s * (1 + x * (1 - s) * du)
 
 
 def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
@@ -96,7 +96,7 @@ ACTIVATIONS: dict[str, Activation] = {
         "input",
     ),
     "gelu": Activation(
-        lambda xp, x, alpha: 0.5 * x * (1 + _gelu(xp, x)[0]),
+        lambda xp, x, alpha: x * _gelu(xp, x)[0],
         _gelu_backward,
         "input",
     ),

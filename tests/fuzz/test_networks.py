@@ -26,8 +26,9 @@ def model_of(network: Network, backend: Backend, **options: Any) -> Model:
 @pytest.mark.fuzz("networks")
 def test_a_fused_network_does_what_the_plain_one_does(cases: Cases) -> None:
     def check(case: Case, network: Network) -> None:
+        expected = Expected.of(network, micro=2)
         given = observe(model_of(network, NUMPY), network, micro=2)
-        case.compare(Expected.of(network, micro=2).assert_alike, given)
+        case.compare(expected.assert_alike, given)
 
     for_each_network(cases, check)
 
@@ -41,10 +42,10 @@ def test_compiled_kernels_do_what_the_reference_does(cases: Cases, dtype: str) -
     ]
 
     def check(case: Case, network: Network) -> None:
-        pair = backends[case.number % len(backends)]
+        expected, pair = Expected.of(network, dtype=dtype), backends[case.number % len(backends)]
         one, two = (observe(model_of(network, cpu, dtype=dtype), network) for cpu in pair)
         case.compare(np.testing.assert_equal, two, one)  # bytes of 1 thread and of 2
-        case.compare(Expected.of(network, dtype=dtype).assert_alike, one)
+        case.compare(expected.assert_alike, one)
 
     for_each_network(cases, check, largest=9)
 
@@ -55,7 +56,8 @@ def test_shards_that_are_normalised_together_are_one_batch(cases: Cases) -> None
 
     def check(case: Case, network: Network) -> None:
         backend, fuse = ways[case.number % len(ways)]
+        expected = Expected.of(network)
         given = together(model_of(network, backend, fuse=fuse), network, Data(network).cut)
-        case.compare(Expected.of(network).assert_alike, given)
+        case.compare(expected.assert_alike, given)
 
     for_each_network(cases, check, least_batch=2)

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 from pydtnn import layers
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Layer, fused
+from pydtnn.layers import Layer
 from pydtnn.layers.blocks import nodes
+from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.models import create_net
@@ -151,7 +153,8 @@ def conv(layer: layers.Conv2d) -> nn.Module:
         g.padding,
         0.0,
     )
-    return nn.Sequential(module, nn.ReLU()) if layer.relu else module
+    relu = isinstance(layer, FusedConv2d) and layer.relu
+    return nn.Sequential(module, nn.ReLU()) if relu else module
 
 
 class ChannelsSecond(nn.Module):
@@ -205,10 +208,10 @@ def average_pool(layer: layers.AvgPool2d) -> nn.Module:
     return Apply(lambda x: mean(x) / mean(torch.ones_like(x)))
 
 
-class NormAddReLU(nn.Module):
+class WrittenOut(nn.Module):
     """What our fused layer stands for, written out."""
 
-    def __init__(self, layer: fused.NormAddReLU) -> None:
+    def __init__(self, layer: NormAddReLU) -> None:
         super().__init__()
         self.norms = nn.ModuleList(
             batch_norm(norm) if norm else nn.Identity() for norm in layer.norms
@@ -254,9 +257,10 @@ def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
 
 CONVERTERS: dict[type[Layer], Convert] = {
     layers.Conv2d: conv,
+    FusedConv2d: conv,
     layers.Linear: linear,
     layers.BatchNorm: batch_norm,
-    fused.NormAddReLU: NormAddReLU,
+    NormAddReLU: WrittenOut,
     layers.GroupNorm: group_norm,
     layers.LayerNorm: layer_norm,
     layers.MaxPool2d: max_pool,

@@ -12,7 +12,7 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.norm import NormGradient
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
-from pydtnn.layers.norm import BatchNorm
+from pydtnn.layers.norm import BatchNorm, rows
 from pydtnn.layers.two_phase import TwoPhase
 
 
@@ -79,7 +79,7 @@ class NormAddReLU(TwoPhase, Layer):
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
         """Return the sums that each batch norm takes, one after the other."""
         inputs = zip(xs, self.norms, strict=True)
-        own = [norm.forward_sums(x, context=context) for x, norm in inputs if norm is not None]
+        own = [self._sums(norm, x, context) for x, norm in inputs if norm is not None]
         return self.backend.xp.concatenate([self.backend.empty((0,), "float64"), *own])
 
     def forward(
@@ -105,29 +105,33 @@ class NormAddReLU(TwoPhase, Layer):
         y.keep = self.keeps
         return y, (y, moments)
 
+    def _sums(self, norm: BatchNorm, x: Array | Deferred, context: StepContext) -> Array:
+        """Return the sums of an input: those that the convolution before it took, or new ones."""
+        taken = _taken(x)
+        return norm.forward_sums(self.array(x), context=context) if taken is None else taken
+
     def _normalized(
         self, norm: BatchNorm, x: Array | Deferred, context: StepContext, total: Array | None
     ) -> tuple[Normalized, Array]:
         """Return how an input is normalised, and its map: pivot, factor and shift, (3, C)."""
         own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
-        given = (norm.gamma.value, norm.beta.value, norm.epsilon)
-        if context.training and total is None and norm.taken(x) is None:
-            length = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
+        parameters = (norm.gamma.value, norm.beta.value, norm.epsilon)
+        given, taken, kernels = norm.given_sums(context, total), _taken(x), self.backend.norm
+        if given is not None:
+            sums, n = given
+            kernels.coefficients(sums, *parameters, moments=own, out=map_)
+            return Normalized(n, own), map_
+        results = {"moments": own, "out": map_, "collect": norm.running.sums}
+        if taken is not None:
+            kernels.coefficients(taken, *parameters, **results)
+        else:
+            length = kernels.sums_length(self.output_shape[-1], self.dtype)
             sums = self.backend.empty((length,), "float64")
-            self.backend.norm.statistics_coefficients(
-                *(self.array(x), *given),
-                sums=sums,
-                moments=own,
-                out=map_,
-                collect=norm.running.sums,
-            )
-            return Normalized(norm.rows(x), own), map_
-        sums, rows, collect = norm.sums(x, context, total)
-        self.backend.norm.coefficients(sums, *given, moments=own, out=map_, collect=collect)
-        return Normalized(rows, own), map_
+            kernels.statistics_coefficients(self.array(x), *parameters, sums=sums, **results)
+        return Normalized(rows(x), own), map_
 
-    def _per_channel(self, rows: int, dtype: Any) -> Array:
-        return self.backend.empty((rows, self.output_shape[-1]), dtype)
+    def _per_channel(self, number: int, dtype: Any) -> Array:
+        return self.backend.empty((number, self.output_shape[-1]), dtype)
 
     def backward(self, dy: Array | Deferred, saved: Saved) -> Any:
         """Differentiate the ReLU and each batch norm, in one call unless a convolution gated dy."""
@@ -219,3 +223,8 @@ class NormAddReLU(TwoPhase, Layer):
         costs = [part.cost(batch) for part in self.parts]
         flops = [sum(cost[i] for cost in costs) for i in range(2)]
         return Cost(flops[0], flops[1], 0, 0)
+
+
+def _taken(x: Array | Deferred) -> Array | None:
+    """Return the sums of `x` that the convolution before it took."""
+    return x.sums if isinstance(x, Deferred) else None

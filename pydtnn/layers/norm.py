@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.utils.validate import number, whole
-
-
-class Moments(NamedTuple):
-    """What the rows of a batch say of each channel, in float64."""
-
-    rows: Number
-    mean: Array
-    inv_std: Array
 
 
 class BatchNorm(TwoPhase, Layer):
@@ -63,68 +54,52 @@ class BatchNorm(TwoPhase, Layer):
         self.running = self.statistic(channels, self.momentum)
         return shape
 
-    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
-        """Return the sums of `Norm.statistics`, computed by the preceding convolution or now."""
+    def forward_sums(self, *xs: Array, context: StepContext) -> Array:
+        """Return the sums of `Norm.statistics`."""
         (x,) = xs
-        taken = self.taken(x)
-        if taken is not None:
-            return taken
         length = self.backend.norm.sums_length(x.shape[-1], self.dtype)
         sums = self.backend.empty((length,), "float64")
-        self.backend.norm.statistics(self.array(x), out=sums)
+        self.backend.norm.statistics(x, out=sums)
         return sums
 
-    @staticmethod
-    def taken(x: Array | Deferred) -> Array | None:
-        """Return the sums of `x` that the preceding convolution computed."""
-        return x.sums if isinstance(x, Deferred) else None
+    def given_sums(self, context: StepContext, total: Array | None) -> tuple[Array, Number] | None:
+        """Return sums, as of `Norm.statistics`, that are not the batch's own, and of how many rows.
 
-    def sums(
-        self, x: Array | Deferred, context: StepContext, total: Array | None = None
-    ) -> tuple[Array, Number, Array | None]:
-        """Return sums to normalise with, as of `Norm.statistics`, and over how many rows.
-
-        In training they are the batch's own, which the caller adds to the step's, returned last; or
-        the total of all shards, which is the step's. Otherwise one row stands for the running
-        values, which backward takes for constants: no batch moves the mean of infinitely many rows.
+        Outside training one row stands for the running values, which backward takes for constants:
+        no batch moves the mean of infinitely many rows. In training they are the total of all
+        shards, where there is one.
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
-            return self.backend.norm.constant_sums(mean, variance, self.dtype), inf, None
+            return self.backend.norm.constant_sums(mean, variance, self.dtype), inf
         if total is None:
-            sums = self.forward_sums(x, context=context)
-            return sums, self.rows(x), self.running.sums
+            return None
         self.running.sums[:] = total
-        return total, np.maximum(total[0], 1.0), None
+        return total, np.maximum(total[0], 1.0)
 
-    @staticmethod
-    def rows(x: Array | Deferred) -> int:
-        """Over how many rows the mean of `x` is taken."""
-        return max(prod(x.shape[:-1]), 1)
-
-    def moments(self, x: Array, context: StepContext, total: Array | None) -> Moments:
-        """Return the mean and deviation to normalise with."""
-        sums, rows, collect = self.sums(x, context, total)
-        if collect is not None:
-            collect += sums
-        mean, variance = self.backend.norm.moments(sums, x.shape[-1])
-        return Moments(rows, mean, 1 / np.sqrt(variance + self.epsilon))
+    def own_sums(self, x: Array, context: StepContext) -> tuple[Array, Number]:
+        """Return the sums of the batch and its rows, and add them to those of the step."""
+        sums = self.forward_sums(x, context=context)
+        self.running.sums += sums
+        return sums, rows(x)
 
     def forward(
         self, *xs: Array, context: StepContext, total: Array | None = None
     ) -> tuple[Array, Saved]:
         """Normalise with the batch's statistics in training, with the running ones otherwise."""
         (x,) = xs
-        moments = self.moments(x, context, total)
-        scale = self.gamma.value * moments.inv_std
-        shift = self.beta.value - moments.mean * scale
+        sums, n = self.given_sums(context, total) or self.own_sums(x, context)
+        mean, variance = self.backend.norm.moments(sums, x.shape[-1])
+        inv_std = 1 / np.sqrt(variance + self.epsilon)
+        scale = self.gamma.value * inv_std
+        shift = self.beta.value - mean * scale
         y = self.output_like(x)
         self.backend.norm.normalize(x, scale, shift, out=y)  # float64 maps do not cancel
-        return y, (x, moments)
+        return y, (x, n, mean, inv_std)
 
     def backward_sums(self, dy: Array, saved: Saved) -> tuple[Any, Array]:
         """Differentiate gamma and beta: ``dbeta = sum dy``, ``dgamma = sum dy xhat``."""
-        x, (_, mean, inv_std) = saved
+        x, _, mean, inv_std = saved
         sums = self.backend.empty((2, x.shape[-1]), "float64")
         self.backend.norm.backward_statistics(x, dy, mean, inv_std, out=sums)
         dbeta, dgamma = sums
@@ -140,14 +115,23 @@ class BatchNorm(TwoPhase, Layer):
         """
         if not self.needs_dx:
             return None
-        (dy, own), (x, (count, mean, inv_std)) = needed, saved
+        (dy, own), (x, n, mean, inv_std) = needed, saved
         dbeta, dgamma = own if total is None else total.reshape(own.shape)
         a = self.gamma.value * inv_std  # dx = a dy + b x + c, written out per channel
-        b = -a * inv_std * dgamma / count
-        c = -a * dbeta / count - b * mean
+        b = -a * inv_std * dgamma / n
+        c = -a * dbeta / n - b * mean
         dx = self.gradient_like(dy)
         self.backend.norm.backward_normalize(x, dy, a, b, c, out=dx)
         return dx
+
+
+def rows(x: Any) -> int:
+    """Over how many rows the mean of `x` (N, ..., C) is taken: at least one.
+
+    >>> rows(np.zeros((2, 3, 4, 5)))
+    24
+    """
+    return max(prod(x.shape[:-1]), 1)
 
 
 class GroupNorm(Layer):

@@ -5,9 +5,10 @@ little. This pass replaces
 
     batch norm [-> add] [-> ReLU]    by `NormAddReLU`, whose output is deferred: the next
                                      convolution computes it while packing its input
-    convolution -> batch norm        by a convolution that takes the norm's sums in passing, and in
+    convolution                      by `FusedConv2d`, which reads deferred arrays
+    convolution -> batch norm        by one that takes the norm's sums in passing, and in
                                      inference uses filters into which the norm is folded
-    convolution -> ReLU              by a convolution that cuts off its output, unless the next
+    convolution -> ReLU              by one that cuts off its output, unless the next
                                      layer is a convolution: then the ReLU is deferred
 
 Results are equal within rounding. Parameters, statistics and their names stay those of the layers
@@ -19,8 +20,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pydtnn.layers.activation import ReLU
+from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
-from pydtnn.layers.fused import NormAddReLU
+from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.merge import Add
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.model.graph import Graph, Node
@@ -49,6 +52,10 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     tuple of Node
         The outputs afterwards.
     """
+    for node in graph.nodes:
+        kind = type(node.layer)  # a subclass that computes in its own way is left alone
+        if isinstance(node.layer, Conv2d) and _computes_like(kind, Conv2d):
+            node.layer = FusedConv2d(node.layer)
     pass_ = _Pass(outputs)
     for node in reversed(graph.nodes):  # the end of a pattern comes before what it absorbs
         if node not in pass_.absorbed:
@@ -136,9 +143,12 @@ class _Pass:
         self.absorbed.update(n for n in pattern.nodes if n is not node)
 
 
-def _conv(node: Node) -> Conv2d | None:
-    layer = node.layer
-    return layer if isinstance(layer, Conv2d) and layer.takes_deferred else None
+def _computes_like(kind: type[Layer], base: type[Layer]) -> bool:
+    return kind.forward is base.forward and kind.backward is base.backward
+
+
+def _conv(node: Node) -> FusedConv2d | None:
+    return node.layer if isinstance(node.layer, FusedConv2d) else None
 
 
 def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:

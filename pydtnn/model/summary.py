@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydtnn.layers.base import Cost, Layer
-from pydtnn.layers.conv import Conv2d
-from pydtnn.layers.fused import NormAddReLU
+from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model.memory import Network, forecast_memory
 from pydtnn.utils.validate import whole
 
@@ -87,8 +87,9 @@ def kinds(layer: Layer) -> list[str]:
     """Name the layers that the user wrote down of which this one is made."""
     if isinstance(layer, NormAddReLU):
         return [type(part).__name__ for part in layer.parts]
-    relu = ["ReLU"] if isinstance(layer, Conv2d) and layer.relu else []
-    return [type(layer).__name__, *relu]
+    if isinstance(layer, FusedConv2d):
+        return [layer.replaced.__name__, *["ReLU"] * layer.relu]
+    return [type(layer).__name__]
 
 
 def cost(layer: Layer) -> Cost:

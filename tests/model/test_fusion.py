@@ -30,7 +30,8 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.layers.blocks import Block, Net, nodes
-from pydtnn.layers.fused import NormAddReLU
+from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model import Model
 from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, Node
@@ -244,17 +245,16 @@ def kinds(net: Net, shape: tuple[int, ...] = IMAGE) -> list[str]:
 
 
 def test_a_residual_block_is_two_convolutions_and_two_maps() -> None:
-    expected = ["Conv2d", "NormAddReLU", "Conv2d", "NormAddReLU", "Conv2d", "NormAddReLU", "Conv2d"]
-    assert kinds(residual()) == expected
+    assert kinds(residual()) == [*["FusedConv2d", "NormAddReLU"] * 3, "FusedConv2d"]
 
 
 def test_a_relu_before_pooling_is_cut_off_by_the_convolution_and_one_before_another_deferred() -> (
     None
 ):
     assert kinds(NETS["ReLU between convolutions"]()) == [
-        "Conv2d",
+        "FusedConv2d",
         "NormAddReLU",
-        "Conv2d",
+        "FusedConv2d",
         "MaxPool2d",
     ]
 
@@ -310,5 +310,5 @@ def test_fusing_keeps_the_outputs() -> None:
     graph = Graph([IMAGE], backend=Model(conv(1), IMAGE, backend="numpy").backend, dtype="float64")
     outputs = nodes(graph.add(Sequential(conv(2), ReLU()), *graph.inputs))
     (output,) = fuse(graph, outputs)
-    assert output.name == "0" or type(output.layer) is Conv2d
+    assert output.name == "0" or type(output.layer) is FusedConv2d
     graph.finish((output,))

@@ -222,8 +222,8 @@ class CoarseInFloat32(Coarse):
 
 class WrongInEvaluation(BatchNorm):
     def forward(self, *xs: Any, context: StepContext) -> Any:
-        y, (x, moments) = super().forward(*xs, context=context)
-        return y, (x, moments._replace(rows=min(moments.rows, 3.0)))
+        y, (x, n, *moments) = super().forward(*xs, context=context)
+        return y, (x, min(n, 3.0), *moments)
 
 
 IMAGE = ((3, 2),)

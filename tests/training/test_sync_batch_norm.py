@@ -19,7 +19,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
-from pydtnn.layers.fused import NormAddReLU
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce

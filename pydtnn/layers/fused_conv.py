@@ -1,0 +1,141 @@
+"""What the fusion pass puts in the place of convolutions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pydtnn.kernels import Deferred, Term
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.norm import BatchNorm
+
+
+class FusedConv2d(Conv2d, Finisher):
+    """A convolution that also does the work of the layers around it, with the same parameters.
+
+    A `Deferred` input, of `NormAddReLU`, is computed while it is packed, and its gradient is gated
+    by that layer's ReLU and summed over in passing. A deferred dy is computed in the same way.
+
+    Parameters
+    ----------
+    conv : Conv2d
+        The layer of a model that this one replaces.
+
+    Attributes
+    ----------
+    relu : bool
+        Whether the output is cut off below 0, in place of a ReLU that follows.
+    norm : BatchNorm or None
+        The batch norm that follows. Its sums are taken in passing where the backend can, and in
+        inference it is folded into the filters.
+    """
+
+    takes_deferred = takes_16_bits = True
+
+    def __init__(self, conv: Conv2d) -> None:
+        vars(self).update(vars(conv))  # options, parameters, geometry
+        self.replaced = type(conv)
+        self.relu = False
+        self.norm: BatchNorm | None = None
+
+    def absorb_relu(self) -> None:
+        """Take over a ReLU that follows."""
+        self.relu = self.may_overwrite_dy = True
+        self.saves = ("input", "output")
+
+    def forward(
+        self, *xs: Array | Deferred, context: StepContext
+    ) -> tuple[Array | Deferred, Saved]:
+        """Convolve, add the bias, apply the ReLU and take the sums of a batch norm."""
+        (x,) = xs
+        w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
+        y, sums = self.empty(len(x), self.output_shape), self._norm_sums(len(x), context)
+        store = self.empty(len(x), self.input_shapes[0]) if self._stores(x, context) else None
+        self.backend.conv.forward(
+            x, w, b, self.geometry, out=y, relu=self.relu, store=store, sums=sums
+        )
+        if store is not None:
+            x.array = store
+        return (y if sums is None else Deferred.of(y, sums)), ((x, y) if self.relu else (x,))
+
+    def _stores(self, x: Array | Deferred, context: StepContext) -> bool:
+        """Whether the values of a deferred input are needed later."""
+        if not isinstance(x, Deferred) or x.array is not None:
+            return False
+        return x.keep or (self.backend.keeps_values and context.differentiable)
+
+    def _norm_sums(self, batch: int, context: StepContext) -> Array | None:
+        kind = {"bias": self.bias, "relu": self.relu}
+        if not (self.norm and context.training):
+            return None
+        if not self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind):
+            return None
+        return self.backend.empty((1 + 2 * self.filters,), "float64")
+
+    def _folded(self) -> tuple[Array, Array]:
+        # gamma (x * w + b - mean) / std + beta is a convolution with other filters and bias
+        assert self.norm is not None
+        running = self.norm.running
+        scale = self.norm.gamma.value / np.sqrt(running.variance + self.norm.epsilon)
+        bias = self.b.value if self.bias else 0.0
+        w = self.w.master * scale.reshape(-1, *(1,) * (self.axes + 1))
+        b = self.norm.beta.value + (bias - running.mean) * scale
+        return w.astype(self.dtype), b.astype(self.parameter_dtype)
+
+    def backward(self, dy: Array | Deferred, saved: Saved) -> Array | None:
+        """Compute dw, db and dx."""
+        return self._backward(dy, saved, None, gate=None)
+
+    def finish_backward(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None
+    ) -> Array | Deferred | None:
+        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input.
+
+        The last where the backend does it in passing; otherwise it is left to the input's layer.
+        """
+        x = saved[0]
+        gate = x if isinstance(x, Deferred) and self.backend.gates else None
+        return self._backward(dy, saved, so_far, gate=gate)
+
+    def _backward(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None
+    ) -> Array | Deferred | None:
+        x, w, conv = saved[0], self.w, self.backend.conv
+        dy = self._backward_bias(dy, *saved[1:])
+        if not self.needs_dx:
+            conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
+            return None
+        dx = self.empty(len(x), self.input_shapes[0]) if so_far is None else so_far
+        sums = None
+        if gate is not None:
+            kinds = 1 + len(gate.terms)
+            sums = self.backend.empty((kinds, self.geometry.channels), "float64")
+        conv.backward(
+            x,
+            dy,
+            w.value,
+            self.geometry,
+            dx=dx,
+            dw=w.grad,
+            accumulate=w.accumulate,
+            add=so_far,
+            gate=gate,
+            sums=sums,
+        )
+        return dx if sums is None else Deferred.of(dx, sums)
+
+    def _backward_bias(self, dy: Array | Deferred, y: Array | None = None) -> Array | Deferred:
+        """Differentiate the bias, and the ReLU if `y` is its output; return what is left of dy."""
+        sums = dy.sums if isinstance(dy, Deferred) else None
+        if y is not None:
+            deferred, dy = isinstance(dy, Deferred), self.array(dy)
+            dz = dy if deferred else self.gradient_like(dy)  # values just computed are ours
+            sums = self.backend.empty((2, self.filters), "float64")
+            self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
+            dy = dz
+        if self.bias and sums is not None:
+            self.b.store_grad(sums[0])
+        elif self.bias:
+            self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
+        return dy

@@ -73,14 +73,15 @@ def walk_backward(
     buckets: Sequence[Bucket],
     dy: Array | tuple[Array, ...],
     residuals: list[Saved],
-    on_ready: Callable[[Bucket], None] | None,
+    on_ready: Callable[[Bucket, int], None] | None,
     after_node: Callable[[Node], None] | None,
     *,
     joint: bool,
+    shard: int,
 ) -> Walk:
     """Run every node's backward; where `joint`, yield the sums of layers in two phases.
 
-    The parameters and the result are those of `Model.backward`.
+    The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
     """
     sums = _Gradients(graph.backend)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
@@ -113,7 +114,7 @@ def walk_backward(
         residuals[node.index] = None
         while bucket and bucket.ready_at == node.index:
             if on_ready:
-                on_ready(bucket)
+                on_ready(bucket, shard)
             bucket = next(pending, None)
         if after_node:
             after_node(node)

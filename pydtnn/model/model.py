@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,7 +219,7 @@ class Model:
         dy: Array | tuple[Array, ...],
         residuals: list[Saved],
         *,
-        on_ready: Callable[[Bucket], None] | None = None,
+        on_ready: Callable[[Bucket, int], None] | None = None,
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
     ) -> Any:
@@ -234,7 +233,8 @@ class Model:
             As `forward` returned it; emptied on the way, so that memory is freed as soon as it can
             be.
         on_ready : callable, optional
-            Called with each bucket as soon as its gradients are complete.
+            Called with each bucket as soon as its gradients are complete, and with the position of
+            the shard they are of: 0.
         after_node : callable, optional
             Called after each node, to let messages make progress.
         accumulate : bool
@@ -247,11 +247,7 @@ class Model:
             None.
         """
         return self.backward_shards(
-            [dy],
-            [residuals],
-            on_ready=(lambda shard, bucket: on_ready(bucket)) if on_ready else None,
-            after_node=after_node,
-            accumulate=accumulate,
+            [dy], [residuals], on_ready=on_ready, after_node=after_node, accumulate=accumulate
         )[0]
 
     @recycled
@@ -261,7 +257,7 @@ class Model:
         residuals: Sequence[list[Saved]],
         *,
         total: Total | None = None,
-        on_ready: Callable[[int, Bucket], None] | None = None,
+        on_ready: Callable[[Bucket, int], None] | None = None,
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
         slots: Sequence[int] | None = None,
@@ -274,10 +270,7 @@ class Model:
             For each shard, see `backward`.
         total : callable, optional
             See `forward_shards`.
-        on_ready : callable, optional
-            Called with the position of a shard and each bucket as soon as the shard's gradients are
-            complete.
-        after_node
+        on_ready, after_node
             See `backward`.
         accumulate : bool
             Add the first shard's gradients to those that are there; the others' are added anyway.
@@ -301,9 +294,10 @@ class Model:
                 self.buckets,
                 dy,
                 saved,
-                partial(on_ready, shard) if on_ready else None,
+                on_ready,
                 after_node,
                 joint=total is not None,
+                shard=shard,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
         ]

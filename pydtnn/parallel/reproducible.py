@@ -105,9 +105,15 @@ class ExactSums(Sums):
         self.present = min(samples, self.shards or 1)
         self.stacks = {}
 
-    def push(self, shard: int, bucket: Bucket, grads: np.ndarray) -> None:
+    def slots(self, shards: int) -> Sequence[int]:
+        """Choose sets of gradients that hold no sum which is still needed."""
+        used = max((len(stack.blocks) for stack in self.stacks.values()), default=0)
+        return range(used, used + shards)
+
+    def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:
         """Take a bucket's gradients of this rank's next shard; of the first, in its own array."""
-        self.stacks.setdefault(bucket.index, Stack()).push(shard, grads)
+        if shard is not None:
+            self.stacks.setdefault(bucket.index, Stack()).push(shard, grads)
 
     def start(self, bucket: Bucket) -> Request:
         """Start to put the sum over all shards into the bucket's gradients."""

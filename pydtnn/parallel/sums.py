@@ -60,8 +60,12 @@ class Sums:
     def begin(self, samples: int) -> None:
         """Begin a step on a batch of so many samples of all ranks."""
 
-    def push(self, shard: int, bucket: Bucket, grads: np.ndarray) -> None:
-        """Take a bucket's gradients of this rank's next shard, where `shards` says so."""
+    def slots(self, shards: int) -> Sequence[int] | None:
+        """Sets of gradients (`Bucket.gradients`) for this rank's next shards; None: one for all."""
+        return None
+
+    def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:
+        """Take a bucket's gradients of one of these shards; None is no shard at all."""
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace the gradients of a bucket by their sum over all ranks.

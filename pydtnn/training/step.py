@@ -17,7 +17,6 @@ from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.layers.parameters import Bucket
-from pydtnn.parallel.reproducible import cover
 from pydtnn.training.setup import Setup
 
 Part = tuple[int | None, Array]
@@ -50,8 +49,8 @@ class Passes:
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
         if setup.loss_scale is not None:
             self.scale = setup.loss_scale.loss(self.scale)
-        self.exact = self.sums.shards is not None
         self.joint = setup.sync_batch_norm
+        self.apart = self.sums.shards is not None and not self.joint  # statistics of each shard
         self.totals = setup.new_totals(setup.model.backend.xp)
         self.losses: list[Part] = []
         self.statistics: list[Part] = []
@@ -72,7 +71,7 @@ class Passes:
             self._backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
         assert summed is not None
         summed.wait()
-        if self.exact and not self.joint:
+        if self.apart:
             total, request = self.sums.add_up(self.statistics)
             request.wait()
             statistics.sums[:] = total
@@ -92,7 +91,7 @@ class Passes:
             dys.append(self.setup.objective.compute(y, target, self.scale, totals))
             residuals.append(saved)
             self.losses.append((shard.number, totals.values))
-        if self.exact and not self.joint:
+        if self.apart:
             self.statistics.append((group[0].number, model.statistics.sums.copy()))
             model.statistics.begin_step()
         return dys, residuals
@@ -111,12 +110,11 @@ class Passes:
         first: bool,
         last: bool,
     ) -> None:
-        slots = self._slots(group) if self.exact else None
+        slots = self.sums.slots(len(group))
 
-        def on_ready(position: int, bucket: Bucket) -> None:
-            number = group[position].number
-            if slots and number is not None:
-                self.sums.push(number, bucket, bucket.gradients(slots[position]))
+        def on_ready(bucket: Bucket, position: int) -> None:
+            grads = bucket.gradients(slots[position]) if slots else bucket.grads
+            self.sums.push(group[position].number, bucket, grads)
             if last and position == len(group) - 1:
                 self.exchange.bucket_ready(bucket)
 
@@ -129,10 +127,3 @@ class Passes:
             accumulate=not first,
             slots=slots,
         )
-
-    def _slots(self, group: Sequence[Shard]) -> list[int]:
-        """Choose arrays for gradients that hold nothing which is still needed."""
-        done = [number for shard in self.batch.shards if (number := shard.number) is not None]
-        if self.joint or not done:
-            return list(range(len(group)))
-        return [len(cover(done[0], group[0].number or 0))]  # as many as hold sums so far

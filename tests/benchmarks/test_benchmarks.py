@@ -10,21 +10,18 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 WITHOUT_TORCH = (
     "import runpy, sys\n"
     "sys.modules['torch'] = None\n"  # cannot be imported, nor found
     "sys.argv = sys.argv[1:]\n"
-    "sys.path.insert(0, {folder!r})\n"
-    "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    "runpy.run_module(sys.argv[0], run_name='__main__')\n"
 )
 
 
-def lines(script: str, *options: str) -> list[str]:
+def lines(name: str, *options: str) -> list[str]:
     """What a benchmark prints."""
-    code = WITHOUT_TORCH.format(folder=str(FOLDER))
     done = subprocess.run(
-        [sys.executable, "-c", code, str(FOLDER / script), *options],
+        [sys.executable, "-c", WITHOUT_TORCH, f"benchmarks.{name}", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -43,7 +40,7 @@ def row(table: list[str], *start: str) -> list[str]:
 def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path):
     output = tmp_path / "table.txt"
     options = ("--models", "mlp", "--turns", "1", "--variants", "full", "no-winograd", "no-fusion")
-    table = lines("step_time.py", *options, "--output", str(output))
+    table = lines("cpu.step_time", *options, "--output", str(output))
     for variant in ("full", "no-winograd", "no-fusion"):
         rate, growth, arrays = map(float, row(table, "mlp", "64", "1", variant))
         assert rate > 0
@@ -53,7 +50,7 @@ def test_step_time_prints_images_per_second_and_memory_of_each_variant(tmp_path)
 
 def test_kernels_prints_every_direction_warm_and_cold():
     options = ("--families", "conv", "fused", "--only", "5x5", "--sizes", "warm", "--repeats", "1")
-    table = lines("kernels.py", *options)
+    table = lines("cpu.kernels", *options)
     for direction in ("forward", "data", "filter"):
         for state in ("warm", "cold"):
             peak, roof, direct, *_ = row(table, "5x5", direction, state)
@@ -66,7 +63,7 @@ def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
     picture = tmp_path / "roofline.png"
     table = lines(
-        "roofline.py", "--model", "mlp", "--steps", "1", "--nodes", "--picture", str(picture)
+        "cpu.roofline", "--model", "mlp", "--steps", "1", "--nodes", "--picture", str(picture)
     )
     assert sum("forward" in line.split() for line in table) == 6
     (step,) = row(table, "step")
@@ -76,7 +73,7 @@ def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
 
 
 def test_overhead_prints_a_share_of_the_step():
-    table = lines("overhead.py", "--models", "mlp", "--steps", "3", "--layers")
+    table = lines("cpu.overhead", "--models", "mlp", "--steps", "3", "--layers")
     share = row(table, "mlp")[-1]
     assert float(share.removesuffix("%")) > 0
     assert row(table, "Linear.backward")[0] == "3"
@@ -85,7 +82,7 @@ def test_overhead_prints_a_share_of_the_step():
 def test_ddp_trains_with_the_command_line():
     if not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")):
         pytest.skip("there is no mpirun here")
-    table = lines("ddp.py", "--models", "mlp", "--ranks", "1", "--epochs", "2", "--runs", "1")
+    table = lines("comm.ddp", "--models", "mlp", "--ranks", "1", "--epochs", "2", "--runs", "1")
     rate, memory = map(float, row(table, "mlp", "1", "1", "64"))
     assert rate > 0
     assert memory > 0
@@ -93,7 +90,7 @@ def test_ddp_trains_with_the_command_line():
 
 def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpiexec):
     options = ("--bytes", "4e3", "--algorithms", "ring", "--turns", "2")
-    done = mpiexec(2, [str(FOLDER / "allreduce.py"), *options])
+    done = mpiexec(2, ["-m", "benchmarks.comm.allreduce", *options])
     assert done.returncode == 0, done.stderr
     table = done.stdout.splitlines()
     assert row(table, "4000", "vendor")[-1] == "1.00"
@@ -106,7 +103,9 @@ def test_allreduce_prints_each_schedule_beside_the_vendor_and_its_prediction(mpi
 
 def test_default_times_the_default_beside_every_choice(mpiexec):
     options = ("--seconds", "0", "--batch", "1", "--allreduce", "vendor", "direct")
-    done = mpiexec(2, [str(FOLDER / "default.py"), *options, "--bucket-bytes", "65536", "1048576"])
+    done = mpiexec(
+        2, ["-m", "benchmarks.comm.default", *options, "--bucket-bytes", "65536", "1048576"]
+    )
     assert done.returncode == 0, done.stderr
     table = done.stdout.splitlines()
     # Once among all, and again: there are no more than go on beside the default.
@@ -119,7 +118,7 @@ def test_default_times_the_default_beside_every_choice(mpiexec):
 
 def test_compression_trains_with_and_without(mpiexec):
     table = lines(
-        *("compression.py", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1"),
+        *("comm.compression", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1"),
         *("--steps", "10", "--only", "top_k-1%"),
     )
     plain, compressed = (list(map(float, row(table, name))) for name in ("none", "top_k-1%"))

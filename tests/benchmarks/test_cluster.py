@@ -11,19 +11,13 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def hosts():
     """The class, where this machine lets us make hosts."""
-    from cluster_hosts import Hosts, why_no_hosts
+    from benchmarks.comm.cluster_hosts import Hosts, why_no_hosts
 
     if reason := why_no_hosts():
         pytest.skip(reason)
@@ -45,28 +39,28 @@ def spaces() -> list[str]:
     ("rate", "expected"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5Gbit", 2.5e9), ("800kbit", 8e5)]
 )
 def test_rates_are_read_as_tc_writes_them(rate, expected):
-    from cluster_hosts import bits_per_second
+    from benchmarks.comm.cluster_hosts import bits_per_second
 
     assert bits_per_second(rate) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "0gbit", "1 gbit", "1gbyte", "-1mbit"])
 def test_other_rates_are_refused_in_a_sentence(rate):
-    from cluster_hosts import Hosts
+    from benchmarks.comm.cluster_hosts import Hosts
 
     with pytest.raises(ValueError, match="expected a rate such as 1gbit"):
         Hosts(2, rate)
 
 
 def test_only_root_can_make_hosts(monkeypatch):
-    from cluster_launch import why_not
+    from benchmarks.comm.cluster_launch import why_not
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert why_not() == "network namespaces can be made by root only"
 
 
 def test_what_is_missing_is_named(monkeypatch):
-    import cluster_hosts
+    from benchmarks.comm import cluster_hosts as cluster_hosts
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(
@@ -110,10 +104,10 @@ def test_hosts_vanish_after_an_error_with_all_that_runs_there(hosts):
 def test_what_a_killed_program_left_is_removed_by_the_next(hosts):
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from cluster_hosts import Hosts\n"
+        "from benchmarks.comm.cluster_hosts import Hosts\n"
         "with Hosts(1, '1gbit'): os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(FOLDER)]) as killed:
+    with subprocess.Popen([sys.executable, "-c", code, str(ROOT)]) as killed:
         pass
     with hosts(1, "1gbit"):
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
@@ -122,11 +116,20 @@ def test_what_a_killed_program_left_is_removed_by_the_next(hosts):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_commands_run_on_all_ranks_until_they_end_or_are_interrupted(hosts, number):
-    from cluster_launch import why_not
+    from benchmarks.comm.cluster_launch import why_not
 
     if reason := why_not():
         pytest.skip(reason)
-    program = [sys.executable, str(FOLDER / "cluster.py"), "--hosts", "2", "--ranks", "1", "--"]
+    program = [
+        sys.executable,
+        "-m",
+        "benchmarks.comm.cluster",
+        "--hosts",
+        "2",
+        "--ranks",
+        "1",
+        "--",
+    ]
     done = subprocess.run([*program, "hostname"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert {name.rpartition("-")[2] for name in done.stdout.split()} == {"host0", "host1"}
@@ -143,7 +146,7 @@ def test_commands_run_on_all_ranks_until_they_end_or_are_interrupted(hosts, numb
 
 
 def test_the_place_of_ssh_is_taken_by_a_script_that_knows_every_host(tmp_path):
-    from cluster_launch import AGENT, Cluster
+    from benchmarks.comm.cluster_launch import AGENT, Cluster
 
     cluster = Cluster(2, 2, "1gbit")
     script = tmp_path / "agent"
@@ -157,7 +160,7 @@ def test_the_place_of_ssh_is_taken_by_a_script_that_knows_every_host(tmp_path):
 
 
 def test_the_output_of_allreduce_is_read():
-    from cluster_table import read_allreduces
+    from benchmarks.comm.cluster_table import read_allreduces
 
     text = (
         "     bytes algorithm            median us    min us / vendor  predicted / median\n"
@@ -168,7 +171,7 @@ def test_the_output_of_allreduce_is_read():
 
 
 def test_the_share_that_the_default_has_of_the_fastest_is_read():
-    from cluster_table import read_share
+    from benchmarks.comm.cluster_table import read_share
 
     text = (
         "the default and the fastest, again:\n"
@@ -179,7 +182,7 @@ def test_the_share_that_the_default_has_of_the_fastest_is_read():
 
 
 def test_the_report_of_a_training_run_is_read():
-    from cluster_table import EPOCHS, STEPS, read_training
+    from benchmarks.comm.cluster_table import EPOCHS, STEPS, read_training
 
     text = (
         "epoch 2/2  loss 2.0  lr 0.01  118 images/s  4.4 s\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +16,9 @@ from tests.gpu import needed
 from tests.simulated.backend import installed, why_not
 from tests.simulated.cupy import SimulatedCupy
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = (1, 32, 32, 16)
 
 simulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-
-
-@pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def asked(turns):
 @simulated
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
-    from gpu_work import WORK, Ours
+    from benchmarks.gpu.work import WORK, Ours
 
     side = Ours(WORK["mlp-8"], dtype, "cuda")
     ask, said = asked([5, 2, 1, 0])
@@ -69,7 +61,7 @@ def test_our_side_makes_as_many_steps_as_it_is_asked_for(gpu, dtype):
 
 
 def test_our_side_runs_on_a_cpu_to_try_it_out():
-    from gpu_work import WORK, Ours
+    from benchmarks.gpu.work import WORK, Ours
 
     side = Ours(WORK["mlp-8"], "float32", "cpu")
     ask, said = asked([2, 0])
@@ -79,7 +71,7 @@ def test_our_side_runs_on_a_cpu_to_try_it_out():
 
 
 def test_images_are_repeated_but_the_epoch_is_long():
-    from gpu_work import WORK, Repeated
+    from benchmarks.gpu.work import WORK, Repeated
 
     data = Repeated(WORK["mlp-8"])
     assert len(data) == 4000
@@ -93,16 +85,16 @@ def test_images_are_repeated_but_the_epoch_is_long():
 @pytest.fixture
 def side():
     """Start a side as a process."""
-    from gpu_sides import Side
+    from benchmarks.gpu.step_time import start
 
-    started = Side("ours", "cpu")
+    started = start("ours", "cpu")
     yield started
     started.close()
     assert not started.alive()
 
 
 def test_a_process_serves_one_work_after_the_other_and_survives_mistakes(side):
-    from gpu_sides import SideError
+    from benchmarks.common.sides import SideError
 
     for _ in range(2):
         side.begin("mlp-8", "float32")
@@ -115,7 +107,7 @@ def test_a_process_serves_one_work_after_the_other_and_survives_mistakes(side):
 
 
 def test_a_silent_side_is_ended(side):
-    from gpu_sides import SideError
+    from benchmarks.common.sides import SideError
 
     side.begin("mlp-8", "float32")
     with pytest.raises(SideError, match="gave no answer in 0 s"):
@@ -132,7 +124,7 @@ class StandIn:
         self.seconds, self.fails = seconds, fails
 
     def begin(self, name, dtype):
-        from gpu_sides import SideError
+        from benchmarks.common.sides import SideError
 
         if self.fails:
             raise SideError(self.fails)
@@ -153,11 +145,11 @@ class StandIn:
 @pytest.fixture
 def table(monkeypatch, tmp_path):
     """Measure rows with sides that are none."""
-    import gpu_step_time
-    from report import Report
+    from benchmarks.common.report import Report
+    from benchmarks.gpu import step_time as gpu_step_time
 
     def measure(sides, rows, seconds=60.0, runs=1, done=None):
-        monkeypatch.setattr(gpu_step_time, "Side", lambda name, device: sides[name])
+        monkeypatch.setattr(gpu_step_time, "start", lambda name, device: sides[name])
         path = tmp_path / "steps.json"
         with gpu_step_time.Table(tuple(sides), "cpu", Report(), path, done or {}) as table:
             complete = table.measure(rows, runs, 3, seconds)
@@ -200,7 +192,7 @@ def test_rows_for_which_there_is_no_time_are_left_out(table, capsys):
 
 
 def test_rows_that_are_known_are_kept(table):
-    from gpu_step_time import complete
+    from benchmarks.gpu.step_time import complete
 
     done = {"resnet44-64 float32": {"failed": {}, "ratio": {"eager": 2.0}}}
     sides = {"ours": StandIn(0.01), "eager": StandIn(0.03)}
@@ -218,9 +210,9 @@ def test_rows_that_are_known_are_kept(table):
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
     """Measure kernels on small tensors, without PyTorch."""
-    import gpu_compute
-    import gpu_kernels
-    from report import Report
+    from benchmarks.common.report import Report
+    from benchmarks.gpu import compute as gpu_compute
+    from benchmarks.gpu import kernels as gpu_kernels
 
     monkeypatch.setitem(gpu_kernels.SHAPES, "warm", SMALL)
     monkeypatch.setattr(gpu_compute, "WITH_TORCH", False)
@@ -236,8 +228,8 @@ def kernels(monkeypatch, tmp_path):
 @simulated
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_kernel_that_moves_data_is_captured_and_timed(gpu, kernels, dtype, capsys):
-    from gpu_work import create_backend
-    from memory_bound import FAMILIES
+    from benchmarks.common.memory_bound import FAMILIES
+    from benchmarks.gpu.work import create_backend
 
     measured, numbers = kernels(create_backend("cuda"))
     assert measured.move(list(FAMILIES), "warm", dtype)
@@ -255,8 +247,8 @@ class TestGpu:
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
     def test_every_kernel_that_moves_data_runs(self, kernels, dtype):
-        from gpu_work import create_backend
-        from memory_bound import FAMILIES
+        from benchmarks.common.memory_bound import FAMILIES
+        from benchmarks.gpu.work import create_backend
 
         measured, numbers = kernels(create_backend("cuda"))
         assert measured.move(list(FAMILIES), "warm", dtype)
@@ -265,13 +257,13 @@ class TestGpu:
 
 @simulated
 def test_convolutions_and_products_are_captured_and_timed(gpu, kernels, monkeypatch, capsys):
-    from gpu_compute import CONVOLUTIONS, PRODUCTS, convolution, product
-    from gpu_work import create_backend
+    from benchmarks.gpu.compute import CONVOLUTIONS, PRODUCTS, convolution, product
+    from benchmarks.gpu.work import create_backend
 
     backend = create_backend("cuda")
     measured, numbers = kernels(backend)
     _, shape = CONVOLUTIONS["resnet44 64"]
-    monkeypatch.setattr("gpu_kernels.LARGE", 16)
+    monkeypatch.setattr("benchmarks.gpu.kernels.LARGE", 16)
     peak = measured.matrix_rate("float32")
     assert measured.compute(convolution(backend, "conv", 1, shape, "float32"), peak, "float32", 2)
     assert measured.compute(product(backend, "product", (8, 4, 2), "bfloat16"), 1, "bfloat16", 2)
@@ -284,8 +276,8 @@ def test_convolutions_and_products_are_captured_and_timed(gpu, kernels, monkeypa
 
 
 def test_a_kernel_that_fails_is_told_and_leaves_the_others(kernels, monkeypatch):
-    import gpu_kernels
-    from gpu_work import create_backend
+    from benchmarks.gpu import kernels as gpu_kernels
+    from benchmarks.gpu.work import create_backend
 
     def broken(backend, a):
         yield "good", a.size, lambda: None
@@ -308,7 +300,7 @@ def test_a_kernel_that_fails_is_told_and_leaves_the_others(kernels, monkeypatch)
 
 
 def test_kernels_for_which_there_is_no_time_are_not_complete(kernels, capsys):
-    from gpu_work import create_backend
+    from benchmarks.gpu.work import create_backend
 
     measured, numbers = kernels(create_backend("cpu"), seconds=-1)
     assert not measured.move(["norm"], "warm", "float32")
@@ -318,8 +310,8 @@ def test_kernels_for_which_there_is_no_time_are_not_complete(kernels, capsys):
 
 @simulated
 def test_what_cannot_be_captured_is_timed_with_its_launches(gpu):
-    from gpu_timing import OursReplay
-    from gpu_work import create_backend
+    from benchmarks.gpu.timing import OursReplay
+    from benchmarks.gpu.work import create_backend
 
     backend = create_backend("cuda")
     x = backend.zeros((4,), "float32")
@@ -330,7 +322,7 @@ def test_what_cannot_be_captured_is_timed_with_its_launches(gpu):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_large_tensors_have_256_megabytes_in_every_type(dtype):
-    from gpu_kernels import shape_of
+    from benchmarks.gpu.kernels import shape_of
 
     assert math.prod(shape_of("cold", dtype)) * np.dtype(dtype).itemsize == 2**28
 
@@ -340,7 +332,7 @@ def test_large_tensors_have_256_megabytes_in_every_type(dtype):
 
 @simulated
 def test_our_side_of_the_recipe_trains_and_is_evaluated(gpu):
-    from gpu_recipe import Recipe, ours
+    from benchmarks.gpu.recipe import Recipe, ours
 
     told = []
     found = ours(Recipe("synthetic", "mlp", "", 300, 2, "float32", "cuda"), told.append)
@@ -351,7 +343,7 @@ def test_our_side_of_the_recipe_trains_and_is_evaluated(gpu):
 
 
 def test_as_many_epochs_are_trained_as_fit():
-    from gpu_cifar import MOST_EPOCHS, epochs_that_fit
+    from benchmarks.gpu.cifar import MOST_EPOCHS, epochs_that_fit
 
     sides = ["ours", "eager"]
     rates = {"ours": 0.001, "eager": 0.009}
@@ -361,7 +353,7 @@ def test_as_many_epochs_are_trained_as_fit():
 
 
 def test_measured_rates_are_read_where_there_are_some(tmp_path):
-    from gpu_cifar import measured_rates
+    from benchmarks.gpu.cifar import measured_rates
 
     path = tmp_path / "steps.json"
     assert measured_rates(None, "float32") == {}
@@ -374,8 +366,8 @@ def test_measured_rates_are_read_where_there_are_some(tmp_path):
 def test_a_side_that_fails_or_is_late_leaves_what_the_others_found(tmp_path, capsys):
     import sys
 
-    from gpu_cifar import Table
-    from report import Report
+    from benchmarks.common.report import Report
+    from benchmarks.gpu.cifar import Table
 
     code = (
         "import json, sys, time\n"

@@ -14,25 +14,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "benchmarks"
 PYTHON = (sys.executable, "-c")
 
 
 @pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+def no_bytecode(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
 
 def part(name, code="pass", expected=0.1, limit=30.0, **options):
-    from gpu_parts import Part
+    from tests.gpu_check.parts import Part
 
     return Part(name, (*PYTHON, code), expected, limit, **options)
 
 
 def run(parts, folder, seconds=60.0):
-    import gpu_parts
+    from tests.gpu_check import parts as gpu_parts
 
     told = []
     gpu_parts.run(
@@ -62,7 +59,7 @@ def test_parts_run_to_their_end_and_each_end_is_told(tmp_path):
 
 
 def test_a_part_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path):
-    from gpu_parts import lives
+    from benchmarks.common.processes import lives
 
     child = tmp_path / "child"
     code = (
@@ -82,7 +79,7 @@ def test_a_part_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path
 
 
 def test_a_part_that_asks_to_live_on_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpu_parts.GRACE", 0.5)
+    monkeypatch.setattr("benchmarks.common.processes.GRACE", 0.5)
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
     stubborn = part("stubborn", code + "time.sleep(600)", limit=1.5)
     run([stubborn], tmp_path)
@@ -91,7 +88,7 @@ def test_a_part_that_asks_to_live_on_is_killed(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_started_says_so(tmp_path):
-    from gpu_parts import Part
+    from tests.gpu_check.parts import Part
 
     missing = Part("missing", (str(tmp_path / "nothing"),), 1, 1)
     run([missing], tmp_path)
@@ -117,7 +114,7 @@ def test_side_by_side_parts_leave_their_time_to_those_that_are_alone(tmp_path):
 
 
 def test_an_interrupt_ends_what_runs_and_is_told(tmp_path):
-    from gpu_parts import run as run_parts
+    from tests.gpu_check.parts import run as run_parts
 
     running, told = part("running", "import time; time.sleep(600)"), []
 
@@ -164,7 +161,7 @@ SUMMARY = "========= ERROR SUMMARY: {} errors\n"
     ],
 )
 def test_the_output_of_pytest_and_of_a_sanitizer_is_judged(output, status, tool, state, told):
-    from gpu_tests import read
+    from tests.gpu_check.suite import read
 
     result = read(output, status, tool)
     assert result.state == state
@@ -174,7 +171,7 @@ def test_the_output_of_pytest_and_of_a_sanitizer_is_judged(output, status, tool,
 
 
 def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_path):
-    from gpu_tests import Result, Suite, summary
+    from tests.gpu_check.suite import Result, Suite, summary
 
     for name, body in {
         "good": "assert True",
@@ -197,7 +194,7 @@ def test_files_are_tested_side_by_side_and_what_happened_to_each_is_written(tmp_
 
 
 def test_files_that_take_too_long_are_ended_and_late_ones_left_out(tmp_path):
-    from gpu_tests import Suite
+    from tests.gpu_check.suite import Suite
 
     slow = tmp_path / "test_slow.py"
     slow.write_text("def test_it():\n    import time; time.sleep(600)\n")
@@ -209,7 +206,7 @@ def test_files_that_take_too_long_are_ended_and_late_ones_left_out(tmp_path):
 
 
 def test_files_that_use_a_gpu_come_first_and_named_tests_stay():
-    from gpu_tests import test_files
+    from tests.gpu_check.suite import test_files
 
     files = test_files(["tests/kernels", "tests/comm/test_nccl.py::TestOneGpu"])
     assert files[0] == "tests/comm/test_nccl.py::TestOneGpu"
@@ -231,7 +228,7 @@ def row(eager, compiled, failed=None):
 @pytest.fixture
 def stand_ins(monkeypatch, tmp_path):
     """Call the check with other parts, and an environment that needs no setting up."""
-    import gpu_check
+    from tests.gpu_check import check as gpu_check
 
     def call(parts, *options, setup="pass", probe="pass"):
         monkeypatch.setattr(gpu_check, "parts", lambda *_: parts)
@@ -321,7 +318,7 @@ def test_without_a_gpu_one_part_looks_into_it_and_each_of_the_others_tells_the_r
 
 
 def test_the_plan_fits_into_the_budget_and_every_command_is_understood(tmp_path):
-    import gpu_check
+    from tests.gpu_check import check as gpu_check
 
     parts = gpu_check.parts(Path("python"), tmp_path, tmp_path, 570)
     alone = sum(one.expected for one in parts if one.alone)
@@ -329,13 +326,13 @@ def test_the_plan_fits_into_the_budget_and_every_command_is_understood(tmp_path)
     setup = gpu_check.setup_part(tmp_path, None)
     assert setup.expected + together + alone <= 570
     for one in parts:
-        script, *options = one.command[1:]
-        assert Path(script).is_file()
-        importlib.import_module(Path(script).stem).arguments().parse_args(options)
+        dash, module, *options = one.command[1:]
+        assert dash == "-m"
+        importlib.import_module(module).arguments().parse_args(options)
 
 
 def test_the_tests_that_are_named_exist(tmp_path):
-    import gpu_check
+    from tests.gpu_check import check as gpu_check
 
     parts = gpu_check.parts(Path("python"), tmp_path, None, 570)
     named = [word for one in parts for word in one.command if word.startswith("tests/")]
@@ -349,8 +346,8 @@ def test_the_tests_that_are_named_exist(tmp_path):
 
 
 def test_promises_name_parts_that_there_are(tmp_path):
-    import gpu_check
-    from gpu_promises import PROMISES
+    from tests.gpu_check import check as gpu_check
+    from tests.gpu_check.promises import PROMISES
 
     names = {one.name for one in gpu_check.parts(Path("python"), tmp_path, None, 570)}
     assert {name for promise in PROMISES for name in promise.parts} <= names
@@ -358,7 +355,7 @@ def test_promises_name_parts_that_there_are(tmp_path):
 
 @pytest.mark.parametrize("options", [["--only", "nothing"], []])
 def test_mistakes_in_the_command_are_told(options, capsys):
-    import gpu_check
+    from tests.gpu_check import check as gpu_check
 
     with pytest.raises(SystemExit, match="2"):
         gpu_check.main(options)
@@ -368,14 +365,14 @@ def test_mistakes_in_the_command_are_told(options, capsys):
 
 
 def test_the_plan_can_be_read_without_running_it(capsys):
-    import gpu_check
+    from tests.gpu_check import check as gpu_check
 
     assert gpu_check.main(["--list"]) == 0
     assert "cifar" in capsys.readouterr().out
 
 
 def test_the_wheels_to_bring_are_named_as_pip_reads_them():
-    lines = (FOLDER / "gpu_wheels.txt").read_text().splitlines()
+    lines = (ROOT / "tests/gpu_check/wheels.txt").read_text().splitlines()
     names = {line.split()[0] for line in lines if line and not line.startswith("#")}
     assert {"mpich", "mpi4py"} <= names
     assert not {name for name in names if name.startswith(("nvidia", "cupy", "torch"))}
@@ -383,7 +380,8 @@ def test_the_wheels_to_bring_are_named_as_pip_reads_them():
 
 def test_the_check_needs_nothing_but_python_before_its_environment_is_there(tmp_path):
     code = (
-        f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import gpu_check, gpu_setup\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.gpu_check import check, setup\n"
         "assert not {'numpy', 'pydtnn', 'torch'} & set(sys.modules), sys.modules\n"
     )
     done = subprocess.run(

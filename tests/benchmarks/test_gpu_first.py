@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.benchmarks.test_gpu_benchmarks import FOLDER
 from tests.simulated.backend import installed, why_not
 from tests.simulated.cupy import SimulatedCupy
 
@@ -18,10 +17,9 @@ simulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 @pytest.fixture
 def first(monkeypatch):
     """The program, its measurements short."""
-    monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("PYDTNN_TUNING", "fixed")
-    import gpu_first
-    import gpu_first_checks
+    from tests.gpu_check import first as gpu_first
+    from tests.gpu_check import first_checks as gpu_first_checks
 
     for name, value in {"COPIED": 512, "COPIES": 2, "TURNS": (2, 2), "WITH_TORCH": False}.items():
         monkeypatch.setattr(gpu_first_checks, name, value)
@@ -31,7 +29,7 @@ def first(monkeypatch):
 @pytest.fixture
 def gpu(first, monkeypatch):
     """Let the backend be made of a simulated GPU."""
-    import gpu_first_checks
+    from tests.gpu_check import first_checks as gpu_first_checks
 
     device = SimulatedCupy(eager=True)
     monkeypatch.setattr(
@@ -76,7 +74,7 @@ def test_there_are_no_other_checks(first):
 
 @simulated
 def test_what_is_computed_wrongly_is_told_and_the_rest_goes_on(first, gpu, monkeypatch, capsys):
-    import gpu_first_checks
+    from tests.gpu_check import first_checks as gpu_first_checks
 
     monkeypatch.setitem(gpu_first_checks.ERROR, "float32", -1.0)
     assert first.main(["convolutions", *SMALL]) == 1
@@ -88,7 +86,7 @@ def test_what_is_computed_wrongly_is_told_and_the_rest_goes_on(first, gpu, monke
 
 @simulated
 def test_one_type_that_fails_does_not_hide_the_others(first, gpu, monkeypatch, capsys):
-    import gpu_first_checks
+    from tests.gpu_check import first_checks as gpu_first_checks
 
     monkeypatch.setitem(gpu_first_checks.ERROR, "float64", -1.0)
     assert first.main(["kernels", *SMALL]) == 1

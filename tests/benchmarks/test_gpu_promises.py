@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 def results(folder, **files):
@@ -22,14 +13,14 @@ def results(folder, **files):
 
 
 def seen(folder, name):
-    from gpu_promises import PROMISES
+    from tests.gpu_check.promises import PROMISES
 
     [promise] = [promise for promise in PROMISES if promise.name.startswith(name)]
     return promise.judge(folder)
 
 
 def test_nothing_is_kept_of_which_nothing_is_known(tmp_path):
-    from gpu_promises import PROMISES
+    from tests.gpu_check.promises import PROMISES
 
     (tmp_path / "steps.json").write_text("{ half")
     assert {promise.judge(tmp_path).verdict for promise in PROMISES} == {"NOT RUN"}

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def setup(monkeypatch, tmp_path):
     """The script, over sources that no compiler could build."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import gpu_setup
+    from tests.gpu_check import setup as gpu_setup
 
     root = tmp_path / "sources"
     for file in ("pydtnn/__init__.py", "models/__init__.py", "models/resnet.py"):

@@ -17,23 +17,17 @@ JOB = ROOT / "docs" / "slurm-resnet44.sh"
 SMALL = ("--model", "mlp", "--ours", "--ranks", "1", "2", "--runs", "1", "--epochs", "1")
 
 
-@pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042)]
 )
 def test_students_t_is_that_of_the_tables(freedom, expected):
-    from intervals import student_t
+    from benchmarks.comm.intervals import student_t
 
     assert student_t(freedom) == pytest.approx(expected, abs=1e-3)
 
 
 def test_intervals_hold_the_true_mean_as_often_as_they_say(rng):
-    from intervals import geometric
+    from benchmarks.comm.intervals import geometric
 
     samples = np.exp(rng.normal(np.log(3), 0.2, size=(2000, 4)))
     held = np.mean([one.low <= 3 <= one.high for one in map(geometric, samples.tolist())])
@@ -41,14 +35,14 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(rng):
 
 
 def test_a_single_measurement_has_no_interval():
-    from intervals import geometric
+    from benchmarks.comm.intervals import geometric
 
     assert geometric([5.0]) == (pytest.approx(5.0), 0.0, np.inf)
 
 
 def test_speed_ups_are_taken_within_a_round():
-    from ranks import Run
-    from scaling import Case, summarise
+    from benchmarks.comm.ranks import Run
+    from benchmarks.comm.scaling import Case, summarise
 
     rounds = {1: (100.0, 10.0), 2: (190.0, 19.0)}  # the second ten times as slow for all
     found = {
@@ -61,7 +55,7 @@ def test_speed_ups_are_taken_within_a_round():
 
 
 def test_the_parts_of_a_batch_make_up_the_whole():
-    from rank import part
+    from benchmarks.comm.rank import part
 
     assert sum(part(100, rank, 7) for rank in range(7)) == 100
 
@@ -74,7 +68,7 @@ def needs_ranks():
 def test_scaling_prints_every_case():
     needs_ranks()
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "scaling.py"), *SMALL, "--kinds", "strong"],
+        [sys.executable, "-m", "benchmarks.comm.scaling", *SMALL, "--kinds", "strong"],
         env={**(launch.OPENMPI if launch.is_openmpi() else {}), **os.environ},
         capture_output=True,
         text=True,

@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture(autouse=True)
-def siblings(monkeypatch):
-    """Benchmarks are programs: they import each other by their file's name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+def float32():
     torch.set_default_dtype(torch.float32)  # as in the benchmarks' own processes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("peer", ["eager", "compiled"])
 def test_the_peer_makes_steps(peer, dtype, monkeypatch):
-    from gpu_work import WORK, Theirs
+    from benchmarks.gpu.work import WORK, Theirs
 
     asked_for = {}
 
@@ -52,8 +47,7 @@ def test_the_peer_makes_steps(peer, dtype, monkeypatch):
 
 @pytest.mark.parametrize("augment", ["crop:4,flip", "none"])
 def test_pytorch_is_fed_the_same_images(augment):
-    from gpu_recipe import OnTorch
-
+    from benchmarks.gpu.recipe import OnTorch
     from pydtnn.data import Loader, create_augmentations, load_dataset
 
     train, _ = load_dataset("synthetic")
@@ -71,7 +65,7 @@ def test_pytorch_is_fed_the_same_images(augment):
 
 
 def test_both_sides_of_the_recipe_learn_the_same():
-    from gpu_recipe import Recipe, ours, theirs
+    from benchmarks.gpu.recipe import Recipe, ours, theirs
 
     losses = {"ours": [], "eager": []}
     recipe = Recipe("synthetic", "mlp", "", 300, 2, "float32", "cpu")
@@ -85,7 +79,7 @@ def test_both_sides_of_the_recipe_learn_the_same():
 
 def words(script: str, *options: str) -> list[str]:
     """What the last line that a benchmark prints consists of."""
-    command = [sys.executable, str(FOLDER / script), "--device", "cpu", *options]
+    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--device", "cpu", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1].split()
@@ -94,9 +88,7 @@ def words(script: str, *options: str) -> list[str]:
 def test_step_time_compares_both_sides(tmp_path):
     numbers = tmp_path / "steps.json"
     options = ("--peers", "eager", "--turns", "2", "--json", str(numbers))
-    model, batch, dtype, mine, other, ratio, *_ = words(
-        "gpu_step_time.py", "mlp-8:float32", *options
-    )
+    model, batch, dtype, mine, other, ratio, *_ = words("step_time", "mlp-8:float32", *options)
     assert (model, batch, dtype) == ("mlp-8", "8", "float32")
     found = json.loads(numbers.read_text())["mlp-8 float32"]
     assert found["failed"] == {}
@@ -108,7 +100,7 @@ def test_step_time_compares_both_sides(tmp_path):
 def test_kernels_are_timed_beside_pytorch(dtype):
     options = ("--families", "linear", "--only", "784", "--dtypes", dtype)
     *_, direction, mine, _, other, _, ratio = words(
-        "gpu_kernels.py", *options, "--runs", "2", "--repeat", "1"
+        "kernels", *options, "--runs", "2", "--repeat", "1"
     )
     assert direction == "filter"
     assert min(float(mine), float(other), float(ratio.removesuffix("x"))) > 0
@@ -117,7 +109,7 @@ def test_kernels_are_timed_beside_pytorch(dtype):
 def test_the_training_of_both_sides_is_a_table(tmp_path):
     numbers = tmp_path / "cifar.json"
     small = ("--dataset", "synthetic", "--model", "mlp", "--samples", "200", "--epochs", "1")
-    words("gpu_cifar.py", *small, "--peers", "eager", "--json", str(numbers))
+    words("cifar", *small, "--peers", "eager", "--json", str(numbers))
     found = json.loads(numbers.read_text())
     assert set(found["sides"]) == {"ours", "eager"}
     assert found["failed"] == {}

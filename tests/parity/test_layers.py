@@ -80,7 +80,7 @@ def assert_close(ours: Array, theirs: np.ndarray, what: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_layer_equals_pytorch(case: str, backend: Backend) -> None:
-    from benchmarks.torch_twin import Twin, to_ours, to_torch
+    from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     make, shape = CASES[case]
     net: Layer = make()
@@ -104,7 +104,7 @@ def test_a_layer_equals_pytorch(case: str, backend: Backend) -> None:
 
 
 def test_running_statistics_equal_pytorch(backend: Backend) -> None:
-    from benchmarks.torch_twin import Twin, to_ours, to_torch
+    from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     rng = np.random.default_rng(0)
     model = Model(layers.BatchNorm(momentum=0.2), IMAGE, backend=backend, dtype="float64")

@@ -48,7 +48,7 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> np.n
 @pytest.mark.fuzz("networks")
 @pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 def test_what_is_not_finite_passes_as_in_pytorch(cases: Cases) -> None:
-    from benchmarks.torch_twin import Twin, to_ours, to_torch
+    from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     backends = [create_backend("numpy"), create_backend("cpu", threads=1)]
     for case in cases:

@@ -11,20 +11,20 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def words(script: str, *options: str) -> list[str]:
     """What the last line that a benchmark prints consists of."""
-    command = [sys.executable, str(FOLDER / script), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, *script.split(), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1].split()
 
 
 def test_step_time_compares_steps_and_memory():
     model, _, _, variant, ours, theirs, ratio, _, _, _, our_mb, their_mb, part, late, arrays = (
-        words("step_time.py", "--models", "mlp", "--turns", "2")
+        words("benchmarks/step_time.py", "--models", "mlp", "--turns", "2")
     )
     assert (model, variant) == ("mlp", "full")
     assert min(map(float, (ours, theirs, ratio, their_mb))) > 0
@@ -35,7 +35,7 @@ def test_step_time_compares_steps_and_memory():
 
 def test_kernels_compares_algorithms_with_onednn():
     options = ("--families", "linear", "--only", "512-10", "--repeats", "2")
-    ours, _, none, no, onednn, _, ratio, *_ = words("kernels.py", *options)[6:]
+    ours, _, none, no, onednn, _, ratio, *_ = words("-m benchmarks.cpu.kernels", *options)[6:]
     assert (none, no) == ("-", "-")
     assert min(map(float, (ours, onednn, ratio.removesuffix("x")))) > 0
 
@@ -44,6 +44,6 @@ def test_ddp_compares_data_parallel_training():
     if not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")):
         pytest.skip("there is no mpirun here")
     options = ("--models", "mlp", "--ranks", "2", "--epochs", "2", "--runs", "1")
-    model, ranks, _, _, ours, theirs, ratio, *_ = words("ddp.py", *options)
+    model, ranks, _, _, ours, theirs, ratio, *_ = words("-m benchmarks.comm.ddp", *options)
     assert (model, ranks) == ("mlp", "2")
     assert min(map(float, (ours, theirs, ratio))) > 0

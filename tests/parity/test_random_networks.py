@@ -37,7 +37,7 @@ class Dropped(torch.nn.Module):
         self.layer = layer
 
     def forward(self, x: Any) -> Any:
-        from benchmarks.torch_twin import to_torch
+        from benchmarks.common.torch_twin import to_torch
 
         mask, _ = self.layer.forward(
             np.ones((len(x), *self.layer.output_shape)), context=self.context
@@ -47,7 +47,7 @@ class Dropped(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def _converters() -> Iterator[None]:
-    from benchmarks.torch_twin import CONVERTERS, conv, nhwc
+    from benchmarks.common.torch_twin import CONVERTERS, conv, nhwc
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CONVERTERS, OwnConv, conv)
@@ -60,7 +60,7 @@ class Twin:
     """The PyTorch network of a model, trained as `trajectories.observe` trains a model."""
 
     def __init__(self, model: Model, network: Network) -> None:
-        from benchmarks import torch_twin
+        from benchmarks.common import torch_twin
 
         self.convert = torch_twin
         self.net = torch_twin.Twin(model)

@@ -35,7 +35,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
 def test_logits_and_gradients_are_equal(
     resnet: Model, batch: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    from benchmarks.torch_twin import Twin, to_ours, to_torch
+    from benchmarks.common.torch_twin import Twin, to_ours, to_torch
 
     x, _ = batch
     twin = Twin(resnet)
@@ -55,7 +55,7 @@ def test_logits_and_gradients_are_equal(
 def test_the_loss_over_five_steps_is_equal(
     resnet: Model, batch: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    from benchmarks.torch_twin import Twin, to_torch
+    from benchmarks.common.torch_twin import Twin, to_torch
 
     x, target = batch
     twin = Twin(resnet)

@@ -26,7 +26,7 @@ and a load takes about 1 us, so about 5 MB must be under way at any time: 40 KB 
   a warp, or of a block where it has more than `WARP` x `HELD` vectors.
 
 No GPU has confirmed these figures yet: `tests/kernels/cuda/test_compile.py` holds what the compiler
-makes of the kernels to them, `benchmarks/gpu_kernels.py` measures.
+makes of the kernels to them, `benchmarks/gpu/kernels.py` measures.
 """
 
 from __future__ import annotations

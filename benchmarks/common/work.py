@@ -1,0 +1,202 @@
+"""The training steps that the benchmarks measure: ours, and the same of PyTorch.
+
+A step is forward, loss, backward and update (SGD with momentum and weight decay) in float32, on one
+batch of random numbers that stays in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pydtnn.comm import Communicator
+    from pydtnn.kernels import Backend
+    from pydtnn.training.trainer import Trainer
+
+
+class Work(NamedTuple):
+    """A net and its batch."""
+
+    net: str
+    shape: tuple[int, int, int]
+    classes: int
+    batch: int
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Images NHWC and classes."""
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(self.batch, *self.shape)).astype("float32")
+        return x, rng.integers(self.classes, size=self.batch)
+
+
+CIFAR, MNIST, IMAGENET = (32, 32, 3), (28, 28, 1), (224, 224, 3)
+WORK = {
+    "resnet44": Work("resnet44", CIFAR, 10, 64),
+    "resnet44-128": Work("resnet44", CIFAR, 10, 128),
+    "resnet20": Work("resnet20", CIFAR, 10, 64),
+    "vgg16_bn": Work("vgg16_bn", CIFAR, 10, 64),
+    "cnn": Work("cnn", MNIST, 10, 64),
+    "mlp": Work("mlp", MNIST, 10, 64),
+    "resnet18": Work("resnet18", IMAGENET, 1000, 8),
+}
+
+LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-4
+
+VARIANTS = ("full", "no-winograd", "no-fusion")
+"""Ours as users get it, without the Winograd algorithms, and without the fusion of layers."""
+
+
+def resident(peak: bool = False) -> float:
+    """Resident memory of this process in MB, now or at its peak."""
+    key = "VmHWM" if peak else "VmRSS"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def forget_peak() -> None:
+    """Let the peak of resident memory begin anew, at what it is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+Ask = Callable[[float | None], int]
+"""Takes the seconds per step of the last turn, returns the number of steps of the next."""
+
+
+def create_trainer(
+    work: Work, backend: Backend, comm: Communicator | None = None, **options: Any
+) -> Trainer:
+    """Make the trainer of our side; `options` are those of `Model`."""
+    from pydtnn.comm import create_communicator
+    from pydtnn.model import Model
+    from pydtnn.models import create_net
+    from pydtnn.optimizers import SGD
+    from pydtnn.parallel.exchange import AllReduce
+    from pydtnn.training.trainer import Trainer
+
+    net = create_net(work.net, work.classes, work.shape)
+    return Trainer(
+        Model(net, work.shape, backend=backend, **options),
+        SGD(LR, momentum=MOMENTUM, weight_decay=DECAY),
+        metrics=(),
+        exchange=AllReduce(comm or create_communicator("serial")),
+    )
+
+
+class Stepping:
+    """A side that makes one step at a time."""
+
+    note = ""
+
+    def step(self) -> None:
+        """Make one training step."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait until steps are over, where they may not be when `step` returns."""
+
+    def turns(self, ask: Ask) -> None:
+        """Make steps until there are none to make."""
+        seconds: float | None = None
+        while steps := ask(seconds):
+            self.synchronize()
+            start = time.perf_counter()
+            for _ in range(steps):
+                self.step()
+            self.synchronize()
+            seconds = (time.perf_counter() - start) / steps
+
+
+class Ours(Stepping):
+    """Our side of some work on the CPU: `trainer`, its `model`, and `step()`.
+
+    Algorithms are chosen anew: what others measured on this machine, in busier times or with other
+    kernels, must not decide.
+
+    Parameters
+    ----------
+    name : str
+        Of the work.
+    threads : int
+    variant : str
+        One of `VARIANTS`.
+    comm : Communicator, optional
+        The ranks that share the work; by default this one is alone.
+    samples : int, optional
+        This rank's part of the batch; the work's own batch by default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        variant: str = "full",
+        comm: Communicator | None = None,
+        samples: int | None = None,
+    ) -> None:
+        from pydtnn.data import Batch
+        from pydtnn.kernels import create_backend
+        from pydtnn.training.tuning import settle_choices
+
+        self.cache = TemporaryDirectory()
+        os.environ["PYDTNN_CACHE"] = self.cache.name
+        forget_peak()
+        self.before = resident()
+        work = WORK[name] if samples is None else WORK[name]._replace(batch=samples)
+        tuning = "direct" if variant == "no-winograd" else "measure"
+        backend = create_backend("cpu", threads=threads, tuning=tuning)
+        self.trainer = create_trainer(work, backend, comm, fuse=variant != "no-fusion")
+        self.model = self.trainer.model
+        self.trainer.exchange.start(self.model.buckets)
+        sizes = self.trainer.comm.gather_object(work.batch)
+        if len(sizes) > 1:
+            settle_choices(self.model, self.trainer.comm, max(sizes), training=True)
+        x, target = work.data()
+        self.batch = Batch(x, target, np.arange(work.batch), 0, sum(sizes))
+
+    def step(self) -> None:
+        self.trainer.train_step(self.batch)
+
+
+class Theirs(Stepping):
+    """PyTorch's side of the same work: `step()`.
+
+    Parameters
+    ----------
+    work : Work
+    device : str
+    **options
+        Of PyTorch's SGD.
+    """
+
+    def __init__(self, work: Work, device: str = "cpu", **options: Any) -> None:
+        import torch
+
+        from benchmarks.common.torch_twin import Peer, plain_graph, to_torch
+
+        self.net: Any = Peer(plain_graph(work.net, work.classes, work.shape)).to(device)
+        images, classes = work.data()
+        self.batch = [to_torch(images), torch.from_numpy(classes)]
+        self.optimizer = torch.optim.SGD(
+            self.net.parameters(), LR, momentum=MOMENTUM, weight_decay=DECAY, **options
+        )
+        self.cross_entropy = torch.nn.functional.cross_entropy
+
+    def loss(self, x: Any, target: Any) -> Any:
+        """Compute the loss."""
+        return self.cross_entropy(self.net(x), target)
+
+    def next(self) -> list[Any]:
+        """Return the batch of the next step."""
+        return self.batch
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss(*self.next()).backward()
+        self.optimizer.step()

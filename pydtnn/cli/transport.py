@@ -8,7 +8,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.comm import Communicator
 from pydtnn.comm.nccl import NcclCommunicator, create_nccl
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.staged import Handed, Staged
+from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.comm.wrapper import Wrapper
 
 
@@ -54,7 +54,7 @@ def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Comm
         return create_nccl(comm, cupy)
     if config.comm == "auto":
         return Serial()  # one rank has no messages, though mpirun may have started it
-    return Handed(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
+    return CudaAware(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
 
 
 def describe_transport(comm: Communicator) -> str:
@@ -62,7 +62,7 @@ def describe_transport(comm: Communicator) -> str:
     while isinstance(comm, Wrapper):
         if isinstance(comm, NcclCommunicator):
             return f"NCCL {comm.version}"
-        if isinstance(comm, Handed):
+        if isinstance(comm, CudaAware):
             return "CUDA-aware MPI"
         if isinstance(comm, Staged):
             return "MPI, through pinned memory of the host"

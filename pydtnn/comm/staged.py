@@ -1,4 +1,4 @@
-"""Communicators of the host for device arrays: by way of pinned memory, or handed over as they are.
+"""Communicators of the host for device arrays: by way of pinned memory, or a CUDA-aware MPI.
 
 Staging copies an array to pinned memory of the host, lets the communicator of the host do its work
 there, and copies the result back. The copies go by streams of their own, so that they and the
@@ -8,13 +8,13 @@ called after the device has written what it reads.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pydtnn.comm.arrays import on_host
+from pydtnn.comm.chain import Chain, Queue
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.device import Device, DeviceArray, Event
@@ -45,7 +45,7 @@ class Staged(Wrapper):
         super().__init__(inner)
         self.capturable = False
         self.device = device or Device(xp)
-        self._queue: deque[_Operation] = deque()
+        self._queue = Queue()
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Stage what a group says, too."""
@@ -55,24 +55,12 @@ class Staged(Wrapper):
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call without device arrays, after those that came before it."""
-        self.start_all()
+        self._queue.wait()
         return call(*args)
 
     def _free(self) -> None:
-        self.start_all()
+        self._queue.wait()
         super()._free()
-
-    def start_ready(self) -> None:
-        """Start the operations whose copies have arrived, in order."""
-        while self._queue and self._queue[0].is_ready():
-            self._queue.popleft().start()
-
-    def start_all(self) -> None:
-        """Start all operations, and wait for the copies where these are on their way."""
-        while self._queue:
-            operation = self._queue.popleft()
-            operation.wait_ready()
-            operation.start()
 
     def _allreduce(self, array: Array, op: str) -> None:
         self._later(lambda a: _now(self.inner._allreduce, a, op), [array], [array]).wait()
@@ -104,91 +92,65 @@ class Staged(Wrapper):
             return self._later(lambda a: self.inner._irecv(a, source, tag), [], [array])
         # It waits for no copy, so it need not queue; and being early spares MPI a copy of its own.
         # But Open MPI cuts off what is too long for oneself, unasked, if the receive came first.
-        operation = _Operation(self, lambda a: self.inner._irecv(a, source, tag), [], [array])
-        operation.start()
-        return operation
+        steps = self._carry_out(lambda a: self.inner._irecv(a, source, tag), [], [array], False)
+        return Chain(steps, self._queue, in_turn=False)
 
     def _later(
         self, call: Callable[..., Request], reads: Sequence[Array], writes: Sequence[Array]
     ) -> Request:
         """Queue an operation, and start what can be started."""
-        operation = _Operation(self, call, reads, writes)
-        self._queue.append(operation)
-        self.start_ready()
-        return operation
+        return Chain(self._carry_out(call, reads, writes), self._queue)
 
-
-class _Operation(Request):
-    """One operation: its arrays are copied to the host, it is carried out, they are copied back.
-
-    Parameters
-    ----------
-    comm : Staged
-    call : callable
-        Starts the operation, given the arrays that it reads and then those that it writes, without
-        those that it reads too.
-    reads, writes : sequence of arrays
-    """
-
-    def __init__(
+    def _carry_out(
         self,
-        comm: Staged,
         call: Callable[..., Request],
         reads: Sequence[Array],
         writes: Sequence[Array],
-    ) -> None:
-        self._comm, self._call, self._writes = comm, call, writes
-        self._posted: Event | None = None
-        self._copied: Event | None = None
-        device = comm.device
+        waits: bool = True,
+    ) -> Iterator[Request]:
+        """Copy arrays to the host, carry an operation out there, and copy them back.
+
+        Parameters
+        ----------
+        call : callable
+            Starts the operation, given the arrays that it reads and then those that it writes,
+            without those that it reads too.
+        reads, writes : sequence of arrays
+            Kept alive: copies under way must not read what is others' by then.
+        waits : bool
+            Whether it waits for the copies, and its turn.
+        """
+        device = self.device
         arrays = [*reads, *(array for array in writes if not _among(array, reads))]
-        if not all(map(on_host, arrays)):
-            self._posted = device.mark(device.current)
-        self._mirrors: dict[int, np.ndarray] = {}
+        posted = None if all(map(on_host, arrays)) else device.mark(device.current)
+        copied: Event | None = None
+        mirrors: dict[int, np.ndarray] = {}
         for position, array in enumerate(arrays):
-            mirror = array
+            mirrors[id(array)] = array
+            if not on_host(array) and position < len(reads):
+                mirrors[id(array)], copied = device.download(array, posted)
+            elif not on_host(array):
+                mirrors[id(array)] = device.pinned(array)
+        if waits:
+            yield _Copy(copied)
+        yield call(*mirrors.values())
+        for array in writes:
             if not on_host(array):
-                if position < len(reads):
-                    mirror, self._copied = device.download(array, self._posted)
-                else:
-                    mirror = device.pinned(array)
-            self._mirrors[id(array)] = mirror
-        self._arrays = arrays  # kept alive: copies under way must not read what is others' by then
-        self._request: Request | None = None
-        self._done = False
+                device.upload(mirrors[id(array)], array, posted)
 
-    def is_ready(self) -> bool:
-        """Whether what is read has arrived at the host."""
-        return self._copied is None or bool(self._copied.done)
 
-    def wait_ready(self) -> None:
-        """Wait until what is read has arrived at the host."""
-        if self._copied is not None:
-            self._copied.synchronize()
+class _Copy(Request):
+    """Copies to the host, up to an event."""
 
-    def start(self) -> None:
-        """Start the operation on the host."""
-        self._request = self._call(*self._mirrors.values())
+    def __init__(self, end: Event | None) -> None:
+        self._end = end
 
     def wait(self) -> None:
-        if not self._done:
-            self._comm.start_all()  # also what this operation waits for: a send to oneself, say
-            assert self._request is not None
-            self._request.wait()
-            self._finish()
+        if self._end is not None:
+            self._end.synchronize()
 
     def test(self) -> bool:
-        self._comm.start_ready()
-        if not self._done and self._request is not None and self._request.test():
-            self._finish()
-        return self._done
-
-    def _finish(self) -> None:
-        self._done = True
-        for array in self._writes:
-            if not on_host(array):
-                self._comm.device.upload(self._mirrors[id(array)], array, self._posted)
-        self._mirrors, self._arrays = {}, []
+        return self._end is None or bool(self._end.done)
 
 
 def _now(call: Callable[..., None], *args: Any) -> Request:
@@ -201,8 +163,8 @@ def _among(array: Array, others: Sequence[Array]) -> bool:
     return any(array is other for other in others)
 
 
-class Handed(Wrapper):
-    """Hand device arrays over to an MPI that takes them: the user says that it does.
+class CudaAware(Wrapper):
+    """Pass device arrays on to a CUDA-aware MPI: the user says that it is one.
 
     MPI knows nothing of streams. So before a call the host waits until the device has done what
     the current stream was given; afterwards nothing has to be waited for.
@@ -220,19 +182,13 @@ class Handed(Wrapper):
         self.xp = xp
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Hand over to a group, too."""
-        return Handed(group, self.xp)
+        """Pass on to a group, too."""
+        return CudaAware(group, self.xp)
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call once the device has written its arrays."""
-        self._settle(args)
-        return call(*args)
-
-    def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        """Start an operation once the device has written its arrays."""
-        self._settle(args)
-        return call(*args)
-
-    def _settle(self, args: Sequence[Any]) -> None:
         if any(hasattr(arg, "__cuda_array_interface__") for arg in args):
             self.xp.cuda.get_current_stream().synchronize()
+        return call(*args)
+
+    started = called

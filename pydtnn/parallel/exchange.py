@@ -7,20 +7,20 @@ sees a layer.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.comm.arrays import fill, to_host
+from pydtnn.comm.chain import Queue
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.option import option, set_options, signature_of
-from pydtnn.parallel.sums import Sums
+from pydtnn.parallel.sums import Sums, average
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer
@@ -51,6 +51,10 @@ class GradientExchange:
     samples : int
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
+    requests : dict of int to Request
+        Messages of a step, by the bucket's index; see `started`.
+    under_way : Queue
+        Those that were not complete when last asked.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
     equal : bool
@@ -108,6 +112,8 @@ class GradientExchange:
         self.samples = 0
         self.local_samples = 1
         self._aside: tuple[list[np.ndarray], int] | None = None  # one's own values and samples
+        self.requests: dict[int, Request] = {}
+        self.under_way = Queue()
 
     def why_not_captured(self) -> str:
         """Say why a step's messages cannot be captured in a CUDA graph; empty where they can."""
@@ -185,8 +191,39 @@ class GradientExchange:
     def bucket_ready(self, bucket: Bucket) -> None:
         """Called when a bucket's gradients are complete, in the same order on every rank."""
 
+    def started(self, bucket: Bucket, request: Request) -> None:
+        """Keep the request of a message of a bucket, until it is `taken` or all are complete."""
+        self.requests[bucket.index] = request
+        self.under_way.add(request)
+
+    def taken(self, bucket: Bucket) -> Request:
+        """Remove and return the request that `bucket_ready` has started of a bucket.
+
+        Raises
+        ------
+        ValueError
+            If there is none, as where a subclass leaves the bucket out.
+        """
+        request = self.requests.pop(bucket.index, None)
+        if request is None:
+            raise ValueError(
+                f"{type(self).__name__}: bucket_ready was to start a message of bucket "
+                f"{bucket.index} of {len(self.buckets)} and has not; call "
+                "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
+            )
+        return request
+
+    def drain(self) -> None:
+        """Wait for the messages under way, in the order in which they were started."""
+        self.under_way.wait()
+        self.requests.clear()
+
     def progress(self) -> None:
-        """Called between two layers of backward, so that messages make progress."""
+        """Called between two layers of backward: MPI makes progress only while it is called.
+
+        Tests the oldest message under way.
+        """
+        self.under_way.progress()
 
     def update(self, optimizer: Optimizer) -> None:
         """Update the parameters; called after backward."""
@@ -194,6 +231,7 @@ class GradientExchange:
 
     def abandon(self) -> None:
         """Complete what is under way and forget it: the step will not be made."""
+        self.drain()
 
     def step_alone(self, optimizer: Optimizer) -> None:
         """Update this rank's parameters by its own gradients, unless it had no samples.
@@ -214,11 +252,7 @@ class GradientExchange:
 
     def average(self, arrays: Iterable[np.ndarray]) -> None:
         """Average arrays over all ranks, in place; each rank counts by its `samples`, now spent."""
-        total = np.array([self.samples], "float64")
-        self.comm.allreduce(total)
-        for array in arrays if total[0] else ():
-            array *= self.samples / float(total[0])
-            self.comm.allreduce(array)
+        average(self.comm, arrays, self.samples)
         self.samples = 0
 
     @contextlib.contextmanager
@@ -296,24 +330,6 @@ def from_names(
             fill(array[entry.slice], state[f"{what}/{entry.name}"].reshape(-1))
 
 
-def take_request(scheme: GradientExchange, requests: dict[int, Request], bucket: Bucket) -> Request:
-    """Remove and return the request that `bucket_ready` has started of a bucket.
-
-    Raises
-    ------
-    ValueError
-        If there is none, as where a subclass leaves the bucket out.
-    """
-    request = requests.pop(bucket.index, None)
-    if request is None:
-        raise ValueError(
-            f"{type(scheme).__name__}: bucket_ready was to start a message of bucket "
-            f"{bucket.index} of {len(scheme.buckets)} and has not; call "
-            "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
-        )
-    return request
-
-
 class AllReduce(GradientExchange):
     """Synchronous data parallelism: gradients are summed over all ranks, bucket by bucket.
 
@@ -336,40 +352,20 @@ class AllReduce(GradientExchange):
     equal = sums_gradients = exact = static = True
     overlap: bool = option(True)
 
-    def __init__(
-        self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any
-    ) -> None:
-        super().__init__(comm, sums=sums, **options)
-        self.requests: dict[int, Request] = {}
-        self._moving: deque[Request] = deque()  # those that were not complete when last asked
-
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
         if self.overlap:
-            self.requests[bucket.index] = self.start_sum(bucket)
-            self._moving.append(self.requests[bucket.index])
-
-    def progress(self) -> None:
-        """Test the oldest message under way: MPI makes progress only while it is called."""
-        while self._moving and self._moving[0].test():
-            self._moving.popleft()
+            self.started(bucket, self.start_sum(bucket))
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket as its sum arrives."""
-        self._moving.clear()
+        self.under_way = Queue()  # which the update waits for
         optimizer.step(self.wait)
-
-    def abandon(self) -> None:
-        """Wait for the messages, which are not used."""
-        for request in self.requests.values():
-            request.wait()
-        self.requests.clear()
-        self._moving.clear()
 
     def wait(self, bucket: Bucket) -> None:
         """Return when the bucket's gradients are summed over all ranks."""
         if self.overlap:
-            take_request(self, self.requests, bucket).wait()
+            self.taken(bucket).wait()
         else:
             self.start_sum(bucket).wait()
 

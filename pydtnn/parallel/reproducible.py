@@ -10,7 +10,7 @@ carries out the rest of the tree, and tells the others the result. A rank sends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.arrays import overlap
+from pydtnn.comm.chain import Chain
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
@@ -117,12 +118,15 @@ class ExactSums(Sums):
 
     def start(self, bucket: Bucket) -> Request:
         """Start to put the sum over all shards into the bucket's gradients."""
-        cuts = even_cuts(len(bucket.grads), self.comm.size)
-        return _TreeRequest(self, bucket, cuts)
+        # Ranks find the first round complete at different times. A device that carries out rounds
+        # in the order in which they were started wants the second at one place of the program.
+        return Chain(self._sum(bucket), by_test=not self.comm.capturable or self.comm.size == 1)
 
     def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
         """Leave each rank its part of the sum over all shards."""
-        out[:] = _Gather(self, bucket, [0, *accumulate(counts)]).wait()
+        nodes, gathered = self._gather(bucket, [0, *accumulate(counts)])
+        gathered.wait()
+        out[:] = tree_sum(nodes, self.present)
 
     def add_up(self, parts: Sequence[tuple[int | None, np.ndarray]]) -> tuple[np.ndarray, Request]:
         """Add up small arrays: all ranks receive all blocks."""
@@ -148,73 +152,47 @@ class ExactSums(Sums):
         stack = self.stacks.pop(bucket.index, None)
         return [] if stack is None else list(stack.blocks.values())
 
+    def _gather(
+        self, bucket: Bucket, cuts: Sequence[int]
+    ) -> tuple[dict[Block, np.ndarray], Request]:
+        """Start to bring a part of all blocks of a bucket to the rank that is responsible for it.
+
+        Returns
+        -------
+        nodes : dict of Block to ndarray
+            This rank's part, once the request is complete.
+        request : Request
+        """
+        comm, own, runs = self.comm, self.own(bucket), self.runs()
+        mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
+        nodes = dict(zip(runs[comm.rank], (array[mine] for array in own), strict=True))
+        sends, receives = [], []
+        for rank in (other for other in range(comm.size) if other != comm.rank):
+            for block in runs[rank]:
+                nodes[block] = np.empty_like(bucket.grads[mine])
+                receives.append((nodes[block], rank))
+        for shift in range(1, comm.size):  # not all to the same rank at first
+            to = (comm.rank + shift) % comm.size
+            theirs = slice(cuts[to], cuts[to + 1])
+            sends += [(array[theirs], to) for array in own]
+        return nodes, comm.exchange(sends, receives, tag=2 * bucket.index)
+
+    def _sum(self, bucket: Bucket) -> Iterator[Request]:
+        """Gather parts, carry out the rest of the tree for one's own, and exchange the results."""
+        comm, grads, present = self.comm, bucket.grads, self.present
+        cuts = even_cuts(len(grads), comm.size)
+        nodes, gathered = self._gather(bucket, cuts)
+        yield gathered
+        own = tree_sum(nodes, present)
+        parts = [grads[a:b] for a, b in pairwise(cuts)]
+        if not overlap(own, parts[comm.rank]):
+            parts[comm.rank][:] = own
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        sends = [(parts[comm.rank], rank) for rank in others]
+        yield comm.exchange(sends, [(parts[rank], rank) for rank in others], 2 * bucket.index + 1)
+
 
 @cache
 def _runs(shards: int, present: int, size: int) -> tuple[tuple[Block, ...], ...]:
     cuts = even_cuts(shards, size)
     return tuple(tuple(cover(a, min(b, present))) for a, b in pairwise(cuts))
-
-
-class _Gather:
-    """Part of all blocks of a bucket under way to the rank that is responsible for it."""
-
-    def __init__(self, sums: ExactSums, bucket: Bucket, cuts: Sequence[int]) -> None:
-        comm = sums.comm
-        own = sums.own(bucket)
-        mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
-        runs = sums.runs()
-        self.present = sums.present
-        self.nodes = dict(zip(runs[comm.rank], (array[mine] for array in own), strict=True))
-        sends, receives = [], []
-        for rank in (other for other in range(comm.size) if other != comm.rank):
-            for block in runs[rank]:
-                self.nodes[block] = np.empty_like(bucket.grads[mine])
-                receives.append((self.nodes[block], rank))
-        for shift in range(1, comm.size):  # not all to the same rank at first
-            to = (comm.rank + shift) % comm.size
-            theirs = slice(cuts[to], cuts[to + 1])
-            sends += [(array[theirs], to) for array in own]
-        self.request = comm.exchange(sends, receives, tag=2 * bucket.index)
-
-    def test(self) -> bool:
-        return self.request.test()
-
-    def wait(self) -> np.ndarray:
-        """Return this rank's part of the sum."""
-        self.request.wait()
-        return tree_sum(self.nodes, self.present)
-
-
-class _TreeRequest(Request):
-    """The sum of a bucket's gradients under way: gathered by parts, then told to all."""
-
-    def __init__(self, sums: ExactSums, bucket: Bucket, cuts: list[int]) -> None:
-        self.comm, self.bucket, self.cuts = sums.comm, bucket, cuts
-        self.gather: _Gather | None = _Gather(sums, bucket, cuts)
-        self.spread: Request = Completed()
-        # Ranks find the first round complete at different times. A device that carries out rounds
-        # in the order in which they were started wants the second at one place of the program.
-        self.only_by_waiting = self.comm.capturable and self.comm.size > 1
-
-    def test(self) -> bool:
-        if self.gather is not None and not self.only_by_waiting and self.gather.test():
-            self._spread()
-        return self.gather is None and self.spread.test()
-
-    def wait(self) -> None:
-        if self.gather is not None:
-            self._spread()
-        self.spread.wait()
-
-    def _spread(self) -> None:
-        """Carry out the rest of the tree for one's own part, and exchange the results."""
-        assert self.gather is not None
-        comm, grads, tag = self.comm, self.bucket.grads, 2 * self.bucket.index + 1
-        parts = [grads[a:b] for a, b in pairwise(self.cuts)]
-        own = self.gather.wait()
-        if not overlap(own, parts[comm.rank]):
-            parts[comm.rank][:] = own
-        self.gather = None
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        sends = [(parts[comm.rank], rank) for rank in others]
-        self.spread = comm.exchange(sends, [(parts[rank], rank) for rank in others], tag)

@@ -6,7 +6,7 @@ compress them on the way, or add them up in an order that does not depend on the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,18 @@ def sum_in_order(arrays: Sequence[np.ndarray]) -> np.ndarray:
     for array in arrays[1:]:
         total += array
     return total
+
+
+def average(comm: Communicator, arrays: Iterable[np.ndarray], weight: float) -> None:
+    """Average arrays over all ranks, in place; each counts by its weight. Collective.
+
+    Where all weights are 0, nothing is changed.
+    """
+    total = np.array([weight], "float64")
+    comm.allreduce(total)
+    for array in arrays if total[0] else ():
+        array *= weight / float(total[0])
+        comm.allreduce(array)
 
 
 class Sums:

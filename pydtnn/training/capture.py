@@ -5,8 +5,8 @@ next batch; it reads losses one step late. A loss that is no number is noticed l
 nothing is lost: a flag on the device keeps all parameters as they were from that step on, so that
 the batch can be run again, kernel by kernel, to name the layer.
 
-What cannot be captured is run kernel by kernel, and `graph` says why: batches of another size,
-such as the last of an epoch; schemes whose steps differ; messages that pass through the host.
+What cannot be captured is run kernel by kernel, and `graph` says why: schemes whose steps differ;
+messages that pass through the host. So is the last batch of an epoch, where it is shorter.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Captured:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._backend = backend = cast("CudaBackend", setup.model.backend)
-        self._eager = Eager(setup)
         self._device = Device(backend.xp)
         self._graphs = Graphs(self._device, memory=backend.memory.apart)
         self._fed: dict[Hashable, Fed] = {}
@@ -83,11 +82,9 @@ class Captured:
         reason = self._graphs.why_not
         return f"no CUDA graph: {reason}" if reason else "one CUDA graph"
 
-    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
-        """Launch a step, unless its batch is shorter than others."""
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+        """Launch a step."""
         setup = self._setup
-        if short:
-            return self._eager(batch, epoch, seed)
         setup.objective.check([(len(batch), *setup.model.output_shape)], [batch.y])
         made, statistics = setup.optimizer.iterations, setup.model.statistics
         numbers = {"epoch": float(epoch), **setup.optimizer.next_terms()}

@@ -33,8 +33,8 @@ class Steps(Protocol):
     def graph(self) -> str:
         """Whether steps are replays of a CUDA graph, or why not; empty where there is none."""
 
-    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
-        """Begin a step; where the batch is shorter than others, no other step is under way."""
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
+        """Begin a step."""
 
 
 class Eager:
@@ -52,7 +52,7 @@ class Eager:
     def __init__(self, setup: Setup, graph: str = "") -> None:
         self._setup, self.graph = setup, graph
 
-    def __call__(self, batch: Batch, epoch: int, seed: int, *, short: bool = False) -> Result:
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
         """Make a whole step; the parameters are left as they were if the loss is not finite."""
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics

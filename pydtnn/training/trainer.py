@@ -18,6 +18,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.sums import average
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
@@ -26,7 +27,7 @@ from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.setup import Setup
-from pydtnn.training.steps import Result, Steps
+from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import settle_choices
 from pydtnn.utils.validate import whole
 
@@ -258,10 +259,11 @@ class Trainer:
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
         checks.check_binding(self.optimizer, self.binding)
-        short = batch.total < self.global_batch_size
-        if short:
+        steps = self.steps
+        if batch.total < self.global_batch_size:  # the last of an epoch
             self.drain()  # in order
-        return self.steps(batch, epoch, seed, short=short)
+            steps = Eager(self.setup)
+        return steps(batch, epoch, seed)
 
     def drain(self, late: int = 0) -> None:
         """Wait until no more than so many steps are under way, and add up what the others lost."""
@@ -333,12 +335,8 @@ class Trainer:
         shared = self.sync_batch_norm or self.exchange.sums.shards is not None
         if shared or not statistics.statistics:
             return  # they are equal as it is
-        weight = np.array([statistics.samples])
-        self.comm.allreduce(weight)
-        if weight[0] > 0:
-            statistics.running *= statistics.samples / float(weight[0])
-            self.comm.allreduce(statistics.running)
-            statistics.samples = 0.0
+        average(self.comm, [statistics.running], statistics.samples)
+        statistics.samples = 0.0
 
     def state(self) -> dict[str, Any]:
         """Where training stands: epoch, step, history and the current epoch's sums."""

@@ -13,7 +13,7 @@ from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.gpus import shared_gpu
 from pydtnn.comm.nccl import NcclCommunicator
 from pydtnn.comm.schedules.executor import Scheduled
-from pydtnn.comm.staged import Handed, Staged
+from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.utils.errors import AgreedError
 from tests.comm.devices import device_of
@@ -40,7 +40,7 @@ CHOICES: list[tuple[int, dict[str, Any], type, str]] = [
     (1, {"comm": "nccl"}, NcclCommunicator, "NCCL 2.28.0"),
     (1, {"comm": "mpi"}, Staged, "MPI, through pinned memory of the host"),
     (2, {"comm": "mpi"}, Staged, "MPI, through pinned memory of the host"),
-    (2, {"comm": "mpi", "cuda_aware": True}, Handed, "CUDA-aware MPI"),
+    (2, {"comm": "mpi", "cuda_aware": True}, CudaAware, "CUDA-aware MPI"),
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.nccl import create_nccl
-from pydtnn.comm.staged import Handed, Staged
+from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.kernels import reference
 from pydtnn.kernels.backend import Backend
 from pydtnn.kernels.choices import Choices
@@ -19,7 +19,7 @@ from tests.simulated import Fabric, SimulatedCupy
 TRANSPORTS: dict[str, Callable[[Communicator, Any], Communicator]] = {
     "nccl": create_nccl,
     "staged": Staged,
-    "handed": lambda comm, xp: Handed(Aware(comm), xp),
+    "handed": lambda comm, xp: CudaAware(Aware(comm), xp),
 }
 """What `pydtnn.cli.transport` chooses from."""
 

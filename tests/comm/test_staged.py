@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import create_communicator, run_threads
-from pydtnn.comm.staged import Handed, Staged, _Operation
+from pydtnn.comm.staged import CudaAware, Staged, _Copy
 from tests import gpu
 from tests.comm.communicator_contract import CommunicatorContract
 from tests.comm.on_device import Aware, OnDevice
@@ -48,16 +48,16 @@ class TestStagedGpuMpi(CommunicatorContract):
 def handed(comm):
     """Hand the arrays of a simulated device to a communicator that takes them."""
     xp = SimulatedCupy(Fabric(), seed=comm.rank)
-    return OnDevice(Handed(Aware(comm), xp), xp)
+    return OnDevice(CudaAware(Aware(comm), xp), xp)
 
 
 @pytest.mark.threads(1, 2, 3, 4, through=handed)
-class TestHandedThreads(CommunicatorContract):
+class TestCudaAwareThreads(CommunicatorContract):
     pass
 
 
 @pytest.mark.mpi(1, 2, 3, through=handed)
-class TestHandedMpi(CommunicatorContract):
+class TestCudaAwareMpi(CommunicatorContract):
     pass
 
 
@@ -108,7 +108,7 @@ def test_a_call_that_only_the_host_makes_comes_after_the_operations_before_it(co
     x = xp.asarray(np.ones(5))
     request = comm.iallreduce(x)
     while comm.rank == 0 and comm._queue:  # the copy has arrived here, but not on rank 1
-        comm.start_ready()
+        comm._queue.progress()
     assert comm.gather_object(comm.rank) == [0, 1]
     request.wait()
     assert (x.get() == 2).all()
@@ -148,9 +148,9 @@ def test_a_group_that_was_split_off_is_staged_too():
 
 
 @pytest.mark.threads(2)
-def test_arrays_are_handed_over_once_the_device_has_written_them(comm):
+def test_arrays_are_passed_on_once_the_device_has_written_them(comm):
     xp = SimulatedCupy(Fabric(), seed=comm.rank)
-    handed = Handed(Aware(comm), xp)
+    handed = CudaAware(Aware(comm), xp)
     x = xp.asarray(np.full(4, comm.rank + 1.0))
     x *= 10
     handed.allreduce(x)
@@ -162,12 +162,12 @@ def test_only_work_of_the_device_can_be_captured():
     serial = create_communicator("serial")
     assert serial.capturable
     assert not Staged(serial, xp).capturable
-    assert not Handed(serial, xp).capturable
+    assert not CudaAware(serial, xp).capturable
 
 
 @pytest.mark.parametrize("call", ["barrier", "free"])
 def test_operations_of_one_group_start_before_a_rank_waits_on_another(call, monkeypatch):
-    monkeypatch.setattr(_Operation, "is_ready", lambda self: False)  # copies that last
+    monkeypatch.setattr(_Copy, "test", lambda self: False)  # copies that last
 
     def rank(comm):
         staged = Staged(comm, SimulatedCupy(Fabric()))

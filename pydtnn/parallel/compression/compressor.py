@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
+from pydtnn.comm.chain import Chain
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
@@ -14,7 +15,6 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression.context import Context
 from pydtnn.parallel.compression.kept import Kept
 from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
-from pydtnn.parallel.compression.steps import Steps
 from pydtnn.parallel.compression.wire import exchange, pack, size_of, unpack
 
 TAGS = 2**14
@@ -150,8 +150,8 @@ class CompressedSums(LossySums):
         if self.compressor.adds:  # the parts become their sum
             parts = tuple(np.require(part, requirements=["C", "W"]) for part in parts)
             self._forget(kept, parts, context)
-            return Steps(self._reduce(kept, bucket.grads, parts, context))
-        request = Steps(self._gather(kept, bucket.grads, parts, context))
+            return Chain(self._reduce(kept, bucket.grads, parts, context))
+        request = Chain(self._gather(kept, bucket.grads, parts, context))
         self._forget(kept, parts, context)  # while the messages are under way
         return request
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.arrays import fill, on_host, to_host
+from pydtnn.comm.chain import Chain
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.layers.parameters import Bucket
-from pydtnn.parallel.compression.steps import Steps
 from pydtnn.parallel.sums import Sums
 
 STEPS = "compression_steps"
@@ -58,7 +58,7 @@ class LossySums(Sums):
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""
-        return self.send(bucket) if on_host(bucket.grads) else Steps(self._by_way_of_host(bucket))
+        return self.send(bucket) if on_host(bucket.grads) else Chain(self._by_way_of_host(bucket))
 
     def _by_way_of_host(self, bucket: Bucket) -> Iterator[Request]:
         mirror = replace(bucket, grads=to_host(bucket.grads))

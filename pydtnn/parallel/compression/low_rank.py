@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from pydtnn.comm.chain import Chain, Queue
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.parameters import Bucket, Entry
@@ -191,9 +191,9 @@ class PowerSGD(LossySums):
         self.rank = rank
         self.seed = seed
         self.seconds: Communicator = self.comm
-        self.waiting: deque[_Request] = deque()
+        self._queue = Queue()
         self._buckets: dict[int, _Bucket] = {}
-        self._last: dict[int, _Request] = {}
+        self._last: dict[int, Request] = {}
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
         """Start without errors. Collective: all ranks call it."""
@@ -225,51 +225,17 @@ class PowerSGD(LossySums):
         if bucket.index in self._last:  # with delayed gradients; its `q` is the first guess now
             self._last[bucket.index].wait()
         self.steps[bucket.index] += 1
-        request = _Request(self, self._buckets[bucket.index], bucket.grads)
-        self.waiting.append(request)
+        request = Chain(self._sum(self._buckets[bucket.index], bucket.grads), self._queue)
         self._last[bucket.index] = request
         return request
 
-
-class _Request(Request):
-    """A bucket under way: its first message, and from `turn` on its second."""
-
-    def __init__(self, sums: PowerSGD, bucket: _Bucket, grads: np.ndarray) -> None:
-        self.sums = sums
-        self.bucket = bucket
-        self.grads = grads
+    def _sum(self, bucket: _Bucket, grads: np.ndarray) -> Iterator[Request]:
+        """Sum a bucket in two messages; the second ones are started in one order on all ranks."""
         with np.errstate(all="ignore"):  # what is not finite shows in the next loss
             bucket.fill_first(grads)
-        self.first = sums.group.iallreduce(bucket.first)
-        self.second: Request | None = None
-        self.done = False
-
-    def turn(self) -> None:
-        """Start the second message when the first has come."""
-        self.first.wait()
+        yield self.group.iallreduce(bucket.first)
         with np.errstate(all="ignore"):
-            self.bucket.fill_second()
-        self.second = self.sums.seconds.iallreduce(self.bucket.second)
-
-    def wait(self) -> None:
-        if self.done:
-            return
-        # All that has been started, on all ranks alike: their second messages travel together.
-        while self.sums.waiting:
-            self.sums.waiting.popleft().turn()
-        assert self.second is not None  # as this one was among them
-        self.second.wait()
-        self._finish()
-
-    def test(self) -> bool:
-        waiting = self.sums.waiting
-        while self.second is None and waiting[0].first.test():
-            waiting.popleft().turn()
-        if not self.done and self.second is not None and self.second.test():
-            self._finish()
-        return self.done
-
-    def _finish(self) -> None:
+            bucket.fill_second()
+        yield self.seconds.iallreduce(bucket.second)
         with np.errstate(all="ignore"):
-            self.bucket.finish(self.grads)
-        self.done = True
+            bucket.finish(grads)

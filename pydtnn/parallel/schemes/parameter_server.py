@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pydtnn.comm.communicator import Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
-from pydtnn.parallel.exchange import take_request
 from pydtnn.parallel.schemes.partition import Partition
 
 PUSH, PULL = 0, 1
@@ -51,30 +49,23 @@ class ParameterServer(Partition):
             for bucket in buckets
             if self.servers[bucket.index] == self.comm.rank
         }
-        self.requests: dict[int, Request] = {}
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Push the bucket's gradients to its server."""
         pushed = self.pushed.get(bucket.index)  # None where another rank is the server
         sends = [(bucket.grads, self.servers[bucket.index])] if pushed is None else []
         receives = [(array, rank) for rank, array in (pushed or {}).items()]
-        self.requests[bucket.index] = self.comm.exchange(sends, receives, PUSH)
-
-    def progress(self) -> None:
-        """Poke the oldest messages."""
-        for request in self.requests.values():
-            if not request.test():
-                return
+        self.started(bucket, self.comm.exchange(sends, receives, PUSH))
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.add)
         for bucket in self.buckets:
             self.pull(bucket)
-        self.complete()
+        self.drain()
 
     def add(self, bucket: Bucket) -> None:
         """Wait for what was pushed and add it to the server's own gradients."""
-        take_request(self, self.requests, bucket).wait()
+        self.taken(bucket).wait()
         for array in self.pushed.get(bucket.index, {}).values():
             bucket.grads[...] += array
 
@@ -83,13 +74,4 @@ class ParameterServer(Partition):
         pushed = self.pushed.get(bucket.index)
         sends = [(bucket.values, rank) for rank in pushed or {}]
         receives = [(bucket.values, self.servers[bucket.index])] if pushed is None else []
-        self.requests[bucket.index] = self.comm.exchange(sends, receives, PULL)
-
-    def complete(self) -> None:
-        """Wait for all messages under way."""
-        for request in self.requests.values():
-            request.wait()
-        self.requests.clear()
-
-    def abandon(self) -> None:
-        self.complete()
+        self.started(bucket, self.comm.exchange(sends, receives, PULL))

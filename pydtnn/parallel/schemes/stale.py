@@ -65,13 +65,7 @@ class StaleGradients(GradientExchange):
         late = self.steps[0][bucket.index]
         late.bucket.grads[...] = bucket.grads
         late.request = self.sums.start(late.bucket)
-
-    def progress(self) -> None:
-        """Poke the oldest message."""
-        for step in reversed(self.steps):
-            for late in step.values():
-                if not late.request.test():
-                    return
+        self.under_way.add(late.request)
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.wait)
@@ -82,16 +76,6 @@ class StaleGradients(GradientExchange):
         late = self.steps[-1][bucket.index]
         late.request.wait()
         bucket.grads[...] = late.bucket.grads
-
-    def drain(self) -> None:
-        """Complete what is under way, in the order in which it was started."""
-        for step in reversed(self.steps):
-            for late in step.values():
-                late.request.wait()
-
-    def abandon(self) -> None:
-        """Complete what is under way; the newest gradients are then written over by the next."""
-        self.drain()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

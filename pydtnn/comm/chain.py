@@ -1,0 +1,85 @@
+"""Requests one after the other: in the order in which they were started, or each after the last."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from pydtnn.comm.communicator import Request
+
+
+class Queue:
+    """Requests under way, the oldest first."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Request, Callable[[], object]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: Request, then: Callable[[], object] = lambda: None) -> None:
+        """Append a request; `then` is called once it and all before it are complete."""
+        self._entries.append((request, then))
+
+    def progress(self) -> None:
+        """Test the oldest request, and the next one where it is complete."""
+        while self._entries and self._entries[0][0].test():
+            self._entries.popleft()[1]()
+
+    def wait(self) -> None:
+        """Wait for all requests, in order."""
+        while self._entries:
+            request, then = self._entries.popleft()
+            request.wait()
+            then()
+
+
+class Chain(Request):
+    """Carry out a generator that yields what it waits for.
+
+    It runs up to its first ``yield`` at once, and on from each when that request is complete.
+
+    Parameters
+    ----------
+    steps : iterator of Request
+    queue : Queue, optional
+        Driven by `wait` and `test`, too.
+    in_turn : bool
+        Whether the second step comes after the first steps of all that are in the queue before.
+    by_test : bool
+        Whether `test` goes on to the next step, or `wait` alone: ranks find a request complete at
+        different times.
+    """
+
+    def __init__(
+        self,
+        steps: Iterator[Request],
+        queue: Queue | None = None,
+        *,
+        in_turn: bool = True,
+        by_test: bool = True,
+    ) -> None:
+        self._steps, self._queue = steps, queue
+        self._current = next(steps, None)
+        self._goes_on = by_test
+        if queue is not None and in_turn and self._current is not None:
+            self._goes_on = False
+            queue.add(self._current, self._in_turn)
+            queue.progress()
+
+    def wait(self) -> None:
+        if self._queue is not None and self._current is not None:
+            self._queue.wait()
+        while self._current is not None:
+            self._current.wait()
+            self._current = next(self._steps, None)
+
+    def test(self) -> bool:
+        if self._queue is not None:
+            self._queue.progress()
+        while self._goes_on and self._current is not None and self._current.test():
+            self._current = next(self._steps, None)
+        return self._current is None
+
+    def _in_turn(self) -> None:
+        self._current, self._goes_on = next(self._steps, None), True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pydtnn.callbacks import Callback, Checkpointer, EarlyStopping
 from pydtnn.comm import Communicator, Serial
@@ -18,10 +19,15 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.schedules import Cosine
+from pydtnn.training.checkpoint import save_checkpoint
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
 
 STEPS = 4
 """Steps per epoch; the last batch is smaller."""
+
+Result = tuple[dict[str, np.ndarray], list[dict[str, float]]]
+"""Weights and history of a run."""
 
 
 def small_model(*, filters: int = 4, seed: int = 0, dtype: str = "float64") -> Model:
@@ -80,6 +86,18 @@ def checksums(state: dict[str, Any]) -> dict[str, str]:
     return {name: hashlib.sha256(np.asarray(v).tobytes()).hexdigest() for name, v in state.items()}
 
 
+def assert_same_training(result: Result, expected: Result) -> None:
+    """Assert that weights and history are equal up to rounding in float64.
+
+    Sums over ranks have another order than sums over samples; batch norm divides by deviations
+    near 1.
+    """
+    for name, value in expected[0].items():
+        np.testing.assert_allclose(result[0][name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+    for ours, other in zip(result[1], expected[1], strict=True):
+        assert ours == pytest.approx(other, rel=1e-12, abs=1e-12)
+
+
 class Recorder(Callback):
     """Calls a function at the end of every step and epoch."""
 
@@ -93,6 +111,23 @@ class Recorder(Callback):
     def on_epoch_end(self, trainer: Trainer) -> None:
         if self.on_epoch:
             self.on_epoch(trainer)
+
+
+class Interrupted(AgreedError):
+    """Stands for whatever ends a run, on all ranks."""
+
+
+class Interrupt(Callback):
+    """Ends a run after so many steps; where it has a folder, it saves a checkpoint before."""
+
+    def __init__(self, at: int, directory: Path | None = None) -> None:
+        self.at, self.directory = at, directory
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        if trainer.optimizer.iterations == self.at:
+            if self.directory is not None:
+                save_checkpoint(self.directory, trainer)
+            raise Interrupted("enough")
 
 
 def follow(callback: Callback, values: Sequence[float], name: str = "val_loss") -> list[bool]:

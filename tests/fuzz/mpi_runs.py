@@ -15,8 +15,9 @@ from pathlib import Path
 os.environ["PYDTNN_TUNING"] = "fixed"
 
 from pydtnn.comm import Communicator, create_communicator
-from tests.fuzz.interrupt import Interrupted, carry_out
+from tests.fuzz.interrupt import carry_out
 from tests.fuzz.training_runs import Run, different
+from tests.small_training import Interrupted
 
 
 def main(folder: Path, runs: list[str], comm: Communicator) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from pydtnn.comm import Communicator, Serial, run_threads
 from tests import launch
-from tests.fuzz.interrupt import Interrupted, carry_out
+from tests.fuzz.interrupt import carry_out
 from tests.fuzz.training_runs import Result, Run, Way, different, result
 from tests.random_cases import Cases
+from tests.small_training import Interrupted
 
 LAUNCHED = 4
 """Runs that one launch of mpiexec carries out."""

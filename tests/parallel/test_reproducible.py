@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip, RandomCrop
@@ -27,11 +26,10 @@ from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.reproducible import Block, ExactSums, Stack, cover, tree_sum
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.testing import check_scheme
-from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.split import even_cuts
-from tests.small_training import small_data, small_model
+from tests.small_training import Interrupt, Interrupted, small_data, small_model
 
 SHAPE = (8, 8, 3)
 SAMPLES, BATCH, SHARDS = 75, 32, 8
@@ -125,22 +123,6 @@ def test_any_number_of_threads_gives_the_same_bytes() -> None:
     assert one == two
 
 
-class Interrupted(AgreedError):
-    """Stands for whatever ends a run, on all ranks."""
-
-
-class Interrupt(Callback):
-    """Saves a checkpoint after so many steps, and ends the run."""
-
-    def __init__(self, directory: Path, at: int) -> None:
-        self.directory, self.at = directory, at
-
-    def on_step_end(self, trainer: Trainer) -> None:
-        if trainer.optimizer.iterations == self.at:
-            save_checkpoint(self.directory, trainer)
-            raise Interrupted("enough")
-
-
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("case", ["batch norm per shard", "synchronised batch norm"])
 def test_a_run_is_continued_by_another_number_of_ranks(
@@ -148,7 +130,7 @@ def test_a_run_is_continued_by_another_number_of_ranks(
 ) -> None:
     def rank(other: Communicator) -> None:
         interrupted = CASES[case](other)
-        interrupted.callbacks.append(Interrupt(shared_path, 4))  # in the middle of an epoch
+        interrupted.callbacks.append(Interrupt(4, shared_path))  # in the middle of an epoch
         with pytest.raises(Interrupted):
             fit(interrupted)
 

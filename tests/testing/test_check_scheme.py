@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.comm import Communicator
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -92,36 +91,55 @@ def test_the_report_counts_messages_and_bytes() -> None:
 
 # -- broken schemes
 
+Scheme = type[GradientExchange]
+BROKEN: list[tuple[Scheme, int, str]] = []
 
+
+def breaks(ranks: int, sentence: str) -> Callable[[Scheme], Scheme]:
+    """What is said of the scheme below, on so many ranks."""
+
+    def note(scheme: Scheme) -> Scheme:
+        BROKEN.append((scheme, ranks, sentence))
+        return scheme
+
+    return note
+
+
+@breaks(2, r"parameters of rank 1 differ from those of rank 0 after step 1, in first")
 class ForgetsABucket(Plain):
     def wait(self, bucket: Bucket) -> None:
         if bucket.index != 2:
             super().wait(bucket)
 
 
+@breaks(3, r"differ from those of serial training after step 1, in \S+ by \d\.\de-\d+")
 class DividesBySize(Plain):
     def wait(self, bucket: Bucket) -> None:
         super().wait(bucket)
         bucket.grads[...] /= self.comm.size
 
 
+@breaks(2, r"differ from those of serial training after step 1")
 class SumsTwice(Plain):
     def wait(self, bucket: Bucket) -> None:
         super().wait(bucket)
         super().wait(bucket)
 
 
+@breaks(2, r"uses an array on which iallreduce of \d+ float64 is under way")
 class SumsTwiceAtOnce(Plain):
     def wait(self, bucket: Bucket) -> None:
         for request in [self.comm.iallreduce(bucket.grads) for _ in range(2)]:
             request.wait()
 
 
+@breaks(2, r"differ from those of serial training after step 1")
 class ScalesByItsOwnShare(Plain):
     def loss_scale(self, local: int, total: int) -> float:
         return 1 / (max(local, 1) * self.comm.size)
 
 
+@breaks(2, r"rank 0 calls allreduce sum of .* where rank 1 calls allreduce")
 class OtherOrderOnRank1(Plain):
     def update(self, optimizer: Any) -> None:
         for bucket in self.buckets[:: -1 if self.comm.rank == 1 else 1]:
@@ -129,6 +147,9 @@ class OtherOrderOnRank1(Plain):
         optimizer.step()
 
 
+@breaks(
+    3, r"wait for each other: rank 0 in send to rank 1 .*; rank 1 in send to rank 2 .*; rank 2 in"
+)
 class SendsBeforeItReceives(Plain):
     """A ring in which all ranks send first: it works as long as the library has buffers."""
 
@@ -141,6 +162,7 @@ class SendsBeforeItReceives(Plain):
             total += part
 
 
+@breaks(2, r"not done after 1 s: rank 0 in recv of 1 float64 from rank 0 \(tag 0\)")
 class WaitsForItself(Plain):
     """Polls for a message that never comes."""
 
@@ -150,6 +172,7 @@ class WaitsForItself(Plain):
             pass
 
 
+@breaks(2, r"at the end nobody has met the send of 5 float64 to rank 0 \(tag 7\) of")
 class LeavesAMessage(Plain):
     def update(self, optimizer: Any) -> None:
         super().update(optimizer)
@@ -157,6 +180,7 @@ class LeavesAMessage(Plain):
             self.comm.isend(np.ones(5), 0, tag=7)
 
 
+@breaks(3, r"at the end rank 0 has not seen its iallreduce of 5 float64 complete")
 class LeavesARequest(Plain):
     def update(self, optimizer: Any) -> None:
         super().update(optimizer)
@@ -164,17 +188,20 @@ class LeavesARequest(Plain):
             self.comm.iallreduce(np.ones(5))
 
 
+@breaks(2, r"with step 5 abandoned: rank \d: abandon\(\) leaves iallreduce of")
 class AbandonsNothing(AllReduce):
     def abandon(self) -> None:
         self.requests.clear()
 
 
+@breaks(1, r"with step 5 abandoned: rank 0: abandon\(\) has changed the par")
 class UpdatesWhenAbandoned(AllReduce):
     def abandon(self) -> None:
         super().abandon()
         self.buckets[0].values[...] *= 0.9
 
 
+@breaks(2, r"resumed after step 10: parameters of rank 0 differ .* step 11, in")
 class ForgetsItsMomentum(Plain):
     """Smooths the sums of gradients by itself, and keeps that to itself."""
 
@@ -190,6 +217,7 @@ class ForgetsItsMomentum(Plain):
         bucket.grads[...] = self.smooth[bucket.index]
 
 
+@breaks(1, r"saved after step 10: parameters of rank 0 differ .* after step 11")
 class ChangesWhenSaved(AllReduce):
     def state(self) -> dict[str, Any]:
         for bucket in self.buckets:
@@ -197,11 +225,13 @@ class ChangesWhenSaved(AllReduce):
         return super().state()
 
 
+@breaks(1, r"saved after step 10: .*a state may hold arrays by name and what JSON")
 class StateWithoutWords(AllReduce):
     def state(self) -> dict[str, Any]:
         return {"buckets": self.buckets}
 
 
+@breaks(2, r"differ from those of serial training after step 1")
 class BroadcastsLateFromAWrongRoot(Plain):
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         self.buckets = buckets
@@ -212,11 +242,13 @@ class BroadcastsLateFromAWrongRoot(Plain):
             self.comm.broadcast(bucket.values, self.comm.size - 1)
 
 
+@breaks(2, r"parameters of rank 1 differ from those of rank 0 after step 1")
 class NeverBroadcasts(Plain):
     def start(self, buckets: tuple[Bucket, ...]) -> None:
         self.buckets = buckets
 
 
+@breaks(3, r"random delays \(seed \d\): .* depends on which rank comes first")
 class TakesWhatHasArrived(GradientExchange):
     """Averages with the neighbour's parameters if they happen to be there."""
 
@@ -237,11 +269,13 @@ class TakesWhatHasArrived(GradientExchange):
         optimizer.step()
 
 
+@breaks(2, r"uses an array on which iallreduce of \d+ float64 is under way")
 class NeverWaits(AllReduce):
     def wait(self, bucket: Bucket) -> None:
         pass
 
 
+@breaks(2, r"the loss is not finite at .*; here arrays hold NaN until their req")
 class ReadsTooEarly(AllReduce):
     def update(self, optimizer: Any) -> None:
         optimizer.step()
@@ -249,17 +283,20 @@ class ReadsTooEarly(AllReduce):
             self.wait(bucket)
 
 
+@breaks(2, r"the array of iallreduce of .* was written before the request was")
 class WritesWhatIsUnderWay(AllReduce):
     def bucket_ready(self, bucket: Bucket) -> None:
         super().bucket_ready(bucket)
         bucket.grads[...] *= 0.5
 
 
+@breaks(2, r"18 steps take the loss from .* to .*, where serial training reaches")
 class ClimbsTheHill(LocalSGD):
     def loss_scale(self, local: int, total: int) -> float:
         return -0.1 / max(local, 1)
 
 
+@breaks(2, r"rank 1 raises in allreduce of .*, but")
 class HidesErrors(Plain):
     """Falls back to its own gradients when anything goes wrong."""
 
@@ -268,57 +305,16 @@ class HidesErrors(Plain):
             super().wait(bucket)
 
 
+@breaks(1, r"rank 0: AttributeError: 'Metered' object has no attribute 'all_reduce'")
 class HasNoMethod(Plain):
     def wait(self, bucket: Bucket) -> None:
         self.comm.all_reduce(bucket.grads)  # type: ignore[attr-defined]
 
 
-BROKEN: list[tuple[Callable[[Communicator], GradientExchange], int, str]] = [
-    (ForgetsABucket, 2, r"parameters of rank 1 differ from those of rank 0 after step 1, in first"),
-    (DividesBySize, 3, r"differ from those of serial training after step 1, in \S+ by \d\.\de-\d+"),
-    (SumsTwice, 2, r"differ from those of serial training after step 1"),
-    (SumsTwiceAtOnce, 2, r"uses an array on which iallreduce of \d+ float64 is under way"),
-    (ScalesByItsOwnShare, 2, r"differ from those of serial training after step 1"),
-    (OtherOrderOnRank1, 2, r"rank 0 calls allreduce sum of .* where rank 1 calls allreduce"),
-    (
-        SendsBeforeItReceives,
-        3,
-        r"wait for each other: rank 0 in send to rank 1 .*; rank 1 in send to rank 2 .*; rank 2 in",
-    ),
-    (WaitsForItself, 2, r"not done after 1 s: rank 0 in recv of 1 float64 from rank 0 \(tag 0\)"),
-    (LeavesAMessage, 2, r"at the end nobody has met the send of 5 float64 to rank 0 \(tag 7\) of"),
-    (LeavesARequest, 3, r"at the end rank 0 has not seen its iallreduce of 5 float64 complete"),
-    (AbandonsNothing, 2, r"with step 5 abandoned: rank \d: abandon\(\) leaves iallreduce of"),
-    (UpdatesWhenAbandoned, 1, r"with step 5 abandoned: rank 0: abandon\(\) has changed the par"),
-    (ForgetsItsMomentum, 2, r"resumed after step 10: parameters of rank 0 differ .* step 11, in"),
-    (ChangesWhenSaved, 1, r"saved after step 10: parameters of rank 0 differ .* after step 11"),
-    (StateWithoutWords, 1, r"saved after step 10: .*a state may hold arrays by name and what JSON"),
-    (BroadcastsLateFromAWrongRoot, 2, r"differ from those of serial training after step 1"),
-    (NeverBroadcasts, 2, r"parameters of rank 1 differ from those of rank 0 after step 1"),
-    (
-        TakesWhatHasArrived,
-        3,
-        r"random delays \(seed \d\): .* depends on which rank comes first",
-    ),
-    (NeverWaits, 2, r"uses an array on which iallreduce of \d+ float64 is under way"),
-    (
-        ReadsTooEarly,
-        2,
-        r"the loss is not finite at .*; here arrays hold NaN until their req",
-    ),
-    (WritesWhatIsUnderWay, 2, r"the array of iallreduce of .* was written before the request was"),
-    (ClimbsTheHill, 2, r"18 steps take the loss from .* to .*, where serial training reaches"),
-    (HidesErrors, 2, r"rank 1 raises in allreduce of .*, but"),
-    (HasNoMethod, 1, r"rank 0: AttributeError: 'Metered' object has no attribute 'all_reduce'"),
-]
-
-
 @pytest.mark.parametrize(
     ("scheme", "ranks", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
 )
-def test_a_broken_scheme_is_told_what_it_breaks(
-    scheme: Callable[[Communicator], GradientExchange], ranks: int, sentence: str
-) -> None:
+def test_a_broken_scheme_is_told_what_it_breaks(scheme: Scheme, ranks: int, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence) as caught:
         check_scheme(scheme, ranks=[ranks], timeout=1 if scheme is WaitsForItself else 60)
     told = str(caught.value)

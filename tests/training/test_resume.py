@@ -26,7 +26,16 @@ from pydtnn.schedules import Cosine
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from tests.small_training import STEPS, Recorder, fingerprint, small_fit, small_model, small_trainer
+from tests.small_training import (
+    STEPS,
+    Interrupt,
+    Interrupted,
+    Recorder,
+    fingerprint,
+    small_fit,
+    small_model,
+    small_trainer,
+)
 
 EPOCHS = 3
 
@@ -40,10 +49,6 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write to memory only: what survives a power failure is not the subject here."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-class Interrupted(AgreedError):
-    """Stands for whatever ends a run, on all ranks."""
 
 
 def build(
@@ -66,14 +71,6 @@ def build(
     )
 
 
-def interrupt(at: int) -> Callback:
-    def look(trainer: Trainer) -> None:
-        if trainer.optimizer.iterations == at:
-            raise Interrupted("interrupted")
-
-    return Recorder(on_step=look)
-
-
 def files(directory: Path) -> dict[str, bytes]:
     """What a run leaves, checkpoints included, by path."""
     return {
@@ -90,7 +87,7 @@ def test_a_serial_run_ends_in_the_same_bytes_from_any_step(
 ) -> None:
     whole, parts = (
         build(Serial(), tmp_path / name, *extra, optimizer=optimizer, every_steps=1)
-        for name, extra in (("whole", []), ("parts", [interrupt(at)]))
+        for name, extra in (("whole", []), ("parts", [Interrupt(at)]))
     )
     small_fit(whole, EPOCHS)
     with pytest.raises(Interrupted):
@@ -116,7 +113,7 @@ def test_a_run_that_dies_between_checkpoints_repeats_the_steps_since(tmp_path: P
     whole = build(Serial(), tmp_path / "whole")
     small_fit(whole, EPOCHS)
     with pytest.raises(Interrupted):
-        small_fit(build(Serial(), tmp_path / "parts", interrupt(STEPS + 2)), EPOCHS)
+        small_fit(build(Serial(), tmp_path / "parts", Interrupt(STEPS + 2)), EPOCHS)
     resumed = build(Serial(), tmp_path / "parts")
     load_checkpoint(tmp_path / "parts", resumed)
     assert resumed.optimizer.iterations == STEPS
@@ -130,7 +127,7 @@ def test_a_run_that_is_interrupted_again_and_again_still_ends_in_the_same_bytes(
     whole = build(Serial(), tmp_path / "whole", every_steps=1)
     small_fit(whole, EPOCHS)
     for at in range(1, STEPS * EPOCHS + 1):
-        trainer = build(Serial(), tmp_path / "parts", interrupt(at), every_steps=1)
+        trainer = build(Serial(), tmp_path / "parts", Interrupt(at), every_steps=1)
         load_checkpoint(tmp_path / "parts", trainer)
         with pytest.raises(Interrupted):
             small_fit(trainer, EPOCHS)
@@ -149,7 +146,7 @@ def test_a_run_of_several_ranks_ends_in_the_same_bytes(
     whole = build(comm, shared_path / "whole", every_steps=1)
     small_fit(whole, EPOCHS)
     with pytest.raises(Interrupted):
-        small_fit(build(comm, shared_path / "parts", interrupt(at), every_steps=1), EPOCHS)
+        small_fit(build(comm, shared_path / "parts", Interrupt(at), every_steps=1), EPOCHS)
     resumed = build(comm, shared_path / "parts", every_steps=1)
     load_checkpoint(shared_path / "parts", resumed)
     assert resumed.optimizer.iterations == at
@@ -203,7 +200,7 @@ def test_a_scheme_continues_with_what_it_held_on_each_rank(
     whole = run("whole")
     small_fit(whole)
     with pytest.raises(Interrupted):
-        small_fit(run("parts", interrupt(2)))
+        small_fit(run("parts", Interrupt(2)))
     resumed = run("parts")
     load_checkpoint(shared_path / "parts", resumed)
     small_fit(resumed)

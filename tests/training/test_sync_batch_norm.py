@@ -24,10 +24,9 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
+from tests.small_training import Result, assert_same_training
 
 SHAPE = (6, 5, 2)
-
-Result = tuple[dict[str, np.ndarray], list[dict[str, float]]]
 
 
 def net() -> Sequential:
@@ -71,14 +70,6 @@ def train(
     history = trainer.fit(data, data, epochs=3, global_batch_size=8, seed=5)
     state = model.state() | {n: np.array(v) for n, v in optimizer.state().items()}
     return {name: np.array(value) for name, value in state.items()}, history
-
-
-def assert_same_training(result: Result, expected: Result) -> None:
-    # The same sums in another order; batch norm divides by deviations near 1.
-    for name, value in expected[0].items():
-        np.testing.assert_allclose(result[0][name], value, rtol=1e-12, atol=1e-12, err_msg=name)
-    for ours, other in zip(result[1], expected[1], strict=True):
-        assert ours == pytest.approx(other, rel=1e-12, abs=1e-12)
 
 
 @pytest.fixture(scope="module")

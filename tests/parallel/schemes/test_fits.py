@@ -14,7 +14,7 @@ from pydtnn.parallel.compression import create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes import SCHEMES, ElasticAveraging, LocalSGD, create_scheme
 from tests.parallel.schemes.course import checksum, data, fit, trainer_of
-from tests.small_training import Recorder
+from tests.small_training import Interrupt, Interrupted
 
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("allreduce", {}, None),
@@ -118,15 +118,8 @@ def test_the_centre_of_elastic_averaging_follows_weights_that_are_loaded(comm):
 
 @pytest.mark.threads(2)
 def test_samples_of_a_fit_that_was_interrupted_do_not_count(comm):
-    class Interrupt(Exception):
-        pass
-
-    def stop(trainer: Any) -> None:
-        if trainer.step == 2 and not trainer.history:
-            raise Interrupt
-
-    trainer = trainer_of(LocalSGD(comm, period=50), SGD(0.1), callbacks=[Recorder(stop)])
-    with pytest.raises(Interrupt):
+    trainer = trainer_of(LocalSGD(comm, period=50), SGD(0.1), callbacks=[Interrupt(2)])
+    with pytest.raises(Interrupted):
         trainer.fit(data(), epochs=1, global_batch_size=9)
     assert trainer.exchange.samples > 0
     trainer.exchange.begin(trainer.model.buckets)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import Checkpointer
+from pydtnn.callbacks import Callback, Checkpointer
 from pydtnn.comm import Communicator, Request, Serial, run_threads
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.data import Loader
@@ -23,9 +23,16 @@ from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.errors import AgreedError
 from tests.parallel.schemes.course import BATCH, CASES, checksum, data, fit, train, trainer_of
-from tests.small_training import Recorder, checksums, fingerprint, small_fit, small_trainer
+from tests.small_training import (
+    Interrupt,
+    Interrupted,
+    Recorder,
+    checksums,
+    fingerprint,
+    small_fit,
+    small_trainer,
+)
 
 
 def label(value: str | dict[str, Any]) -> str:
@@ -153,10 +160,6 @@ def test_a_step_that_is_abandoned_leaves_nothing_under_way_and_no_trace(
     assert run(bad_step=3) == run(bad_step=-1)
 
 
-class Interrupted(AgreedError):
-    """Stands for whatever ends a run, on all ranks."""
-
-
 @pytest.fixture
 def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write to memory only: what survives a power failure is not the subject here."""
@@ -172,19 +175,15 @@ def test_a_run_that_is_resumed_ends_in_the_same_bytes(
 ) -> None:
     """The run has batch norm, dropout and augmentation; it is interrupted within an epoch."""
 
-    def build(folder: str, interrupted: bool = False) -> Trainer:
-        def look(trainer: Trainer) -> None:
-            if interrupted and trainer.optimizer.iterations == 6:
-                raise Interrupted("interrupted")
-
+    def build(folder: str, *further: Callback) -> Trainer:
         saving = Checkpointer(shared_path / folder, every_steps=1)
         exchange = create_scheme(name, comm, **options)
-        return small_trainer(comm, saving, Recorder(on_step=look), exchange=exchange)
+        return small_trainer(comm, saving, *further, exchange=exchange)
 
     whole = build("whole")
     small_fit(whole)
     with pytest.raises(Interrupted):
-        small_fit(build("parts", interrupted=True))
+        small_fit(build("parts", Interrupt(6)))
     resumed = build("parts")
     load_checkpoint(shared_path / "parts", resumed)
     assert resumed.optimizer.iterations == 6

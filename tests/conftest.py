@@ -13,6 +13,7 @@ import pytest
 
 from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
+from pydtnn.utils.threads import limit_blas_threads
 from tests import gpu, launch, simulated
 from tests.groups import Groups
 from tests.mpi_harness import Harness
@@ -81,6 +82,13 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what tests measure out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYDTNN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_of_blas() -> Iterator[None]:
+    """As in training from the command line: matrices are small, and threads that wait spin."""
+    with limit_blas_threads(1):
         yield
 
 

@@ -12,7 +12,17 @@ from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import Conv as Reference
 from pydtnn.kernels.reference import Fused
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
-from tests.kernels.test_conv import ALGORITHMS, AWKWARD, TOLERANCE, cast, geometry, operands
+from tests.kernels.test_conv import (
+    ALGORITHMS,
+    AWKWARD,
+    TOLERANCE,
+    Arrays,
+    Once,
+    cast,
+    geometry,
+    operands,
+    seeded,
+)
 from tests.kernels.test_fused import away_from_zero, deferred
 from tests.kernels.test_fused import cast as cast_deferred
 
@@ -51,19 +61,28 @@ def assert_sums_close(value: np.ndarray, factors: list[np.ndarray], tolerance: f
         assert (np.abs(row - total) <= tolerance * len(terms) * largest).all()
 
 
+def forward(case: str, dtype: Any) -> tuple[Deferred, Arrays, np.ndarray, dict[bool, np.ndarray]]:
+    """Operands; the values of the input and, with and without ReLU, the output that is expected."""
+    rng, (batch, geometry) = seeded(case), AWKWARD[case]
+    arrays = cast(operands(rng, batch, geometry), dtype)
+    x = deferred(rng, inputs(batch, geometry), dtype, terms=1 + len(case) % 2)
+    exact, expected = cast_deferred(x, np.float64), {}
+    for relu in (False, True):
+        expected[relu] = np.empty(outputs(batch, geometry))
+        REFERENCE.forward(exact, arrays["w"], arrays["b"], geometry, out=expected[relu], relu=relu)
+    return x, arrays, Fused(np).values(exact), expected
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_forward_of_a_deferred_input_agrees_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str, dtype: Any
+    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
 ) -> None:
     batch, geometry = AWKWARD[case]
-    arrays = cast(operands(rng, batch, geometry), dtype)
-    x = deferred(rng, inputs(batch, geometry), dtype, terms=1 + len(case) % 2)
-    exact = cast_deferred(x, np.float64)
+    x, arrays, values, expected = once(forward, case, dtype)
     for relu in (False, True):
         y, store = empty(outputs(batch, geometry), dtype), empty(x.shape, dtype)
         sums = empty((1 + 2 * geometry.filters,))
-        expected = np.empty(y.shape)
         cpu_backend.conv.forward(
             *(x, arrays["w"], arrays["b"], geometry),
             out=y,
@@ -72,41 +91,50 @@ def test_forward_of_a_deferred_input_agrees_with_the_reference(
             sums=sums,
             algorithm=algorithm,
         )
-        REFERENCE.forward(exact, arrays["w"], arrays["b"], geometry, out=expected, relu=relu)
         for array in (y, store, sums):
             assert_guards_hold(array)
-        assert_close(y, expected, TOLERANCE[dtype])
-        assert_close(store, Fused(np).values(exact), TOLERANCE[dtype])
+        assert_close(y, expected[relu], TOLERANCE[dtype])
+        assert_close(store, values, TOLERANCE[dtype])
         assert sums[0] == batch * np.prod(geometry.output)
         result = y.astype(np.float64)
         assert_sums_close(sums[1:].reshape(2, -1), [result, result], SUMS[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
-def test_backward_of_data_through_a_gate_agrees_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str, dtype: Any
-) -> None:
-    batch, geometry = AWKWARD[case]
+def backward_data(
+    case: str, dtype: Any
+) -> tuple[np.ndarray, Deferred, Deferred, np.ndarray, list[np.ndarray]]:
+    """Operands; the gradient that is expected without and with what is added."""
+    rng, (batch, geometry) = seeded(case), AWKWARD[case]
     w = operands(rng, batch, geometry)["w"].astype(dtype)
     shape, terms = inputs(batch, geometry), 1 + len(case) % 2
     dy = deferred(rng, outputs(batch, geometry), dtype, terms=2, relu=False)
     gate = deferred(rng, shape, dtype, terms=terms)
     away_from_zero(gate)
     exact_dy, exact_gate = cast_deferred(dy, np.float64), cast_deferred(gate, np.float64)
+    more, expected = rng.standard_normal(shape).astype(dtype), [np.empty(shape), np.empty(shape)]
+    for add, out in zip((None, more), expected, strict=True):
+        REFERENCE.backward_data(exact_dy, w, geometry, out=out, add=add, gate=exact_gate)
+    return w, dy, gate, more, expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
+def test_backward_of_data_through_a_gate_agrees_with_the_reference(
+    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
+) -> None:
+    geometry = AWKWARD[case][1]
+    w, dy, gate, more, expected = once(backward_data, case, dtype)
+    centred = [t.x.astype(np.float64) - t.pivot for t in gate.terms]
     for added in ("nothing", "another array", "the output"):
-        add = guarded(rng.standard_normal(shape).astype(dtype)) if added != "nothing" else None
-        expected = np.empty(shape)
-        REFERENCE.backward_data(exact_dy, w, geometry, out=expected, add=add, gate=exact_gate)
-        out = add if added == "the output" and add is not None else empty(shape, dtype)
-        sums = empty((1 + terms, geometry.channels))
+        add = guarded(more) if added != "nothing" else None
+        out = add if added == "the output" and add is not None else empty(more.shape, dtype)
+        sums = empty((1 + len(gate.terms), geometry.channels))
         cpu_backend.conv.backward_data(
             *(dy, w, geometry), out=out, add=add, gate=gate, sums=sums, algorithm=algorithm
         )
         assert_guards_hold(out)
         assert_guards_hold(sums)
-        assert_close(out, expected, TOLERANCE[dtype])
-        centred = [t.x.astype(np.float64) - t.pivot for t in gate.terms]
+        assert_close(out, expected[add is not None], TOLERANCE[dtype])
         assert_sums_close(sums, [out.astype(np.float64), *centred], SUMS[dtype])
 
 
@@ -130,46 +158,66 @@ def test_backward_of_data_does_what_it_is_told_to(
     assert_close(out, expected, 1e-12)
 
 
+def backward_filter(case: str, dtype: Any) -> tuple[Deferred, Deferred, np.ndarray]:
+    """Operands, and the gradient that is expected."""
+    rng, (batch, geometry) = seeded(case), AWKWARD[case]
+    x = deferred(rng, inputs(batch, geometry), dtype)
+    dy = deferred(rng, outputs(batch, geometry), dtype, terms=2, relu=False)
+    expected, exact = (
+        np.empty(geometry.weight_shape),
+        [cast_deferred(v, np.float64) for v in (x, dy)],
+    )
+    REFERENCE.backward_filter(*exact, geometry, out=expected)
+    return x, dy, expected
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
 def test_backward_of_filters_of_deferred_arrays_agrees_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str, dtype: Any
+    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
 ) -> None:
-    batch, geometry = AWKWARD[case]
-    x = deferred(rng, inputs(batch, geometry), dtype)
-    dy = deferred(rng, outputs(batch, geometry), dtype, terms=2, relu=False)
-    expected, out = np.empty(geometry.weight_shape), empty(geometry.weight_shape, dtype)
-    exact = [cast_deferred(value, np.float64) for value in (x, dy)]
-    REFERENCE.backward_filter(*exact, geometry, out=expected)
+    geometry = AWKWARD[case][1]
+    x, dy, expected = once(backward_filter, case, dtype)
+    out = empty(geometry.weight_shape, dtype)
     for arrays in ((x, dy), (x, REFERENCE._values(dy)), (REFERENCE._values(x), dy)):
         cpu_backend.conv.backward_filter(*arrays, geometry, out=out, algorithm=algorithm)
         assert_guards_hold(out)
         assert_close(out, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
-def test_both_gradients_at_once_agree_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
-) -> None:
-    batch, geometry = AWKWARD[case]
+def both_gradients(case: str) -> tuple[Any, dict[bool, Any]]:
+    """Operands; with and without a gate, the gradients and sums that are expected."""
+    rng, (batch, geometry) = seeded(case), AWKWARD[case]
     w = operands(rng, batch, geometry)["w"]
     x = deferred(rng, inputs(batch, geometry), terms=1 + len(case) % 2)
     dy = deferred(rng, outputs(batch, geometry), terms=2, relu=False)
-    add = guarded(rng.standard_normal(x.shape))
-    sums = empty((1 + len(x.terms), x.shape[-1]))
-    dx, dw, exact = np.empty(x.shape), np.empty(w.shape), np.empty(sums.shape)
-    for gate, out in ((x, empty(x.shape)), (None, empty(x.shape)), (x, add)):
+    add, before, expected = rng.standard_normal(x.shape), rng.standard_normal(w.shape), {}
+    for gate in (x, None):
         options: dict[str, Any] = {"add": add, "gate": gate, "accumulate": gate is None}
-        before = guarded(rng.standard_normal(w.shape))
-        dw[...] = before
-        REFERENCE.backward(x, dy, w, geometry, dx=dx, dw=dw, sums=exact, **options)
+        dx, dw, sums = np.empty(x.shape), before.copy(), np.empty((1 + len(x.terms), x.shape[-1]))
+        REFERENCE.backward(x, dy, w, geometry, dx=dx, dw=dw, sums=sums, **options)
+        expected[gate is not None] = dx, dw, sums
+    return (x, dy, w, add, before), expected
+
+
+@pytest.mark.parametrize(("case", "algorithm"), ALGORITHMS)
+def test_both_gradients_at_once_agree_with_the_reference(
+    cpu_backend: Backend, once: Once, case: str, algorithm: str
+) -> None:
+    geometry = AWKWARD[case][1]
+    (x, dy, w, more, before), expected = once(both_gradients, case)
+    add, sums = guarded(more), empty((1 + len(x.terms), x.shape[-1]))
+    for gate, out in ((x, empty(x.shape)), (None, empty(x.shape)), (x, add)):
+        dx, dw, exact = expected[gate is not None]
+        options: dict[str, Any] = {"add": add, "gate": gate, "accumulate": gate is None}
+        filters = guarded(before)
         cpu_backend.conv.backward(
-            *(x, dy, w, geometry), dx=out, dw=before, sums=sums, algorithm=algorithm, **options
+            *(x, dy, w, geometry), dx=out, dw=filters, sums=sums, algorithm=algorithm, **options
         )
-        for array in (out, before, sums):
+        for array in (out, filters, sums):
             assert_guards_hold(array)
         assert_close(out, dx, 1e-12)
-        assert_close(before, dw, 1e-12)
+        assert_close(filters, dw, 1e-12)
         if gate is not None:
             assert_close(sums, exact, 1e-12)
 

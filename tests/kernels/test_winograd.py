@@ -15,7 +15,19 @@ from pydtnn.kernels import Backend, ConvGeometry, create_backend
 from pydtnn.kernels.reference import Conv as Reference
 from pydtnn.kernels.reference import Fused
 from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
-from tests.kernels.test_conv import DIRECTIONS, TOLERANCE, cast, geometry, operands, run
+from tests.kernels.test_conv import (
+    DIRECTIONS,
+    TOLERANCE,
+    Arrays,
+    Once,
+    all_directions,
+    cast,
+    directions,
+    geometry,
+    operands,
+    run,
+    seeded,
+)
 from tests.kernels.test_fused import cast as cast_deferred
 from tests.kernels.test_fused import deferred
 
@@ -46,30 +58,36 @@ def error(value: np.ndarray, exact: np.ndarray) -> float:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)
 def test_every_way_of_walking_agrees_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str, dtype: Any
+    cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
 ) -> None:
     batch, shape = SIZES[case]
-    arrays = cast(operands(rng, batch, shape), dtype)
+    arrays, expected = once(all_directions, case, batch, shape, dtype)
     for direction in DIRECTIONS:
-        expected = run(REFERENCE, direction, cast(arrays, np.float64), shape)
         value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
-        assert_close(value, expected, TOLERANCE[dtype])
+        assert_close(value, expected[direction], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_random_sizes_agree_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, algorithm: str
-) -> None:
+def random_sizes() -> list[tuple[ConvGeometry, Arrays, Arrays]]:
+    """Geometries, operands and what is expected of them."""
+    rng, found = np.random.default_rng(0), []
     for _ in range(30):
         size = tuple(map(int, rng.integers(1, 20, 2)))
         padding = tuple((int(p), int(q)) for p, q in rng.integers(1, 4, (2, 2)))
         channels, filters = map(int, rng.integers(1, 70, 2))
         shape = ConvGeometry(size, (3, 3), (1, 1), padding, (1, 1), channels, filters, 1)
         arrays = operands(rng, int(rng.integers(1, 6)), shape)
+        found.append((shape, arrays, directions(arrays, shape)))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_random_sizes_agree_with_the_reference(
+    cpu_backend: Backend, once: Once, algorithm: str
+) -> None:
+    for shape, arrays, expected in once(random_sizes):
         for direction in DIRECTIONS:
-            expected = run(REFERENCE, direction, arrays, shape)
             value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
-            assert_close(value, expected, 1e-12)
+            assert_close(value, expected[direction], 1e-12)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(32, 16), (16, 32), (8, 64)])
@@ -110,25 +128,34 @@ def test_a_store_is_written_once_though_its_values_are_read_several_times(
         assert_close(store, values, 1e-14)
 
 
-@pytest.mark.parametrize(("case", "algorithm"), EVERY)
-def test_deferred_arrays_and_sinks_agree_with_the_reference(
-    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
-) -> None:
-    batch, shape = SIZES[case]
+def sinks(conv: Reference, x: Any, w: Any, dy: Any, add: Any, shape: Any, **options: Any) -> Any:
+    """All that a convolution makes of deferred arrays and in passing."""
+    y, dx, dw = np.empty(dy.shape), add.copy(), np.empty(w.shape)
+    moments, sums = np.empty(1 + 2 * shape.filters), np.empty((3, shape.channels))
+    conv.forward(x, w, None, shape, out=y, relu=True, sums=moments, **options)
+    conv.backward_data(dy, w, shape, out=dx, add=dx, gate=x, sums=sums, **options)
+    conv.backward_filter(x, dy, shape, out=dw, **options)
+    return y, dx, dw, moments, sums
+
+
+def deferred_case(case: str) -> tuple[Any, Any]:
+    """Deferred operands, and what is expected of them."""
+    rng, (batch, shape) = seeded(case), SIZES[case]
     w = operands(rng, batch, shape)["w"]
     x = deferred(rng, (batch, *shape.size, shape.channels), terms=2)
     dy = deferred(rng, (batch, *shape.output, shape.filters), relu=False)
-    add = rng.standard_normal(x.shape)
-    results = []
-    for conv, options in ((REFERENCE, {}), (cpu_backend.conv, {"algorithm": algorithm})):
-        y, dx, dw = np.empty(dy.shape), add.copy(), np.empty(w.shape)
-        moments, sums = np.empty(1 + 2 * shape.filters), np.empty((3, shape.channels))
-        conv.forward(x, w, None, shape, out=y, relu=True, sums=moments, **options)
-        conv.backward_data(dy, w, shape, out=dx, add=dx, gate=x, sums=sums, **options)
-        conv.backward_filter(x, dy, shape, out=dw, **options)
-        results.append((y, dx, dw, moments, sums))
-    for expected, value in zip(*results, strict=True):
-        assert_close(value, expected, 1e-11)
+    arrays = x, w, dy, rng.standard_normal(x.shape)
+    return arrays, sinks(REFERENCE, *arrays, shape)
+
+
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_deferred_arrays_and_sinks_agree_with_the_reference(
+    cpu_backend: Backend, once: Once, case: str, algorithm: str
+) -> None:
+    arrays, expected = once(deferred_case, case)
+    values = sinks(cpu_backend.conv, *arrays, SIZES[case][1], algorithm=algorithm)
+    for value, exact in zip(values, expected, strict=True):
+        assert_close(value, exact, 1e-11)
 
 
 @pytest.mark.parametrize(("case", "algorithm"), EVERY)

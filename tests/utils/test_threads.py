@@ -46,11 +46,15 @@ def test_more_threads_than_a_process_bears_are_refused(monkeypatch):
 
 def test_blas_is_limited_as_long_as_one_wants():
     np.ones((2, 2)) @ np.ones((2, 2))  # loads the library
-    before = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    with threads.limit_blas_threads(1):
-        assert {p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"} == {1}
-    after = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    assert before == after
+
+    def pools():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threads.limit_blas_threads(2):
+        assert pools() == {2}
+        with threads.limit_blas_threads(1):
+            assert pools() == {1}
+        assert pools() == {2}
 
 
 def test_ranks_of_a_host_share_its_cores_by_the_launchers_word(monkeypatch):

@@ -161,13 +161,13 @@ def _cpu() -> dict[str, Any]:
 
 def _tuning() -> str:
     """How algorithms are chosen, and what was measured on this machine so far."""
-    from pydtnn.kernels.choices import create_choices
+    from pydtnn.kernels.autotuner import create_autotuner
 
-    choices = create_choices(None, "")
+    autotuner = create_autotuner(None, "")
     try:
-        return f"{choices.mode}; {choices.file.count()} choices in {choices.file.path}"
+        return f"{autotuner.mode}; {autotuner.file.count()} choices in {autotuner.file.path}"
     except (ImportError, RuntimeError) as error:  # kernels that were never built, or no home
-        return f"{choices.mode}; no choices are kept ({error})"
+        return f"{autotuner.mode}; no choices are kept ({error})"
 
 
 def _blas() -> list[str]:

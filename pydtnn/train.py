@@ -140,7 +140,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     with run_directory(config, comm) as directory, limit_blas_threads(1):
         job = _together(comm, create_job, config, comm, config.threads or threads, directory)
         backend = job.trainer.model.backend
-        _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.choices.mode})
+        _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
         if config.exact:
             names = {"libraries of the GPU": "versions", "TF32": "tf32"}
             _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})

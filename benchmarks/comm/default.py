@@ -32,7 +32,7 @@ from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
-from pydtnn.training.tuning import settle_choices
+from pydtnn.training.tuning import autotune
 
 STEPS = 3
 """Steps of a turn: the first is not timed, as it finds the caches as another choice left them."""
@@ -94,7 +94,7 @@ class Contest:
             exchange=AllReduce(self.sums[name]),
         )
         trainer.exchange.start(trainer.model.buckets)
-        settle_choices(trainer.model, trainer.comm, work.batch, training=True)
+        autotune(trainer.model, trainer.comm, work.batch, training=True)
         return trainer
 
     def run(self, choices: list[Choice], seconds: float, seed: int) -> dict[Choice, float]:

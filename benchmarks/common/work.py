@@ -142,7 +142,7 @@ class Ours(Stepping):
     ) -> None:
         from pydtnn.data import Batch
         from pydtnn.kernels import create_backend
-        from pydtnn.training.tuning import settle_choices
+        from pydtnn.training.tuning import autotune
 
         self.cache = TemporaryDirectory()
         os.environ["PYDTNN_CACHE"] = self.cache.name
@@ -156,7 +156,7 @@ class Ours(Stepping):
         self.trainer.exchange.start(self.model.buckets)
         sizes = self.trainer.comm.gather_object(work.batch)
         if len(sizes) > 1:
-            settle_choices(self.model, self.trainer.comm, max(sizes), training=True)
+            autotune(self.model, self.trainer.comm, max(sizes), training=True)
         x, target = work.data()
         self.batch = Batch(x, target, np.arange(work.batch), 0, sum(sizes))
 

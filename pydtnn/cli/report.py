@@ -45,7 +45,7 @@ def write_run_file(job: Job) -> None:
         "device": backend.name,
         "instruction_set": backend.isa,
         "gpu": describe_gpu(job),
-        "tuning": backend.choices.mode,
+        "tuning": backend.autotuner.mode,
         "parameters": sum(p.size for p in trainer.model.parameters.values()),
         "samples": {"train": len(job.train), "validation": len(job.validation)},
         "global_batch_size": job.global_batch_size,

@@ -2,7 +2,7 @@
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
 and would deadlock. Where several fail at once, the first on each host reports. Of a
-rank that is killed another process tells (`pydtnn.comm.witness`).
+rank that is killed another process tells (`pydtnn.comm.reporter`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.reporter import Reporter
 from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.comm.witness import Witness
 from pydtnn.utils.errors import AgreedError, describe, traceback_if_wanted
 
 _PATIENCE = 1.0
@@ -67,7 +67,7 @@ def watched() -> Communicator | None:
 class _Failure:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self._witness = Witness(comm)
+        self._reporter = Reporter(comm)
         self._signals: SignalWatch | None = None
 
     def install(self) -> None:
@@ -83,7 +83,7 @@ class _Failure:
 
     def _withdraw(self) -> None:
         """Leave the end of the run to a later communicator."""
-        self._witness.leave()
+        self._reporter.leave()
         if self._signals is not None and threading.current_thread() is threading.main_thread():
             self._signals.stop()
 
@@ -121,7 +121,7 @@ class _Failure:
 
     def _end(self, reason: str, trace: str, code: int) -> None:
         try:
-            if self._witness.is_first():
+            if self._reporter.is_first():
                 _print(f"{trace}{self._prefix()}{reason}\n")
                 time.sleep(_FORWARDING)
             else:

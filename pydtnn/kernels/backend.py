@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from pydtnn.kernels import reference
-from pydtnn.kernels.choices import Choices, create_choices
+from pydtnn.kernels.autotuner import Autotuner, create_autotuner
 from pydtnn.kernels.reference.family import Array
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.threads import MOST_THREADS, default_threads
@@ -36,7 +36,7 @@ class Backend:
         Threads that each kernel uses. Results do not depend on it, but measured choices may.
     isa : str
         Instruction set of the compiled kernels, of a GPU "sm_90" and so on; "none" where none are.
-    choices : Choices
+    autotuner : Autotuner
         Which algorithms the kernels take.
     linear, conv, pool, norm, fused, elementwise, loss, update, random
         The families of kernels.
@@ -59,7 +59,7 @@ class Backend:
     xp: Any
     threads: int
     isa: str
-    choices: Choices
+    autotuner: Autotuner
     linear: reference.Linear
     conv: reference.Conv
     pool: reference.Pool
@@ -132,7 +132,7 @@ def create_backend(
     isa : str, optional
         "avx512", "avx2" or "generic"; by default the best the CPU has, which `PYDTNN_ISA` lowers.
     tuning : str, optional
-        How algorithms are chosen, see `Choices`: "measure", "fixed" or "direct"; by default what
+        How algorithms are chosen, see `Autotuner`: "measure", "fixed" or "direct"; by default what
         `PYDTNN_TUNING` says, and without it "measure". The reference has nothing to choose.
     device, tf32 : optional
         Of a "cuda" backend, see `pydtnn.kernels.cuda.create_cuda_backend`.
@@ -153,15 +153,15 @@ def create_backend(
         from pydtnn.kernels.cpu import MemoryPool, create_families, select_isa
 
         isa = select_isa(isa)
-        choices = create_choices(tuning, f"{isa}, {threads} thread{'s' * (threads > 1)}")
-        families = create_families(threads, isa, choices)
-        return Backend("cpu", np, threads, isa, choices, **families, memory=MemoryPool())
+        autotuner = create_autotuner(tuning, f"{isa}, {threads} thread{'s' * (threads > 1)}")
+        families = create_families(threads, isa, autotuner)
+        return Backend("cpu", np, threads, isa, autotuner, **families, memory=MemoryPool())
     if name == "cuda":
         from pydtnn.kernels.cuda import create_cuda_backend
 
         return create_cuda_backend(device=device, tf32=tf32, tuning=tuning)
     plain: dict[str, Any] = {name: family(np) for name, family in reference.FAMILIES.items()}
-    return Backend("numpy", np, 1, "none", Choices("direct"), **plain)
+    return Backend("numpy", np, 1, "none", Autotuner("direct"), **plain)
 
 
 def report(backend: Backend) -> dict[str, str]:
@@ -184,4 +184,4 @@ def report(backend: Backend) -> dict[str, str]:
         for kernel in vars(kernels)
         if not kernel.startswith("_")
     }
-    return kernels | backend.choices.report()
+    return kernels | backend.autotuner.report()

@@ -60,7 +60,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
         "name": backend.name,
         "threads": backend.threads,
         "isa": backend.isa,
-        "choices": backend.choices,
+        "autotuner": backend.autotuner,
         "keeps_values": backend.keeps_values,
         "gates": backend.gates,
     }
@@ -85,5 +85,5 @@ def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
     from pydtnn.kernels.cpu.scratch import conv_scratch
 
     idle: Any = dry.conv
-    winograd = backend.choices.mode != "direct"
+    winograd = backend.autotuner.mode != "direct"
     return conv_scratch(idle.geometries, itemsize, backend.threads, winograd=winograd)

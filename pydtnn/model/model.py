@@ -42,7 +42,7 @@ class Model:
         Of the initial weights: they are a function of the seed and each parameter's name.
     bucket_bytes : int, optional
         Size of the messages in which gradients are exchanged. By default 1 MiB, until a trainer
-        whose ranks are on several hosts chooses another (`settle_buckets`).
+        whose ranks are on several hosts chooses another (`choose_buckets`).
     input_gradient : bool
         Whether `backward` computes the gradient of the model's inputs too.
     fuse : bool
@@ -119,7 +119,7 @@ class Model:
         buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
         self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
 
-    def settle_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
+    def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
         """Cut the parameters anew where `bucket_bytes` was not given; only the first call does.
 
         Later an optimizer holds the arrays. Values stay, in new arrays. `choose` is given the

@@ -78,7 +78,7 @@ def _check_exact(setup: Setup, accumulation: int) -> None:
             f"Trainer: {type(setup.exchange).__name__} adds up the norm for clip_norm over the "
             "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
         )
-    if setup.model.backend.choices.mode == "measure":
+    if setup.model.backend.autotuner.mode == "measure":
         raise ValueError(
             "Trainer: exact training needs algorithms that are not chosen by measurement; make "
             'the backend with tuning="fixed"'

@@ -11,7 +11,7 @@ from pydtnn.layers import StepContext
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite
 from pydtnn.training.setup import Setup
-from pydtnn.training.tuning import settle_choices
+from pydtnn.training.tuning import autotune
 from pydtnn.utils.split import even_cut
 
 CONTEXT = StepContext(training=False)
@@ -22,9 +22,9 @@ def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float
     """Compute loss and metrics of a data set. Collective; see `Trainer.evaluate`."""
     model, comm, sums = setup.model, setup.comm, setup.exchange.sums
     at_least = sums.shards or comm.size
-    if not model.backend.choices.frozen:
+    if not model.backend.autotuner.frozen:
         largest = -(-min(batch_size, len(dataset)) // at_least)
-        settle_choices(model, comm, largest, training=False)
+        autotune(model, comm, largest, training=False)
     with setup.loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
         cuts = [even_cut(at_least, comm.size, rank) for rank in (comm.rank, comm.rank + 1)]
         present = min(at_least, len(dataset))  # shards that have a sample; the others come last

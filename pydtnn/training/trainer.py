@@ -28,7 +28,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
-from pydtnn.training.tuning import settle_choices
+from pydtnn.training.tuning import autotune
 from pydtnn.utils.validate import whole
 
 Logs = dict[str, float]
@@ -132,7 +132,7 @@ class Trainer:
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
-        model.settle_buckets(self.exchange.bucket_bytes)
+        model.choose_buckets(self.exchange.bucket_bytes)
         optimizer.bind(model.backend, model.buffers, self.exchange)
         optimizer.scale_loss(self.loss_scale)
         self.binding = optimizer.binding
@@ -211,7 +211,7 @@ class Trainer:
         self.global_batch_size = total
         self._results.clear()
         largest = -(-min(total, len(train)) // loader.shards)
-        settle_choices(self.model, self.comm, largest, training=True)
+        autotune(self.model, self.comm, largest, training=True)
         try:
             self._notify("on_fit_start", epochs, len(loader))
             with loader:

@@ -17,7 +17,7 @@ from pydtnn.layers import StepContext
 from pydtnn.model import Model
 
 
-def settle_choices(model: Model, comm: Communicator, batch: int, *, training: bool) -> None:
+def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) -> None:
     """Make all ranks take the same algorithms from now on. Collective: all ranks call it.
 
     Parameters
@@ -30,18 +30,18 @@ def settle_choices(model: Model, comm: Communicator, batch: int, *, training: bo
     training : bool
         Whether backward will be needed.
     """
-    choices = model.backend.choices
-    kinds = comm.gather_object(choices.kind)
+    autotuner = model.backend.autotuner
+    kinds = comm.gather_object(autotuner.kind)
     if not any(kinds):
         return
-    table = choices.open()
-    first = choices.kind is not None and kinds.index(choices.kind) == comm.rank
+    table = autotuner.open()
+    first = autotuner.kind is not None and kinds.index(autotuner.kind) == comm.rank
     if first:
         with contextlib.suppress(Exception):  # the first step meets it again, and tells it better
             _rehearse(model, batch, training)
         model.backend.trim()  # what candidates needed that were not chosen
-    tables = comm.gather_object((choices.kind, table) if first else None)
-    choices.freeze(dict(entry for entry in tables if entry))
+    tables = comm.gather_object((autotuner.kind, table) if first else None)
+    autotuner.freeze(dict(entry for entry in tables if entry))
 
 
 @np.errstate(all="ignore")

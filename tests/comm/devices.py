@@ -11,8 +11,8 @@ from pydtnn.comm import Communicator
 from pydtnn.comm.nccl import create_nccl
 from pydtnn.comm.staged import CudaAware, Staged
 from pydtnn.kernels import reference
+from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.backend import Backend
-from pydtnn.kernels.choices import Choices
 from tests.comm.on_device import Aware
 from tests.simulated import Fabric, SimulatedCupy
 
@@ -50,4 +50,4 @@ class ReferenceOnDevice(Backend):
 
 def reference_on(xp: Any) -> Backend:
     families: dict[str, Any] = {name: make(xp) for name, make in reference.FAMILIES.items()}
-    return ReferenceOnDevice("device", xp, 1, "none", Choices("direct"), **families)
+    return ReferenceOnDevice("device", xp, 1, "none", Autotuner("direct"), **families)

@@ -29,7 +29,7 @@ from pydtnn.cli.parser import parse
 from pydtnn.data import Dataset, cifar, load_cifar10, load_cifar100, load_mnist
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.mnist import FILES
-from pydtnn.kernels.choices_file import Choice, ChoicesFile
+from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
@@ -318,8 +318,8 @@ class Choices(Kind):
 
     def prepare(self) -> None:
         os.environ["PYDTNN_CACHE"] = str(self.folder)
-        file = ChoicesFile("this machine")
-        choice = Choice("winograd4", {"winograd4": 1e-3, "direct": 2e-3})
+        file = AutotunerFile("this machine")
+        choice = Winner("winograd4", {"winograd4": 1e-3, "direct": 2e-3})
         for batch in (16, 64):
             file.add("avx2, 1 thread", "conv.forward 3x3", batch, choice)
         (self.folder / file.path.with_suffix(".lock").name).unlink()
@@ -333,17 +333,17 @@ class Choices(Kind):
         return name, data, done
 
     def read(self) -> Any:
-        file = ChoicesFile("this machine")
+        file = AutotunerFile("this machine")
         names = ["winograd4", "direct"]
         found = file.find("avx2, 1 thread", "conv.forward 3x3", 64, names)
         file.add(
-            "avx2, 1 thread", "conv.forward 5x5", 8, Choice("direct", dict.fromkeys(names, 1.0))
+            "avx2, 1 thread", "conv.forward 5x5", 8, Winner("direct", dict.fromkeys(names, 1.0))
         )
-        again = ChoicesFile("this machine")
+        again = AutotunerFile("this machine")
         assert again.find("avx2, 1 thread", "conv.forward 5x5", 8, names) is not None
         return found
 
-    def check(self, found: Choice | None, name: str, data: bytes) -> None:
+    def check(self, found: Winner | None, name: str, data: bytes) -> None:
         assert found is None or found.name in found.seconds
 
 

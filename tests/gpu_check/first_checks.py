@@ -221,7 +221,7 @@ def steps(given: Given) -> Iterator[str]:
         batch = Batch(x, y, np.arange(given.size), 0, given.size)
         losses = [trainer.train_step(batch).means()["loss"] for _ in range(WARM_UP + 3)]
         yield f"{dtype}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {trainer.steps.graph}"
-        report = backend.choices.report().items()
+        report = backend.autotuner.report().items()
         yield from (f"{dtype}: {what}: {why}" for what, why in report if "refused" in why)
         if losses[-1] >= losses[0] or trainer.steps.graph != "one CUDA graph":
             raise Wrong("the loss does not fall, or steps are not one graph")

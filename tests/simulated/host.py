@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import ConvGeometry, reference
-from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cuda.conv import Conv, Tools
 from pydtnn.kernels.cuda.cudnn_conv import Algorithm, CudnnConvolutions, even
 from pydtnn.kernels.cuda.elementwise import Elementwise
@@ -120,7 +120,7 @@ class HostConvolutions(CudnnConvolutions):
         return HostPlan(direction, geometry)
 
 
-def conv(choices: Choices | None = None) -> Conv:
+def conv(autotuner: Autotuner | None = None) -> Conv:
     """Make the family `conv` with two engines, around the families of the reference."""
     stream, handle = SimpleNamespace(ptr=0), SimpleNamespace(to_current_stream=lambda: None)
     cuda: Any = SimpleNamespace(get_current_stream=lambda: stream)
@@ -129,4 +129,4 @@ def conv(choices: Choices | None = None) -> Conv:
     tools = Tools(lambda: nullcontext(lambda name, work: work()), *plain)
     given: Any = (None, np, handle, tools.elementwise, scratch)
     engines = (HostConvolutions(*given, tf32=False), Rows(np, multiply))
-    return Conv(np, engines, choices or Choices("direct"), tools)
+    return Conv(np, engines, autotuner or Autotuner("direct"), tools)

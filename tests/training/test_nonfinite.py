@@ -8,7 +8,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial, create_communicator
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, Log, ReLU, Sequential
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
@@ -105,7 +105,7 @@ def test_training_that_goes_on_afterwards_has_sane_running_statistics():
 def test_an_infinity_that_winograd_spreads_is_traced_to_the_layer_that_made_it(
     monkeypatch: pytest.MonkeyPatch, wrong: str, fuse: bool
 ) -> None:
-    monkeypatch.setattr(Choices, "_choose", lambda *_: ("winograd4", "for this test"))
+    monkeypatch.setattr(Autotuner, "_choose", lambda *_: ("winograd4", "for this test"))
     net = Sequential(
         Conv2d(3, 1, name="narrow"),
         Conv2d(4, 3, padding=1, name="wide"),

@@ -13,8 +13,8 @@ import pytest
 from pydtnn.callbacks import Checkpointer
 from pydtnn.comm import Communicator, Serial
 from pydtnn.kernels import ConvGeometry, create_backend
-from pydtnn.kernels.choices import Choices
-from pydtnn.kernels.choices_file import ChoicesFile
+from pydtnn.kernels.autotuner import Autotuner
+from pydtnn.kernels.autotuner_file import AutotunerFile
 from pydtnn.layers import BatchNorm, Flatten, Layer, Linear, Sequential
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.model import Model
@@ -58,7 +58,7 @@ class Chooser(Layer):
             self.now += self.pace * (1 if name == self.fast else 2)
             self.measured.add((operation, len(x)))
 
-        pick, batch = self.backend.choices.pick, len(x)
+        pick, batch = self.backend.autotuner.pick, len(x)
         chosen = pick(operation, GEOMETRY, batch, x.dtype, CANDIDATES, run)
         if batch:  # without samples there is nothing to choose
             self.chosen[operation, batch] = chosen
@@ -77,14 +77,14 @@ def build(
     """A trainer whose machine is fastest with the algorithm `fast`."""
     layer = Chooser()
     layer.fast = fast
-    choices = Choices(
+    autotuner = Autotuner(
         mode,
         setting,
-        file=ChoicesFile("some CPU"),
+        file=AutotunerFile("some CPU"),
         clock=lambda: layer.now,
         disturbances=lambda: 0,
     )
-    backend = replace(create_backend("numpy"), choices=choices)
+    backend = replace(create_backend("numpy"), autotuner=autotuner)
     net = Sequential(BatchNorm(), layer, Flatten(), Linear(3))
     model = Model(net, (5, 5, 2), backend=backend, dtype="float64")
     trainer = Trainer(
@@ -113,7 +113,7 @@ def test_the_first_rank_measures_and_all_take_what_it_chose(
     assert {operation for operation, _ in layer.chosen} == {"forward", "backward_data"}
     assert {*layer.chosen.values()} == {"winograd4"}
     assert bool(layer.measured) == (comm.rank == 0)
-    states = comm.gather_object(trainer.model.backend.choices.state())
+    states = comm.gather_object(trainer.model.backend.autotuner.state())
     assert states == [states[0]] * comm.size
 
 
@@ -125,7 +125,7 @@ def test_each_kind_of_machine_measures_for_itself(comm: Communicator, cache: Pat
     small_fit(trainer)
     assert {*layer.chosen.values()} == {fast}
     assert bool(layer.measured) == (comm.rank < 2)
-    states = comm.gather_object(trainer.model.backend.choices.state())
+    states = comm.gather_object(trainer.model.backend.autotuner.state())
     assert states == [states[0]] * comm.size
     assert len(states[0]["measured"]) == 2
 
@@ -177,7 +177,7 @@ def test_a_layer_that_fails_is_reported_by_the_first_step(cache: Path) -> None:
     layer.broken = True
     with pytest.raises(OverflowError, match="broken layer"):
         small_fit(trainer)
-    assert trainer.model.backend.choices.frozen
+    assert trainer.model.backend.autotuner.frozen
 
 
 @pytest.mark.threads(1, 2)

@@ -8,7 +8,7 @@ import numpy as np
 
 import pydtnn.kernels.cpu.openmp  # noqa: F401  # before all that links its runtime
 from pydtnn.kernels import reference
-from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._memory import MemoryPool
 from pydtnn.kernels.cpu.conv import Conv
 from pydtnn.kernels.cpu.elementwise import Elementwise
@@ -36,14 +36,14 @@ COMPILED = {
 __all__ = ["MemoryPool", "available", "create_families", "select_isa"]
 
 
-def create_families(threads: int, isa: str, choices: Choices) -> dict[str, Any]:
+def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, Any]:
     """Make every family of kernels for `threads` threads and instruction set `isa`, by name.
 
-    Convolutions take their algorithms from `choices`.
+    Convolutions take their algorithms from `autotuner`.
     """
     families: dict[str, Any] = {
         name: COMPILED[name](np, isa, threads) if name in COMPILED else family(np)
         for name, family in reference.FAMILIES.items()
     }
-    families["conv"].choices = choices
+    families["conv"].autotuner = autotuner
     return families

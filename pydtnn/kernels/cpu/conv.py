@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.kernels.choices import Choices
+from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
 from pydtnn.kernels.cpu._fused import ready
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous
@@ -40,12 +40,12 @@ class Conv(Compiled, reference.Conv):
     """Convolutions on the CPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied. Three axes, outputs that are not contiguous and
-    mixed types run on the reference. `algorithm` is one of `candidates`; by default `choices`
+    mixed types run on the reference. `algorithm` is one of `candidates`; by default `autotuner`
     decides.
 
     Attributes
     ----------
-    choices : Choices
+    autotuner : Autotuner
         Which of the algorithms that suit a geometry is taken where the caller does not say.
     """
 
@@ -53,7 +53,7 @@ class Conv(Compiled, reference.Conv):
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
         super().__init__(xp, isa, threads)
-        self.choices = Choices("direct")
+        self.autotuner = Autotuner("direct")
         self.fused = Fused(xp, isa, threads)
 
     def forward(
@@ -227,9 +227,9 @@ class Conv(Compiled, reference.Conv):
     def _find(
         self, operation: str, geometry: ConvGeometry, batch: Any, algorithm: str | None
     ) -> int | None:
-        """Number of the algorithm that the caller asks for or `choices` knows; else None."""
+        """Number of the algorithm that the caller asks for or `autotuner` knows; else None."""
         if algorithm is None:
-            algorithm = self.choices.resolved.get((operation, geometry, len(batch), batch.dtype))
+            algorithm = self.autotuner.resolved.get((operation, geometry, len(batch), batch.dtype))
             return None if algorithm is None else NUMBERS[algorithm]
         if algorithm not in candidates(geometry):
             suit = ", ".join(candidates(geometry))
@@ -248,7 +248,7 @@ class Conv(Compiled, reference.Conv):
 
         That is the output itself unless something in it is still needed.
         """
-        name = self.choices.pick(
+        name = self.autotuner.pick(
             operation,
             geometry,
             len(batch),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.kernels.autotuner import create_autotuner
+from pydtnn.kernels.autotuner_file import AutotunerFile
 from pydtnn.kernels.backend import Backend
-from pydtnn.kernels.choices import create_choices
-from pydtnn.kernels.choices_file import ChoicesFile
 from pydtnn.kernels.cuda import libraries
 from pydtnn.kernels.cuda.conv import Conv, Tools
 from pydtnn.kernels.cuda.cublas import CublasError, Products
@@ -103,7 +103,7 @@ def create_cuda_backend(
         Whether float32 may be rounded to TF32, 10 bits, before it is multiplied; sums stay float32.
         By default yes, unless `PYDTNN_TF32` is 0.
     tuning : str, optional
-        See `create_choices`.
+        See `create_autotuner`.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def create_cuda_backend(
     versions = tuple(map(str, found))
     arithmetic = "TF32" if tf32 else "float32"
     machine = ", ".join((name, *versions, f"pydtnn {__version__}"))
-    choices = create_choices(tuning, arithmetic, ChoicesFile(machine))
+    autotuner = create_autotuner(tuning, arithmetic, AutotunerFile(machine))
     memory, own = DeviceMemory(cupy), Device(cupy)
     try:
         cudnn, multiply = Cudnn(found[0]), Products(found[1], cupy, tf32=tf32)
@@ -144,13 +144,13 @@ def create_cuda_backend(
     shared = (cudnn, cupy, handle, tools.elementwise, memory.scratch)
     graphs = GraphConvolutions(*shared, tf32=tf32)
     engines = graphs, CudnnConvolutions(*shared, tf32=tf32), Rows(cupy, multiply)
-    families["conv"] = Conv(cupy, engines, choices, tools, graphs)
+    families["conv"] = Conv(cupy, engines, autotuner, tools, graphs)
     return CudaBackend(
         name="cuda",
         xp=cupy,
         threads=1,
         isa=f"sm_{gpu.compute_capability}",
-        choices=choices,
+        autotuner=autotuner,
         **families,
         memory=memory,
         keeps_values=True,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from pydtnn.kernels.choices import Choices, Key
+from pydtnn.kernels.autotuner import Autotuner, Key
 from pydtnn.kernels.cuda.engine import PLAIN, Engine, Passing, PassingEngine, Refused
 from pydtnn.kernels.cuda.measure import CarryOut
 from pydtnn.kernels.cuda.module import ELEMENTS
@@ -52,14 +52,14 @@ class Conv(reference.Conv):
     `algorithm` is the name of one that an engine has for the geometry. All of them are
     deterministic. What is not measured takes the first: what cuDNN's heuristics put first, with
     bias, ReLU and sums apart. What an engine refuses when it comes to it is left to the others, and
-    the report of `choices` says so.
+    the report of `autotuner` says so.
 
     Parameters
     ----------
     xp : module
     engines : sequence of Engine
         The first with an algorithm for a geometry has the best guess; the last suits everything.
-    choices : Choices
+    autotuner : Autotuner
     tools : Tools
     passing : PassingEngine, optional
         The engine that may also do what follows forward.
@@ -69,13 +69,13 @@ class Conv(reference.Conv):
         self,
         xp: Any,
         engines: tuple[Engine, ...],
-        choices: Choices,
+        autotuner: Autotuner,
         tools: Tools,
         passing: PassingEngine | None = None,
     ) -> None:
         super().__init__(xp)
         self.engines = engines
-        self.choices = choices
+        self.autotuner = autotuner
         self.tools = tools
         self.passing = passing
         self._found: dict[Key, dict[str, Engine]] = {}
@@ -130,7 +130,7 @@ class Conv(reference.Conv):
             return False
         # without sums another way may be best for bias and ReLU, and would round in another place
         key = (f"forward with {passing}", geometry, batch, dtype)
-        return bias or relu or self.choices.resolved.get(key) != APART
+        return bias or relu or self.autotuner.resolved.get(key) != APART
 
     def backward_data(
         self,
@@ -221,7 +221,7 @@ class Conv(reference.Conv):
         accumulate: bool,
         algorithm: str | None,
     ) -> None:
-        """Run one direction with the algorithm that the caller or `choices` says."""
+        """Run one direction with the algorithm that the caller or `autotuner` says."""
         first, second = map(self.xp.ascontiguousarray, (first, second))
         batch = len(second if direction == "backward_data" else first)
         if not batch:
@@ -251,7 +251,7 @@ class Conv(reference.Conv):
             suit = ", ".join(found)
             raise ValueError(f"conv: {algorithm} does not suit {key[1]}; choose one of {suit}.")
         while True:
-            name = algorithm or self.choices.resolved.get(key, "")
+            name = algorithm or self.autotuner.resolved.get(key, "")
             if name not in found:
                 name = self._pick(key, found, run, out, accumulate)
             try:
@@ -281,7 +281,7 @@ class Conv(reference.Conv):
                     tried = name
                     carry_out(name, lambda: run(name, scratch, False))
 
-                return self.choices.pick(*key, tuple(found), measured)
+                return self.autotuner.pick(*key, tuple(found), measured)
 
         while True:
             try:
@@ -294,7 +294,7 @@ class Conv(reference.Conv):
     def _drop(self, key: Key, found: dict[str, Any], name: str, error: Exception) -> None:
         """Use an algorithm no more, and report why."""
         del found[name]
-        self.choices.drop(*key, name, f"refused: {error}")
+        self.autotuner.drop(*key, name, f"refused: {error}")
 
     def algorithms(
         self, direction: str, geometry: ConvGeometry, batch: int, dtype: Any

@@ -36,7 +36,7 @@ class Stateful(Protocol):
 def parts_of(trainer: Training) -> dict[str, Stateful]:
     """Name everything that has state; the trainer, which says how far the rest has come, last."""
     parts: dict[str, Stateful] = {
-        "choices": trainer.model.backend.choices,
+        "choices": trainer.model.backend.autotuner,
         "model": trainer.model,
         "optimizer": trainer.optimizer,
         "exchange": trainer.exchange,

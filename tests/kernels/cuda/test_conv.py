@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.kernels.choices import Choices
-from pydtnn.kernels.choices_file import ChoicesFile
+from pydtnn.kernels.autotuner import Autotuner
+from pydtnn.kernels.autotuner_file import AutotunerFile
 from pydtnn.kernels.cuda import rows
 from pydtnn.kernels.cuda.engine import Refused
 from pydtnn.kernels.deferred import Deferred
@@ -170,7 +170,7 @@ def test_candidates_are_measured_without_touching_what_is_added_to(
 ) -> None:
     batch, geometry = AWKWARD["16 filters"]
     arrays = operands(rng, batch, geometry)
-    choices = Choices("measure")
+    autotuner = Autotuner("measure")
     measured: list[str] = []
 
     def pick(*key: Any) -> str:
@@ -180,10 +180,10 @@ def test_candidates_are_measured_without_touching_what_is_added_to(
             measured.append(name)
         return "rows"
 
-    monkeypatch.setattr(choices, "pick", pick)
+    monkeypatch.setattr(autotuner, "pick", pick)
     dw = rng.standard_normal(geometry.weight_shape)
     before = dw.copy()
-    conv(choices).backward_filter(arrays["x"], arrays["dy"], geometry, out=dw, accumulate=True)
+    conv(autotuner).backward_filter(arrays["x"], arrays["dy"], geometry, out=dw, accumulate=True)
     assert measured == ["implicit gemm", "winograd", "rows"]
     expected = before + run(REFERENCE, "backward_filter", arrays, geometry)
     assert_close(dw, expected, TOLERANCE)
@@ -218,8 +218,8 @@ class Moody:
         raise self.error
 
 
-def with_moody(error: Exception, choices: Choices) -> Any:
-    family = conv(choices)
+def with_moody(error: Exception, autotuner: Autotuner) -> Any:
+    family = conv(autotuner)
     family.engines = (Moody(error), *family.engines)
     return family
 
@@ -231,13 +231,13 @@ def test_what_an_engine_refuses_another_one_does_and_the_report_says_so(
 ) -> None:
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
-    choices = Choices(mode, file=ChoicesFile("a GPU"))
-    family = with_moody(Refused("not today"), choices)
+    autotuner = Autotuner(mode, file=AutotunerFile("a GPU"))
+    family = with_moody(Refused("not today"), autotuner)
     expected = run(REFERENCE, direction, arrays, geometry)
     for _ in range(2):
         assert_close(run(family, direction, arrays, geometry), expected, TOLERANCE)
     what = f"conv.{direction} {geometry} float64, batch {batch}"
-    report = choices.report()
+    report = autotuner.report()
     assert report[f"{what}, without best"] == "refused: not today"
     assert report[f"{what}, without next best"] == "refused: not today"
     assert report[what].split(",")[0] in ("implicit gemm", "winograd", "rows")
@@ -249,10 +249,10 @@ def test_a_candidate_without_enough_memory_is_left_out(
 ) -> None:
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
-    choices = Choices("measure", file=ChoicesFile("a GPU"))
-    family = with_moody(MemoryError("1 GiB"), choices)
+    autotuner = Autotuner("measure", file=AutotunerFile("a GPU"))
+    family = with_moody(MemoryError("1 GiB"), autotuner)
     run(family, "forward", arrays, geometry)
-    assert "refused: 1 GiB" in choices.report().values()
+    assert "refused: 1 GiB" in autotuner.report().values()
 
 
 def test_an_algorithm_that_was_asked_for_is_not_replaced(rng: np.random.Generator) -> None:
@@ -260,7 +260,7 @@ def test_an_algorithm_that_was_asked_for_is_not_replaced(rng: np.random.Generato
     arrays = operands(rng, batch, geometry)
     with pytest.raises(Refused, match="not today"):
         run(
-            with_moody(Refused("not today"), Choices("direct")),
+            with_moody(Refused("not today"), Autotuner("direct")),
             *("forward", arrays, geometry),
             algorithm="best",
         )
@@ -270,7 +270,7 @@ def test_an_error_that_is_no_refusal_is_not_hidden(rng: np.random.Generator) -> 
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
     with pytest.raises(RuntimeError, match="broken"):
-        run(with_moody(RuntimeError("broken"), Choices("direct")), "forward", arrays, geometry)
+        run(with_moody(RuntimeError("broken"), Autotuner("direct")), "forward", arrays, geometry)
 
 
 class Fast:
@@ -304,8 +304,8 @@ def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
 ) -> None:
     batch, geometry = AWKWARD["primes"]
     arrays = operands(rng, batch, geometry)
-    choices, family = Choices("measure"), conv()
-    family.choices, family.passing = choices, Fast(refuses=refuses)
+    autotuner, family = Autotuner("measure"), conv()
+    family.autotuner, family.passing = autotuner, Fast(refuses=refuses)
     picked: list[str] = []
 
     def pick(operation: str, *key: Any) -> str:
@@ -313,7 +313,7 @@ def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
         picked.append(operation)
         return chosen if chosen in candidates else candidates[0]
 
-    monkeypatch.setattr(choices, "pick", pick)
+    monkeypatch.setattr(autotuner, "pick", pick)
     results = []
     for convolution in (family, REFERENCE):
         y, sums = np.empty_like(arrays["dy"]), np.full(1 + 2 * geometry.filters, np.nan)
@@ -330,7 +330,7 @@ def test_what_follows_forward_is_done_in_passing_where_that_is_chosen(
     )
     assert picked[0] == f"forward with {words}"
     dropped = f"conv.forward with {words} {geometry} float64, batch {batch}, without in passing"
-    assert (dropped in choices.report()) == (refuses and chosen == "in passing")
+    assert (dropped in autotuner.report()) == (refuses and chosen == "in passing")
 
 
 @pytest.mark.parametrize("chosen", ["apart", "in passing"])
@@ -338,7 +338,7 @@ def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     batch, geometry = AWKWARD["primes"]
-    arrays, choices, family = operands(rng, batch, geometry), Choices("measure"), conv()
+    arrays, autotuner, family = operands(rng, batch, geometry), Autotuner("measure"), conv()
 
     def takes(*, bias: bool) -> bool:
         return family.takes_sums(geometry, batch, arrays["x"].dtype, bias=bias, relu=False)
@@ -346,9 +346,9 @@ def test_sums_are_left_to_the_norm_where_nothing_takes_them_in_passing(
     assert not takes(bias=False)
     assert not takes(bias=True)
     family = conv()
-    family.choices, family.passing = choices, Fast(refuses=False)
+    family.autotuner, family.passing = autotuner, Fast(refuses=False)
     assert takes(bias=False), "which has yet to be found out"
-    monkeypatch.setattr(choices, "_choose", lambda *_: (chosen, "for this test"))
+    monkeypatch.setattr(autotuner, "_choose", lambda *_: (chosen, "for this test"))
     y, sums = np.empty_like(arrays["dy"]), np.empty(1 + 2 * geometry.filters)
     family.forward(arrays["x"], arrays["w"], None, geometry, out=y, sums=sums)
     assert takes(bias=False) == (chosen == "in passing")

@@ -158,7 +158,7 @@ def test_every_kernel_is_watched(all_kernels: Watched) -> None:
     assert not missing
 
 
-WITNESSES: dict[str, Run] = {
+RUNS: dict[str, Run] = {
     "columns.cuh": partial(of_kernel, "norm.statistics"),
     "deferred.cuh": partial(of_kernel, "fused.evaluate"),
     "images.cu": of_images,
@@ -170,10 +170,10 @@ WITNESSES: dict[str, Run] = {
 @pytest.mark.parametrize("site", sites(), ids=str)
 def test_no_barrier_or_fence_can_be_left_out(all_kernels: Watched, site: Site) -> None:
     watched = Watched()
-    WITNESSES[site.file](watched)
+    RUNS[site.file](watched)
     assert not watched.findings
     watched.without = site
-    WITNESSES[site.file](watched)
+    RUNS[site.file](watched)
     assert {finding.kind for finding in watched.findings} == {"race"}
 
 

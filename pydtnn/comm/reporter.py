@@ -1,4 +1,4 @@
-"""What the ranks of a host share so that the end of a run is told, and told once."""
+"""Which rank of a host reports why a run ends: the first that fails, or the watchdog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from pydtnn.comm import sentinel
+from pydtnn.comm import watchdog
 from pydtnn.comm.communicator import Communicator
 
 _FILE, _SOCKET = "first", "ranks"
@@ -20,11 +20,11 @@ _PATIENCE = 2.0
 """Seconds for the other process to start, which takes some 0.05; it is not worth more."""
 
 
-class Witness:
-    """Knows who may say why a run ends, and sees to it that a killed rank is told of.
+class Reporter:
+    """Lets one rank of a host report why a run ends, and a watchdog report a rank that is killed.
 
     The ranks of a host open one file; the one that writes the first byte reports for all. A process
-    of its own reports a rank that terminates unexpectedly (`pydtnn.comm.sentinel`). The files have
+    of its own reports a rank that terminates unexpectedly (`pydtnn.comm.watchdog`). The files have
     no name any more once all ranks hold them, so nothing is left behind however they end.
 
     Collective: all ranks make it.
@@ -56,15 +56,15 @@ class Witness:
     def is_first(self) -> bool:
         """Return whether no rank of this host has reported yet why the run ends, and claim it.
 
-        Where there was no place for a file, every rank speaks for itself.
+        Where there was no place for a file, every rank reports.
         """
-        return self._file is None or sentinel.is_first(self._file)
+        return self._file is None or watchdog.is_first(self._file)
 
     def leave(self) -> None:
         """Let this rank terminate unexpectedly."""
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the process may have been killed
-                self._connection.sendall(sentinel.LEAVING)
+                self._connection.sendall(watchdog.LEAVING)
             self._connection = None
 
 
@@ -79,7 +79,7 @@ def _make_folder() -> str | None:
 
 
 def _listen(folder: str) -> socket.socket | None:
-    """Open a socket in the folder, where the system has what the sentinel needs."""
+    """Open a socket in the folder, where the system has what the watchdog needs."""
     if sys.platform != "linux" or not sys.executable:
         return None
     listener = socket.socket(socket.AF_UNIX)
@@ -108,14 +108,14 @@ def _wait(connection: socket.socket) -> None:
     """Wait until all ranks are watched: who ends before could not be told from the others."""
     connection.settimeout(_PATIENCE)
     with contextlib.suppress(OSError):
-        connection.recv(len(sentinel.READY))
+        connection.recv(len(watchdog.READY))
     connection.settimeout(None)
 
 
 def _start(listener: socket.socket, file: int, ranks: int, of: int) -> None:
     """Start the process. It takes the listener over and ends after the last rank of this host."""
     files = (listener.fileno(), file)
-    program = [sys.executable, "-I", "-S", sentinel.__file__, *map(str, (*files, ranks, of))]
+    program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*files, ranks, of))]
     with listener, contextlib.suppress(OSError):
         process = subprocess.Popen(
             program,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.comm import sentinel
+from pydtnn.comm import watchdog
 
 START = """
 import os, signal, time
@@ -44,11 +44,11 @@ def test_nobody_is_named_where_all_leave_in_order(
     listener: socket.socket, connect: Callable[[int], socket.socket]
 ) -> None:
     found: list[int | None] = []
-    watcher = threading.Thread(target=lambda: found.append(sentinel.watch(listener, 12)))
+    watcher = threading.Thread(target=lambda: found.append(watchdog.watch(listener, 12)))
     watcher.start()
     for rank in range(12):
         with connect(rank) as connection:
-            connection.sendall(sentinel.LEAVING)
+            connection.sendall(watchdog.LEAVING)
     watcher.join(10)
     assert found == [None]
 
@@ -58,9 +58,9 @@ def test_the_first_that_ends_without_a_word_is_named(
 ) -> None:
     ranks = {rank: connect(rank) for rank in range(12)}
     threading.Timer(0.1, lambda: [ranks[rank].close() for rank in (3, 11, 7)]).start()
-    ranks[5].sendall(sentinel.LEAVING)
+    ranks[5].sendall(watchdog.LEAVING)
     ranks[5].close()
-    assert sentinel.watch(listener, 12) == 3
+    assert watchdog.watch(listener, 12) == 3
     for connection in ranks.values():
         connection.close()
 
@@ -72,7 +72,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
         counters.write_text(f"nr_free_pages 7\noom_kill {kills}\noom_killer 9\n")
 
     count(3)
-    kills = sentinel.Kills(str(counters))
+    kills = watchdog.Kills(str(counters))
     assert not kills.lately()
     count(4)
     kills.remember()
@@ -82,7 +82,7 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
 
 
 def test_where_nobody_counts_there_were_no_kills(tmp_path: Path) -> None:
-    assert not sentinel.Kills(str(tmp_path / "nowhere")).lately()
+    assert not watchdog.Kills(str(tmp_path / "nowhere")).lately()
 
 
 def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -> None:
@@ -93,7 +93,7 @@ def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -
         raise Enough
 
     with pytest.raises(Enough):
-        sentinel.watch(listener, 1, pause, 0.01)
+        watchdog.watch(listener, 1, pause, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -105,30 +105,30 @@ def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -
     ],
 )
 def test_what_is_known_of_an_end_is_told(for_memory: bool, all_here: bool, words: str) -> None:
-    told = sentinel.explain(2, for_memory, all_here)
+    told = watchdog.explain(2, for_memory, all_here)
     assert told == f"rank 2: terminated unexpectedly; {words}"
 
 
 def test_of_all_who_open_a_file_one_is_first(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files = [os.open(tmp_path / "file", os.O_WRONLY | os.O_APPEND) for _ in range(3)]
-    assert [sentinel.is_first(file) for file in files] == [True, False, False]
+    assert [watchdog.is_first(file) for file in files] == [True, False, False]
     for file in files:
         os.close(file)
 
 
 HOSTS = """
 from mpi4py import MPI
-from pydtnn.comm import sentinel
+from pydtnn.comm import watchdog
 from pydtnn.comm.failure import end_all_ranks_on_error
 from pydtnn.comm.mpi import MpiCommunicator
 path = os.environ["SENTINEL"]
-with open(sentinel.__file__) as file:
+with open(watchdog.__file__) as file:
     text = file.read().replace("/proc/vmstat", path + ".vmstat")
 if comm.rank == 0:
     open(path, "w").write(text)
     open(path + ".vmstat", "w").write("oom_kill 0\\n")
-sentinel.__file__ = path
+watchdog.__file__ = path
 comm.barrier()
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 0, 2])
 end_all_ranks_on_error(comm)
@@ -146,7 +146,7 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(
 ) -> None:
     """Here both hosts have the same memory, so that the other one may speak of the effect."""
     body = START + HOSTS + f"kills = {kills}" + KILL + WAIT
-    environment = {"SENTINEL": str(tmp_path / "sentinel.py")}
+    environment = {"SENTINEL": str(tmp_path / "watchdog.py")}
     finished = mpiexec(3, ["-c", body], timeout=30, environment=environment)
     words = "terminated unexpectedly; the out-of-memory killer has just killed a process of this"
     assert ("rank 1: " + words in finished.stderr) == (kills > 0)

@@ -39,18 +39,18 @@ _log = logging.getLogger("pydtnn.kernels")
 
 
 @dataclass(frozen=True)
-class Choice:
+class Winner:
     """The candidate that was chosen, and the s that each one took where that is known."""
 
     name: str
     seconds: dict[str, float]
 
 
-Table = dict[str, dict[int, Choice]]
+Table = dict[str, dict[int, Winner]]
 """Choices by operation (with its geometry and dtype, in words), then by batch."""
 
 
-class ChoicesFile:
+class AutotunerFile:
     """The choices of this machine, by setting (instruction set and threads).
 
     A file that cannot be read or written is no error: choices are then measured again in the next
@@ -93,7 +93,7 @@ class ChoicesFile:
 
     def find(
         self, setting: str, operation: str, batch: int, candidates: Sequence[str]
-    ) -> Choice | None:
+    ) -> Winner | None:
         """Return what was chosen among just these candidates, if anything was."""
         if self._settings is None:
             self._settings = self._read()
@@ -101,7 +101,7 @@ class ChoicesFile:
         known = choice and choice.name in candidates and choice.seconds.keys() == {*candidates}
         return choice if known else None
 
-    def add(self, setting: str, operation: str, batch: int, choice: Choice) -> Choice:
+    def add(self, setting: str, operation: str, batch: int, choice: Winner) -> Winner:
         """Keep a choice, unless another process was faster; return the one that is valid now."""
         if self._locked_out:
             return choice
@@ -152,7 +152,7 @@ def to_table(content: dict[str, Any]) -> Table:
     """
     return {
         str(operation): {
-            int(batch): Choice(str(choice["name"]), _seconds(choice["seconds"]))
+            int(batch): Winner(str(choice["name"]), _seconds(choice["seconds"]))
             for batch, choice in batches.items()
         }
         for operation, batches in content.items()

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.kernels import Backend, ConvGeometry, choices_file, create_backend, report
-from pydtnn.kernels.choices import ALIKE, MODES, Choices, fastest, nearest, rule
-from pydtnn.kernels.choices_file import Choice, ChoicesFile
+from pydtnn.kernels import Backend, ConvGeometry, autotuner_file, create_backend, report
+from pydtnn.kernels.autotuner import ALIKE, MODES, Autotuner, fastest, nearest, rule
+from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.kernels.timing import ROUNDS
 
 THREE = ("direct", "winograd4", "winograd2")
@@ -64,18 +64,18 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def choices(machine: Machine, mode: str = "measure", setting: str = "avx2, 1 thread") -> Choices:
-    return Choices(
+def tuner(machine: Machine, mode: str = "measure", setting: str = "avx2, 1 thread") -> Autotuner:
+    return Autotuner(
         mode,
         setting,
-        file=ChoicesFile("some CPU"),
+        file=AutotunerFile("some CPU"),
         clock=machine.clock,
         disturbances=lambda: machine.switches,
     )
 
 
 def pick(
-    own: Choices,
+    own: Autotuner,
     machine: Machine,
     *,
     operation: str = "forward",
@@ -99,12 +99,12 @@ def test_the_first_candidate_stays_unless_another_is_clearly_faster(
 def test_where_a_time_is_missing_the_rule_decides(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=2.0, winograd2=0.5)
     machine.disturbed = {"direct"}
-    own = choices(machine)
+    own = tuner(machine)
     assert pick(own, machine) == rule(geometry(), THREE) == "winograd4"
     (told,) = own.report().values()
     assert told == "winograd4, by rule, as the machine was too busy for measuring"
     machine.disturbed = set()
-    again = choices(machine)  # the file holds that, too: the same bytes as before
+    again = tuner(machine)  # the file holds that, too: the same bytes as before
     assert pick(again, machine) == "winograd4"
     assert again.report() == own.report()
 
@@ -114,7 +114,7 @@ def test_where_a_time_is_missing_the_rule_decides(cache: Path) -> None:
 
 def test_a_key_is_measured_once(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     assert {pick(own, machine) for _ in range(5)} == {"winograd4"}
     assert machine.calls["direct"] == 1 + ROUNDS[0]
     assert own.resolved == {("forward", geometry(), 64, FLOAT): "winograd4"}
@@ -124,7 +124,7 @@ def test_operations_geometries_dtypes_and_very_different_batches_are_measured_ap
     cache: Path,
 ) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     pick(own, machine)
     pick(own, machine, operation="backward_data")
     pick(own, machine, where=geometry(32))
@@ -136,7 +136,7 @@ def test_operations_geometries_dtypes_and_very_different_batches_are_measured_ap
 
 def test_a_similar_batch_takes_the_choice_of_the_nearest(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     pick(own, machine)
     before = machine.now
     for batch in (64 * ALIKE, 64 // ALIKE, 63):
@@ -153,7 +153,7 @@ def test_the_nearest_batch_is_that_of_the_smallest_ratio(batch: int, near: int) 
 
 def test_without_an_alternative_or_a_sample_nothing_is_measured(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5)
-    own = choices(machine)
+    own = tuner(machine)
     assert pick(own, machine, candidates=("direct",)) == "direct"
     assert pick(own, machine, batch=0) == "direct"
     assert machine.order == []
@@ -184,7 +184,7 @@ def test_what_the_text_of_a_geometry_says_is_all_that_two_can_differ_in() -> Non
 
 def test_direct_algorithms_are_taken_where_they_are_asked_for() -> None:
     machine = Machine()
-    assert pick(choices(machine, "direct"), machine) == "direct"
+    assert pick(tuner(machine, "direct"), machine) == "direct"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_rule_wants_some_channels_and_a_map_that_tiles_fit_on(
     channels: int, size: int, chosen: str
 ) -> None:
     machine = Machine()
-    own = choices(machine, "fixed")
+    own = tuner(machine, "fixed")
     where = geometry(channels, size)
     assert pick(own, machine, where=where) == chosen
     assert pick(own, machine, where=where, operation="backward_filter") == chosen
@@ -207,7 +207,7 @@ def test_the_rule_wants_some_channels_and_a_map_that_tiles_fit_on(
 @pytest.mark.parametrize("mode", ["fixed", "direct"])
 def test_without_measuring_a_choice_does_not_depend_on_the_threads(mode: str, threads: int) -> None:
     machine = Machine()
-    own = choices(machine, mode, f"avx2, {threads} threads")
+    own = tuner(machine, mode, f"avx2, {threads} threads")
     assert pick(own, machine) == {"fixed": "winograd4", "direct": "direct"}[mode]
 
 
@@ -216,10 +216,10 @@ def test_the_environment_says_how_to_choose_and_the_caller_knows_better(
 ) -> None:
     for mode in MODES:
         monkeypatch.setenv("PYDTNN_TUNING", mode)
-        assert create_backend("cpu").choices.mode == mode
-        assert create_backend("cpu", tuning="direct").choices.mode == "direct"
+        assert create_backend("cpu").autotuner.mode == mode
+        assert create_backend("cpu", tuning="direct").autotuner.mode == "direct"
     monkeypatch.delenv("PYDTNN_TUNING")
-    assert create_backend("cpu").choices.mode == "measure"
+    assert create_backend("cpu").autotuner.mode == "measure"
 
 
 def test_an_unknown_mode_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +232,11 @@ def test_an_unknown_mode_is_answered_with_the_nearest(monkeypatch: pytest.Monkey
 
 def test_the_report_says_what_was_chosen_and_why(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     pick(own, machine)
     pick(own, machine, batch=40)
     pick(own, machine, where=geometry(kernel=1), candidates=("direct",))
-    told = report(replace(create_backend("cpu"), choices=own))
+    told = report(replace(create_backend("cpu"), autotuner=own))
     where = "conv.forward 3x3 16->16 on 8x8 padding 1 float32, batch"
     assert told["conv.forward"] == "cpu"
     assert told[f"{where} 64"] == (
@@ -258,7 +258,7 @@ def test_measuring_leaves_no_trace_in_what_a_convolution_computes(
     shape = geometry()
     x, w, dy, before = (rng.normal(size=s) for s in 2 * [(2, 8, 8, 16), (16, 3, 3, 16)])
     results = []
-    for own, algorithms in ((conv, {}), (plain, conv.choices.resolved)):
+    for own, algorithms in ((conv, {}), (plain, conv.autotuner.resolved)):
         named = {key[0]: {"algorithm": name} for key, name in algorithms.items()}
         y, dx, dw = np.empty_like(x), dy.copy(), before.copy()
         own.forward(x, w, None, shape, out=y, **named.get("forward", {}))
@@ -267,7 +267,7 @@ def test_measuring_leaves_no_trace_in_what_a_convolution_computes(
             x, dy, shape, out=dw, accumulate=True, **named.get("backward_filter", {})
         )
         results.append((y, dx, dw))
-    assert len(conv.choices.resolved) == 3
+    assert len(conv.autotuner.resolved) == 3
     for measured, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(measured, expected)
 
@@ -277,8 +277,8 @@ def test_measuring_leaves_no_trace_in_what_a_convolution_computes(
 
 def test_after_freezing_nothing_is_measured(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
-    table = {"forward 3x3 16->16 on 8x8 padding 1 float32": {64: Choice("winograd2", {})}}
+    own = tuner(machine)
+    table = {"forward 3x3 16->16 on 8x8 padding 1 float32": {64: Winner("winograd2", {})}}
     own.freeze({str(own.kind): table})
     assert pick(own, machine) == pick(own, machine, batch=1) == "winograd2"
     assert pick(own, machine, where=geometry(32)) == "winograd4"  # by rule
@@ -290,12 +290,12 @@ def test_after_freezing_nothing_is_measured(cache: Path) -> None:
 
 def test_what_was_agreed_on_comes_back_without_times(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     pick(own, machine)
     assert own.state() == {}  # nobody has agreed yet
     own.freeze({str(own.kind): own.open(), "another kind": {}})
     slower = Machine(direct=1.0, winograd4=1.5, winograd2=0.7)
-    resumed = choices(slower)
+    resumed = tuner(slower)
     resumed.load(own.state())
     assert resumed.state() == own.state()
     assert "0.5" not in repr(own.state())
@@ -307,11 +307,11 @@ def test_another_kind_of_machine_measures_for_itself_and_keeps_the_others_choice
     cache: Path,
 ) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     pick(own, machine)
     own.freeze({str(own.kind): own.open()})
     slower = Machine(direct=1.0, winograd4=1.5, winograd2=0.7)
-    other = choices(slower, setting="avx2, 2 threads")
+    other = tuner(slower, setting="avx2, 2 threads")
     other.load(own.state())
     assert pick(other, slower) == "winograd2"
     other.freeze({str(other.kind): other.open()})
@@ -323,9 +323,9 @@ def test_another_kind_of_machine_measures_for_itself_and_keeps_the_others_choice
 
 def test_a_second_process_takes_what_the_first_has_measured(cache: Path) -> None:
     fast = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    assert pick(choices(fast), fast) == "winograd4"
+    assert pick(tuner(fast), fast) == "winograd4"
     slow = Machine(direct=1.0, winograd4=2.0, winograd2=0.7)
-    own = choices(slow)
+    own = tuner(slow)
     assert pick(own, slow) == "winograd4"
     assert slow.order == []
     assert "winograd4 500 ms" in next(iter(own.report().values()))
@@ -336,7 +336,7 @@ def test_whoever_comes_later_with_other_figures_takes_those_that_are_there(cache
         Machine(direct=1.0, winograd4=0.5, winograd2=0.7),
         Machine(direct=1.0, winograd4=2.0, winograd2=0.7),
     ]
-    both = [choices(machine) for machine in machines]
+    both = [tuner(machine) for machine in machines]
     for own in both:  # each has read the file before the other writes it
         own.file.find("avx2, 1 thread", "", 1, THREE)
     assert [pick(o, m) for o, m in zip(both, machines, strict=True)] == ["winograd4"] * 2
@@ -344,10 +344,10 @@ def test_whoever_comes_later_with_other_figures_takes_those_that_are_there(cache
 
 def test_settings_batches_and_machines_do_not_mix(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    pick(choices(machine), machine)
-    pick(choices(machine, setting="avx2, 2 threads"), machine)
-    pick(choices(machine), machine, batch=32)  # in another process nothing is near
-    other = Choices("measure", "avx2, 1 thread", file=ChoicesFile("other"), clock=machine.clock)
+    pick(tuner(machine), machine)
+    pick(tuner(machine, setting="avx2, 2 threads"), machine)
+    pick(tuner(machine), machine, batch=32)  # in another process nothing is near
+    other = Autotuner("measure", "avx2, 1 thread", file=AutotunerFile("other"), clock=machine.clock)
     pick(other, machine)
     assert machine.calls["direct"] == 4 * (1 + ROUNDS[0])
     assert len([*cache.glob("choices-*.json")]) == 2
@@ -355,11 +355,11 @@ def test_settings_batches_and_machines_do_not_mix(cache: Path) -> None:
 
 def test_other_candidates_are_measured_again(cache: Path) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    pick(choices(machine), machine, candidates=THREE[:2])
+    pick(tuner(machine), machine, candidates=THREE[:2])
     machine.seconds["winograd2"] = [0.1]
-    assert pick(choices(machine), machine) == "winograd2"
+    assert pick(tuner(machine), machine) == "winograd2"
     before = machine.now
-    assert pick(choices(machine), machine) == "winograd2"
+    assert pick(tuner(machine), machine) == "winograd2"
     assert machine.now == before
 
 
@@ -377,14 +377,14 @@ def test_a_damaged_file_is_told_once_and_written_again(
     content: bytes, cache: Path, quiet: Callable[[], list[str]]
 ) -> None:
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     cache.mkdir()
     own.file.path.write_bytes(content)
     assert pick(own, machine) == "winograd4"
     pick(own, machine, operation="backward_data")
     (told,) = quiet()
     assert told.startswith(f"{own.file.path} is damaged")
-    again = choices(Machine())
+    again = tuner(Machine())
     assert pick(again, Machine()) == pick(again, Machine(), operation="backward_data")
 
 
@@ -394,9 +394,9 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     def refuse(*args: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(choices_file, "write_file", refuse)
+    monkeypatch.setattr(autotuner_file, "write_file", refuse)
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     assert pick(own, machine) == pick(own, machine, operation="backward_data") == "winograd4"
     (told,) = quiet()
     assert "PYDTNN_CACHE" in told
@@ -404,8 +404,8 @@ def test_a_folder_that_cannot_be_written_is_told_once(
 
 
 def test_processes_that_measure_at_the_same_time_lose_nothing(cache: Path) -> None:
-    files = [ChoicesFile("some CPU") for _ in range(8)]
-    choice = Choice("direct", {"direct": 1.0, "other": 2.0})
+    files = [AutotunerFile("some CPU") for _ in range(8)]
+    choice = Winner("direct", {"direct": 1.0, "other": 2.0})
 
     def add(number: int) -> None:
         for batch in range(5):
@@ -413,7 +413,7 @@ def test_processes_that_measure_at_the_same_time_lose_nothing(cache: Path) -> No
 
     with ThreadPoolExecutor(len(files)) as pool:
         list(pool.map(add, range(len(files))))
-    own = ChoicesFile("some CPU")
+    own = AutotunerFile("some CPU")
     for number in range(len(files)):
         for batch in range(5):
             assert own.find("setting", f"operation {number}", batch, ["direct", "other"]) == choice
@@ -425,7 +425,7 @@ def test_a_file_in_the_place_of_the_folder_is_told_once(
 ) -> None:
     cache.write_text("")
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     assert pick(own, machine) == pick(own, machine, operation="backward_data") == "winograd4"
     (told,) = quiet()
     assert "PYDTNN_CACHE" in told
@@ -441,7 +441,7 @@ def test_a_user_without_a_home_can_train(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     assert pick(own, machine) == pick(own, machine, operation="backward_data") == "winograd4"
     assert len(quiet()) == 1
 
@@ -451,10 +451,10 @@ def test_the_file_is_in_the_users_cache_unless_a_folder_is_named(
 ) -> None:
     monkeypatch.delenv("PYDTNN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert ChoicesFile("x").path.parent == tmp_path / "xdg" / "pydtnn"
+    assert AutotunerFile("x").path.parent == tmp_path / "xdg" / "pydtnn"
     monkeypatch.setenv("PYDTNN_CACHE", str(tmp_path))
-    assert ChoicesFile("x").path.parent == tmp_path
-    assert ChoicesFile("x").path != ChoicesFile("y").path
+    assert AutotunerFile("x").path.parent == tmp_path
+    assert AutotunerFile("x").path != AutotunerFile("y").path
 
 
 def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
@@ -462,18 +462,18 @@ def test_a_machine_is_its_cpu_the_version_and_the_build() -> None:
     from pydtnn.utils.machine import cpu_model
 
     pytest.importorskip("pydtnn.kernels.cpu._conv")
-    name = ChoicesFile().machine
+    name = AutotunerFile().machine
     assert name.startswith(f"{cpu_model()}, pydtnn {pydtnn.__version__}, kernels ")
 
 
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_long(
     cache: Path, monkeypatch: pytest.MonkeyPatch, quiet: Callable[[], list[str]]
 ) -> None:
-    monkeypatch.setattr(choices_file, "PATIENCE", 0.05)
+    monkeypatch.setattr(autotuner_file, "PATIENCE", 0.05)
     waits: list[float] = []
-    monkeypatch.setattr(choices_file.time, "sleep", waits.append)
+    monkeypatch.setattr(autotuner_file.time, "sleep", waits.append)
     machine = Machine(direct=1.0, winograd4=0.5, winograd2=0.7)
-    own = choices(machine)
+    own = tuner(machine)
     cache.mkdir(parents=True, exist_ok=True)
     with open(own.file.path.with_suffix(".lock"), "a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -489,5 +489,5 @@ def test_a_stopped_process_that_holds_the_lock_is_waited_for_once_and_not_for_lo
 
 def test_a_kept_choice_that_is_no_candidate_is_not_taken(cache: Path) -> None:
     seconds = {"direct": 1.0, "other": 2.0}
-    ChoicesFile().add("setting", "operation", 8, Choice("neither", seconds))
-    assert ChoicesFile().find("setting", "operation", 8, ["direct", "other"]) is None
+    AutotunerFile().add("setting", "operation", 8, Winner("neither", seconds))
+    assert AutotunerFile().find("setting", "operation", 8, ["direct", "other"]) is None

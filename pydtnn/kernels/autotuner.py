@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pydtnn.kernels.choices_file import Choice, ChoicesFile, Table
+from pydtnn.kernels.autotuner_file import AutotunerFile, Table, Winner
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.timing import shortest_times, switches
 from pydtnn.utils.suggest import unknown
@@ -36,8 +36,8 @@ ALIKE = 2
 Key = tuple[str, ConvGeometry, int, Any]
 
 
-class Choices:
-    """The choices of one backend.
+class Autotuner:
+    """The choices of algorithms of one backend.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Choices:
         "fixed": always `rule`. "direct": always the first candidate.
     setting : str
         Instruction set and threads of the backend, in words.
-    file : ChoicesFile, optional
+    file : AutotunerFile, optional
         Where measured choices are kept; by default the user's.
     clock, disturbances : callable
         For `shortest_times`.
@@ -65,13 +65,13 @@ class Choices:
         mode: str,
         setting: str = "",
         *,
-        file: ChoicesFile | None = None,
+        file: AutotunerFile | None = None,
         clock: Callable[[], float] = time.perf_counter,
         disturbances: Callable[[], int] = switches,
     ) -> None:
         self.mode = mode
         self.setting = setting
-        self.file = file or ChoicesFile()
+        self.file = file or AutotunerFile()
         self.clock, self.disturbances = clock, disturbances
         self.resolved: dict[Key, str] = {}
         self.frozen = False
@@ -137,7 +137,7 @@ class Choices:
         found = self.file.find(self.setting, what, batch, candidates)
         if found is None:
             times = shortest_times(candidates, run, self.clock, self.disturbances)
-            choice = Choice(fastest(times, rule(geometry, candidates)), times)
+            choice = Winner(fastest(times, rule(geometry, candidates)), times)
             found = self.file.add(self.setting, what, batch, choice)
         self._table.setdefault(what, {})[batch] = found
         return found.name, _told(found)
@@ -201,7 +201,7 @@ class Choices:
         """Take what `state` returned; on another kind of machine it will be measured again."""
         self._agreed = {
             kind: {
-                what: {int(batch): Choice(name, {}) for batch, name in batches.items()}
+                what: {int(batch): Winner(name, {}) for batch, name in batches.items()}
                 for what, batches in table.items()
             }
             for kind, table in state["measured"].items()
@@ -210,15 +210,17 @@ class Choices:
         self.resolved.clear()
 
 
-def create_choices(mode: str | None, setting: str, file: ChoicesFile | None = None) -> Choices:
-    """Make the choices of a backend.
+def create_autotuner(
+    mode: str | None, setting: str, file: AutotunerFile | None = None
+) -> Autotuner:
+    """Make the autotuner of a backend.
 
     Parameters
     ----------
     mode : str, optional
         By default what `PYDTNN_TUNING` says, and without it "measure".
     setting, file
-        See `Choices`.
+        See `Autotuner`.
 
     Raises
     ------
@@ -228,7 +230,7 @@ def create_choices(mode: str | None, setting: str, file: ChoicesFile | None = No
     name = mode or os.environ.get(VARIABLE) or MODES[0]
     if name not in MODES:
         raise ValueError(unknown("tuning" if mode else f"value of {VARIABLE}", name, MODES))
-    return Choices(name, setting, file=file)
+    return Autotuner(name, setting, file=file)
 
 
 def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
@@ -259,7 +261,7 @@ def nearest(batches: Iterable[int], batch: int) -> int | None:
     return min(batches, key=lambda b: (max(b, batch) / min(b, batch), b), default=None)
 
 
-def _told(choice: Choice) -> str:
+def _told(choice: Winner) -> str:
     """Say why: "measured: winograd4 0.58 ms, direct 1.04 ms"."""
     if not choice.seconds:
         return "as agreed on before"

@@ -29,7 +29,7 @@ class BestWeights(Monitor):
         super().__init__(monitor, mode)
         self.path = Path(path)
 
-    def judge(self, trainer: Training, value: float, improved: bool) -> None:
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
         """Save. Collective: all ranks call it.
 
         Raises

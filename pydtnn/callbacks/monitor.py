@@ -14,7 +14,7 @@ VALIDATION = "val_"
 
 
 class Monitor(Callback):
-    """Watch one value from epoch to epoch; a subclass says what follows in `judge`.
+    """Watch one value from epoch to epoch; a subclass says what follows in `on_value`.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Monitor(Callback):
         self.waited = 0
 
     @abstractmethod
-    def judge(self, trainer: Training, value: float, improved: bool) -> None:
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
         """Act on an epoch's value; `best` and `waited` are up to date.
 
         Parameters
@@ -69,7 +69,7 @@ class Monitor(Callback):
             self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Compare the epoch's value with the best, and judge."""
+        """Compare the epoch's value with the best, and call `on_value`."""
         # A validation's value is missing where there is no validation; only now can that be known.
         self._check(self.monitor, [name for name in trainer.logs if name != "lr"])
         value = trainer.logs[self.monitor]
@@ -77,7 +77,7 @@ class Monitor(Callback):
         if improved:
             self.best = value
         self.waited = 0 if improved else self.waited + 1
-        self.judge(trainer, value, improved)
+        self.on_value(trainer, value, improved)
 
     def _check(self, name: str, choices: list[str]) -> None:
         if name not in choices:

@@ -52,7 +52,7 @@ class ReduceOnPlateau(Monitor):
         self.cooldown = whole(who, "cooldown", cooldown, at_least=0)
         self.cooling = 0
 
-    def judge(self, trainer: Training, value: float, improved: bool) -> None:
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
         """Reduce when patience has run out, unless the last reduction was just now."""
         if self.cooling > 0:
             self.cooling -= 1

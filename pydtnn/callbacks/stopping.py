@@ -41,7 +41,7 @@ class EarlyStopping(Monitor):
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 
-    def judge(self, trainer: Training, value: float, improved: bool) -> None:
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
         """Stop when patience has run out."""
         self._stop_in_time(trainer)
 
@@ -72,7 +72,7 @@ class StopAtMetric(Monitor):
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 
-    def judge(self, trainer: Training, value: float, improved: bool) -> None:
+    def on_value(self, trainer: Training, value: float, improved: bool) -> None:
         """Stop when the value is reached."""
         self._stop_in_time(trainer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.utils.errors import AgreedError, describe
@@ -43,7 +43,7 @@ def agree(comm: Communicator, error: Exception | None = None) -> None:
     if len(ranks) == 1 and len(failed) == comm.size:
         message = reasons[0]
     else:
-        message = "; ".join(f"{_name(who)}: {reason}" for reason, who in ranks.items())
+        message = "; ".join(f"{name_ranks(who)}: {reason}" for reason, who in ranks.items())
     raise AgreedError(message, failed) from error
 
 
@@ -75,5 +75,6 @@ def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], adv
                 )
 
 
-def _name(ranks: list[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Write "rank 1", or "ranks 2, 3"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.agree import name_ranks
 from pydtnn.comm.communicator import Communicator, Request
-from pydtnn.comm.wrapper import Wrapper
+from pydtnn.comm.wrapper import Driving, Wrapper
 from pydtnn.utils.errors import AgreedError
 
 
@@ -64,7 +65,7 @@ class Checked(Wrapper):
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         if what in ("send", "recv"):
-            return _Message(self, call(*args))
+            return Driving(call(*args), self.drive, self.start_ready)
         return self._compare(what, lambda: call(*args), args)
 
     def start_ready(self) -> None:
@@ -154,22 +155,6 @@ class _Pending(Request):
         return self._started and (self._request is None or self._request.test())
 
 
-class _Message(Request):
-    """A message from rank to rank: who waits for it meanwhile starts the calls made before."""
-
-    def __init__(self, comm: Checked, request: Request) -> None:
-        self._comm = comm
-        self._request = request
-
-    def wait(self) -> None:
-        self._comm.drive(self._request)
-        self._request.wait()
-
-    def test(self) -> bool:
-        self._comm.start_ready()
-        return self._request.test()
-
-
 def _sentence(what: str, args: tuple[Any, ...]) -> str:
     """Describe a call by all that must be alike: "allreduce sum of 5 float32"."""
     if what in ("allreduce", "iallreduce"):
@@ -193,10 +178,9 @@ def _difference(sentences: list[str]) -> str:
     usual = max(dict.fromkeys(sentences), key=sentences.count)
     odd = next(rank for rank, sentence in enumerate(sentences) if sentence != usual)
     same = [rank for rank, sentence in enumerate(sentences) if sentence == sentences[odd]]
-    ranks = f"rank{'s' * (len(same) > 1)} {', '.join(map(str, same))}"
     verb = "call" if len(same) > 1 else "calls"
     other = sentences.index(usual)
     return (
-        f"{ranks} {verb} {sentences[odd]} where rank {other} calls {usual}; all ranks must make "
-        "the same calls in the same order"
+        f"{name_ranks(same)} {verb} {sentences[odd]} where rank {other} calls {usual}; all "
+        "ranks must make the same calls in the same order"
     )

@@ -305,41 +305,30 @@ class _MpiRequest(Request):
         attendance = self._comm.attendance
         attendance.waiting = self._wait
         try:
-            self._request.Wait()
+            self._complete(self._request.Wait)
         finally:
             attendance.waiting = None
 
     def test(self) -> bool:
-        return bool(self._request.Test())
+        return self._complete(self._request.Test)
+
+    def _complete(self, operation: Callable[..., bool]) -> bool:
+        return bool(operation())
 
 
-class _MpiReceive(Request):
+class _MpiReceive(_MpiRequest):
     """A receive under way, which checks the length of the message when it is complete."""
 
     def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, expected: int) -> None:
-        self._comm = comm
+        super().__init__(comm, request, wait)
         self._mpi = comm._mpi
-        self._request = request
-        self._wait = wait
         self._status = self._mpi.Status()
         self._expected = expected
         self._done = False
 
-    def wait(self) -> None:
-        if not self._done:
-            attendance = self._comm.attendance
-            attendance.waiting = self._wait
-            try:
-                self._complete(self._request.Wait)
-            finally:
-                attendance.waiting = None
-
-    def test(self) -> bool:
-        if not self._done:
-            self._complete(self._request.Test)
-        return self._done
-
-    def _complete(self, operation: Any) -> None:
+    def _complete(self, operation: Callable[..., bool]) -> bool:
+        if self._done:
+            return True
         try:
             self._done = operation(self._status)
         except self._mpi.Exception as error:
@@ -349,3 +338,4 @@ class _MpiReceive(Request):
         given = self._status.Get_count(self._mpi.BYTE)
         if self._done and given != self._expected:
             raise ValueError(wrong_length(self._expected, given))
+        return self._done

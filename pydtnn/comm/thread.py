@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -235,46 +236,42 @@ class ThreadCommunicator(Communicator):
         return meeting.result
 
 
+@dataclass(eq=False)
 class _Reduction(Request):
     """An allreduce under way: the sum is copied into the rank's array when it asks for it."""
 
-    def __init__(
-        self, comm: ThreadCommunicator, call: str, meeting: _Meeting, array: np.ndarray
-    ) -> None:
-        self._comm = comm
-        self._call = call
-        self._meeting = meeting
-        self._array: np.ndarray | None = array
+    comm: ThreadCommunicator
+    call: str
+    meeting: _Meeting
+    array: np.ndarray | None
 
     def wait(self) -> None:
-        if self._array is not None:
-            self._array[:] = self._comm._finish(self._call, self._meeting)
-            self._array = None
+        if self.array is not None:
+            self.array[:] = self.comm._finish(self.call, self.meeting)
+            self.array = None
 
     def test(self) -> bool:
-        if self._array is not None and self._comm._world.passed(self._meeting.done):
+        if self.array is not None and self.comm._world.passed(self.meeting.done):
             self.wait()
-        return self._array is None
+        return self.array is None
 
 
+@dataclass(eq=False)
 class _Transfer(Request):
     """A message under way."""
 
-    def __init__(
-        self, comm: ThreadCommunicator, doing: Callable[[], str], message: Message
-    ) -> None:
-        self._comm = comm
-        self._doing = doing
-        self._message = message
+    comm: ThreadCommunicator
+    doing: Callable[[], str]
+    message: Message
 
     def wait(self) -> None:
-        self._comm._world.wait_for(self._message, self._comm.rank, self._doing)
+        self.comm._world.wait_for(self.message, self.comm.rank, self.doing)
         self.test()
 
     def test(self) -> bool:
-        if self._message.problem:
-            raise ValueError(self._message.problem)
-        return self._comm._world.passed(self._message.done)
+        if self.message.problem:
+            raise ValueError(self.message.problem)
+        return self.comm._world.passed(self.message.done)
 
 
 def _reduce(arrays: list[np.ndarray], op: str) -> np.ndarray:

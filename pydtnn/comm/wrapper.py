@@ -79,3 +79,29 @@ class Wrapper(Communicator):
 
     def _split(self, color: int, key: int) -> Communicator:
         return self.wrapped(self.called("split", self.inner._split, color, key))
+
+
+class Driving(Request):
+    """A request of the communicator inside: who waits for it or tests it drives others, too.
+
+    Parameters
+    ----------
+    request : Request
+    drive : callable
+        Takes the request, and moves others until it is complete, or they are.
+    advance : callable
+        Moves others as far as they can.
+    """
+
+    def __init__(
+        self, request: Request, drive: Callable[[Request], None], advance: Callable[[], None]
+    ) -> None:
+        self._request, self._drive, self._advance = request, drive, advance
+
+    def wait(self) -> None:
+        self._drive(self._request)
+        self._request.wait()
+
+    def test(self) -> bool:
+        self._advance()
+        return self._request.test()

@@ -20,11 +20,11 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.model.graph import Graph, Node
 
-Walk = Generator[np.ndarray, np.ndarray, Any]
+Loop = Generator[np.ndarray, np.ndarray, Any]
 """Yields what it contributes to a sum, and is sent the total; returns its result."""
 
 Total = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Adds up what walks contribute, one array each, and whatever else belongs to the sum."""
+"""Adds up what loops contribute, one array each, and whatever else belongs to the sum."""
 
 
 def walk_forward(
@@ -35,7 +35,7 @@ def walk_forward(
     after_node: Callable[[Node, Array], None] | None,
     *,
     joint: bool,
-) -> Walk:
+) -> Loop:
     """Run every node in order; where `joint`, yield the sums of layers in two phases.
 
     The parameters and the result are those of `Model.forward`.
@@ -78,7 +78,7 @@ def walk_backward(
     *,
     joint: bool,
     shard: int,
-) -> Walk:
+) -> Loop:
     """Run every node's backward; where `joint`, yield the sums of layers in two phases.
 
     The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
@@ -124,32 +124,32 @@ def walk_backward(
 
 
 def run_together(
-    walks: Sequence[Walk], total: Total | None, before: Callable[[int], None] | None = None
+    loops: Sequence[Loop], total: Total | None, before: Callable[[int], None] | None = None
 ) -> list[Any]:
-    """Run walks one after the other to their next sum, then hand each the total, and so on.
+    """Run loops one after the other to their next sum, then hand each the total, and so on.
 
     Parameters
     ----------
-    walks : sequence of Walk
+    loops : sequence of Loop
         All yield equally often; not at all where `total` is None.
     total : Total or None
     before : callable, optional
-        Called with a walk's position whenever it is about to go on.
+        Called with a loop's position whenever it is about to go on.
 
     Returns
     -------
     list
-        What each walk returns.
+        What each loop returns.
     """
-    results: list[Any] = [None] * len(walks)
+    results: list[Any] = [None] * len(loops)
     send: np.ndarray | None = None
     while True:
         sums = []
-        for position, walk in enumerate(walks):
+        for position, loop in enumerate(loops):
             if before:
                 before(position)
             try:
-                sums.append(walk.send(send))  # type: ignore[arg-type]  # None starts a walk
+                sums.append(loop.send(send))  # type: ignore[arg-type]  # None starts a loop
             except StopIteration as end:
                 results[position] = end.value
         if not sums:

@@ -208,11 +208,11 @@ class Model:
             For each shard, what `forward` returns.
         """
         self.refresh()
-        walks = [
+        loops = [
             walk_forward(self.graph, x, context, keep, after_node, joint=total is not None)
             for x, context in zip(xs, contexts, strict=True)
         ]
-        return run_together(walks, total)
+        return run_together(loops, total)
 
     def backward(
         self,
@@ -288,7 +288,7 @@ class Model:
                 buffer.accumulate = slots is None and (accumulate or shard > 0)
                 buffer.write_to(slots[shard] if slots else 0)
 
-        walks = [
+        loops = [
             walk_backward(
                 self.graph,
                 self.buckets,
@@ -302,7 +302,7 @@ class Model:
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
         ]
         try:
-            return run_together(walks, total, before)
+            return run_together(loops, total, before)
         finally:
             for buffer in self.buffers:
                 buffer.write_to(0)

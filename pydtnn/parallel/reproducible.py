@@ -25,42 +25,42 @@ from pydtnn.parallel.sums import Sums
 from pydtnn.utils.split import even_cuts
 
 
-class Block(NamedTuple):
+class Subtree(NamedTuple):
     """A node of the tree: the sum of shards ``place 2^level`` to ``(place + 1) 2^level - 1``."""
 
     level: int
     place: int
 
 
-def cover(start: int, stop: int) -> list[Block]:
+def cover(start: int, stop: int) -> list[Subtree]:
     """Cover a run of shards by as few nodes as possible, in order.
 
     >>> [tuple(block) for block in cover(3, 8)]
     [(0, 3), (2, 1)]
     """
-    blocks: list[Block] = []
+    blocks: list[Subtree] = []
     while start < stop:
         level = 0
         while start % (2 << level) == 0 and start + (2 << level) <= stop:
             level += 1
-        blocks.append(Block(level, start >> level))
+        blocks.append(Subtree(level, start >> level))
         start += 1 << level
     return blocks
 
 
-def tree_sum(nodes: Mapping[Block, np.ndarray], shards: int) -> np.ndarray:
+def tree_sum(nodes: Mapping[Subtree, np.ndarray], shards: int) -> np.ndarray:
     """Add up what covers all shards in the order of the tree; the arrays are overwritten."""
 
-    def total(block: Block) -> np.ndarray:
+    def total(block: Subtree) -> np.ndarray:
         if block in nodes:
             return nodes[block]
         level, place = block.level - 1, 2 * block.place
-        left = total(Block(level, place))
+        left = total(Subtree(level, place))
         if (place + 1) << level < shards:  # what lies behind the last shard is left out
-            left += total(Block(level, place + 1))
+            left += total(Subtree(level, place + 1))
         return left
 
-    return total(Block((shards - 1).bit_length(), 0))
+    return total(Subtree((shards - 1).bit_length(), 0))
 
 
 class Stack:
@@ -68,20 +68,20 @@ class Stack:
 
     Attributes
     ----------
-    blocks : dict of Block to ndarray
+    blocks : dict of Subtree to ndarray
         In order. Its length is the number of arrays that are in use.
     """
 
     def __init__(self) -> None:
-        self.blocks: dict[Block, np.ndarray] = {}
+        self.blocks: dict[Subtree, np.ndarray] = {}
 
     def push(self, shard: int, array: np.ndarray) -> None:
         """Take the array of the next shard; it is kept, or added to an earlier one."""
-        block = Block(0, shard)
-        while block.place % 2 and (left := Block(block.level, block.place - 1)) in self.blocks:
+        block = Subtree(0, shard)
+        while block.place % 2 and (left := Subtree(block.level, block.place - 1)) in self.blocks:
             total = self.blocks.pop(left)
             total += array
-            block, array = Block(block.level + 1, block.place // 2), total
+            block, array = Subtree(block.level + 1, block.place // 2), total
         self.blocks[block] = array
 
 
@@ -143,7 +143,7 @@ class ExactSums(Sums):
         nodes = dict(zip(blocks, whole.reshape(len(blocks), n), strict=True))
         return tree_sum(nodes, self.present), Completed()
 
-    def runs(self) -> tuple[tuple[Block, ...], ...]:
+    def runs(self) -> tuple[tuple[Subtree, ...], ...]:
         """Return the blocks of every rank."""
         return _runs(self.shards or 1, self.present, self.comm.size)
 
@@ -154,12 +154,12 @@ class ExactSums(Sums):
 
     def _gather(
         self, bucket: Bucket, cuts: Sequence[int]
-    ) -> tuple[dict[Block, np.ndarray], Request]:
+    ) -> tuple[dict[Subtree, np.ndarray], Request]:
         """Start to bring a part of all blocks of a bucket to the rank that is responsible for it.
 
         Returns
         -------
-        nodes : dict of Block to ndarray
+        nodes : dict of Subtree to ndarray
             This rank's part, once the request is complete.
         request : Request
         """
@@ -193,6 +193,6 @@ class ExactSums(Sums):
 
 
 @cache
-def _runs(shards: int, present: int, size: int) -> tuple[tuple[Block, ...], ...]:
+def _runs(shards: int, present: int, size: int) -> tuple[tuple[Subtree, ...], ...]:
     cuts = even_cuts(shards, size)
     return tuple(tuple(cover(a, min(b, present))) for a, b in pairwise(cuts))

@@ -99,29 +99,22 @@ class Watched(Wrapper):
         if what != "send":
             _bytes(array)[:] = self.ledger.filler
         inner = self.ledger.inside(told, call, copy, *more)
-        return WatchedRequest(inner, told, self.ledger, array, copy, changes=what != "send")
+        return WatchedRequest(inner, told, self.ledger, array, copy, what != "send")
 
 
+@dataclass(eq=False)
 class WatchedRequest(Request):
     """An operation on a copy of the user's array."""
 
-    def __init__(
-        self,
-        inner: Request,
-        what: str,
-        ledger: Ledger,
-        array: np.ndarray,
-        copy: np.ndarray,
-        *,
-        changes: bool,
-    ) -> None:
-        self.inner = inner
-        self.what = what
-        self._ledger = ledger
-        self._array = array
-        self._copy = copy
-        self._changes = changes
-        ledger.under_way.append(self)
+    inner: Request
+    what: str
+    _ledger: Ledger
+    _array: np.ndarray
+    _copy: np.ndarray
+    _changes: bool
+
+    def __post_init__(self) -> None:
+        self._ledger.under_way.append(self)
 
     def keeps(self, array: np.ndarray) -> bool:
         """Whether this array may not be used elsewhere yet."""

@@ -31,7 +31,7 @@ def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float
         own = range(cuts[0], min(cuts[1], present))
         parts = _new_parts(setup, own)
         for batch in loader.epoch(0):
-            _judge(setup, batch, parts)
+            _add_batch(setup, batch, parts)
         totals = setup.new_totals(model.backend.xp)
         sums.begin(present)
         own_sums = [(number, part.values) for number, part in parts.items()]
@@ -48,7 +48,7 @@ def _new_parts(setup: Setup, shards: range) -> dict[int, Totals]:
     return {number: setup.new_totals(setup.model.backend.xp) for number in shards}
 
 
-def _judge(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
+def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
     """Add what each shard of a batch contributes."""
     model = setup.model
     for number, rows in batch.shards:
@@ -61,7 +61,7 @@ def _first_broken(setup: Setup, batches: Iterator[Batch], shards: range) -> Batc
     """Find this rank's first batch whose loss or metric is not finite; else its last."""
     for batch in batches:
         parts = _new_parts(setup, shards)
-        _judge(setup, batch, parts)
+        _add_batch(setup, batch, parts)
         if not all(np.isfinite(setup.to_host(t).values).all() for t in parts.values()):
             break
     return batch

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Communicator
+from pydtnn.comm.agree import name_ranks
 from pydtnn.data import Dataset
 from pydtnn.data.loader import read_samples
 from pydtnn.data.several import parts
@@ -78,10 +79,8 @@ def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bo
 def _refuse(prints: Sequence[Any], what: str, advice: str) -> None:
     others = [rank for rank, value in enumerate(prints) if value != prints[0]]
     if others:
-        plural = "s" if len(others) > 1 else ""
         raise AgreedError(
-            f"Trainer: {what} differ on rank{plural} {', '.join(map(str, others))} from those on "
-            f"rank 0; {advice}"
+            f"Trainer: {what} differ on {name_ranks(others)} from those on rank 0; {advice}"
         )
 
 

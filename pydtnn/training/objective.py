@@ -77,10 +77,6 @@ class Objective:
             names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
         self.names = tuple(names)
 
-    def new_totals(self, xp: Any = np) -> Totals:
-        """Return sums of all values that are still 0, in the memory of a module."""
-        return Totals(self.names, xp)
-
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
         """Refuse targets that losses or metrics cannot compare with outputs of these shapes."""
         if len(targets) != len(self.losses):

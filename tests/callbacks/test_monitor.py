@@ -100,7 +100,7 @@ def test_a_callback_of_ones_own_says_only_what_follows_from_the_value() -> None:
     class Count(Monitor):
         improvements = 0
 
-        def judge(self, trainer: Any, value: float, improved: bool) -> None:
+        def on_value(self, trainer: Any, value: float, improved: bool) -> None:
             self.improvements += improved
 
     callback = Count("val_loss")

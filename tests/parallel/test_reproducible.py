@@ -23,7 +23,7 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.optimizers import LARS, SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.reproducible import Block, ExactSums, Stack, cover, tree_sum
+from pydtnn.parallel.reproducible import ExactSums, Stack, Subtree, cover, tree_sum
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.testing import check_scheme
 from pydtnn.training.checkpoint import load_checkpoint
@@ -147,7 +147,7 @@ def test_the_order_of_sums_matters() -> None:
     """Otherwise the tests above would prove nothing."""
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=(SHARDS, 1000)).astype("float32")
-    nodes = {Block(0, i): array.copy() for i, array in enumerate(arrays)}
+    nodes = {Subtree(0, i): array.copy() for i, array in enumerate(arrays)}
     in_turn = arrays[0].copy()
     for array in arrays[1:]:
         in_turn += array
@@ -159,9 +159,9 @@ def test_the_order_of_sums_matters() -> None:
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 8, 13])
 def test_blocks_of_any_runs_add_up_to_the_same_tree(shards: int, rng: np.random.Generator) -> None:
     arrays = rng.normal(size=(shards, 5)).astype("float32")
-    expected = tree_sum({Block(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
+    expected = tree_sum({Subtree(0, i): a.copy() for i, a in enumerate(arrays)}, shards)
     for ranks in range(1, shards + 1):
-        nodes: dict[Block, np.ndarray] = {}
+        nodes: dict[Subtree, np.ndarray] = {}
         for start, stop in pairwise(even_cuts(shards, ranks)):
             stack = Stack()
             for shard in range(start, stop):
@@ -211,7 +211,7 @@ def test_each_rank_gets_its_part_of_the_same_sum(comm: Communicator, samples: in
     rng = np.random.default_rng(samples)
     values = rng.normal(size=(SHARDS, 16)).astype("float32")
     expected = tree_sum(
-        {Block(0, i): a.copy() for i, a in enumerate(values[: min(samples, SHARDS)])},
+        {Subtree(0, i): a.copy() for i, a in enumerate(values[: min(samples, SHARDS)])},
         min(samples, SHARDS),
     )
     counts = [16 - 2 * (comm.size - 1), *[2] * (comm.size - 1)]

@@ -38,7 +38,7 @@ from pydtnn.comm.schedules.chunks import (
     work_out,
 )
 from pydtnn.comm.schedules.steps import Round
-from pydtnn.comm.wrapper import Wrapper
+from pydtnn.comm.wrapper import Driving, Wrapper
 
 
 class Family:
@@ -133,7 +133,7 @@ class Scheduled(Wrapper):
         return call(*args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        return _Driving(call(*args), self.family)
+        return Driving(call(*args), self.family.drive, self.family.advance)
 
     def wrapped(self, group: Communicator) -> Communicator:
         return Scheduled(group, self.algorithm, self.chunk_bytes, self._asked_for)
@@ -308,19 +308,3 @@ class _Journey:
                 self._add(self._array[where], self._scratch[lands])
             elif lands is not None:
                 self._array[where] = self._scratch[lands]
-
-
-class _Driving(Request):
-    """A request of the communicator inside: who waits for it drives the sums under way."""
-
-    def __init__(self, request: Request, family: Family) -> None:
-        self._request = request
-        self._family = family
-
-    def wait(self) -> None:
-        self._family.drive(self._request)
-        self._request.wait()
-
-    def test(self) -> bool:
-        self._family.advance()
-        return self._request.test()

@@ -15,7 +15,7 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.compression.context import Context
 from pydtnn.parallel.compression.kept import Kept
 from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, is_finite
-from pydtnn.parallel.compression.wire import exchange, pack, size_of, unpack
+from pydtnn.parallel.compression.wire import pack, send_to_all, size_of, unpack
 
 TAGS = 2**14
 """So many requests can be under way at the same time: each has two tags."""
@@ -241,10 +241,10 @@ class CompressedSums(LossySums):
         self._started += 1  # two steps of one bucket may be under way
         lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
         if self.compressor.varies:
-            yield from exchange(comm, lengths, tag)
+            yield from send_to_all(comm, lengths, tag)
         packed = [np.empty(size_of(parts, sizes), np.uint8) for sizes in lengths]
         packed[comm.rank] = message
-        yield from exchange(comm, packed, tag + 1)
+        yield from send_to_all(comm, packed, tag + 1)
         kept.total.fill(0)
         for rank, (message, sizes) in enumerate(zip(packed, lengths, strict=True)):
             self._restore(kept, unpack(message, parts, sizes), context.of(rank))

@@ -61,7 +61,7 @@ def size_of(like: Sequence[np.ndarray], lengths: Lengths) -> int:
     return _layout(like, lengths)[1]
 
 
-def exchange(comm: Communicator, arrays: Sequence[np.ndarray], tag: int) -> Iterator[Request]:
+def send_to_all(comm: Communicator, arrays: Sequence[np.ndarray], tag: int) -> Iterator[Request]:
     """Send this rank's array to all others and receive theirs; yields what is to be waited for.
 
     Parameters

@@ -14,7 +14,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.layers.parameters import Bucket
 
-Graph = Callable[[int, int], Sequence[int]]
+Topology = Callable[[int, int], Sequence[int]]
 
 
 def ring(size: int, step: int) -> list[int]:
@@ -52,7 +52,7 @@ def complete(size: int, step: int) -> list[int]:
     return list(range(1, size))
 
 
-GRAPHS: dict[str, Graph] = {
+GRAPHS: dict[str, Topology] = {
     "ring": ring,
     "exponential": exponential,
     "one_peer": one_peer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import ALIGNMENT, Bucket
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.sums import Sums
 
 
 class Partition(GradientExchange):
@@ -26,10 +24,8 @@ class Partition(GradientExchange):
 
     equal = True
 
-    def __init__(
-        self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any
-    ) -> None:
-        super().__init__(comm, sums=sums, **options)
+    def __init__(self, comm: Communicator, **options: Any) -> None:
+        super().__init__(comm, **options)
         self.counts: dict[int, list[int]] = {}
         self._divided: dict[int, Bucket] = {}
 

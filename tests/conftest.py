@@ -15,6 +15,7 @@ from pydtnn.comm import Communicator
 from pydtnn.kernels import BACKENDS, Backend, create_backend
 from pydtnn.utils.threads import limit_blas_threads
 from tests import gpu, launch, simulated
+from tests.ahead import _started, ahead, mpiexec  # noqa: F401  fixtures
 from tests.groups import Groups
 from tests.mpi_harness import Harness
 from tests.mpi_world import join_world
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     world = join_world(config)
     config.pluginmanager.register(Groups(world), "groups")
     config.pluginmanager.register(world or Harness(config), "mpi")
+    config.addinivalue_line("markers", "ahead(call): has it called early, for the fixture ahead.")
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
     config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
@@ -134,12 +136,10 @@ def _create_backend(name: str, **options: Any) -> Backend:
         pytest.skip(f"backend {name} is not here: {error}")
 
 
-@pytest.fixture
-def mpiexec() -> Callable[..., launch.Finished]:
+@pytest.fixture(name="mpiexec")
+def _mpiexec() -> Callable[..., launch.Finished]:
     """`mpiexec(ranks, ["-m", "pydtnn.train", ...])` runs Python on so many ranks (`launch.run`)."""
-    if launch.why_not():
-        pytest.skip(launch.why_not())
-    return launch.run
+    return mpiexec
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.ahead import mpiexec
 from tests.launch import Finished
 from tests.small_run import TINY, only_line
 
@@ -69,17 +69,19 @@ CASES = [(phase, act) for phase in PHASES for act in ("fault", "exit")]
 CASES += [(phase, act) for phase in ("parse", "step", "end") for act in ("sentence", "base")]
 
 
-@pytest.mark.parametrize(("phase", "act"), CASES)
-def test_a_rank_that_ends_in_any_phase_ends_all(
-    phase: str, act: str, mpiexec: Callable[..., Finished], tmp_path: Path
-) -> None:
-    code, words = ACTS[act]
+def run(phase: str, act: str, folder: Path) -> Finished:
     ranks = 2 + (PHASES.index(phase) + [*ACTS].index(act)) % 2
-    environment = {"PHASE": phase, "ACT": code, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    paths = {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {"PHASE": phase, "ACT": ACTS[act][0], **paths}
     arguments = ["-c", PROGRAM, *TINY, "--epochs=1", "--output-dir=run"]
-    done = mpiexec(ranks, arguments, timeout=120, environment=environment, directory=tmp_path)
+    return mpiexec(ranks, arguments, environment=environment, directory=folder)
+
+
+@pytest.mark.ahead(call=run)
+@pytest.mark.parametrize(("phase", "act"), CASES)
+def test_a_rank_that_ends_in_any_phase_ends_all(phase: str, act: str, ahead: Finished) -> None:
     if (phase, act) == ("end", "exit"):  # all have trained, and may leave as they like
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (ahead.returncode, ahead.stderr) == (0, "")
         return
-    assert done.returncode != 0
-    assert words in only_line(done.stderr)
+    assert ahead.returncode != 0
+    assert ACTS[act][1] in only_line(ahead.stderr)

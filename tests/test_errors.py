@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pydtnn.train import main
 from tests import gpu
+from tests.ahead import mpiexec
 from tests.bad_data import DATA
 from tests.launch import Finished, Program, why_not
 from tests.small_run import TINY, TRAIN, only_line, processes_in
@@ -353,7 +356,17 @@ def assert_one_line(done: Finished, words: str) -> None:
     assert words in only_line(ours)
 
 
-MpiExec = Callable[..., Finished]
+def alternately(
+    ranks: list[int], cases: Iterable[Any], names: Iterable[str] | None = None
+) -> list[Any]:
+    """Every case on every number of ranks; all but one number, in turn, in long tests."""
+    cases = [*cases]
+    return [
+        pytest.param(n, case, id=f"{name}-{n}", marks=[pytest.mark.long] * (i % len(ranks) != k))
+        for i, (case, name) in enumerate(zip(cases, names or map(str, cases), strict=True))
+        for k, n in enumerate(ranks)
+    ]
+
 
 AGREED = {
     "option": (["--model=resnet4"], "unknown model 'resnet4'"),
@@ -363,29 +376,40 @@ AGREED = {
 }
 
 
+def train_on_two(arguments: list[str], folder: Path) -> Finished:
+    return mpiexec(2, [*TRAIN, *TINY, f"--output-dir={folder / 'run'}", *arguments])
+
+
+@pytest.mark.ahead(call=train_on_two)
 @pytest.mark.parametrize(("arguments", "words"), AGREED.values(), ids=AGREED)
-def test_all_ranks_end_together(
-    arguments: list[str], words: str, mpiexec: MpiExec, tmp_path: Path
-) -> None:
-    done = mpiexec(2, [*TRAIN, *TINY, f"--output-dir={tmp_path / 'run'}", *arguments])
-    assert_one_line(done, words)
+def test_all_ranks_end_together(ahead: Finished, arguments: list[str], words: str) -> None:
+    assert_one_line(ahead, words)
+
+
+def train_on_gpus(ranks: int, option: list[str], folder: Path) -> tuple[Finished, list[Path]]:
+    """Train where there is no GPU; return what it left in the folder, too."""
+    options = ["--device=cuda", "--dataset=nowhere", "--output-dir=run", *option]
+    return mpiexec(ranks, [*TRAIN, *TINY, *options], directory=folder), [*folder.iterdir()]
 
 
 @pytest.mark.skipif(not gpu.why_not(), reason="there is a GPU")
-@pytest.mark.parametrize("option", [[], ["--comm=mpi", "--cuda-aware"], ["--comm=nccl", "--exact"]])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.ahead(call=train_on_gpus)
+@pytest.mark.parametrize(
+    ("ranks", "option"),
+    alternately([2, 1], [[], ["--comm=mpi", "--cuda-aware"], ["--comm=nccl", "--exact"]]),
+)
 def test_without_a_gpu_all_ranks_end_before_any_work(
-    option: list[str], ranks: int, mpiexec: MpiExec, tmp_path: Path
+    ahead: tuple[Finished, list[Path]], ranks: int, option: list[str]
 ) -> None:
-    options = ["--device=cuda", "--dataset=nowhere", f"--output-dir={tmp_path / 'run'}", *option]
-    done = mpiexec(ranks, [*TRAIN, *TINY, *options])
+    done, left = ahead
     assert_one_line(done, "backend cuda")
     assert done.stdout == ""
-    assert not (tmp_path / "run").exists()
+    assert not left
 
 
 THING = "rank 1: KeyError: 'thing' ("
 LENGTH = "rank 1: recv: expected a message of 792 bytes"
+KILLED = "rank 1: terminated unexpectedly; it crashed or was killed"
 WAYS = {
     "in forward": ("forward", "", THING),
     "in backward": ("backward", "", THING),
@@ -402,34 +426,32 @@ WAYS = {
     "in a compressor": ("", f"--scheme={OWN}:FailsToCompress", THING),
     "in a collective": ("", f"--scheme={OWN}:FailsInACollective", "rank 1: allreduce: expected a "),
     "in a message": ("", f"--scheme={OWN}:FailsToReceive", LENGTH),
+    "killed": ("kill", "", KILLED),
+    "killed with a schedule": ("kill", "--allreduce=ring", KILLED),
+    "killed with a parameter server": ("kill", "--scheme=parameter_server", KILLED),
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(("what", "option", "words"), WAYS.values(), ids=WAYS)
-def test_a_rank_that_fails_ends_all(
-    what: str, option: str, words: str, ranks: int, mpiexec: MpiExec, tmp_path: Path
-) -> None:
-    done = mpiexec(ranks, failing_run(what, option), timeout=30, directory=tmp_path)
-    assert_one_line(done, words)
-    assert done.stderr.startswith("rank 1: ")
-    wait_for(lambda: not processes_in(tmp_path), 5)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("option", ["", "--allreduce=ring", "--scheme=parameter_server"])
-def test_a_rank_that_is_killed_ends_all(
-    option: str, ranks: int, mpiexec: MpiExec, tmp_path: Path
-) -> None:
-    done = mpiexec(ranks, failing_run("kill", option), timeout=30, directory=tmp_path)
-    assert_one_line(done, "rank 1: terminated unexpectedly; it crashed or was killed")
-    wait_for(lambda: not processes_in(tmp_path), 5)
-
-
-def failing_run(what: str, option: str) -> list[str]:
-    """The arguments of a run whose model or scheme fails on rank 1."""
+def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Finished, list[int]]:
+    """Train a model or by a scheme that fails on rank 1; return which processes are left, too."""
+    what, option, _ = way
     model = [f"--model={OWN}:bad", f'--model-options={{"what": "{what}"}}']
-    return [*TRAIN, *TINY, *model, *filter(None, [option])]
+    arguments = [*TRAIN, *TINY, *model, *filter(None, [option])]
+    done = mpiexec(ranks, arguments, timeout=60, directory=folder)
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not processes_in(folder), 5)
+    return done, processes_in(folder)
+
+
+@pytest.mark.ahead(call=failing_run)
+@pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS))
+def test_a_rank_that_fails_ends_all(
+    ahead: tuple[Finished, list[int]], ranks: int, way: tuple[str, str, str]
+) -> None:
+    done, left = ahead
+    assert_one_line(done, way[2])
+    assert done.stderr.startswith("rank 1: ")
+    assert not left
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -448,7 +470,7 @@ def test_a_signal_to_mpiexec_ends_all_ranks(number: int, tmp_path: Path) -> None
     wait_for(lambda: not processes_in(tmp_path), 10)
 
 
-def test_a_disk_that_is_full_keeps_the_checkpoint_before(mpiexec: MpiExec, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     run = [*TINY, f"--model={OWN}:limited", "--optimizer=adam", "--resume"]
     run.append(f"--output-dir={tmp_path / 'run'}")
     assert main([*run, "--epochs=1"]) == 0

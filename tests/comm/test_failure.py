@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.ahead import mpiexec
+
 START = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -11,12 +13,23 @@ comm = create_communicator()
 WAIT = "\ncomm.recv(np.zeros(1), comm.rank)\n"  # from oneself: for ever
 
 
+def ending(ranks, body, **options):
+    """Run a program that ends within seconds, whoever waits for ever."""
+    return mpiexec(ranks, ["-c", START + body], timeout=60, **options)
+
+
+def waiting(body):
+    """Run a program whose ranks wait for ever once they have done what the body says."""
+    return ending(3, body + WAIT)
+
+
 def lines_about(words, finished):
     """The lines with these words among those that our ranks and the launcher wrote."""
     assert finished.stdout == ""
     return [line for line in finished.stderr.splitlines() if words in line]
 
 
+@pytest.mark.ahead(call=waiting)
 @pytest.mark.parametrize(
     ("body", "line"),
     [
@@ -25,43 +38,61 @@ def lines_about(words, finished):
     ],
     ids=["in the main thread", "in another thread"],
 )
-def test_an_error_of_one_rank_is_told_once_and_ends_all(mpiexec, body, line):
-    finished = mpiexec(3, ["-c", START + body + WAIT])
-    assert finished.returncode != 0
-    told = lines_about("thing", finished)
+def test_an_error_of_one_rank_is_told_once_and_ends_all(ahead, body, line):
+    assert ahead.returncode != 0
+    told = lines_about("thing", ahead)
     assert len(told) == 1
     assert told[0].startswith(line)
-    assert "Traceback" not in finished.stderr
+    assert "Traceback" not in ahead.stderr
 
 
-def test_an_error_of_all_ranks_is_told_by_one_of_them(mpiexec):
-    finished = mpiexec(3, ["-c", START + "raise KeyError('thing')"])
-    assert finished.returncode != 0
-    assert len(lines_about("KeyError: 'thing' (<string>:6; PYDTNN_TRACEBACK=1", finished)) == 1
+@pytest.mark.ahead(call=lambda: ending(3, "raise KeyError('thing')"))
+def test_an_error_of_all_ranks_is_told_by_one_of_them(ahead):
+    assert ahead.returncode != 0
+    assert len(lines_about("KeyError: 'thing' (<string>:6; PYDTNN_TRACEBACK=1", ahead)) == 1
 
 
-def test_the_traceback_is_shown_to_those_who_ask_for_it(mpiexec):
+def with_traceback():
     body = "if comm.rank == 1: raise ValueError('Bad: thing.')"
-    finished = mpiexec(2, ["-c", START + body + WAIT], environment={"PYDTNN_TRACEBACK": "1"})
-    assert "Traceback" in finished.stderr
-    assert lines_about("rank 1: Bad: thing.", finished)
+    return ending(2, body + WAIT, environment={"PYDTNN_TRACEBACK": "1"})
 
 
-@pytest.mark.parametrize(
-    ("condition", "line"), [("comm.rank == 1", "rank 1: Bad: thing."), ("True", "Bad: thing.")]
-)
-def test_an_agreed_error_ends_all_ranks_without_an_abort(mpiexec, condition, line):
+@pytest.mark.ahead(call=with_traceback)
+def test_the_traceback_is_shown_to_those_who_ask_for_it(ahead):
+    assert "Traceback" in ahead.stderr
+    assert lines_about("rank 1: Bad: thing.", ahead)
+
+
+def agreeing(condition):
     body = f"""
 import atexit
 if comm.rank == 1: atexit.register(os.write, 2, b"left in the ordinary way\\n")
 agree(comm, ValueError('Bad: thing.') if {condition} else None)
 """
-    finished = mpiexec(2, ["-c", START + body])
-    assert finished.returncode == 1
-    assert lines_about("thing", finished) == [line]
-    assert lines_about("left in", finished)
+    return ending(2, body)
 
 
+@pytest.mark.ahead(call=agreeing)
+@pytest.mark.parametrize(
+    ("condition", "line"), [("comm.rank == 1", "rank 1: Bad: thing."), ("True", "Bad: thing.")]
+)
+def test_an_agreed_error_ends_all_ranks_without_an_abort(ahead, condition, line):
+    assert ahead.returncode == 1
+    assert lines_about("thing", ahead) == [line]
+    assert lines_about("left in", ahead)
+
+
+def struck(number):
+    body = f"""
+def strike():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.{number})
+if comm.rank == 1: threading.Thread(target=strike).start()
+"""
+    return ending(2, body + WAIT)
+
+
+@pytest.mark.ahead(call=struck)
 @pytest.mark.parametrize(
     ("number", "line"),
     [
@@ -70,22 +101,14 @@ agree(comm, ValueError('Bad: thing.') if {condition} else None)
         ("SIGHUP", "rank 1: terminated (SIGHUP)"),
     ],
 )
-def test_a_signal_ends_ranks_that_wait_inside_mpi(mpiexec, number, line):
-    body = f"""
-def strike():
-    time.sleep(0.2)
-    os.kill(os.getpid(), signal.{number})
-if comm.rank == 1: threading.Thread(target=strike).start()
-"""
-    finished = mpiexec(2, ["-c", START + body + WAIT])
-    assert finished.returncode != 0
+def test_a_signal_ends_ranks_that_wait_inside_mpi(ahead, number, line):
+    assert ahead.returncode != 0
     # Open MPI ends the other rank by SIGTERM too, which must not be told as a second reason.
-    assert lines_about("(SIG", finished) + lines_about("(Ctrl", finished) == [line]
+    assert lines_about("(SIG", ahead) + lines_about("(Ctrl", ahead) == [line]
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
-def test_a_second_signal_ends_a_rank_that_is_still_ending(mpiexec, number):
-    """The first one ends it by an abort, which never comes here."""
+def struck_twice(number):
+    """The first signal ends the rank by an abort, which never comes here."""
     body = f"""
 type(comm).abort = lambda self, code: time.sleep(1000)
 if comm.rank == 1:
@@ -93,20 +116,31 @@ if comm.rank == 1:
     time.sleep(0.5)
     os.kill(os.getpid(), signal.{number})
 """
-    finished = mpiexec(2, ["-c", START + body + WAIT], timeout=30)
-    assert finished.returncode != 0
-    assert len(lines_about("rank 1: ", finished)) == 1
+    return ending(2, body + WAIT)
 
 
-def test_a_hangup_that_is_ignored_stays_so(mpiexec):
+@pytest.mark.ahead(call=struck_twice)
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_second_signal_ends_a_rank_that_is_still_ending(ahead, number):
+    """Without an abort the launcher kills the other rank, and may report that on stdout."""
+    assert ahead.returncode != 0
+    told = [line for line in ahead.stderr.splitlines() if line.startswith("rank 1: ")]
+    assert len(told) == 1
+
+
+def hung_up():
     body = """
 comm.barrier()
 os.kill(os.getpid(), signal.SIGHUP)
 comm.barrier()
 """
     ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"  # as nohup does
-    finished = mpiexec(2, ["-c", ignored + START + body])
-    assert (finished.returncode, finished.stderr) == (0, "")
+    return mpiexec(2, ["-c", ignored + START + body])
+
+
+@pytest.mark.ahead(call=hung_up)
+def test_a_hangup_that_is_ignored_stays_so(ahead):
+    assert (ahead.returncode, ahead.stderr) == (0, "")
 
 
 UNSPEAKABLE = """
@@ -117,6 +151,7 @@ if comm.rank == 1: raise Odd
 """
 
 
+@pytest.mark.ahead(call=lambda what: waiting(UNSPEAKABLE.replace("WHAT", what)))
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -127,18 +162,18 @@ if comm.rank == 1: raise Odd
         ("time.sleep(1000)", ""),
     ],
 )
-def test_an_error_that_cannot_be_described_ends_all_ranks(mpiexec, what, words):
-    body = UNSPEAKABLE.replace("WHAT", what)
-    finished = mpiexec(3, ["-c", START + body + WAIT], timeout=30)
-    assert finished.returncode != 0
-    assert words in finished.stderr
-    assert "Traceback" not in finished.stderr
+def test_an_error_that_cannot_be_described_ends_all_ranks(ahead, what, words):
+    assert ahead.returncode != 0
+    assert words in ahead.stderr
+    assert "Traceback" not in ahead.stderr
 
 
+@pytest.mark.ahead(
+    call=lambda closed: waiting(f"{closed}\nif comm.rank == 1: raise ValueError('Bad: thing.')")
+)
 @pytest.mark.parametrize("closed", ["sys.stdout = None", "os.close(2)", "sys.stdout.close()"])
-def test_an_error_that_cannot_be_printed_ends_all_ranks(mpiexec, closed):
-    body = f"{closed}\nif comm.rank == 1: raise ValueError('Bad: thing.')"
-    assert mpiexec(3, ["-c", START + body + WAIT], timeout=30).returncode != 0
+def test_an_error_that_cannot_be_printed_ends_all_ranks(ahead, closed):
+    assert ahead.returncode != 0
 
 
 LEAVES = {
@@ -155,6 +190,13 @@ CALLS = {
 }
 
 
+def left(leaves, call, ranks):
+    if leaves == "ENDED":
+        return ending(ranks, f"if comm.rank != 1: {call}")
+    return ending(ranks, f"if comm.rank == 1: {leaves}\n{call}")
+
+
+@pytest.mark.ahead(call=left)
 @pytest.mark.parametrize(
     ("leaves", "call", "ranks"),
     [
@@ -162,19 +204,13 @@ CALLS = {
         *((LEAVES["with status 0"], call, 3) for call in CALLS.values()),
     ],
 )
-def test_a_rank_that_waits_for_one_that_has_left_ends_all(mpiexec, leaves, call, ranks):
-    if leaves == "ENDED":
-        body = f"if comm.rank != 1: {call}"
-    else:
-        body = f"if comm.rank == 1: {leaves}\n{call}"
-    finished = mpiexec(ranks, ["-c", START + body], timeout=30)
-    assert finished.returncode != 0
-    (told,) = lines_about("rank ", finished)
+def test_a_rank_that_waits_for_one_that_has_left_ends_all(ahead, leaves, call, ranks):
+    assert ahead.returncode != 0
+    (told,) = lines_about("rank ", ahead)
     assert "for rank 1, whose program has ended; all ranks must make the same calls" in told
 
 
-def test_ranks_may_leave_one_after_the_other(mpiexec):
-    """Those that still work need no rank that has left."""
+def leaving_one_after_the_other():
     body = """
 group = comm.split(comm.rank == 2)
 if comm.rank == 2: sys.exit(0)
@@ -186,19 +222,28 @@ if comm.rank == 0:
 else:
     group.recv(np.ones(3), 0)
 """
-    finished = mpiexec(3, ["-c", START + body], timeout=30)
-    assert (finished.returncode, finished.stderr) == (0, "")
+    return ending(3, body)
 
 
-def test_a_rank_may_wait_long_for_one_that_is_still_there(mpiexec):
+@pytest.mark.ahead(call=leaving_one_after_the_other)
+def test_ranks_may_leave_one_after_the_other(ahead):
+    """Those that still work need no rank that has left."""
+    assert (ahead.returncode, ahead.stderr) == (0, "")
+
+
+def waiting_long():
     body = """
 if comm.rank == 1: sys.exit(0)
 if comm.rank == 2: time.sleep(4)
 x = np.ones(3)
 comm.send(x, 0) if comm.rank == 2 else comm.recv(x, 2)
 """
-    finished = mpiexec(3, ["-c", START + body], timeout=30)
-    assert (finished.returncode, finished.stderr) == (0, "")
+    return ending(3, body)
+
+
+@pytest.mark.ahead(call=waiting_long)
+def test_a_rank_may_wait_long_for_one_that_is_still_there(ahead):
+    assert (ahead.returncode, ahead.stderr) == (0, "")
 
 
 TWO_HOSTS = """
@@ -211,14 +256,14 @@ if comm.rank == 1: os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def test_between_hosts_a_signal_is_not_taken_for_the_cause(mpiexec):
+@pytest.mark.ahead(call=lambda: ending(2, TWO_HOSTS + WAIT))
+def test_between_hosts_a_signal_is_not_taken_for_the_cause(ahead):
     """What ended the other host's rank nobody here has seen; the launcher's SIGTERM we have."""
-    finished = mpiexec(2, ["-c", START + TWO_HOSTS + WAIT])
     told = "rank 1: terminated (SIGTERM); launchers send it to all ranks where one has ended"
-    assert lines_about(told, finished)
+    assert lines_about(told, ahead)
 
 
-def test_one_rank_under_mpiexec_ends_like_a_program_of_its_own(mpiexec):
-    finished = mpiexec(1, ["-c", START + "raise ValueError('Bad: thing.')"])
-    assert finished.returncode == 1
-    assert lines_about("thing", finished) == ["Bad: thing."]
+@pytest.mark.ahead(call=lambda: ending(1, "raise ValueError('Bad: thing.')"))
+def test_one_rank_under_mpiexec_ends_like_a_program_of_its_own(ahead):
+    assert ahead.returncode == 1
+    assert lines_about("thing", ahead) == ["Bad: thing."]

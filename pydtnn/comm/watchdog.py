@@ -92,11 +92,19 @@ def watch(
     words: dict[int, bytes] = {}
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)
+        told = False
         while len(connections) < ranks or words:
             # Events come in the order in which they happened, however late we look: what the
-            # launcher kills comes after the cause.
-            events = poll.poll(seconds)
-            if not events:
+            # launcher kills comes after the cause. But epoll leaves what it has reported in its
+            # queue until it has looked again: ranks are told once that queue is empty.
+            tell = len(connections) == ranks and not told
+            events = poll.poll(0 if tell else seconds)
+            if not events and tell:
+                told = True
+                for one in connections.values():
+                    with contextlib.suppress(OSError):  # it has ended, as we shall see
+                        one.sendall(READY)
+            elif not events:
                 pause()
             for number, _ in events:
                 if number == listener.fileno():
@@ -104,10 +112,6 @@ def watch(
                     connections[connection.fileno()] = connection
                     words[connection.fileno()] = b""
                     poll.register(connection, select.EPOLLIN)
-                    if len(connections) == ranks:
-                        for one in connections.values():
-                            with contextlib.suppress(OSError):  # it has ended, as we shall see
-                                one.sendall(READY)
                 elif said := _hear(connections[number]):
                     words[number] += said
                 else:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from pydtnn.comm import watchdog
+from tests.ahead import mpiexec
+from tests.launch import Finished
 
 START = """
 import os, signal, time
@@ -63,6 +65,30 @@ def test_the_first_that_ends_without_a_word_is_named(
     assert watchdog.watch(listener, 12) == 3
     for connection in ranks.values():
         connection.close()
+
+
+def test_the_order_of_ends_is_known_as_soon_as_ranks_are_told_that_they_are_watched(
+    listener: socket.socket, connect: Callable[[int], socket.socket]
+) -> None:
+    ranks, told = [connect(rank) for rank in range(3)], []
+
+    class Connection(socket.socket):
+        def sendall(self, word: bytes) -> None:  # type: ignore[override]
+            super().sendall(word)
+            told.append(word)
+            if len(told) == len(ranks):
+                for rank in (2, 0, 1):
+                    ranks[rank].close()
+
+    class Listener:
+        fileno = listener.fileno
+
+        def accept(self) -> tuple[socket.socket, object]:
+            connection, address = listener.accept()
+            return Connection(fileno=connection.detach()), address
+
+    assert sentinel.watch(Listener(), len(ranks)) == 2  # type: ignore[arg-type]
+    assert told == [sentinel.READY] * 3
 
 
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
@@ -140,19 +166,22 @@ if comm.rank == 1:
 """
 
 
-@pytest.mark.parametrize("kills", [0, 1])
-def test_on_several_hosts_only_a_lack_of_memory_is_told(
-    mpiexec, kills: int, tmp_path: Path
-) -> None:
-    """Here both hosts have the same memory, so that the other one may speak of the effect."""
+def on_two_hosts(kills: int, folder: Path) -> Finished:
     body = START + HOSTS + f"kills = {kills}" + KILL + WAIT
-    environment = {"SENTINEL": str(tmp_path / "watchdog.py")}
-    finished = mpiexec(3, ["-c", body], timeout=30, environment=environment)
+    environment = {"SENTINEL": str(folder / "watchdog.py")}
+    return mpiexec(3, ["-c", body], timeout=60, environment=environment)
+
+
+@pytest.mark.ahead(call=on_two_hosts)
+@pytest.mark.parametrize("kills", [0, 1])
+def test_on_several_hosts_only_a_lack_of_memory_is_told(ahead: Finished, kills: int) -> None:
+    """Here both hosts have the same memory, so that the other one may speak of the effect."""
     words = "terminated unexpectedly; the out-of-memory killer has just killed a process of this"
-    assert ("rank 1: " + words in finished.stderr) == (kills > 0)
-    assert finished.stderr.count("terminated unexpectedly") <= 2 * kills
+    assert ("rank 1: " + words in ahead.stderr) == (kills > 0)
+    assert ahead.stderr.count("terminated unexpectedly") <= 2 * kills
 
 
+@pytest.mark.ahead(call=lambda body: mpiexec(3, ["-c", START + body], timeout=60))
 @pytest.mark.parametrize(
     ("body", "line"),
     [
@@ -171,8 +200,7 @@ def test_on_several_hosts_only_a_lack_of_memory_is_told(
     ],
     ids=["killed", "left", "with two communicators", "in order", "by sys.exit"],
 )
-def test_an_end_without_a_word_is_told_once(mpiexec, body: str, line: str | None) -> None:
-    finished = mpiexec(3, ["-c", START + body], timeout=30)
-    told = [text for text in finished.stderr.splitlines() if text.startswith("rank ")]
+def test_an_end_without_a_word_is_told_once(ahead: Finished, body: str, line: str | None) -> None:
+    told = [text for text in ahead.stderr.splitlines() if text.startswith("rank ")]
     assert len(told) == (line is not None)
     assert all(text.startswith(str(line)) for text in told)

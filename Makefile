@@ -38,7 +38,7 @@ INSTALL = $(RUN) -m pip install --quiet $$($(RUN) -c '$(REQUIRES)') \
 demo: $(READY)
 	$(SETTINGS) $(VENV)/bin/mpirun -np 2 $(RUN) -m pydtnn.train --model resnet44 $(DEMO_FLAGS)
 
-# Without those that take longest (LONG in tests/conftest.py), most of them of GPU code.
+# Without those that take longest: LONG in tests/conftest.py, most of them of GPU code, and what is marked long.
 test: $(READY)
 	$(RUN) -m pytest -m "not long" $(PYTEST_FLAGS)
 

@@ -29,10 +29,12 @@ LONG = (
     *(f"tests/benchmarks/test_gpu_{name}.py" for name in ("benchmarks", "check", "first")),
     *("tests/simulated/", "tests/comm/test_training_on_device.py"),
     *("tests/training/test_train_on_device.py", "tests/data/test_synthetic_learning.py"),
+    *(f"tests/parity/test_{name}.py" for name in ("resnet", "peers", "gpu_peers")),
     "tests/test_packaging.py",
 )
 """What `make test` leaves to `make test-all`: it compiles, emulates and simulates GPU code, trains
-for a minute, or builds distributions."""
+for a minute, runs benchmarks beside PyTorch, or builds distributions. Single cases are marked where
+they are: those of a product whose every factor other cases have."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,7 +16,16 @@ from pydtnn.data import ArrayDataset
 from pydtnn.data.augment import HorizontalFlip, RandomCrop
 from pydtnn.data.order import own_shards
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Linear
+from pydtnn.layers import (
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool2d,
+    Linear,
+    ReLU,
+    Residual,
+    Sequential,
+)
+from pydtnn.layers.blocks import Net
 from pydtnn.layers.initializers import get_initializer
 from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.model import Model
@@ -45,18 +54,32 @@ def data() -> ArrayDataset:
     )
 
 
+def small_net() -> Sequential:
+    """One of each kind of a residual network's blocks."""
+    return Sequential(
+        *(Conv2d(16, 3, padding=1, bias=False), BatchNorm(), ReLU()),
+        Residual(Sequential(Conv2d(16, 3, padding=1, bias=False), BatchNorm())),
+        Residual(
+            Sequential(ReLU(), Conv2d(32, 3, stride=2, padding=1, bias=False), BatchNorm()),
+            shortcut=Sequential(Conv2d(32, 1, stride=2, bias=False), BatchNorm()),
+        ),
+        *(ReLU(), GlobalAvgPool2d(), Linear(5)),
+    )
+
+
 def trainer_of(
     comm: Communicator,
     optimizer: Optimizer,
     *,
     scheme: type[GradientExchange] = AllReduce,
+    net: Net | None = None,
     sync: bool = False,
     threads: int = 1,
 ) -> Trainer:
     backend = create_backend("cpu", threads=threads, tuning="fixed")
-    net = create_net("resnet20", 5, SHAPE)
+    net = net or small_net()
     exchange = scheme(comm, sums=partial(ExactSums, shards=SHARDS))
-    model = Model(net, SHAPE, backend=backend, bucket_bytes=1 << 16)
+    model = Model(net, SHAPE, backend=backend, bucket_bytes=1 << 14)
     return Trainer(model, optimizer, exchange=exchange, sync_batch_norm=sync)
 
 
@@ -90,6 +113,9 @@ CASES: dict[str, Any] = {
         comm, SGD(0.1, momentum=0.9), scheme=ShardedOptimizer
     ),
     "sharded LARS": lambda comm: trainer_of(comm, LARS(0.1), scheme=ShardedOptimizer),
+    "resnet20": lambda comm: trainer_of(
+        comm, SGD(0.1, momentum=0.9), net=create_net("resnet20", 5, SHAPE)
+    ),
 }
 SAME_AS = {"sharded optimizer": "batch norm per shard"}
 
@@ -186,9 +212,14 @@ def test_shards_that_never_have_a_sample_cost_and_change_nothing(comm: Communica
     assert comm.gather_object(found[1]) == [found[1]] * comm.size
 
 
-def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test() -> None:
-    for scheme in (AllReduce, ShardedOptimizer):
-        check_scheme(partial(scheme, sums=partial(ExactSums, shards=SHARDS)))
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 4))]
+)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+def test_a_scheme_with_exact_sums_passes_the_scheme_s_own_test(
+    scheme: type[GradientExchange], ranks: int
+) -> None:
+    check_scheme(partial(scheme, sums=partial(ExactSums, shards=SHARDS)), ranks=[ranks])
 
 
 def test_ranks_compute_about_as_many_samples_each() -> None:

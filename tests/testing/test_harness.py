@@ -57,6 +57,7 @@ def project(tmp_path):
 ENVIRONMENT = {"PYTHONPATH": str(launch.ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@pytest.mark.long  # its worlds wait for a rank until their patience is over
 @pytest.mark.skipif(bool(launch.why_not()), reason=launch.why_not())
 def test_a_plain_pytest_reports_every_test_of_every_rank(project, monkeypatch):
     monkeypatch.setenv("PYDTNN_TEST_PATIENCE", "15")  # on busy cores a crash is noticed late

@@ -46,11 +46,18 @@ def test_every_algorithm_sums_on_1_to_17_threads(comm, algorithm):
     check_sums(comm, algorithm, ["float32"], (300,), chunk_bytes=400)  # 3 chunks of 100
 
 
-@pytest.mark.mpi(1, 2, 3, 4, 5, 8)
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_every_algorithm_sums_over_mpi(comm, algorithm):
     check_sums(comm, algorithm, ["float32", ml_dtypes.bfloat16], (1, 53))
     check_sums(comm, algorithm, ["float64"], (500,), chunk_bytes=2000)  # 2 chunks of 250
+
+
+@pytest.mark.long  # worlds are started for it alone
+@pytest.mark.mpi(5, 8)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_every_algorithm_sums_over_larger_worlds(comm, algorithm):
+    test_every_algorithm_sums_over_mpi(comm, algorithm)
 
 
 @pytest.mark.threads(2, 5, 8)

@@ -87,8 +87,8 @@ def test_the_order_of_ends_is_known_as_soon_as_ranks_are_told_that_they_are_watc
             connection, address = listener.accept()
             return Connection(fileno=connection.detach()), address
 
-    assert sentinel.watch(Listener(), len(ranks)) == 2  # type: ignore[arg-type]
-    assert told == [sentinel.READY] * 3
+    assert watchdog.watch(Listener(), len(ranks)) == 2  # type: ignore[arg-type]
+    assert told == [watchdog.READY] * 3
 
 
 def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.model.execution import Walk, run_together
+from pydtnn.model.execution import Loop, run_together
 
 
-def walk(start: float, told: list[float]) -> Walk:
+def walk(start: float, told: list[float]) -> Loop:
     """Contribute twice, and return what it made of the totals."""
     first = yield np.array([start])
     told.append(first[0])
@@ -42,7 +42,7 @@ def test_whoever_goes_on_is_announced() -> None:
 def test_walks_that_never_stop_run_one_after_the_other() -> None:
     order: list[str] = []
 
-    def silent(name: str) -> Walk:
+    def silent(name: str) -> Loop:
         order.append(name)
         return name
         yield  # makes it a generator

@@ -19,7 +19,7 @@ class SchemeRow:
         The largest from the parameters of serial training at the end, relative to the largest
         parameter.
     must_be_serial : bool
-        Whether `difference` was judged.
+        Whether `difference` was checked.
     always_equal : bool
         Whether all ranks held the same parameters after every step; at the end all do.
     loss : float

@@ -253,7 +253,7 @@ class Trainer:
 
     @cached_property
     def steps(self) -> Steps:
-        """How steps are made, settled before the first."""
+        """How steps are made, chosen before the first."""
         return create_steps(self.setup, self._graph)
 
     @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`

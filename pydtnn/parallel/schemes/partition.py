@@ -73,7 +73,7 @@ class Partition(GradientExchange):
         return self.stretch(bucket)
 
     def stretch(self, bucket: Bucket) -> slice:
-        """Return what `own` has settled."""
+        """Return what `own` has chosen."""
         counts = self.counts[bucket.index]
         start = sum(counts[: self.comm.rank])
         return slice(start, start + counts[self.comm.rank])

@@ -82,7 +82,7 @@ ARGUMENTS = {
     "learning rate 0": (["--lr=0"], "--lr must be above 0"),
     "infinite learning rate": (["--lr=.inf"], "--lr must be above 0, not inf"),
     "no number": (["--lr=fast"], "--lr must be a number, not 'fast'"),
-    "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, not '1.5'"),
+    "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, not 1.5"),
     "more threads than a process bears": (["--threads=100000"], "--threads must be at most 1024"),
     "a number beyond 64 bits": ([f"--epochs={2**64}"], "--epochs must be at most 1844674407370"),
     "a number of 400 digits": (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydtnn.cli.options import option, options
+from pydtnn.cli.options import flags, option
 from pydtnn.utils.threads import MOST_THREADS
 
 MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
@@ -42,7 +42,7 @@ class TrainConfig:
     )
     data_dir: str | None = option(
         MODEL,
-        None,
+        str,
         "where the data are; otherwise $PYDTNN_DATA, otherwise the user's cache",
         metavar="FOLDER",
     )
@@ -60,12 +60,12 @@ class TrainConfig:
 
     epochs: int = option(TRAINING, 4, "times to go through the training set", at_least=1)
     steps_per_epoch: int | None = option(
-        TRAINING, None, "shorten epochs to so many steps", at_least=1
+        TRAINING, int, "shorten epochs to so many steps", at_least=1
     )
     batch_size: int = option(TRAINING, 64, "samples per rank and step", at_least=1)
     global_batch_size: int | None = option(
         TRAINING,
-        None,
+        int,
         "samples of all ranks per step; replaces --batch-size",
         at_least=1,
     )
@@ -82,14 +82,14 @@ class TrainConfig:
     )
     monitor: str | None = option(
         TRAINING,
-        None,
+        str,
         "value that decides on the best weights, --early-stopping, --stop-at and --plateau; "
         "by default the first metric, of the validation",
     )
     early_stopping: int | None = option(
-        TRAINING, None, "stop after so many epochs without a better value", at_least=1
+        TRAINING, int, "stop after so many epochs without a better value", at_least=1
     )
-    stop_at: float | None = option(TRAINING, None, "stop when the value is as good as this")
+    stop_at: float | None = option(TRAINING, float, "stop when the value is as good as this")
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )
@@ -105,29 +105,29 @@ class TrainConfig:
         at_least=1,
     )
     seed: int = option(TRAINING, 0, "of weights, order, augmentation and dropout", at_least=0)
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = option(
+    dtype: str = option(
         TRAINING,
         "float32",
-        "float32, float64, bfloat16 or float16; with the latter two, parameters and gradients stay "
-        "float32, and --device cpu is slow: it runs the readable reference",
-        metavar="TYPE",
+        "with bfloat16 and float16, parameters and gradients stay float32, and --device cpu is "
+        "slow: it runs the readable reference",
+        among=("float32", "float64", "bfloat16", "float16"),
     )
 
     optimizer: str = option(OPTIMIZER, "sgd", "update rule, or path/to/file.py:Class")
     lr: float | None = option(
-        OPTIMIZER, None, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
+        OPTIMIZER, float, "highest learning rate; by default the rule's own, 0.05 of sgd", above=0
     )
     momentum: float | None = option(
-        OPTIMIZER, None, "of sgd and lars, by default 0.9", at_least=0, below=1
+        OPTIMIZER, float, "of sgd and lars, by default 0.9", at_least=0, below=1
     )
     weight_decay: float | None = option(
         OPTIMIZER,
-        None,
+        float,
         "of all but biases and norms; by default the rule's own (0.01 of adamw and lamb) or 1e-4",
         at_least=0,
     )
     clip_norm: float | None = option(
-        OPTIMIZER, None, "largest global norm of the gradient", above=0
+        OPTIMIZER, float, "largest global norm of the gradient", above=0
     )
     optimizer_options: dict[str, Any] = option(
         OPTIMIZER, {}, 'further options of the rule, such as {"nesterov": true}'
@@ -143,18 +143,18 @@ class TrainConfig:
     warmup_epochs: float = option(
         OPTIMIZER, 0.0, "epochs of linear rise before the schedule", at_least=0
     )
-    lr_scaling: Literal["none", "linear", "sqrt"] = option(
+    lr_scaling: str = option(
         OPTIMIZER,
         "none",
-        "none, linear or sqrt: scale the learning rate with global batch / --lr-base-batch",
-        metavar="HOW",
+        "scale the learning rate with global batch / --lr-base-batch",
+        among=("none", "linear", "sqrt"),
     )
     lr_base_batch: int = option(
         OPTIMIZER, 64, "global batch that --lr is meant for, with --lr-scaling", at_least=1
     )
     plateau: int | None = option(
         OPTIMIZER,
-        None,
+        int,
         "lower the learning rate after so many epochs without a better value",
         at_least=1,
     )
@@ -168,7 +168,7 @@ class TrainConfig:
     )
     compress: str | None = option(
         COMMUNICATION,
-        None,
+        str,
         "how gradients are compressed on the way, or path/to/file.py:compressor",
     )
     compress_options: dict[str, Any] = option(
@@ -187,16 +187,17 @@ class TrainConfig:
     )
     bucket_bytes: int | None = option(
         COMMUNICATION,
-        None,
+        int,
         "size of the messages with gradients, in B; by default 1 MiB inside a host, and between "
         "hosts a quarter of all gradients, at least 128 KiB and at most 1 MiB",
         at_least=1,
     )
-    comm: Literal["auto", "mpi", "nccl"] = option(
+    comm: str = option(
         COMMUNICATION,
         "auto",
         "what carries arrays between GPUs: auto is nccl where there are several ranks; mpi goes "
         "through memory of the host",
+        among=("auto", "mpi", "nccl"),
     )
     cuda_aware: bool = option(
         COMMUNICATION, False, "with --comm mpi: the MPI library takes arrays of GPUs as they are"
@@ -207,12 +208,15 @@ class TrainConfig:
         "compare every collective call over the ranks before it is made, to find mistakes in a "
         "scheme (slow)",
     )
-    device: Literal["cpu", "cuda", "numpy"] = option(
-        DEVICE, "cpu", "compiled kernels, one GPU per rank, or the readable reference (slow)"
+    device: str = option(
+        DEVICE,
+        "cpu",
+        "compiled kernels, one GPU per rank, or the readable reference (slow)",
+        among=("cpu", "cuda", "numpy"),
     )
     tf32: bool | None = option(
         DEVICE,
-        None,
+        bool,
         "with --device cuda: round float32 to 10 bits before it is multiplied; otherwise "
         "PYDTNN_TF32, otherwise yes",
     )
@@ -226,17 +230,17 @@ class TrainConfig:
     )
     threads: int | None = option(
         DEVICE,
-        None,
+        int,
         "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
         at_most=MOST_THREADS,
     )
-    tuning: Literal["measure", "fixed", "direct"] | None = option(
+    tuning: str | None = option(
         DEVICE,
-        None,
+        str,
         "measure which algorithm of a convolution is fastest, take it by a rule, or only direct "
         "ones; otherwise PYDTNN_TUNING, otherwise measure",
-        metavar="HOW",
+        among=("measure", "fixed", "direct"),
     )
     loader_threads: int = option(
         DEVICE, 1, "that prepare batches ahead; with 0 each is made when it is needed", at_least=0
@@ -244,27 +248,25 @@ class TrainConfig:
 
     output_dir: str | None = option(
         OUTPUT,
-        None,
+        str,
         "where the run goes; by default a new folder, runs/MODEL-DATASET-NUMBER",
         metavar="FOLDER",
     )
     save: str | None = option(
-        OUTPUT, None, "write the final weights to this safetensors file", metavar="FILE"
+        OUTPUT, str, "write the final weights to this safetensors file", metavar="FILE"
     )
     load: str | None = option(
-        OUTPUT, None, "start from the weights in this safetensors file", metavar="FILE"
+        OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
     )
     resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
     evaluate_only: bool = option(OUTPUT, False, "evaluate what --load or --resume gives, and leave")
     checkpoint_epochs: int = option(
         OUTPUT, 1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
     )
-    checkpoint_steps: int | None = option(OUTPUT, None, "steps between checkpoints", at_least=1)
+    checkpoint_steps: int | None = option(OUTPUT, int, "steps between checkpoints", at_least=1)
     keep: int = option(OUTPUT, 2, "checkpoints to keep", at_least=1)
 
     def __post_init__(self) -> None:
-        for name, own in options(TrainConfig).items():
-            own.check(getattr(self, name))
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"train: --warmup-epochs {self.warmup_epochs:g} must be below --epochs "
@@ -286,14 +288,14 @@ class TrainConfig:
 
     def _check_partners(self) -> None:
         """Refuse what would have no effect, since it is about something that was not asked for."""
-        usual = options(TrainConfig)
+        usual = flags(TrainConfig)
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
         ):
             if missing and getattr(self, name) != usual[name].default:
-                raise ValueError(f"train: {usual[name].flag} needs {partner}")
+                raise ValueError(f"train: {usual[name].label} needs {partner}")
 
     def _check_device(self) -> None:
         cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
@@ -336,6 +338,6 @@ class TrainConfig:
         groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download")
         return {
             name: getattr(self, name)
-            for name, own in options(TrainConfig).items()
+            for name, own in flags(TrainConfig).items()
             if own.group in groups and name not in elsewhere
         }

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import Option, options
+from pydtnn.cli.options import Flag, flags
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
 
@@ -27,13 +27,6 @@ EXAMPLES = """examples:
 
 WIDEST = 100
 """Columns of the help page, at most."""
-
-CONFIG = {
-    "config": ("--config FILE", "read options from this YAML file; the command line wins"),
-    "print_config": ("--print-config", "print all options as YAML, and leave"),
-    "help": ("-h, --help", "show this page, and leave"),
-}
-"""What the help page says of the options that are no part of the configuration."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
@@ -53,7 +46,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     """
     given = sys.argv[1:] if arguments is None else arguments
     found = vars(_parser().parse_args(list(_whole(given))))
-    printing, own = found.pop("print_config", False), options(TrainConfig)
+    printing, own = found.pop("print_config", False), flags(TrainConfig)
     values: dict[str, Any] = {}
     for file in found.pop("config", []):
         values |= _read_configuration(file)
@@ -71,7 +64,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
 
 def _whole(arguments: Sequence[str]) -> Iterator[str]:
     """Write ``--model-options.shortcut A`` as ``--model-options=.shortcut=A``, one word."""
-    dictionaries = [own.flag for own in options(TrainConfig).values() if own.kind is dict]
+    dictionaries = [own.label for own in flags(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)
     for argument in rest:
         flag, dot, item = argument.partition(".")
@@ -96,7 +89,7 @@ def _read_configuration(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         start = " ".join(text.split())[:40]
         raise ValueError(f"{who}: the file must hold lines like 'epochs: 3', not {start!r}")
-    own, values = options(TrainConfig), {}
+    own, values = flags(TrainConfig), {}
     for key, value in content.items():
         name = key.replace("-", "_")
         if name not in own:
@@ -105,11 +98,11 @@ def _read_configuration(file: str) -> dict[str, Any]:
             raise ValueError(f"{who}: {name!r} is there twice; leave one out")
         if own[name].kind is str and not isinstance(value, str | None):
             raise TypeError(f"{who}: {name} must be text, not {value!r}; quote it")
-        values[name] = _as_float(own[name], value)
+        values[name] = value
     return values
 
 
-def _read_value(own: Option, text: str | bool, before: Any) -> Any:
+def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
     """Make a value of a word of the command line; `before` is what the option is so far."""
     if isinstance(text, bool):
         return text
@@ -120,25 +113,16 @@ def _read_value(own: Option, text: str | bool, before: Any) -> Any:
         try:
             value = plain_yaml.load(item[2] if item else text)
         except ValueError as error:
-            raise ValueError(f"train: {own.flag}: {error}") from error
+            raise ValueError(f"train: {own.label}: {error}") from error
         if item:
             for key in reversed(item[1].split(".")):
                 value = {key: value}
             value = {**(before or {}), **value}
-        if not isinstance(value, dict):
-            raise own.wrong_type(text)
-        return value
+        return own.check(value)
     if own.kind not in (int, float):
         return text
-    value = _as_float(own, plain_yaml.scalar(text.strip()))
-    if isinstance(value, bool) or not isinstance(value, own.kind):
-        raise own.wrong_type(text)
-    return value
-
-
-def _as_float(own: Option, value: Any) -> Any:
-    """Let 1 be 1.0 where a number need not be whole."""
-    return float(value) if own.kind is float and type(value) is int else value
+    value = plain_yaml.scalar(text.strip())
+    return text if value is None else value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -153,36 +137,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help page with short placeholders and without types, which the defaults show."""
+    """A help page as wide as the terminal, on which names of options stay whole."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=_columns())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if action.dest in CONFIG:
-            return CONFIG[action.dest][0]
-        return _invocation(options(TrainConfig)[action.dest])
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        if action.dest in CONFIG:
-            return CONFIG[action.dest][1]
-        own = options(TrainConfig)[action.dest]
-        shown = own.default and own.default is not True
-        return f"{own.help} (default: {own.default})" if shown else own.help
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]")
+        return super()._format_action_invocation(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)  # names of options stay whole
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _columns() -> int:
     return min(shutil.get_terminal_size().columns - 2, WIDEST)
-
-
-def _invocation(own: Option) -> str:
-    """Write an option as it is used: "--lr X", "--[no-]overlap"."""
-    if own.kind is bool:
-        return own.flag.replace("--", "--[no-]")
-    return f"{own.flag} {own.metavar or '{' + ','.join(own.choices) + '}'}"
 
 
 def _parser() -> _Parser:
@@ -193,17 +163,24 @@ def _parser() -> _Parser:
         formatter_class=_Help,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+        add_help=False,
     )
-    parser.add_argument("--config", action="append")
-    parser.add_argument("--print-config", action="store_true")
+    parser.add_argument("-h", "--help", action="help", help="show this page, and leave")
+    read = "read options from this YAML file; the command line wins"
+    parser.add_argument("--config", action="append", metavar="FILE", help=read)
+    shown = "print all options as YAML, and leave"
+    parser.add_argument("--print-config", action="store_true", help=shown)
     groups: dict[str, Any] = {}
-    for own in options(TrainConfig).values():
+    for own in flags(TrainConfig).values():
         group = groups.setdefault(own.group, None) or parser.add_argument_group(own.group)
         groups[own.group] = group
+        default = f" (default: {own.default})" if own.default and own.default is not True else ""
+        help = f"{own.help}{default}".replace("%", "%%")
         if own.kind is bool:
-            group.add_argument(own.flag, action=argparse.BooleanOptionalAction)
+            group.add_argument(own.label, action=argparse.BooleanOptionalAction, help=help)
         else:
-            group.add_argument(own.flag, action="append" if own.kind is dict else "store")
+            action = "append" if own.kind is dict else "store"
+            group.add_argument(own.label, action=action, metavar=own.metavar, help=help)
     return parser
 
 
@@ -246,11 +223,11 @@ def _names() -> str:
 
 def _explain(message: str) -> Exception:
     """Turn a parser's message into one sentence, with the nearest name where one is unknown."""
-    own = options(TrainConfig)
-    flags = [*(o.flag for o in own.values()), "--config", "--print-config", "--help"]
+    own = flags(TrainConfig)
+    names = [*(o.label for o in own.values()), "--config", "--print-config", "--help"]
     if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         if match[1].startswith("-"):
-            return ValueError(_nearest("option", match[1], flags))
+            return ValueError(_nearest("option", match[1], names))
         return ValueError(f"train: unexpected argument {match[1]!r}; options begin with --")
     if match := re.search(r"argument .*?(--[\w-]+): expected one argument", message):
         return ValueError(f"train: {match[1]} needs a value")

@@ -169,7 +169,7 @@ def _communication(job: Job) -> list[tuple[str, str]]:
         "synchronised batch norm" if config.sync_batch_norm else "",
     ]
     said = "; ".join(filter(None, words))
-    rows = [("scheme", said)] if said != TrainConfig.scheme else []
+    rows = [("scheme", said)] if said != TrainConfig().scheme else []
     if isinstance(inner, Auto):
         rows += [("allreduce", _choice(choice)) for choice in inner.choices]
     elif config.allreduce != RULE:

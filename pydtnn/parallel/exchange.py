@@ -19,8 +19,8 @@ from pydtnn.comm.metered import Metered
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
-from pydtnn.parallel.option import option, set_options, signature_of
 from pydtnn.parallel.sums import Sums, average
+from pydtnn.utils.option import option, set_options, signature_of
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer

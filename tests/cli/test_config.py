@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import options
+from pydtnn.cli.options import flags
 
 
 def test_the_defaults_are_what_the_readme_promises() -> None:
@@ -109,7 +109,7 @@ def test_the_course_of_training_knows_no_paths_ranks_or_threads() -> None:
 
 
 def test_every_option_says_what_it_is() -> None:
-    for name, own in options(TrainConfig).items():
+    for name, own in flags(TrainConfig).items():
         assert own.help, name
         assert own.help.strip().rstrip(".") == own.help, name
         own.check(own.default)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.options import Option, options
+from pydtnn.cli.options import Flag, flags
 from pydtnn.comm.schedules import SCHEDULES
 from pydtnn.losses import LOSSES
 from pydtnn.metrics import METRICS
@@ -140,10 +140,10 @@ class Line:
 
 def random_line(rng: np.random.Generator) -> Line:
     """Draw a command line; about half of them hold nothing that is bad by itself."""
-    drawable = [own for own in options(TrainConfig).values() if own.kind is bool or _good(own)]
+    drawable = [own for own in flags(TrainConfig).values() if own.kind is bool or _good(own)]
     chosen = [drawable[i] for i in rng.permutation(len(drawable))[: rng.integers(0, 7)]]
     if rng.random() < 0.05:
-        chosen.append(options(TrainConfig)["load"])  # of which only bad values are drawn
+        chosen.append(flags(TrainConfig)["load"])  # of which only bad values are drawn
     rate = 0.0 if rng.random() < 0.5 else 0.5
     arguments: list[str] = []
     bad: list[str] = []
@@ -161,24 +161,26 @@ def random_line(rng: np.random.Generator) -> Line:
     return Line((*ALWAYS, *arguments), tuple(bad))
 
 
-def _good(own: Option) -> list[str]:
+def _good(own: Flag) -> list[str]:
     if own.name in GOOD:
         return GOOD[own.name]
     return [c for c in own.choices if c not in ("cuda", "measure", "nccl")]
 
 
-def _words(own: Option, is_bad: bool, rng: np.random.Generator) -> list[str]:
+def _words(own: Flag, is_bad: bool, rng: np.random.Generator) -> list[str]:
     """Write an option with its value as it stands on the command line."""
     if own.kind is bool:
-        flags = [own.flag, own.flag.replace("--", "--no-")]
-        flag = flags[rng.integers(2)]
+        both = [own.label, own.label.replace("--", "--no-")]
+        flag = both[rng.integers(2)]
         return [f"{flag}={rng.choice(['1', 'x', '', 'maybe'])}"] if is_bad else [flag]
     values = _bad(own) if is_bad else _good(own)
     value = values[rng.integers(len(values))]
-    return [own.flag, value] if rng.random() < 0.5 and value[:1] != "-" else [f"{own.flag}={value}"]
+    return (
+        [own.label, value] if rng.random() < 0.5 and value[:1] != "-" else [f"{own.label}={value}"]
+    )
 
 
-def _bad(own: Option) -> list[str]:
+def _bad(own: Flag) -> list[str]:
     given = BAD.get(own.name, [])
     if own.kind in (int, float):
         holds = UNBOUNDED.get(own.name, set())

@@ -1,12 +1,13 @@
-"""Options of schemes: declared once, checked whenever they are set."""
+"""Options of a class: declared once, checked whenever they are set."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from pydtnn.parallel.option import option, set_options, signature_of
+from pydtnn.utils.option import option, set_options, signature_of
 
 
 class Tea:
@@ -16,9 +17,14 @@ class Tea:
     strength: float = option(0.5, above=0, below=1)
     hot: bool = option(True)
     kind: str = option("green", among=("green", "black"))
+    sugar: float | None = option(float, at_least=0)
+    extras: dict[str, int] = option({})
 
     def __init__(self, water: str, **options: object) -> None:
         set_options(self, options)
+
+
+OPTIONS = ["cups", "strength", "hot", "kind", "sugar", "extras"]
 
 
 class MilkTea(Tea):
@@ -28,7 +34,7 @@ class MilkTea(Tea):
 def test_options_have_defaults_until_they_are_set() -> None:
     tea = MilkTea("soft", cups=3, hot=False)
     assert (tea.cups, tea.strength, tea.hot, tea.kind, tea.milk) == (3, 0.5, False, "green", 0.1)
-    assert Tea("soft").cups == 2
+    assert (Tea("soft").cups, Tea("soft").sugar) == (2, None)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +46,10 @@ def test_options_have_defaults_until_they_are_set() -> None:
         ("strength", 1, "MilkTea: strength must be above 0 and below 1, not 1"),
         ("strength", "much", "MilkTea: strength must be a number, not 'much'"),
         ("hot", 1, "MilkTea: hot must be true or false, not 1"),
-        ("kind", "blak", "MilkTea: unknown kind 'blak'; did you mean 'black'?"),
-        ("kind", 3, "MilkTea: kind must be a word, not 3"),
+        ("kind", "blak", "MilkTea: unknown value of kind 'blak'; did you mean 'black'?"),
+        ("kind", 3, "MilkTea: kind must be text, not 3"),
+        ("sugar", -1, "MilkTea: sugar must be at least 0, not -1"),
+        ("extras", 1, 'MilkTea: extras must be names and values, such as {"name": 1}, not 1'),
         ("mlik", 3, "unknown option of MilkTea 'mlik'; did you mean 'milk'?"),
     ],
 )
@@ -49,6 +57,21 @@ def test_what_does_not_suit_is_refused(name: str, value: object, sentence: str) 
     with pytest.raises((TypeError, ValueError)) as error:
         MilkTea("soft", **{name: value})
     assert str(error.value) == sentence
+
+
+def test_a_dataclass_takes_them_for_its_defaults() -> None:
+    @dataclass(frozen=True)
+    class Cup:
+        size: float = option(0.25, above=0)
+        notes: dict[str, int] = option({})
+
+    first = Cup(size=1)
+    first.notes["hot"] = 1
+    assert (first.size, type(first.size), Cup().size, Cup().notes) == (1.0, float, 0.25, {})
+    with pytest.raises(ValueError, match="Cup: size must be above 0, not 0"):
+        Cup(size=0)
+    with pytest.raises(FrozenInstanceError):
+        first.size = 2.0  # type: ignore[misc]
 
 
 def test_they_are_checked_when_they_are_set_later_too() -> None:
@@ -61,7 +84,7 @@ def test_they_are_checked_when_they_are_set_later_too() -> None:
 
 def test_a_class_is_called_with_its_options() -> None:
     parameters = signature_of(MilkTea).parameters
-    assert list(parameters) == ["water", "cups", "strength", "hot", "kind", "milk"]
+    assert list(parameters) == ["water", *OPTIONS, "milk"]
     assert parameters["cups"].default == 2
     assert parameters["cups"].kind is inspect.Parameter.KEYWORD_ONLY
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.layers import Block
+from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
 from pydtnn.models.cnn import cnn
 from pydtnn.models.mlp import mlp
@@ -40,7 +40,7 @@ from pydtnn.models.vgg import (
     vgg19,
     vgg19_bn,
 )
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 
 MODELS: dict[str, Callable[..., Block]] = {
     "mlp": mlp,
@@ -68,14 +68,20 @@ MODELS: dict[str, Callable[..., Block]] = {
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
+MODEL: Kind[Net] = Kind(
+    "model", MODELS, Layer | Block, "a layer, a block or a function of (classes, input_shape)"
+)
 
-def create_net(name: str, classes: int, input_shape: tuple[int, ...], **options: Any) -> Block:
+
+def create_net(
+    name: str | Callable[..., Net], classes: int, input_shape: tuple[int, ...], **options: Any
+) -> Net:
     """Make the network called `name`.
 
     Parameters
     ----------
-    name : str
-        A key of `MODELS`.
+    name : str or callable
+        A key of `MODELS`, ``path/to/file.py:function``, or a function like theirs.
     classes : int
         Logits of the output.
     input_shape : tuple of int
@@ -85,14 +91,15 @@ def create_net(name: str, classes: int, input_shape: tuple[int, ...], **options:
 
     Returns
     -------
-    Block
+    Block or Layer
 
     Raises
     ------
-    ValueError
-        For an unknown name or option, with the nearest ones, and for an input that is too small.
+    TypeError, ValueError
+        For what makes no network, for an unknown name or option, with the nearest ones, and for an
+        input that is too small.
     """
-    return create("model", MODELS, name, options, args=(classes, input_shape))
+    return MODEL.find(name).make(options, classes, input_shape)
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import whole
 
 
@@ -247,26 +247,27 @@ ALIASES = {
 }
 """Other names of the metrics."""
 
+METRIC = Kind("metric", METRICS, Metric, "a Metric or what makes one", ALIASES)
 
-def get_metric(metric: str | Metric, **options: Any) -> Metric:
+
+def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> Metric:
     """Return a metric as it is, or make the one of that name.
 
     Parameters
     ----------
-    metric : str or Metric
-        A name of `METRICS` or `ALIASES`, or "top5_accuracy" with any number.
+    metric : str, Metric or callable
+        A name of `METRICS` or `ALIASES`, "top5_accuracy" with any number,
+        ``path/to/file.py:name``, or what makes a metric.
     **options
         Parameters of a named one.
 
     Raises
     ------
-    ValueError
-        For an unknown name or option, with the nearest ones.
+    TypeError, ValueError
+        For what is no metric, and for an unknown name or option, with the nearest ones.
     """
-    if isinstance(metric, Metric):
-        return metric
     if isinstance(metric, str) and (
         top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", metric.lower())
     ):
         return TopKAccuracy(int(top[1]))
-    return create("metric", METRICS, metric, options, aliases=ALIASES)
+    return METRIC.find(metric).make(options)

@@ -78,7 +78,7 @@ ARGUMENTS = {
     "option": (["--epoch=3"], "unknown option '--epoch'; did you mean '--epochs'"),
     "option like none": (["-x"], "unknown option '-x'; see --help"),
     # numbers and words
-    "negative learning rate": (["--lr=-1"], "--lr must be above 0, not -1.0"),
+    "negative learning rate": (["--lr=-1"], "--lr must be above 0, not -1"),
     "learning rate 0": (["--lr=0"], "--lr must be above 0"),
     "infinite learning rate": (["--lr=.inf"], "--lr must be above 0, not inf"),
     "no number": (["--lr=fast"], "--lr must be a number, not 'fast'"),
@@ -112,15 +112,21 @@ ARGUMENTS = {
     ),
     "a digit that is none": (["--augment=cutout:²"], "augmentation 'cutout:²': expected a name"),
     "augmentation's number": (["--augment=crop:x"], "augmentation 'crop:x': expected a name and"),
-    "momentum of adam": (["--optimizer=adam", "--momentum=0.5"], "--momentum: adam has none"),
-    "smoothing of mse": (["--loss=mse", "--label-smoothing=0.1"], "--label-smoothing: mse has no"),
+    "momentum of adam": (
+        ["--optimizer=adam", "--momentum=0.5"],
+        "--momentum: adam takes no `momentum`; leave it out, or use ",
+    ),
+    "smoothing of mse": (
+        ["--loss=mse", "--label-smoothing=0.1"],
+        "--label-smoothing: mse takes no `label_smoothing`; leave it out, or use cross_entropy",
+    ),
     "an option in the wrong place": (
         ['--optimizer-options={"lr": 0.1}'],
         "--optimizer-options: lr is not set here but by --lr",
     ),
     "an option of a wrong type": (
         ["--model=mlp", '--model-options={"hidden": 5}'],
-        '--model-options {"hidden": 5}: ',
+        'model mlp {"hidden": 5}: ',
     ),
     "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, not 5"),
     # what does not go together
@@ -148,16 +154,25 @@ ARGUMENTS = {
         ["--model=failing.py:grups"],
         "name in failing.py 'grups'; did you mean 'groups'?",
     ),
-    "no function": (["--model=failing.py:number"], "must be a function of (classes, input_shape)"),
-    "one argument": (["--model=failing.py:one_argument"], "must be a function of (classes, input"),
-    "no model": (["--model=failing.py:nothing"], "must return a layer or a block, not None"),
+    "no function": (
+        ["--model=failing.py:number"],
+        "number: expected a layer, a block or a function of (classes, input_shape), not 3",
+    ),
+    "one argument": (
+        ["--model=failing.py:one_argument"],
+        "too many positional arguments; expected a layer, a block or a function of (classes, i",
+    ),
+    "no model": (
+        ["--model=failing.py:nothing"],
+        "nothing: expected a layer, a block or a function of (classes, input_shape), not None",
+    ),
     "no parameters": (["--model=failing.py:no_parameters"], "the model has no parameters to train"),
     "no Python": (["--model=wrong.py:net"], "wrong.py cannot be imported: line 2: "),
     "a fault of one's own": (["--model=failing.py:fault"], "KeyError: 'thing' ("),
-    "no scheme": (["--scheme=failing.py:number"], "must be a subclass of GradientExchange, not 3"),
+    "no scheme": (["--scheme=failing.py:number"], "expected a subclass of GradientExchange, not 3"),
     "option of another scheme": (
         ["--scheme=failing.py:Plain", "--no-overlap"],
-        "--no-overlap: failing.py:Plain takes no `overlap`; leave it out",
+        "--no-overlap: failing.py:Plain takes no `overlap`; leave it out, or use allreduce",
     ),
     "channels and groups": (
         ["--model=failing.py:groups"],
@@ -227,7 +242,7 @@ YAML = {
     "no number": ("epochs: many", "--epochs must be a whole number, not 'many'"),
     "no word": ("model: [resnet44]", "model must be text, not ['resnet44']; quote it"),
     "neither true nor false": ("resume: 3", "--resume must be true or false, not 3"),
-    "out of limits": ("lr: -1", "--lr must be above 0, not -1.0"),
+    "out of limits": ("lr: -1", "--lr must be above 0, not -1"),
     "a misspelt key": ("optimizer_option: {}", "configuration file 'optimizer_option'; did you me"),
     "a key twice": ("lr: 1\nepochs: 2\nlr: 2", "'lr' is there twice; leave one out (line 3)"),
     "a key in two spellings": ("batch-size: 1\nbatch_size: 2", "'batch_size' is there twice"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -22,21 +21,19 @@ from pydtnn.callbacks import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import create_exchange
+from pydtnn.cli.parts import find, refuse_unless_taken
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Block, Layer, Net
-from pydtnn.losses import CategoricalCrossEntropy, Loss, get_loss
+from pydtnn.layers import Net
+from pydtnn.losses import Loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
-from pydtnn.models import create_net
-from pydtnn.optimizers import OPTIMIZERS, Optimizer, get_optimizer
+from pydtnn.optimizers import Optimizer
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
-from pydtnn.utils.own_code import import_class, import_object, is_own, naming_options
-from pydtnn.utils.registry import create, key_of
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
 
@@ -124,15 +121,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
 
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
     """Load the training set and what to validate on: the test set, or a part cut off the former."""
-    flags = {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"}
-    own = import_object(config.dataset, "--dataset") if is_own(config.dataset) else None
-    with naming_options("--dataset-options", config.dataset_options, flags):
-        train, test = load_dataset(
-            own or config.dataset,
-            data_dir=config.data_dir,
-            download=config.download,
-            **config.dataset_options,
-        )
+    found, options = find(config, "dataset")
+    train, test = load_dataset(found, config.data_dir, config.download, **options)
     if config.validation_split:
         return split_validation(train, config.validation_split, config.seed)
     return train, test
@@ -146,22 +136,16 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
 
 def create_loss(config: TrainConfig) -> Loss:
     """Make the loss that `--loss` names."""
-    own = is_own(config.loss)
-    loss = import_class(config.loss, "--loss", Loss)() if own else get_loss(config.loss)
+    found, _ = find(config, "loss")
     if not config.label_smoothing:
-        return loss
-    if not isinstance(loss, CategoricalCrossEntropy):
-        raise ValueError(f"--label-smoothing: {config.loss} has none; use --loss cross_entropy")
-    return CategoricalCrossEntropy(config.label_smoothing)
+        return found.make({})
+    refuse_unless_taken(found, "label_smoothing", "--label-smoothing")
+    return found.make({"label_smoothing": config.label_smoothing})
 
 
 def create_metrics(config: TrainConfig) -> list[Metric]:
     """Make the metrics that `--metrics` lists."""
-    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
-    return [
-        import_class(name, "--metrics", Metric)() if is_own(name) else get_metric(name)
-        for name in names
-    ]
+    return [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
 
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
@@ -180,23 +164,8 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
             f"--dataset: {data.name} has no classes; train on it from Python, with a model of "
             "your own"
         )
-    shapes = (data.classes, data.input_shape)
-    flags = {"name": "--model", "classes": "the data set", "input_shape": "the data set"}
-    with naming_options("--model-options", config.model_options, flags):
-        if not is_own(config.model):
-            return create_net(config.model, *shapes, **config.model_options)
-        factory = import_object(config.model, "--model")
-        try:
-            inspect.signature(factory).bind_partial(*shapes)
-        except TypeError as error:
-            raise ValueError(
-                f"--model: {config.model} must be a function of (classes, input_shape): {error}"
-            ) from error
-        name = config.model.rpartition(":")[2].lower()
-        net = create("model", {name: factory}, name, config.model_options, args=shapes)
-    if not isinstance(net, Layer | Block):
-        raise TypeError(f"--model: {config.model} must return a layer or a block, not {net!r}")
-    return net
+    found, options = find(config, "model")
+    return found.make(options, data.classes, data.input_shape)
 
 
 def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
@@ -215,42 +184,28 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
     """Make the optimizer with its schedule; `steps` is the length of an epoch."""
-    rule, rules = key_of(config.optimizer), OPTIMIZERS
-    if is_own(config.optimizer):
-        rule = key_of(config.optimizer.rpartition(":")[2])
-        rules = {rule: import_class(config.optimizer, "--optimizer", Optimizer)}
-    if rule not in rules:
-        return get_optimizer(config.optimizer)  # which says what there is
-    takes = dict(inspect.signature(rules[rule]).parameters)
-    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):  # handed on to `Optimizer`
-        takes = {**inspect.signature(Optimizer).parameters, **takes}
-    if "lr" not in takes:
+    found, options = find(config, "optimizer")
+    usual = {name: None if p.default is p.empty else p.default for name, p in found.takes.items()}
+    if "lr" not in usual:
         raise ValueError(f"--optimizer: {config.optimizer} must take the learning rate as `lr`")
-    own = {name: None if p.default is p.empty else p.default for name, p in takes.items()}
-    numbers: dict[str, Any] = {"lr": create_schedule(config, own["lr"], global_batch, steps)}
-    for name, usual in USUAL.items():
-        given, flag = getattr(config, name), "--" + name.replace("_", "-")
-        if name in own:
-            numbers[name] = given if given is not None else own[name] or usual
-        elif given is not None:
-            raise ValueError(f"{flag}: {rule} has none; leave it out, or use sgd or lars")
-    flags = {name: "--" + name.replace("_", "-") for name in ("optimizer", *numbers)}
-    with naming_options("--optimizer-options", config.optimizer_options, flags):
-        return create("optimizer", rules, rule, numbers | config.optimizer_options)
+    numbers: dict[str, Any] = {"lr": create_schedule(config, usual["lr"], global_batch, steps)}
+    for name, ours in USUAL.items():
+        given = getattr(config, name)
+        if given is not None:
+            refuse_unless_taken(found, name, "--" + name.replace("_", "-"))
+        numbers[name] = given if given is not None else usual.get(name) or ours
+    return found.make(options, **numbers)
 
 
 def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:
     """Make the schedule that `--schedule` names; `usual` is the rule's own learning rate."""
     lr = usual if config.lr is None else config.lr
-    schedule: str | Schedule = config.schedule
-    if is_own(config.schedule):
-        schedule, lr = import_object(config.schedule, "--schedule"), 0.0
-        if not callable(schedule):
-            raise ValueError(f"--schedule: {config.schedule} must be a function of the step")
+    found, options = find(config, "schedule")
+    if found.ready:
+        lr = 0.0
         for flag, given in (
             ("--lr", config.lr is not None),
             ("--lr-scaling", config.lr_scaling != "none"),
-            ("--schedule-options", config.schedule_options),
         ):
             if given:
                 raise ValueError(f"{flag}: {config.schedule} gives the learning rate; leave it out")
@@ -258,22 +213,14 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
         raise ValueError(f"--lr: {config.optimizer} has no learning rate of its own; give one")
     ratio = global_batch / config.lr_base_batch
     scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
-    flags = {
-        "schedule": "--schedule",
-        "lr": "--lr",
-        "total_steps": "--epochs",
-        "steps_per_epoch": "--steps-per-epoch",
-        "warmup_steps": "--warmup-epochs",
-    }
-    with naming_options("--schedule-options", config.schedule_options, flags):
-        return get_schedule(
-            schedule,
-            scale * lr,
-            total_steps=steps * config.epochs,
-            steps_per_epoch=steps,
-            warmup_steps=round(config.warmup_epochs * steps),
-            **config.schedule_options,
-        )
+    return get_schedule(
+        found,
+        scale * lr,
+        total_steps=steps * config.epochs,
+        steps_per_epoch=steps,
+        warmup_steps=round(config.warmup_epochs * steps),
+        **options,
+    )
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:

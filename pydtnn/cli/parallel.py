@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.parts import find, refuse_unless_taken
 from pydtnn.comm import Communicator
 from pydtnn.comm.checked import Checked
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
 from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.rule import VENDOR
-from pydtnn.parallel.compression import Compressor, create_sums
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.reproducible import ExactSums
-from pydtnn.parallel.schemes import SCHEMES
 from pydtnn.parallel.sums import Sums
-from pydtnn.utils.own_code import import_class, import_object, is_own, naming_options
-from pydtnn.utils.registry import create, key_of
-
-FLAGS = {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"}
 
 
 def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
@@ -31,14 +25,12 @@ def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
     ValueError
         For an unknown name, and for an algorithm of a file that does not add up on these ranks.
     """
-    if not is_own(config.allreduce):
-        # On GPUs, whatever carries their arrays sums them, unless they go through host memory.
-        device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
-        name = VENDOR if device and config.allreduce == RULE else config.allreduce
-        return create_allreduce(name, comm)
-    algorithm = import_object(config.allreduce, "--allreduce")
-    check(algorithm, comm.hosts)  # it would hang, or sum wrongly
-    return create_allreduce(algorithm, comm)
+    found, _ = find(config, "allreduce")
+    if found.ready:
+        check(found.target, comm.hosts)  # it would hang, or sum wrongly
+    # On GPUs, whatever carries their arrays sums them, unless they go through host memory.
+    device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
+    return create_allreduce(VENDOR if device and found.name == RULE else found, comm)
 
 
 def check_messages(config: TrainConfig, comm: Communicator) -> Communicator:
@@ -54,23 +46,15 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
     ValueError, TypeError
         In one sentence, for what is unknown or does not go together.
     """
-    name, registry = config.scheme, SCHEMES
-    if is_own(config.scheme):
-        name = config.scheme.rpartition(":")[2].lower()
-        registry = {name: import_class(config.scheme, "--scheme", GradientExchange)}
-    with naming_options("--scheme-options", config.scheme_options, FLAGS):
-        options = dict(config.scheme_options)
-        factory = registry.get(key_of(name))
-        takes = inspect.signature(factory).parameters if factory else {}
-        for option, value, usual, flag in (
-            ("overlap", config.overlap, True, "--no-overlap"),
-            ("sums", create_sums_of(config), Sums, "--compress and --exact"),
-        ):
-            if option in takes:
-                options[option] = value
-            elif factory and value is not usual:
-                raise ValueError(f"{flag}: {config.scheme} takes no `{option}`; leave it out")
-        return create("scheme", registry, name, options, args=(comm,))
+    found, options = find(config, "scheme")
+    if found.ready:  # with a communicator of its own
+        raise TypeError(f"scheme {found.name}: expected {found.kind.expected}, not an object of it")
+    sums = create_sums_of(config)
+    if not config.overlap:
+        refuse_unless_taken(found, "overlap", "--no-overlap")
+    if sums is not Sums:
+        refuse_unless_taken(found, "sums", "--compress and --exact")
+    return found.make(options, comm, overlap=config.overlap, sums=sums)
 
 
 def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
@@ -81,14 +65,5 @@ def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
         if config.compress_options:
             raise ValueError("--compress-options: say with --compress whose options they are")
         return Sums
-    if is_own(config.compress):
-        compressor = import_object(config.compress, "--compress")
-        if not isinstance(compressor, Compressor):
-            raise ValueError(
-                f"--compress: {config.compress} must be a Compressor, not {compressor!r}"
-            )
-        if config.compress_options:
-            raise ValueError(f"--compress-options: {config.compress} has its own; leave them out")
-        return compressor
-    with naming_options("--compress-options", config.compress_options, {"name": "--compress"}):
-        return create_sums(config.compress, **config.compress_options)
+    found, options = find(config, "compress")
+    return found.make(options)

@@ -186,37 +186,17 @@ def _parser() -> _Parser:
 
 def _names() -> str:
     """List what can be named, for the end of the help page."""
-    from pydtnn.comm.schedules.auto import NAMES
-    from pydtnn.data import AUGMENTATIONS, DATASETS
-    from pydtnn.losses import LOSSES
-    from pydtnn.metrics import METRICS
-    from pydtnn.models import MODELS
-    from pydtnn.optimizers import OPTIMIZERS
-    from pydtnn.parallel.compression import COMPRESSORS
-    from pydtnn.parallel.schemes import SCHEMES
-    from pydtnn.schedules import SCHEDULES as RATES
+    from pydtnn.cli.parts import PARTS
 
-    kinds = {
-        "models": MODELS,
-        "data sets": DATASETS,
-        "augmentations": AUGMENTATIONS,
-        "losses": LOSSES,
-        "metrics": METRICS,
-        "optimizers": OPTIMIZERS,
-        "schedules": RATES,
-        "schemes": SCHEMES,
-        "compressors": COMPRESSORS,
-        "allreduces": NAMES,
-    }
-    widest = max(map(len, kinds))
+    widest = max(map(len, PARTS))
     lines = [
         textwrap.fill(
-            ", ".join(names),
+            ", ".join(kind.registry),
             _columns(),
-            initial_indent=f"  {kind:<{widest}}  ",
+            initial_indent=f"  {option:<{widest}}  ",
             subsequent_indent=" " * (widest + 4),
         )
-        for kind, names in kinds.items()
+        for option, kind in PARTS.items()
     ]
     return "\n".join(["names:", *lines, ""])
 

@@ -14,7 +14,6 @@ from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
 from pydtnn.utils.errors import describe, traceback_if_wanted
 from pydtnn.utils.output import printing
-from pydtnn.utils.own_code import import_object, is_own
 
 EXAMPLES = """examples:
   python -m pydtnn.comm list
@@ -133,12 +132,7 @@ def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:
 
 def _algorithm(name: str) -> tuple[str, Algorithm]:
     """Name and function of a schedule of ours or of the user's."""
-    if not is_own(name):
-        return name, find(name)
-    found = import_object(name, "NAME")
-    if not callable(found):
-        raise ValueError(f"{name} is not a function; give one that yields rounds for a group")
-    return name.rpartition(":")[2], found
+    return name.rpartition(":")[2], find(name)
 
 
 def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.registry import Found, Kind
 
 DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "cifar10": load_cifar10,
@@ -42,12 +41,13 @@ DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
 }
 """The data sets by name: functions of keyword arguments that return training and test set."""
 
-SHARED = ("data_dir", "download", "seed")
-"""Arguments of `load_dataset` that a data set is given only if it has a use for them."""
+DATASET: Kind[tuple[Dataset, Dataset]] = Kind(
+    "data set", DATASETS, tuple, "a pair of data sets, to train with and to test with"
+)
 
 
 def load_dataset(
-    name: str | Callable[..., tuple[Dataset, Dataset]],
+    name: str | Callable[..., tuple[Dataset, Dataset]] | Found[tuple[Dataset, Dataset]],
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = False,
     seed: int = 0,
@@ -58,7 +58,7 @@ def load_dataset(
     Parameters
     ----------
     name : str or callable
-        One of `DATASETS`, or a function like theirs.
+        One of `DATASETS`, a function like theirs, or ``path/to/file.py:function``.
     data_dir : path, optional
         Folder of the files; by default $PYDTNN_DATA, otherwise pydtnn's folder in the user's cache.
     download : bool, default False
@@ -93,30 +93,10 @@ def load_dataset(
     >>> len(train), train.input_shape, train.classes
     (100, (28, 28, 1), 10)
     """
-    if callable(name):
-        load, name = name, getattr(name, "__name__", repr(name))
-    elif name in DATASETS:
-        load = DATASETS[name]
-    else:
-        raise ValueError(unknown("data set", name, DATASETS))
-    accepted = inspect.signature(load).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    for option in options:
-        if option not in accepted and not takes_any:
-            own = [choice for choice in accepted if choice not in SHARED]
-            raise ValueError(unknown(f"option of data set {name!r}:", option, own))
-    shared = {"data_dir": data_dir, "download": download, "seed": seed}
-    options |= {key: value for key, value in shared.items() if key in accepted}
-    try:
-        inspect.signature(load).bind(**options)
-    except TypeError as error:  # "missing a required argument: 'folder'"
-        raise ValueError(f"data set {name!r}: {error}") from None
-    both = load(**options)
-    if not isinstance(both, tuple) or [isinstance(part, Dataset) for part in both] != [True] * 2:
-        raise TypeError(
-            f"data set {name!r}: expected a pair of data sets, to train with and to test with, not "
-            f"{both!r}"
-        )
+    found = DATASET.find(name)  # the shared arguments are for those that have a use for them
+    both = found.make(options, data_dir=data_dir, download=download, seed=seed)
+    if [isinstance(part, Dataset) for part in both] != [True] * 2:
+        raise TypeError(f"data set {found.name}: expected {DATASET.expected}, not {both!r}")
     return both
 
 

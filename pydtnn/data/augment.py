@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from pydtnn.data.order import below
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.registry import Kind
 
 Array = NDArray[Any]
 
@@ -127,6 +127,10 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
 }
 """The augmentations by the name they have on the command line."""
 
+AUGMENTATION: Kind[Augmentation] = Kind(
+    "augmentation", AUGMENTATIONS, Augmentation, "an Augmentation or what makes one"
+)
+
 
 def create_augmentations(text: str) -> tuple[Augmentation, ...]:
     """Build augmentations from ``"crop:4,flip,cutout:8"``; ``""`` and ``"none"`` build none.
@@ -139,12 +143,11 @@ def create_augmentations(text: str) -> tuple[Augmentation, ...]:
         name, _, number = item.partition(":")
         if name in ("", "none"):
             continue
-        if name not in AUGMENTATIONS:
-            raise ValueError(unknown("augmentation", name, AUGMENTATIONS))
+        found = AUGMENTATION.find(name)
         if number and (not (number.isascii() and number.isdigit()) or name == "flip"):
             raise ValueError(
                 f"augmentation {item!r}: expected a name and, for crop and cutout, a number of "
                 "pixels; write crop:4, flip or cutout:8."
             )
-        built.append(AUGMENTATIONS[name](*([int(number)] if number else [])))
+        built.append(found.make({}, *([int(number)] if number else [])))
     return tuple(built)

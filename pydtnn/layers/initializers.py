@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.random import stream
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 Initializer = Callable[[tuple[int, ...], int, int, np.random.Generator], np.ndarray]
@@ -172,6 +172,10 @@ INITIALIZERS: dict[str, Callable[..., Initializer]] = {
 }
 """Initializers by name; "constant" needs a `value`."""
 
+INITIALIZER: Kind[Initializer] = Kind(
+    "initializer", INITIALIZERS, Callable, "a function (shape, fan_in, fan_out, rng) -> array"
+)
+
 
 def get_initializer(initializer: str | Initializer, **options: Any) -> Initializer:
     """Return an initializer as it is, or the one of that name.
@@ -188,6 +192,4 @@ def get_initializer(initializer: str | Initializer, **options: Any) -> Initializ
     ValueError
         For an unknown name, with the nearest ones, and for an unknown option.
     """
-    if callable(initializer):
-        return initializer
-    return create("initializer", INITIALIZERS, initializer, options)
+    return INITIALIZER.find(initializer).make(options)

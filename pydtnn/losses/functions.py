@@ -13,7 +13,7 @@ from typing import Any
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 
@@ -212,22 +212,22 @@ ALIASES = {
 }
 """Other names of the losses."""
 
+LOSS = Kind("loss", LOSSES, Loss, "a Loss or what makes one", ALIASES)
 
-def get_loss(loss: str | Loss, **options: Any) -> Loss:
+
+def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:
     """Return a loss as it is, or make the one of that name.
 
     Parameters
     ----------
-    loss : str or Loss
-        A name of `LOSSES` or `ALIASES`.
+    loss : str, Loss or callable
+        A name of `LOSSES` or `ALIASES`, ``path/to/file.py:name``, or what makes a loss.
     **options
         Parameters of a named one: ``get_loss("cross_entropy", label_smoothing=0.1)``.
 
     Raises
     ------
-    ValueError
-        For an unknown name or option, with the nearest ones.
+    TypeError, ValueError
+        For what is no loss, and for an unknown name or option, with the nearest ones.
     """
-    if isinstance(loss, Loss):
-        return loss
-    return create("loss", LOSSES, loss, options, aliases=ALIASES)
+    return LOSS.find(loss).make(options)

@@ -9,7 +9,7 @@ from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 
 __all__ = [
     "LAMB",
@@ -35,14 +35,18 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 """Optimizers by name."""
 
+OPTIMIZER = Kind("optimizer", OPTIMIZERS, Optimizer, "an Optimizer or what makes one")
 
-def get_optimizer(optimizer: str | Optimizer, **options: Any) -> Optimizer:
+
+def get_optimizer(
+    optimizer: str | Optimizer | Callable[..., Optimizer], **options: Any
+) -> Optimizer:
     """Return an optimizer as it is, or make the one of that name.
 
     Parameters
     ----------
-    optimizer : str or Optimizer
-        A name of `OPTIMIZERS`.
+    optimizer : str, Optimizer or callable
+        A name of `OPTIMIZERS`, ``path/to/file.py:name``, or what makes an optimizer.
     **options
         Parameters of a named one: ``get_optimizer("sgd", lr=0.1, momentum=0.9)``.
 
@@ -51,6 +55,4 @@ def get_optimizer(optimizer: str | Optimizer, **options: Any) -> Optimizer:
     TypeError, ValueError
         For an unknown name or option, with the nearest ones, and for a number out of its limits.
     """
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    return create("optimizer", OPTIMIZERS, optimizer, options)
+    return OPTIMIZER.find(optimizer).make(options)

@@ -16,7 +16,7 @@ from pydtnn.schedules.curves import (
     Triangular,
     WarmUp,
 )
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Found, Kind
 from pydtnn.utils.validate import number, whole
 
 
@@ -114,9 +114,11 @@ ALIASES = {
 }
 """Other names of the schedules."""
 
+SCHEDULE: Kind[Schedule] = Kind("schedule", SCHEDULES, Callable, "a function of the step", ALIASES)
+
 
 def get_schedule(
-    schedule: str | Schedule,
+    schedule: str | Schedule | Found[Schedule],
     lr: float,
     total_steps: int,
     steps_per_epoch: int,
@@ -130,7 +132,7 @@ def get_schedule(
     ----------
     schedule : str or callable
         A name of `SCHEDULES` or `ALIASES`, or any function of the step, which gives the learning
-        rate itself.
+        rate itself, also as ``path/to/file.py:name``.
     lr : float
         The highest learning rate.
     total_steps, steps_per_epoch : int
@@ -155,8 +157,5 @@ def get_schedule(
         For an unknown name or option, with the nearest ones, and for a number out of its limits.
     """
     run = Run(lr, total_steps, steps_per_epoch, warmup_steps)
-    if callable(schedule):
-        made = schedule
-    else:
-        made = create("schedule", SCHEDULES, schedule, options, args=(run,), aliases=ALIASES)
+    made = SCHEDULE.find(schedule).make(options, run)
     return WarmUp(made, warmup_steps) if warmup_steps else made

@@ -6,17 +6,15 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pydtnn.comm import create_communicator
-from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.schemes import create_scheme
+from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing.scheme import check_scheme
 from pydtnn.testing.scheme_report import SchemeReport
 from pydtnn.utils.errors import describe, traceback_if_wanted
 from pydtnn.utils.output import printing
-from pydtnn.utils.own_code import import_class, is_own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,13 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> SchemeReport:
-    scheme: Callable[..., Any] = functools.partial(create_scheme, options.scheme)
-    if is_own(options.scheme):
-        scheme = import_class(options.scheme, "scheme", GradientExchange)
-    scheme = functools.partial(scheme, **options.scheme_options)
-    scheme(create_communicator("serial"))  # what it refuses, it says best by itself
+    scheme = SCHEME.find(options.scheme)
+    make = functools.partial(scheme.make, options.scheme_options)
+    make(create_communicator("serial"))  # what it refuses, it says best by itself
     return check_scheme(
-        scheme,
+        make,
         ranks=options.ranks,
         equal_to_serial=options.equal_to_serial,
     )

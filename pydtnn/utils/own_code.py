@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydtnn.utils.errors import describe
 from pydtnn.utils.suggest import unknown
-
-
-def is_own(name: str) -> bool:
-    """Whether something is asked for from a file, be it without its name."""
-    return ":" in name or name.endswith(".py")
 
 
 def import_object(where: str, who: str) -> Any:
@@ -26,7 +18,7 @@ def import_object(where: str, who: str) -> Any:
     ----------
     where : str
     who : str
-        Begins the sentence of an error: "--model".
+        Begins the sentence of an error: "model".
 
     Raises
     ------
@@ -56,42 +48,3 @@ def import_object(where: str, who: str) -> Any:
         own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise ValueError(f"{who}: {unknown(f'name in {path}', name, own)}")
     return getattr(module, name)
-
-
-def import_class(where: str, who: str, kind: type) -> Any:
-    """Import ``path/to/file.py:Class``, which must be a subclass of `kind`.
-
-    Raises
-    ------
-    ValueError
-        Also where `import_object` does.
-    """
-    found = import_object(where, who)
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ValueError(f"{who}: {where} must be a subclass of {kind.__name__}, not {found!r}")
-    return found
-
-
-@contextlib.contextmanager
-def naming_options(
-    who: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]
-) -> Iterator[None]:
-    """Refuse options that are set elsewhere, and say whose they are where a factory fails on them.
-
-    Parameters
-    ----------
-    who : str
-        The option of the command line that holds them.
-    given : mapping
-    elsewhere : mapping of str to str
-        What sets an option that does not belong here.
-    """
-    for name in elsewhere:
-        if name in given:
-            raise ValueError(f"{who}: {name} is not set here but by {elsewhere[name]}")
-    try:
-        yield
-    except TypeError as error:  # of Python itself, as a rule: "'int' object is not iterable"
-        if not given:
-            raise
-        raise TypeError(f"{who} {json.dumps(dict(given), default=str)}: {error}") from error

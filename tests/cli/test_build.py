@@ -59,6 +59,14 @@ class Focal(CategoricalCrossEntropy):
 
 class Own(Accuracy):
     name = "own"
+
+ready = Focal(0.2)
+
+def focal():
+    return Focal(0.3)
+
+def makes_none():
+    return 3
 """
 
 
@@ -86,6 +94,19 @@ def test_a_loss_and_metrics_of_ones_own_stand_beside_those_of_the_library(make: 
     trainer = make(loss="own.py:Focal", metrics="accuracy, own.py:Own", monitor="val_own").trainer
     assert type(trainer.objective.losses[0]).__name__ == "Focal"
     assert [metric.name for metric in trainer.objective.metrics[0]] == ["accuracy", "own"]
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("Focal", 0.0), ("ready", 0.2), ("focal", 0.3)])
+def test_a_loss_may_be_a_class_an_object_or_a_function(
+    name: str, smoothing: float, make: Make
+) -> None:
+    (loss,) = make(loss=f"own.py:{name}").trainer.objective.losses
+    assert (type(loss).__name__, loss.label_smoothing) == ("Focal", smoothing)
+
+
+def test_a_loss_of_ones_own_is_smoothed_if_it_takes_that(make: Make) -> None:
+    (loss,) = make(loss="own.py:Focal", label_smoothing=0.1).trainer.objective.losses
+    assert (type(loss).__name__, loss.label_smoothing) == ("Focal", 0.1)
 
 
 def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(
@@ -120,28 +141,45 @@ def test_parts_of_ones_own_train_together(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dataset": "own.py:poinds"}, "--dataset: unknown name in own.py 'poinds'; did you mean"),
-        ({"dataset": "own.py:one_set"}, "data set 'one_set': expected a pair of data sets, to tr"),
+        ({"dataset": "own.py:poinds"}, "data set: unknown name in own.py 'poinds'; did you mean"),
+        ({"dataset": "own.py:one_set"}, "data set own.py:one_set: expected a pair of data sets"),
         (
             {"dataset_options": {"sampels": 3}},
-            "unknown option of data set 'points': 'sampels'; d",
+            "unknown option of own.py:points 'sampels'; did you mean 'samples'",
         ),
-        ({"dataset": "own.py:Lion.update"}, "--dataset: unknown name in own.py 'Lion.update'"),
-        ({"dataset": "own.py:halves"}, "data set 'halves': missing a required argument: 'step'"),
-        ({"optimizer": "own.py:points"}, "--optimizer: own.py:points must be a subclass of Optim"),
+        ({"dataset": "own.py:Lion.update"}, "data set: unknown name in own.py 'Lion.update'"),
+        (
+            {"dataset": "own.py:halves"},
+            "data set own.py:halves: missing a required argument: 'step'; ex",
+        ),
+        ({"optimizer": "own.py:points"}, "--optimizer: own.py:points must take the learning rate"),
         ({"optimizer": "own.py:NoRate"}, "--optimizer: own.py:NoRate must take the learning rate"),
         ({"optimizer": "own.py:NeedsARate"}, "--lr: own.py:NeedsARate has no learning rate of its"),
-        ({"optimizer": "own.py:Lion", "momentum": 0.5}, "--momentum: lion has none; leave it out"),
+        (
+            {"optimizer": "own.py:Lion", "momentum": 0.5},
+            "--momentum: own.py:Lion takes no `momentum`; leave it",
+        ),
         (
             {"optimizer": "own.py:NeedsARate", "lr": 1.0, "clip_norm": 1.0},
-            "--clip-norm: needsarate has none; leave it out",
+            "--clip-norm: own.py:NeedsARate takes no `clip_norm`; leave it out, or use sgd",
         ),
-        ({"schedule": "own.py:number"}, "--schedule: own.py:number must be a function of the step"),
+        (
+            {"schedule": "own.py:number"},
+            "schedule own.py:number: expected a function of the step, ",
+        ),
         ({"schedule": "own.py:halves", "lr": 1.0}, "--lr: own.py:halves gives the learning rate"),
         ({"schedule": "own.py:halves", "lr_scaling": "sqrt"}, "--lr-scaling: own.py:halves gives"),
-        ({"schedule": "own.py:halves", "schedule_options": {"a": 1}}, "--schedule-options: own.py"),
-        ({"loss": "own.py:Own"}, "--loss: own.py:Own must be a subclass of Loss, not <class"),
-        ({"metrics": "own.py:Focal"}, "--metrics: own.py:Focal must be a subclass of Metric, not"),
+        (
+            {"schedule": "own.py:halves", "schedule_options": {"a": 1}},
+            "unknown option of own.py:ha",
+        ),
+        ({"loss": "own.py:Own"}, "loss own.py:Own: expected a Loss or what makes one, not <"),
+        ({"loss": "own.py:makes_none"}, "loss own.py:makes_none: expected a Loss or what makes"),
+        (
+            {"loss": "own.py:ready", "label_smoothing": 0.1},
+            "--label-smoothing: own.py:ready takes no `label_smoothing`; leave it out, or use cro",
+        ),
+        ({"metrics": "own.py:Focal"}, "metric own.py:Focal: expected a Metric or what makes one"),
         ({"model_options": {"hiden": 3}}, "unknown option of mlp 'hiden'; did you mean 'hidden'?"),
     ],
 )

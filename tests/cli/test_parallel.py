@@ -52,10 +52,14 @@ def test_a_scheme_of_a_file_has_options_too(tmp_path: Path) -> None:
         "from pydtnn.parallel.option import option\n"
         "class Own(AllReduce):\n"
         "    strength: float = option(0.5, at_least=0)\n"
+        "from pydtnn.comm import Serial\n"
+        "ready = Own(Serial())\n"
     )
     made = exchange(scheme=f"{file}:Own", scheme_options={"strength": 2.0}, overlap=False)
     assert made.strength == 2.0
     assert not made.overlap
+    with pytest.raises(TypeError, match="ready: expected a subclass of GradientExchange, not an"):
+        exchange(scheme=f"{file}:ready")
 
 
 def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
@@ -66,9 +70,9 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         "other = 3\n"
     )
     assert isinstance(exchange(compress=f"{file}:half").sums, CompressedSums)
-    with pytest.raises(ValueError, match="other must be a Compressor, not 3"):
+    with pytest.raises(TypeError, match="other: expected a Compressor or what makes one, not 3"):
         exchange(compress=f"{file}:other")
-    with pytest.raises(ValueError, match="half has its own; leave them out"):
+    with pytest.raises(ValueError, match="unknown option of .*half 'share'; there is none"):
         exchange(compress=f"{file}:half", compress_options={"share": 0.1})
 
 

@@ -1,50 +1,130 @@
-"""Things by name."""
+"""Things by name: one way from what is given to what is meant."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 
 
-def box(size: int, colour: str = "red") -> tuple[int, str]:
-    return size, colour
+class Shape:
+    pass
 
 
-def test_capitals_hyphens_and_spaces_do_not_matter():
-    registry = {"big_box": box}
-    for name in ("big_box", "Big-Box", " big box "):
-        assert create("shape", registry, name, {"size": 2}) == (2, "red")
+class Box(Shape):
+    def __init__(self, size: int, colour: str = "red") -> None:
+        self.given = size, colour
 
 
-def test_aliases_and_leading_arguments():
-    made = create("shape", {"box": box}, "carton", {}, args=(3,), aliases={"carton": "box"})
-    assert made == (3, "red")
+class Lid(Box):
+    def __init__(self, hinge: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.hinge = hinge
+
+
+def shapes(base: Any = Shape, **registry: Callable[..., Any]) -> Kind[Any]:
+    aliases = {"carton": "big_box"}
+    return Kind("shape", {"big_box": Box} | registry, base, "a Shape or what makes one", aliases)
+
+
+@pytest.mark.parametrize("name", ["big_box", "Big-Box", " big box ", "carton", Box])
+def test_capitals_hyphens_and_spaces_do_not_matter_and_there_are_aliases(name: Any) -> None:
+    assert shapes().find(name).make({"size": 2}).given == (2, "red")
+    assert shapes().find(name).make({"colour": "blue"}, 3).given == (3, "blue")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "args", "sentence"),
+    ("name", "options", "leading", "sentence"),
     [
-        ("bux", {}, (), "unknown shape 'bux'; did you mean 'box'?"),
-        ("box", {"color": "blue"}, (1,), "unknown option of box 'color'; did you mean 'colour'?"),
-        ("box", {"size": 2}, (1,), "unknown option of box 'size'; choose one of 'colour'"),
-        ("box", {}, (), "shape box: missing a required argument: 'size'"),
+        ("big_bux", {}, (), "unknown shape 'big_bux'; did you mean 'big_box'?"),
+        (
+            *("big_box", {"color": "blue"}, (1,)),
+            "unknown option of big_box 'color'; did you mean 'colour'?",
+        ),
+        (
+            *("big_box", {"size": 2}, (1,)),
+            "unknown option of big_box 'size'; choose one of 'colour'",
+        ),
+        ("big_box", {}, (), "shape big_box: missing a required argument: 'size'"),
+        (
+            *(Box, {}, ()),
+            "shape Box: missing a required argument: 'size'; expected a Shape or what makes one",
+        ),
     ],
 )
-def test_unknown_names_and_options_are_refused(name, options, args, sentence):
+def test_unknown_names_and_options_are_refused(
+    name: Any, options: dict[str, Any], leading: tuple[int, ...], sentence: str
+) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(sentence) + "$"):
-        create("shape", {"box": box}, name, options, args=args)
+        shapes().find(name).make(options, *leading)
 
 
-def test_what_is_no_name_is_refused():
-    with pytest.raises(TypeError, match="shape: expected"):
-        create("shape", {"box": box}, 3, {})
+@pytest.mark.parametrize("given", [3, None, int, Shape])
+def test_what_is_none_and_makes_none_is_refused(given: Any) -> None:
+    expected = re.escape(f"shape: expected a name, a Shape or what makes one, not {given!r}")
+    with pytest.raises(TypeError, match=f"^{expected}$"):
+        shapes(Box).find(given)
 
 
-def test_a_factory_that_takes_any_option_gets_it():
-    def anything(**options: int) -> dict[str, int]:
-        return options
+def test_one_that_is_ready_is_taken_as_it_is_without_options() -> None:
+    box = Box(1)
+    found = shapes().find(box)
+    assert found.make({}, "leading", shared=1) is box
+    with pytest.raises(ValueError, match="unknown option of .*Box.* 'size'; there is none to"):
+        found.make({"size": 2})
 
-    assert create("thing", {"anything": anything}, "anything", {"size": 2}) == {"size": 2}
+
+def test_what_was_found_is_found_again() -> None:
+    found = shapes().find("carton")
+    assert shapes().find(found) is found
+
+
+def test_functions_are_made_by_one_rule_too() -> None:
+    kind = shapes(Callable, constant=lambda value=1: lambda step: value)
+    assert kind.find("constant").make({"value": 3})(0) == 3
+    assert kind.find(abs).make({})(-1) == 1
+
+
+def test_what_is_made_must_be_one() -> None:
+    with pytest.raises(TypeError, match="shape nothing: expected a Shape or what makes one, not 3"):
+        shapes(nothing=lambda: 3).find("nothing").make({})
+
+
+def test_an_option_of_a_wrong_type_is_told_with_the_options() -> None:
+    def broken(size: int) -> Box:
+        return Box(size + 1)
+
+    sentence = 'shape broken {"size": "a"}: can only concatenate str'
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        shapes(broken=broken).find("broken").make({"size": "a"})
+
+
+def test_shared_options_are_for_those_that_take_them_and_are_not_offered() -> None:
+    assert shapes().find("big_box").make({}, 1, colour="green", weight=3).given == (1, "green")
+    with pytest.raises(ValueError, match="there is none to choose from"):
+        shapes().find("big_box").make({"colour": "blue"}, 1, colour="green")
+
+
+def test_a_factory_that_takes_any_option_gets_it() -> None:
+    assert shapes(anything=lambda **o: Box(**o)).find("anything").make({"size": 2}).given[0] == 2
+
+
+def test_a_class_that_hands_options_on_takes_those_of_its_base() -> None:
+    assert list(shapes().find(Lid).takes) == ["size", "colour", "hinge", "options"]
+    assert shapes().find(Lid).make({"hinge": False}, size=5).given == (5, "red")
+
+
+def test_one_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"from {__name__} import Box, Lid\nready = Box(7)\nnumber = 3\n")
+    assert shapes().find(f"{file}:Lid").make({"size": 4}).given == (4, "red")
+    assert shapes().find(f"{file}:ready").make({}).given == (7, "red")
+    with pytest.raises(TypeError, match="own.py:number: expected a Shape or what makes one, not 3"):
+        shapes().find(f"{file}:number")
+    with pytest.raises(ValueError, match="shape: unknown name in .*own.py 'redy'"):
+        shapes().find(f"{file}:redy")

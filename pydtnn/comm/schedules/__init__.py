@@ -7,7 +7,7 @@ are carried out by `executor`, proved right by `check`, priced by `cost` and sho
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from pydtnn.comm.schedules.algorithms import (
@@ -23,7 +23,7 @@ from pydtnn.comm.schedules.algorithms import (
 )
 from pydtnn.comm.schedules.compose import Algorithm
 from pydtnn.comm.schedules.steps import Group, Part, Round, Rounds, Step
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.registry import Kind
 
 __all__ = [
     "SCHEDULES",
@@ -50,12 +50,14 @@ SCHEDULES: dict[str, Algorithm] = {
 }
 """Every algorithm by the name that the command line knows it by."""
 
+ALGORITHM: Kind[Any] = Kind(
+    "allreduce schedule", SCHEDULES, Callable, "a function that yields rounds for a group"
+)
 
-def find(name: str) -> Algorithm:
-    """Return the algorithm of that name; raise ValueError for a name that is not in `SCHEDULES`."""
-    if name not in SCHEDULES:
-        raise ValueError(unknown("allreduce schedule", name, SCHEDULES))
-    return SCHEDULES[name]
+
+def find(algorithm: str | Algorithm) -> Algorithm:
+    """Return the algorithm of that name, of ``path/to/file.py:function``, or one as it is."""
+    return ALGORITHM.find(algorithm).target
 
 
 def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> tuple[Round, ...]:
@@ -81,8 +83,7 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
     ...     print([(step.peer, step.op) for step in steps])
     [(1, 'copy'), (1, 'sum')]
     """
-    if isinstance(algorithm, str):
-        algorithm = find(algorithm)
+    algorithm = find(algorithm)
     if not 0 <= rank < len(hosts):
         raise ValueError(f"rounds: rank {rank} must be one of the {len(hosts)} ranks of `hosts`.")
     yielded = algorithm(Group(rank, tuple(hosts)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,49 +14,14 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
-from pydtnn.utils.suggest import unknown
+from pydtnn.utils.registry import Found, Kind
 
 RULE, AUTO = "rule", "auto"
 """Names of two ways to choose: without measuring, and by it."""
-NAMES = (RULE, VENDOR, AUTO, *SCHEDULES)
-"""All that `create_allreduce` knows."""
 TURNS = 7
 """How often each candidate is tried; the first turn makes connections and does not count."""
 LONGEST = 2.0
 """Time after which no further turn begins, in s, so that slow networks do not delay the start."""
-
-
-def create_allreduce(algorithm: str | Algorithm, comm: Communicator) -> Communicator:
-    """Give a communicator another way to sum. Collective: all ranks call it.
-
-    Parameters
-    ----------
-    algorithm : {"rule", "vendor", "auto", a name of `SCHEDULES`} or Algorithm
-        "rule" is what `create_communicator` does already (`pydtnn.comm.schedules.rule`), "vendor"
-        the MPI library's own way, "auto" whichever is fastest here (`Auto`).
-    comm : Communicator
-        If it follows the rule, it does no longer.
-
-    Returns
-    -------
-    Communicator
-        For "vendor", and for "rule" inside a host, `comm` itself or what it was made of.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name.
-    """
-    if isinstance(algorithm, str) and algorithm not in NAMES:
-        raise ValueError(unknown("allreduce", algorithm, NAMES))
-    if algorithm == RULE:
-        return by_rule(comm)
-    comm = without_rule(comm)
-    if algorithm == VENDOR:
-        return comm
-    if algorithm == AUTO:
-        return Auto(comm)
-    return Scheduled(comm, algorithm)
 
 
 @dataclass(frozen=True)
@@ -183,3 +149,47 @@ class Auto(Scheduled):
         except TypeError:
             return False
         return True
+
+
+def _schedule(algorithm: str | Algorithm) -> Callable[[Communicator], Communicator]:
+    return lambda comm: Scheduled(without_rule(comm), algorithm)
+
+
+ALLREDUCES: dict[str, Callable[[Communicator], Communicator]] = {
+    RULE: by_rule,
+    VENDOR: without_rule,
+    AUTO: lambda comm: Auto(without_rule(comm)),
+    **{name: _schedule(name) for name in SCHEDULES},
+}
+"""Every way to sum by the name that the command line knows it by."""
+
+ALLREDUCE: Kind[Any] = Kind(
+    "allreduce", ALLREDUCES, Callable, "a function that yields rounds for a group"
+)
+
+
+def create_allreduce(algorithm: str | Algorithm | Found[Any], comm: Communicator) -> Communicator:
+    """Give a communicator another way to sum. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    algorithm : str or Algorithm
+        A name of `ALLREDUCES`, ``path/to/file.py:function`` or an algorithm. "rule" is what
+        `create_communicator` does already (`pydtnn.comm.schedules.rule`), "vendor" the MPI
+        library's own way, "auto" whichever is fastest here (`Auto`).
+    comm : Communicator
+        If it follows the rule, it does no longer.
+
+    Returns
+    -------
+    Communicator
+        For "vendor", and for "rule" inside a host, `comm` itself or what it was made of.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no algorithm, and for an unknown name.
+    """
+    found = ALLREDUCE.find(algorithm)
+    way = _schedule(found.target) if found.ready else found.target
+    return way(comm)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
@@ -17,7 +18,7 @@ from pydtnn.parallel.compression.low_rank import PowerSGD, power_sgd
 from pydtnn.parallel.compression.quantised import int8, sign
 from pydtnn.parallel.compression.sparse import random_k, top_k
 from pydtnn.parallel.sums import Sums
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 
 __all__ = ["COMPRESSORS", "CompressedSums", "Compressor", "Context", "PowerSGD", "create_sums"]
 
@@ -35,14 +36,19 @@ COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
 
 ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
 
+COMPRESSOR: Kind[Callable[[Communicator], Sums]] = Kind(
+    "compressor", COMPRESSORS, Compressor | partial, "a Compressor or what makes one", ALIASES
+)
+"""PowerSGD is no `Compressor`; its options are bound to it by `partial`."""
 
-def create_sums(name: str, **options: Any) -> Callable[[Communicator], Sums]:
+
+def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Communicator], Sums]:
     """Make what a scheme takes as `sums`.
 
     Parameters
     ----------
-    name : str
-        One of `COMPRESSORS`.
+    name : str, Compressor or callable
+        One of `COMPRESSORS`, ``path/to/file.py:name``, or what makes a `Compressor`.
     **options
         Of the function of that name.
 
@@ -57,4 +63,4 @@ def create_sums(name: str, **options: Any) -> Callable[[Communicator], Sums]:
     Traceback (most recent call last):
     ValueError: top_k: share must be above 0 and at most 1, not 2.0
     """
-    return create("compressor", COMPRESSORS, name, options, aliases=ALIASES)
+    return COMPRESSOR.find(name).make(options)

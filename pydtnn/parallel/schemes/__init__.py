@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydtnn.comm.communicator import Communicator
@@ -15,7 +16,7 @@ from pydtnn.parallel.schemes.parameter_server import ParameterServer
 from pydtnn.parallel.schemes.partition import Partition
 from pydtnn.parallel.schemes.sharded import ShardedOptimizer
 from pydtnn.parallel.schemes.stale import StaleGradients
-from pydtnn.utils.registry import create
+from pydtnn.utils.registry import Kind
 
 __all__ = [
     "GRAPHS",
@@ -47,14 +48,21 @@ SCHEMES: dict[str, type[GradientExchange]] = {
 }
 """Every scheme by the name that the command line knows it by."""
 
+SCHEME: Kind[GradientExchange] = Kind(
+    "scheme", SCHEMES, GradientExchange, "a subclass of GradientExchange"
+)
 
-def create_scheme(name: str, comm: Communicator, **options: Any) -> GradientExchange:
+
+def create_scheme(
+    name: str | Callable[..., GradientExchange], comm: Communicator, **options: Any
+) -> GradientExchange:
     """Make the scheme called `name`.
 
     Parameters
     ----------
-    name : str
-        One of `SCHEMES`; capitals and hyphens do not matter.
+    name : str or callable
+        One of `SCHEMES`, where capitals and hyphens do not matter, ``path/to/file.py:Class``, or a
+        class like theirs.
     comm : Communicator
     **options
         Parameters of the scheme: ``create_scheme("local_sgd", comm, period=4)``.
@@ -64,4 +72,4 @@ def create_scheme(name: str, comm: Communicator, **options: Any) -> GradientExch
     TypeError, ValueError
         For an unknown name or option, with the nearest ones, and for a number out of its limits.
     """
-    return create("scheme", SCHEMES, name, options, args=(comm,))
+    return SCHEME.find(name).make(options, comm)

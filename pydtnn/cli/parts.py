@@ -1,0 +1,83 @@
+"""The parts of a run that options name, and the one way from such an option to an object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.comm.schedules.auto import ALLREDUCE
+from pydtnn.data import DATASET
+from pydtnn.data.augment import AUGMENTATION
+from pydtnn.losses.functions import LOSS
+from pydtnn.metrics import METRIC
+from pydtnn.models import MODEL
+from pydtnn.optimizers import OPTIMIZER
+from pydtnn.parallel.compression import COMPRESSOR
+from pydtnn.parallel.schemes import SCHEME
+from pydtnn.schedules.named import SCHEDULE
+from pydtnn.utils.registry import Found, Kind
+from pydtnn.utils.suggest import some
+
+PARTS: dict[str, Kind[Any]] = {
+    "model": MODEL,
+    "dataset": DATASET,
+    "augment": AUGMENTATION,
+    "loss": LOSS,
+    "metrics": METRIC,
+    "optimizer": OPTIMIZER,
+    "schedule": SCHEDULE,
+    "scheme": SCHEME,
+    "compress": COMPRESSOR,
+    "allreduce": ALLREDUCE,
+}
+"""What each option names, in the order of the help page."""
+
+ELSEWHERE = {
+    "model": {"classes": "the data set", "input_shape": "the data set"},
+    "dataset": {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"},
+    "optimizer": {
+        "lr": "--lr",
+        "momentum": "--momentum",
+        "weight_decay": "--weight-decay",
+        "clip_norm": "--clip-norm",
+    },
+    "schedule": {
+        "schedule": "--schedule",
+        "lr": "--lr",
+        "total_steps": "--epochs",
+        "steps_per_epoch": "--steps-per-epoch",
+        "warmup_steps": "--warmup-epochs",
+    },
+    "scheme": {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"},
+}
+"""What sets those options of a part that do not belong to its ``--...-options``."""
+
+
+def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
+    """Return what an option names, before it is made, and the options to make it with.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    part : str
+        A key of `PARTS`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        In one sentence, for what is unknown, and for options that are set elsewhere.
+    """
+    options: dict[str, Any] = getattr(config, f"{part}_options", {})
+    for name, flag in ELSEWHERE.get(part, {}).items():
+        if name in options:
+            raise ValueError(f"--{part}-options: {name} is not set here but by {flag}")
+    return PARTS[part].find(getattr(config, part)), options
+
+
+def refuse_unless_taken(found: Found[Any], name: str, flag: str) -> None:
+    """Refuse a flag that would have no effect, as what was found has no such option."""
+    if name not in found.takes:
+        others = [key for key in found.kind.registry if name in found.kind.find(key).takes]
+        raise ValueError(
+            f"{flag}: {found.name} takes no `{name}`; leave it out, or use {some(others, 3)}"
+        )

@@ -124,7 +124,7 @@ class TopKAccuracy(_ClassMetric):
         super().check(shape, target)
         if self.k > shape[1]:
             raise ValueError(
-                f"TopKAccuracy: k must be at most the number of classes {shape[1]}, not {self.k}"
+                f"TopKAccuracy: k must be at most the number of classes {shape[1]}, got {self.k}"
             )
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:

@@ -104,12 +104,12 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         return load(data)
     except KeyError as error:
         raise ValueError(
-            f"it has elements of type {error.args[0]}, which NumPy does not know; convert them to "
-            "float32"
+            f"expected elements of a type that NumPy supports, got {error.args[0]}; convert them "
+            "to float32"
         ) from error
     except SafetensorError as error:
         reason = str(error).rpartition("deserializing: ")[2]
-        raise ValueError(f"this is no safetensors file, or it is cut short ({reason})") from error
+        raise ValueError(f"not a safetensors file, or truncated ({reason})") from error
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
@@ -134,8 +134,8 @@ def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
         told = space if name == "pydtnn" else "sha256:" in value
         if told and checksum != _checksum(arrays):
             raise ValueError(
-                "its weights do not match its checksum; the file is damaged: get it again or load "
-                "another one"
+                "the weights do not match the checksum; the file is damaged: download it again or "
+                "load another one"
             )
 
 
@@ -143,14 +143,14 @@ def _check_numbers(name: str, array: np.ndarray, dtype: np.dtype) -> None:
     """Refuse elements that cannot be weights of this type."""
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise ValueError(
-            f"{name} holds elements of type {array.dtype}; weights must be floating-point numbers, "
-            "such as float32: convert them"
+            f"{name} must contain floating-point numbers, such as float32, got {array.dtype}; "
+            "convert it"
         )
     with np.errstate(over="ignore"):
         bad = array[~np.isfinite(array.astype(dtype, copy=False))]
     if len(bad) and np.isfinite(bad[0]):
-        raise ValueError(f"{name} holds {bad[0]}, which is too large for {dtype}; use float64")
+        raise ValueError(f"{name} must be in the range of {dtype}, got {bad[0]}; use float64")
     if len(bad):
-        raise ValueError(f"{name} holds {bad[0]}; weights must be finite: load others")
+        raise ValueError(f"{name} must be finite, got {bad[0]}; load another file")
     if name.endswith(".running_variance") and (array < 0).any():
-        raise ValueError(f"{name} holds {array.min()}; a variance is at least 0: load others")
+        raise ValueError(f"{name} must be at least 0, got {array.min()}; load another file")

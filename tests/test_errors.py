@@ -111,7 +111,7 @@ ARGUMENTS = {
         "RandomCrop: padding 100000 must be at most 12 pixels for images of 12 x 12",
     ),
     "a digit that is none": (["--augment=cutout:²"], "augmentation 'cutout:²': expected a name"),
-    "augmentation's number": (["--augment=crop:x"], "augmentation 'crop:x': expected a name and"),
+    "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],
         "--momentum: adam takes no `momentum`; leave it out, or use ",
@@ -184,7 +184,7 @@ ARGUMENTS = {
     ),
     "padding and kernel": (
         ["--model=failing.py:padding"],
-        "Conv2d: padding 4 must be smaller than kernel 3; use padding=1 to keep the size",
+        "Conv2d: padding must be smaller than kernel 3, got 4; use padding=1 to keep the size",
     ),
     "shapes in Add": (
         ["--model=failing.py:shapes"],
@@ -198,12 +198,12 @@ ARGUMENTS = {
     # files and folders
     "data folder": (
         ["--dataset=mnist", "--dataset-options={}", "--data-dir=nowhere"],
-        "mnist: the data folder nowhere does not exist; give the folder that holds them with "
-        "--data-dir or $PYDTNN_DATA, or get them with --download",
+        "mnist: the data folder nowhere does not exist; specify the folder that contains them with "
+        "--data-dir or $PYDTNN_DATA, or download them with --download",
     ),
     "data files": (
         ["--dataset=cifar10", "--dataset-options={}", "--data-dir=."],
-        "or get them with --download",
+        "or download them with --download",
     ),
     "weights": (["--load=nowhere.safetensors"], "there is no file nowhere.safetensors"),
     "no weights": (["--load=failing.py"], "load_weights: failing.py: "),
@@ -359,7 +359,7 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_it_taken(
     assert "does not match its checksum; checkpoint-00000008 is taken instead" in caplog.text
     for path in (first, second):
         (path / "arrays.safetensors").write_bytes(b"damaged")
-    assert "no checkpoint in run is whole" in fail(*run).sentence
+    assert "no checkpoint in run is valid" in fail(*run).sentence
 
 
 # -- on several ranks

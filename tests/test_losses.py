@@ -150,22 +150,21 @@ def test_losses_have_short_and_long_names():
             "cross_entropy",
             (3, 4),
             np.array([0, 4, 1]),
-            "CategoricalCrossEntropy: classes must lie from 0 to 3, but sample 1 of the batch has "
-            "class 4",
+            "CategoricalCrossEntropy: classes must be in 0..3, got 4 for sample 1",
         ),
         (
             "hinge",
             (3, 4),
             np.array([0, 1, -1]),
-            "Hinge: classes must lie from 0 to 3, but sample 2",
+            "Hinge: classes must be in 0..3, got -1 for sample 2",
         ),
-        ("mse", (3, 4), np.array([0, 1, 9]), "MeanSquaredError: classes must lie from 0 to 3"),
+        ("mse", (3, 4), np.array([0, 1, 9]), "MeanSquaredError: classes must be in 0..3"),
         (
             "cross_entropy",
             (3, 4),
             np.zeros(3),
             "CategoricalCrossEntropy: the target must be integer classes of shape (3,), "
-            "not float64 of shape (3,)",
+            "got float64 of shape (3,)",
         ),
         (
             "cross_entropy",
@@ -178,7 +177,7 @@ def test_losses_have_short_and_long_names():
             (3, 2, 2, 4),
             np.zeros(3, "int64"),
             "CategoricalCrossEntropy: predictions must have shape (samples, classes), "
-            "not (3, 2, 2, 4)",
+            "got (3, 2, 2, 4)",
         ),
         (
             "mae",
@@ -191,13 +190,13 @@ def test_losses_have_short_and_long_names():
             "binary_cross_entropy",
             (3, 2),
             np.array([[0, 1], [0.5, 1], [1, 1.5]]),
-            "BinaryCrossEntropy: targets must lie from 0 to 1, but sample 2 of the batch has 1.5",
+            "BinaryCrossEntropy: targets must be in [0, 1], got 1.5 for sample 2 of the batch",
         ),
         (
             "binary_cross_entropy",
             (2, 1),
             np.array([np.nan, 1]),
-            "BinaryCrossEntropy: targets must lie from 0 to 1, but sample 0 of the batch has nan",
+            "BinaryCrossEntropy: targets must be in [0, 1], got nan for sample 0 of the batch",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_metric_of_ones_own_is_one_method():
     [
         (
             lambda: Accuracy()(np, SCORES, np.array([0, 1, 3, 0])),
-            "Accuracy: classes must lie from 0 to 2, but sample 2 of the batch has class 3",
+            "Accuracy: classes must be in 0..2, got 3 for sample 2 of the batch",
         ),
         (
             lambda: CategoricalMSE()(np, SCORES, SCORES),
@@ -125,7 +125,7 @@ def test_a_metric_of_ones_own_is_one_method():
         ),
         (
             lambda: get_metric("top5_accuracy")(np, SCORES, TARGET),
-            "TopKAccuracy: k must be at most the number of classes 3, not 5",
+            "TopKAccuracy: k must be at most the number of classes 3, got 5",
         ),
         (lambda: TopKAccuracy(0), "TopKAccuracy: k must be at least 1, not 0"),
         (

@@ -563,7 +563,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
     before = sgd.state()
     wrong = {name: value + 1 for name, value in before.items()}
     wrong["velocity/c"] = np.zeros((2, 2))
-    with pytest.raises(ValueError, match=r"velocity/c must have shape \(3, 3\), not \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"velocity/c must have shape \(3, 3\), got \(2, 2\)"):
         sgd.load(wrong)
     wrong["velocity/c"] = before["velocity/c"] + 1
     for name, value in (("iterations", math.inf), ("iterations", -1), ("lr_factor", math.nan)):
@@ -582,7 +582,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
         ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, not -0.1"),
         ("adam", {"lr": math.nan}, "Adam: lr (the learning rate) must be at least 0, not nan"),
         ("sgd", {"momentum": 1.0}, "SGD: momentum must be at least 0 and below 1, not 1.0"),
-        ("sgd", {"nesterov": True}, "SGD: nesterov needs a momentum above 0"),
+        ("sgd", {"nesterov": True}, "SGD: nesterov requires a momentum above 0"),
         ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0, not -1"),
         ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0, not 0"),
         ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1, not 1"),
@@ -605,7 +605,7 @@ def test_a_step_before_binding_is_refused():
 
 
 def test_slots_that_are_one_name_are_refused():
-    with pytest.raises(TypeError, match=r'Momentum: slots must be a tuple: \("velocity",\)'):
+    with pytest.raises(TypeError, match=r'Momentum: slots must be a tuple; use \("velocity",\)'):
 
         class Momentum(Optimizer):
             slots = "velocity"

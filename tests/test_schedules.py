@@ -146,9 +146,9 @@ def test_a_function_is_a_schedule_already():
     [
         (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, not -0.1"),
         (lambda: Cosine(0.1, 0), "Cosine: steps must be at least 1, not 0"),
-        (lambda: Cosine(0.1, 10, begin=10), "Cosine: begin 10 must be below steps 10"),
+        (lambda: Cosine(0.1, 10, begin=10), "Cosine: begin must be below steps=10, got 10"),
         (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, not 0"),
-        (lambda: Step(0.1, (20, 10)), "Step: boundaries must rise, not be (20, 10)"),
+        (lambda: Step(0.1, (20, 10)), "Step: boundaries must increase, got (20, 10)"),
         (lambda: Step(0.1, 0), "Step: boundaries must be at least 1, not 0"),
         (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, not 0"),
         (lambda: Triangular(0.1, 10, rise=1), "Triangular: rise must be at least 0 and below 1"),
@@ -168,7 +168,7 @@ def test_a_function_is_a_schedule_already():
         ),
         (
             lambda: get_schedule("cosine", 0.1, 10, 1, warmup_steps=10),
-            "schedule: warmup_steps 10 must be below the total of 10 steps",
+            "schedule: warmup_steps must be below the total of 10 steps, got 10",
         ),
     ],
 )

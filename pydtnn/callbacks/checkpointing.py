@@ -42,7 +42,7 @@ class Checkpointer(Callback):
     ) -> None:
         if every_epochs is None and every_steps is None:
             raise ValueError(
-                "Checkpointer: neither every_epochs nor every_steps is given; give one of them"
+                "Checkpointer: expected every_epochs or every_steps, got neither; set one of them"
             )
         for name, interval in (("every_epochs", every_epochs), ("every_steps", every_steps)):
             if interval is not None:
@@ -67,8 +67,8 @@ class Checkpointer(Callback):
             if callback.state():
                 name = type(callback).__name__
                 raise AgreedError(
-                    f"Checkpointer: {name} comes after it and would miss an epoch after resuming; "
-                    "put the Checkpointer last"
+                    f"Checkpointer: must be the last callback, but {name} comes after it and would "
+                    "miss an epoch after resuming; put the Checkpointer last"
                 )
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
@@ -78,7 +78,7 @@ class Checkpointer(Callback):
         others = find_checkpoints(self.directory)
         if others:
             raise FileExistsError(
-                f"Checkpointer: {self.directory} holds {others[-1].name} of another run; "
+                f"Checkpointer: {self.directory} contains {others[-1].name} of another run; "
                 "resume from it, or choose another folder"
             )
 

@@ -35,7 +35,7 @@ class Monitor(Callback):
 
     def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0) -> None:
         if mode not in (None, "min", "max"):
-            raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', not {mode!r}")
+            raise ValueError(f"{type(self).__name__}: mode must be 'min' or 'max', got {mode!r}")
         self.monitor = monitor
         self.mode = mode
         self.min_delta = number(type(self).__name__, "min_delta", min_delta, at_least=0)
@@ -82,8 +82,7 @@ class Monitor(Callback):
     def _check(self, name: str, choices: list[str]) -> None:
         if name not in choices:
             raise AgreedError(
-                f"{type(self).__name__}: there is no value {name!r} to monitor; "
-                f"choose one of {', '.join(choices)}"
+                f"{type(self).__name__}: monitor must be one of {', '.join(choices)}, got {name!r}"
             )
 
     def _better(self, value: float) -> bool:
@@ -100,5 +99,5 @@ class Monitor(Callback):
         """Take what `state` returned; nothing is changed if it cannot be."""
         who, best = type(self).__name__, state["best"]
         if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
-            raise TypeError(f"{who}: the saved best value must be a number, not {best!r}")
+            raise TypeError(f"{who}: the saved best value must be a number, got {best!r}")
         self.best, self.waited = best, whole(who, "waited", state["waited"], at_least=0)

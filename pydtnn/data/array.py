@@ -64,8 +64,8 @@ class ArrayDataset(Dataset):
         self.pixels = any(part.dtype == np.uint8 for part in parts(self.x))
         if like is not None and self.input_shape != like.input_shape:
             raise ValueError(
-                f"{name}: samples of shape {self.input_shape} cannot be like those of {like.name}, "
-                f"of shape {like.input_shape}."
+                f"{name}: expected samples of shape {like.input_shape}, as in {like.name}, got "
+                f"{self.input_shape}"
             )
         targets: Any = _arrays(y)
         self.classes: Any
@@ -83,48 +83,46 @@ class ArrayDataset(Dataset):
     def _samples(self, x: Array, channels_first: bool) -> Array:
         if x.dtype != np.uint8 and x.dtype.kind != "f":
             raise TypeError(
-                f"{self.name}: x must hold uint8 pixels or floats; given {x.dtype}; convert it "
-                "with x.astype('float32')."
+                f"{self.name}: x must contain uint8 pixels or floats, got {x.dtype}; convert it "
+                "with x.astype('float32')"
             )
         if x.ndim < 2:
             raise ValueError(
-                f"{self.name}: x must have an axis of samples and one of features; given shape "
-                f"{x.shape}."
+                f"{self.name}: x must have at least two axes (n, ...), got shape {x.shape}"
             )
         if channels_first and x.ndim < 3:
             raise ValueError(
-                f"{self.name}: channels_first needs x of shape (n, C, ...); given shape {x.shape}."
+                f"{self.name}: channels_first requires x of shape (n, C, ...), got shape {x.shape}"
             )
         return np.moveaxis(x, 1, -1) if channels_first else x
 
     def _targets(self, y: Array, classes: Any, usual: int | None) -> tuple[int | None, Array]:
         if y.ndim == 0 or len(y) != len(self):
             raise ValueError(
-                f"{self.name}: y must have one target for each of the {len(self)} samples; given "
-                f"shape {y.shape}."
+                f"{self.name}: y must have one target for each of the {len(self)} samples, got "
+                f"shape {y.shape}"
             )
         if y.dtype.kind == "f":
             if classes is not None:
                 raise TypeError(
-                    f"{self.name}: {classes} classes need integer labels; given {y.dtype} targets."
+                    f"{self.name}: {classes} classes require integer labels, got {y.dtype} targets"
                 )
             return None, y
         if y.dtype.kind not in "iu":
             raise TypeError(
-                f"{self.name}: y must hold integer labels or float targets; given {y.dtype}."
+                f"{self.name}: y must contain integer labels or float targets, got {y.dtype}"
             )
         if y.ndim != 1:
             raise ValueError(
-                f"{self.name}: labels must have shape (n,); given {y.shape}; use y.argmax(-1) on "
-                "one-hot rows."
+                f"{self.name}: labels must have shape (n,), got {y.shape}; use y.argmax(-1) on "
+                "one-hot rows"
             )
         low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
         if classes is None:
             classes = usual or high + 1
         if low < 0 or high >= classes:
             raise ValueError(
-                f"{self.name}: labels must lie in 0..{classes - 1}; found "
-                f"{low if low < 0 else high}."
+                f"{self.name}: labels must be in 0..{classes - 1}, got {low if low < 0 else high}"
             )
         return classes, y.astype(np.int64)
 
@@ -143,7 +141,7 @@ def _for_each(name: str, classes: Any, targets: tuple[Array, ...]) -> tuple[int 
     if not isinstance(classes, tuple) or len(classes) != len(targets):
         raise ValueError(
             f"{name}: classes must be a tuple with one number, or None, for each of the "
-            f"{len(targets)} targets; given {classes!r}."
+            f"{len(targets)} targets, got {classes!r}"
         )
     return classes
 

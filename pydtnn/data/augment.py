@@ -52,14 +52,14 @@ class RandomCrop(Augmentation):
 
     def __post_init__(self) -> None:
         if self.padding < 1:
-            raise ValueError(f"RandomCrop: padding must be at least 1 pixel; given {self.padding}.")
+            raise ValueError(f"RandomCrop: padding must be at least 1 pixel, got {self.padding}")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Refuse a border that is wider than the image, which could be cut out of it alone."""
         if self.padding > min(input_shape[:2]):
             raise ValueError(
-                f"RandomCrop: padding {self.padding} must be at most {min(input_shape[:2])} pixels "
-                f"for images of {input_shape[0]} x {input_shape[1]}; use less, such as crop:4."
+                f"RandomCrop: padding must be at most {min(input_shape[:2])} pixels for images of "
+                f"{input_shape[0]} x {input_shape[1]}, got {self.padding}; use less, such as crop:4"
             )
 
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
@@ -105,7 +105,7 @@ class Cutout(Augmentation):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"Cutout: size must be at least 1 pixel; given {self.size}.")
+            raise ValueError(f"Cutout: size must be at least 1 pixel, got {self.size}")
 
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
         _, height, width, _ = x.shape
@@ -146,8 +146,8 @@ def create_augmentations(text: str) -> tuple[Augmentation, ...]:
         found = AUGMENTATION.find(name)
         if number and (not (number.isascii() and number.isdigit()) or name == "flip"):
             raise ValueError(
-                f"augmentation {item!r}: expected a name and, for crop and cutout, a number of "
-                "pixels; write crop:4, flip or cutout:8."
+                "augmentation: expected a name and, for crop and cutout, a number of pixels, got "
+                f"{item!r}; use crop:4, flip or cutout:8"
             )
         built.append(found.make({}, *([int(number)] if number else [])))
     return tuple(built)

@@ -134,9 +134,9 @@ def _check_counts(
     for path, (_, labels), count in zip(paths, files, counts, strict=True):
         if len(labels) != count:
             raise ValueError(
-                f"{name}: {path} has {len(labels)} images instead of {count}; the file is "
-                "truncated or damaged: get it again, or give any_size=True (--dataset-options "
-                "'{\"any_size\": true}') where it was made so."
+                f"{name}: {path} must contain {count} images, got {len(labels)}; download the file "
+                "again, or set any_size=True (--dataset-options '{\"any_size\": true}') if that "
+                "number is intended"
             )
 
 
@@ -172,8 +172,8 @@ def _read_binary(
     record, data = label_bytes + PIXELS, np.frombuffer(path.read_bytes(), np.uint8)
     if len(data) == 0 or len(data) % record:
         raise ValueError(
-            f"{name}: {path} has {len(data)} bytes, which are no records of {record} bytes; the "
-            "file is truncated or of another kind: delete it and get it again."
+            f"{name}: {path} must contain records of {record} bytes, got {len(data)} bytes; the "
+            "file is truncated or has another format: delete it and download it again"
         )
     records = data.reshape(-1, record)
     return records[:, label_bytes:], _checked(name, path, records[:, column], classes)
@@ -185,13 +185,14 @@ def _read_python(name: str, path: Path, key: str, classes: int) -> tuple[Array, 
     pixels, labels = content.get("data"), content.get(key)
     if not isinstance(pixels, np.ndarray) or pixels.shape[1:] != (PIXELS,) or not len(pixels):
         raise ValueError(
-            f"{name}: {path} has no 'data' of {PIXELS} bytes an image; get the file again."
+            f"{name}: {path} must contain 'data' of {PIXELS} bytes per image; download it again"
         )
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError(f"{name}: {path} has no list of numbers {key!r}; get the file again.")
+        raise ValueError(f"{name}: {path} must contain the numbers {key!r}; download it again")
     if len(labels) != len(pixels):
         raise ValueError(
-            f"{name}: {path} has {len(pixels)} images and {len(labels)} labels; get the file again."
+            f"{name}: {path} must contain one label per image, got {len(pixels)} images and "
+            f"{len(labels)} labels; download it again"
         )
     return pixels, _checked(name, path, labels, classes)
 
@@ -202,7 +203,7 @@ def _checked(
     wrong = next((label for label in labels if not 0 <= label < classes), None)
     if wrong is not None:
         raise ValueError(
-            f"{name}: {path} has label {wrong}, but labels are 0 to {classes - 1}; the file is "
-            "damaged or of another data set: get it again."
+            f"{name}: labels in {path} must be in 0..{classes - 1}, got {wrong}; the file is "
+            "damaged or belongs to another data set: download it again"
         )
     return np.array(labels, np.int64)

@@ -131,13 +131,12 @@ class Subset(Dataset):
         chosen = np.asarray(indices, dtype=np.int64)
         if chosen.ndim != 1:
             raise ValueError(
-                "Subset: indices must be a list of numbers; given an array of shape "
-                f"{chosen.shape}."
+                f"Subset: indices must be a list of numbers, got an array of shape {chosen.shape}"
             )
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(dataset)):
             raise ValueError(
-                f"Subset: indices must lie in 0..{len(dataset) - 1}, the samples of "
-                f"{dataset.name}; given {chosen.min()}..{chosen.max()}."
+                f"Subset: indices must be in 0..{len(dataset) - 1}, the samples of "
+                f"{dataset.name}, got {chosen.min()}..{chosen.max()}"
             )
         self.name, self.like = dataset.name, dataset
         self.input_shape, self.classes = dataset.input_shape, dataset.classes
@@ -174,13 +173,13 @@ def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Su
     """
     if not 0 < fraction < 1:
         raise ValueError(
-            f"split_validation: fraction must be between 0 and 1; given {fraction}; use 0.1 for "
-            "every tenth sample."
+            f"split_validation: fraction must be between 0 and 1, got {fraction}; use 0.1 for "
+            "every tenth sample"
         )
     if len(train) < 2:
         raise ValueError(
-            f"split_validation: {train.name} has {len(train)} samples, and two parts need at least "
-            "2."
+            f"split_validation: expected at least 2 samples, got {len(train)} in {train.name}; use "
+            "a larger data set"
         )
     held = min(max(round(fraction * len(train)), 1), len(train) - 1)
     order = permutation(seed, 0, len(train), "validation")

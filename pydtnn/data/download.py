@@ -49,7 +49,7 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
         import pooch
     except ImportError:
         raise ImportError(
-            f"{dataset}: --download needs pooch; install it with: pip install 'pydtnn[data]'."
+            f"{dataset}: --download requires pooch; install it with: pip install 'pydtnn[data]'"
         ) from None
     pooch.get_logger().setLevel("ERROR")  # a library does not talk
     for source in sources:
@@ -66,8 +66,8 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
         except (OSError, ValueError, tarfile.TarError) as error:
             reason = " ".join(str(error).split())
             raise OSError(
-                f"{dataset}: could not download {source.url} to {folder} ({reason}); get the file "
-                f"by other means and put {'its contents' if source.members else 'it'} there."
+                f"{dataset}: could not download {source.url} to {folder} ({reason}); download "
+                f"it by other means and put {'its contents' if source.members else 'it'} there"
             ) from error
 
 
@@ -83,6 +83,6 @@ def _extract(archive: Path, members: tuple[str, ...], folder: Path, scratch: Pat
                     shutil.copyfileobj(stream, out)
     missing = [name for name in members if not (scratch / name).is_file()]
     if missing:
-        raise ValueError(f"the archive has no {', '.join(missing)}")
+        raise ValueError(f"the archive does not contain {', '.join(missing)}")
     for name in members:
         (scratch / name).replace(folder / name)

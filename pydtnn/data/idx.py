@@ -50,18 +50,18 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
             shape = _header(path, stream.read(4 + 4 * dimensions), dimensions)
             expected, size = math.prod(shape), path.stat().st_size
             if zipped and expected > MOST * size:
-                raise EOFError("shorter than its header says")
+                raise EOFError("shorter than its header specifies")
             # A byte more shows a file that is too long.
             body = stream.read(expected + 1 if zipped else min(expected + 1, size))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"{path}: damaged gzip file ({error}); delete it and get it again."
+            f"{path}: damaged gzip file ({error}); delete it and download it again"
         ) from error
     if len(body) != expected:
         follow = "more" if len(body) > expected else str(len(body))
         raise ValueError(
-            f"{path}: its header promises {' x '.join(map(str, shape))} bytes, but {follow} "
-            "follow; the file is truncated or damaged: delete it and get it again."
+            f"{path}: expected {' x '.join(map(str, shape))} bytes after the header, got {follow}; "
+            "the file is truncated or damaged: delete it and download it again"
         )
     return np.frombuffer(body, np.uint8).reshape(shape)
 
@@ -72,13 +72,12 @@ def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
     if len(header) >= 4 and magic != UBYTE << 8 | dimensions:
         raise ValueError(
             f"{path}: expected an idx file of {dimensions} dimension{'s' * (dimensions > 1)}, "
-            f"which begins with 0x{UBYTE << 8 | dimensions:08x}; this one begins with "
-            f"0x{magic:08x}; check that images and labels were not exchanged, or get the file "
-            "again."
+            f"which begins with 0x{UBYTE << 8 | dimensions:08x}, got 0x{magic:08x}; check that "
+            "images and labels were not exchanged, or download the file again"
         )
     if len(header) < 4 + 4 * dimensions:
         raise ValueError(
-            f"{path}: {len(header)} bytes are too few for the header of an idx file; the file is "
-            "truncated: delete it and get it again."
+            f"{path}: expected the header of an idx file, got {len(header)} bytes; the file is "
+            "truncated: delete it and download it again"
         )
     return struct.unpack(f">{dimensions}I", header[4:])

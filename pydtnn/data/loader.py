@@ -94,14 +94,14 @@ class Loader:
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         if shards is not None and shards < size:
             raise ValueError(
-                f"Loader: {size} ranks are more than the {shards} shards of a batch; use fewer "
-                "ranks or more shards."
+                f"Loader: expected at most as many ranks as shards ({shards}), got {size}; use "
+                "fewer ranks or more shards"
             )
         steps = -(-len(dataset) // global_batch_size)
         if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
             raise ValueError(
-                f"Loader: steps_per_epoch must be in 1..{steps}, what {len(dataset)} samples give "
-                f"in batches of {global_batch_size}; given {steps_per_epoch}."
+                f"Loader: steps_per_epoch must be in 1..{steps} for {len(dataset)} samples in "
+                f"batches of {global_batch_size}, got {steps_per_epoch}"
             )
         self.dataset, self.rank, self.size = dataset, rank, size
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
@@ -144,8 +144,8 @@ class Loader:
         """
         if epoch < 0 or not 0 <= start <= len(self):
             raise ValueError(
-                f"Loader: an epoch counts from 0 and has steps 0..{len(self)}; given epoch "
-                f"{epoch}, start {start}."
+                f"Loader: epoch must be at least 0 and start in 0..{len(self)}, got epoch "
+                f"{epoch}, start {start}"
             )
         n = len(self.dataset)
         order = permutation(self.seed, epoch, n) if self.shuffle else np.arange(n)
@@ -222,7 +222,7 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
     result = dataset.read(samples)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
-            f"{dataset.name}: read must return a pair of arrays (x, y), not {type(result).__name__}"
+            f"{dataset.name}: read must return a pair of arrays (x, y), got {type(result).__name__}"
         )
     several = is_several(dataset.input_shape)
     x = tuple(map(np.asarray, result[0])) if several else np.asarray(result[0])
@@ -232,7 +232,7 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
     if given != expected or any(part.shape[:1] != expected[0][:1] for part in parts(y)):
         raise ValueError(
             f"{dataset.name}: read must return x of shape {_and(expected)} and as many targets for "
-            f"{len(samples)} indices, not {_and(given)} and {_and(p.shape for p in parts(y))}"
+            f"{len(samples)} indices, got {_and(given)} and {_and(p.shape for p in parts(y))}"
         )
     return x, y
 
@@ -263,7 +263,7 @@ def check_dataset(who: str, dataset: Any) -> None:
     kind = type(dataset).__name__
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"{who}: expected a data set, not {kind}; put arrays into one: ArrayDataset(x, y)"
+            f"{who}: expected a data set, got {kind}; use ArrayDataset(x, y) for arrays"
         )
     for name in ("name", "input_shape", "classes"):
         if not hasattr(dataset, name):
@@ -285,40 +285,40 @@ def _check(
     check_dataset("Loader", dataset)
     if isinstance(augment, str) or not all(isinstance(a, Augmentation) for a in augment):
         raise TypeError(
-            f"Loader: augment must be a list of augmentations, not {augment!r}; make them with "
+            f"Loader: augment must be a list of augmentations, got {augment!r}; use "
             "create_augmentations('crop:4,flip')"
         )
     whole("Loader", "seed", seed, at_least=0)
     whole("Loader", "the global batch", global_batch_size, at_least=1)
     n = len(dataset)
     if n == 0:
-        raise ValueError(f"Loader: {dataset.name} has no samples.")
+        raise ValueError(f"Loader: expected at least one sample, got none in {dataset.name}")
     if shuffle and global_batch_size > n:
         raise ValueError(
-            f"Loader: a global batch of {global_batch_size} samples is larger than the {n} samples "
-            f"of {dataset.name}; use a batch of at most {n} over all ranks."
+            f"Loader: the global batch must be at most the {n} samples of {dataset.name}, got "
+            f"{global_batch_size}; use a batch of at most {n} over all ranks"
         )
     if not 0 <= rank < size:
-        raise ValueError(f"Loader: rank must be in 0..{size - 1}; given {rank}.")
+        raise ValueError(f"Loader: rank must be in 0..{size - 1}, got {rank}")
     if size > global_batch_size:
         raise ValueError(
-            f"Loader: {size} ranks are more than the {global_batch_size} samples of the global "
-            "batch; use fewer ranks or a larger batch."
+            f"Loader: expected at most one rank per sample of the global batch "
+            f"({global_batch_size}), got {size} ranks; use fewer ranks or a larger batch"
         )
     if prefetch < 0 or threads < 1:
         raise ValueError(
-            f"Loader: prefetch must be at least 0 and threads at least 1; given {prefetch} and "
-            f"{threads}."
+            f"Loader: prefetch must be at least 0 and threads at least 1, got {prefetch} and "
+            f"{threads}"
         )
     if augment and is_several(dataset.input_shape):
         raise ValueError(
-            f"Loader: augmentation needs samples of one input; those of {dataset.name} have "
-            f"{len(dataset.input_shape)}; augment them in its read."
+            f"Loader: augmentation requires samples of one input, got {len(dataset.input_shape)} "
+            f"in {dataset.name}; augment them in its read"
         )
     if augment and len(dataset.input_shape) != 3:
         raise ValueError(
-            f"Loader: augmentation needs images (height, width, channels); {dataset.name} has "
-            f"samples of shape {dataset.input_shape}; use no augmentation."
+            f"Loader: augmentation requires images (height, width, channels), got samples of shape "
+            f"{dataset.input_shape} in {dataset.name}; use no augmentation"
         )
     for one in augment:
         one.check(dataset.input_shape)

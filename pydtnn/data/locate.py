@@ -89,15 +89,15 @@ def _existing(folder: Path, file: str) -> Path | None:
 def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, ...]]]) -> str:
     """Write the sentence: a part of the files is there, or none, or not even the folder."""
     get = (
-        f"give the folder that holds them with --data-dir or ${VARIABLE}, or get them with "
-        f"--download (load_dataset({dataset!r}, download=True) in a program)"
+        f"specify the folder that contains them with --data-dir or ${VARIABLE}, or download them "
+        f"with --download (load_dataset({dataset!r}, download=True) in a program)"
     )
     if not root.is_dir():
-        return f"{dataset}: the data folder {root} does not exist; {get}."
+        return f"{dataset}: the data folder {root} does not exist; {get}"
     _, folder, files = max(places, key=lambda p: sum(_existing(p[1], f) is not None for f in p[2]))
     missing = [file for file in files if _existing(folder, file) is None]
     if len(missing) < len(files):
         there = next(file for file in files if file not in missing)
-        return f"{dataset}: {folder} holds {there} but not {', '.join(missing)}; {get}."
+        return f"{dataset}: {folder} contains {there} but not {', '.join(missing)}; {get}"
     names = ", ".join(dict.fromkeys(str(place[1]) for place in places))
-    return f"{dataset}: found {files[0]} in none of {names}; {get}."
+    return f"{dataset}: {files[0]} does not exist in any of {names}; {get}"

@@ -50,18 +50,18 @@ def load_mnist(
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
         if images.shape[1:] != (SIDE, SIDE) or not len(images):
             raise ValueError(
-                f"mnist: {images_path} must hold images of {SIDE} x {SIDE} pixels; its header says "
-                f"{' x '.join(map(str, images.shape))}; get the file again."
+                f"mnist: {images_path} must contain images of {SIDE} x {SIDE} pixels, got "
+                f"{' x '.join(map(str, images.shape))} in its header; download the file again"
             )
         if len(images) != len(labels):
             raise ValueError(
-                f"mnist: {images_path} has {len(images)} images and {labels_path} has "
-                f"{len(labels)} labels; get both files again."
+                f"mnist: expected one label per image, got {len(images)} images in {images_path} "
+                f"and {len(labels)} labels in {labels_path}; download both files again"
             )
         if labels.max() > 9:
             raise ValueError(
-                f"mnist: {labels_path} has label {labels.max()}, but labels are 0 to 9; get the "
-                "file again."
+                f"mnist: labels in {labels_path} must be in 0..9, got {labels.max()}; download the "
+                "file again"
             )
         parts.append(
             ArrayDataset(

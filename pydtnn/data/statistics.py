@@ -46,8 +46,8 @@ def pixel_statistics(
         x = read(np.arange(start, min(start + rows, n)))[0]
         if x.dtype != np.uint8:
             raise TypeError(
-                f"pixel_statistics: expected uint8 pixels, not {x.dtype}; a data set of other "
-                "numbers says `pixels = False`"
+                f"pixel_statistics: expected uint8 pixels, got {x.dtype}; set `pixels = "
+                "False` on a data set of other numbers"
             )
         x = x.reshape(-1, features)
         total += x.sum(axis=0, dtype=np.uint32)

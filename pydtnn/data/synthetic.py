@@ -138,18 +138,18 @@ def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
     numbers = [samples, classes, *(shape if isinstance(shape, Sequence) else ["no shape"])]
     if not all(isinstance(number, Integral) for number in numbers):
         raise TypeError(
-            "synthetic: samples and classes must be whole numbers and shape three of them; given "
-            f"samples {samples!r}, classes {classes!r} and shape {shape!r}."
+            "synthetic: samples and classes must be ints and shape three ints, got "
+            f"samples {samples!r}, classes {classes!r} and shape {shape!r}"
         )
     if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] < 1:
         raise ValueError(
             f"synthetic: shape must be (height, width, channels) with at least {SMALLEST} x "
-            f"{SMALLEST} pixels; given {tuple(shape)}."
+            f"{SMALLEST} pixels, got {tuple(shape)}"
         )
     if classes < 2:
-        raise ValueError(f"synthetic: classes must be at least 2; given {classes}.")
+        raise ValueError(f"synthetic: classes must be at least 2, got {classes}")
     if samples < 1:
-        raise ValueError(f"synthetic: samples must be at least 1; given {samples}.")
+        raise ValueError(f"synthetic: samples must be at least 1, got {samples}")
 
 
 def _bands(classes: int) -> NDArray[np.int64]:

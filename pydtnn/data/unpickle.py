@@ -34,7 +34,7 @@ class _Array:
             or any(type(length) is not int or length < 0 for length in shape)
             or len(data) != math.prod(shape)
         ):
-            raise ValueError("an array that does not fit its shape")
+            raise ValueError("an array with the wrong number of bytes for its shape")
         self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -126,14 +126,14 @@ class _Machine:
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             module, found = argument.split(" ", 1) if argument else self.popped(2)
             if not isinstance(module, str) or not isinstance(found, str):
-                raise ValueError("a name that is no text")
+                raise ValueError("a name that is not a string")
             if (module, found) not in STANDINS:
                 raise _Refused(f"{module}.{found}")
             push(STANDINS[module, found])
         elif name == "REDUCE":
             kind, arguments = self.popped(2)
             if kind not in (_Array, _ByteType):
-                raise ValueError("a call of what is no function")
+                raise ValueError("a call of an object that is not a function")
             push(kind(*arguments))
         elif name == "BUILD":
             (state,) = self.popped(1)
@@ -159,14 +159,14 @@ class _Machine:
     def top(self, *kinds: type) -> Any:
         """Return the last value, which stays where it is."""
         if not isinstance(self.stack[-1], kinds):
-            raise ValueError("a change of what cannot be changed")
+            raise ValueError("an update of an object that is not a list or dictionary")
         return self.stack[-1]
 
     def filled(self, into: dict[str, Any], items: list[Any]) -> dict[str, Any]:
         """Add keys and values that alternate; keys are text, so hashing them is quick and safe."""
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes):
-                raise ValueError(f"a key that is no text but of type {type(key).__name__}")
+                raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
             into[key.decode("latin1") if isinstance(key, bytes) else key] = value
         return into
 
@@ -189,17 +189,17 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = _Machine().run(program)
     except _Refused as error:
         raise ValueError(
-            f"{path}: the pickle asks for {_one_line(error)}, and data files may hold only arrays, "
-            "strings and numbers; nothing was run: delete the file and get it from where you can "
-            "trust it."
+            f"{path}: expected only arrays, strings and numbers, got a pickle that refers to "
+            f"{_one_line(error)}; nothing was executed: delete the file and download it from a "
+            "trusted source"
         ) from None
     except (ValueError, TypeError, LookupError) as error:  # of any instruction, if it is damaged
         raise ValueError(
-            f"{path}: no readable pickle ({_one_line(error)}); the file is truncated "
-            "or damaged: delete it and get it again."
+            f"{path}: expected a pickle, but it cannot be read ({_one_line(error)}); the file is "
+            "truncated or damaged: delete it and download it again"
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a pickled dictionary; found {type(content).__name__}.")
+        raise ValueError(f"{path}: expected a pickled dictionary, got {type(content).__name__}")
     return {
         name: value.values if isinstance(value, _Array) else value
         for name, value in content.items()

@@ -27,8 +27,8 @@ VARIABLE = "PYDTNN_CACHE"
 """Environment variable that names the folder."""
 
 _UNUSABLE = (
-    "measured choices cannot be kept, so another run may choose other algorithms; "
-    f"set {VARIABLE} to a folder of yours ({{}})"
+    "measured choices cannot be stored, so another run may choose other algorithms; "
+    f"set {VARIABLE} to a writable folder ({{}})"
 )
 
 PATIENCE = 5.0
@@ -126,14 +126,14 @@ class AutotunerFile:
         try:
             content = json.loads(self.path.read_bytes())
             if content["machine"] != self.machine:
-                raise ValueError("of another machine")
+                raise ValueError("written for another machine")
             return {name: to_table(table) for name, table in content["choices"].items()}
         except FileNotFoundError:
             return known
         except (OSError, RuntimeError) as error:
             self._warn(_UNUSABLE.format(error))
         except (ValueError, TypeError, KeyError, AttributeError):  # cut short, or edited
-            self._warn(f"{self.path} is damaged; algorithms are measured and it is written again")
+            self._warn(f"{self.path} is damaged; it is replaced, and algorithms measured again")
         return known
 
     def _warn(self, problem: str) -> None:

@@ -65,13 +65,13 @@ class ConvGeometry:
     def __post_init__(self) -> None:
         if min(self.channels, self.filters, self.groups) < 1:
             raise ValueError(
-                "a convolution needs at least 1 channel, 1 filter and 1 group, not "
-                f"{self.channels} channels, {self.filters} filters and {self.groups} groups."
+                "convolution: channels, filters and groups must be at least 1, got "
+                f"{self.channels} channels, {self.filters} filters and {self.groups} groups"
             )
         if min(*self.kernel, *self.stride, *self.dilation) < 1:
             raise ValueError(
-                "a convolution needs a kernel, a stride and a dilation of at least 1, not "
-                f"{self.kernel}, {self.stride} and {self.dilation}."
+                "convolution: kernel, stride and dilation must be at least 1, got "
+                f"{self.kernel}, {self.stride} and {self.dilation}"
             )
         object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
 

@@ -164,7 +164,7 @@ class Layer(ABC):
         """
         if len(shapes) != 1:
             raise self.fail(
-                f"takes one input, got {len(shapes)}; merge them first, with Add or Concat"
+                f"expected one input, got {len(shapes)}; merge them first, with Add or Concat"
             )
         if len(shapes[0]) < axes:
             raise self.fail(
@@ -200,9 +200,9 @@ class Layer(ABC):
             See `Parameter`.
         """
         if not hasattr(self, "parameters"):
-            raise self.fail(f"declare the parameter {name} in build, not in __init__")
+            raise self.fail(f"parameter {name} must be declared in build, not in __init__")
         if any(p.name == f"{self.name}.{name}" for p in self.parameters):
-            raise self.fail(f"two parameters are called {name}; give one of them another name")
+            raise self.fail(f"names of parameters must be unique, got {name} twice; rename one")
         p = Parameter(
             f"{self.name}.{name}",
             shape,
@@ -258,7 +258,7 @@ class Layer(ABC):
         self.input_shapes = shapes
         shape: Any = self.build(*shapes)
         if not (isinstance(shape, tuple) and all(isinstance(n, int | np.integer) for n in shape)):
-            raise self.fail(f"build must return the output's shape, a tuple of ints, not {shape!r}")
+            raise self.fail(f"build must return the output shape as a tuple of ints, got {shape!r}")
         self.output_shape = shape
         self.bound = True
 
@@ -327,5 +327,5 @@ def as_tuple(
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
     if len(values) != axes or not all(isinstance(v, int) and v > 0 for v in values):
-        raise ValueError(f"{who}: {what} must be a positive int or {axes} of them, not {value!r}")
+        raise ValueError(f"{who}: {what} must be a positive int or {axes} of them, got {value!r}")
     return values

@@ -56,7 +56,7 @@ class Sequential(Block):
 
     def __init__(self, *parts: Net, name: str | None = None) -> None:
         if not parts:
-            raise ValueError("Sequential: needs at least one layer; use Identity() for none")
+            raise ValueError("Sequential: expected at least one layer, got none; use Identity()")
         super().__init__(name=name)
         self.parts = parts
 
@@ -84,7 +84,7 @@ class Branches(Block):
 
     def __init__(self, *parts: Net, merge: Net, name: str | None = None) -> None:
         if len(parts) < 2:
-            raise ValueError("Branches: needs at least two parts; use Sequential for one")
+            raise ValueError("Branches: expected at least two parts; use Sequential for one")
         super().__init__(name=name)
         self.parts = parts
         self.merge = merge

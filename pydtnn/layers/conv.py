@@ -81,8 +81,8 @@ class Conv2d(Layer):
         *size, channels = shape
         if channels % self.groups or self.filters % self.groups:
             raise self.fail(
-                f"{channels} channels and {self.filters} filters must both be divisible by "
-                f"groups={self.groups}"
+                f"channels and filters must be divisible by groups={self.groups}, got {channels} "
+                f"channels and {self.filters} filters"
             )
         padding = resolve_padding(
             self.padding, tuple(size), self.kernel, self.stride, self.dilation, type(self).__name__

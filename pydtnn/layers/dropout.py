@@ -42,7 +42,7 @@ class Dropout(Layer):
         if not context.training or self.rate == 0:
             return x, None
         if context.samples is None:
-            raise self.fail("training needs the ids of the samples; give StepContext `samples`")
+            raise self.fail("training requires the ids of the samples; set StepContext.samples")
         y = self.output_like(x)
         samples = self.backend.asarray(context.samples)
         key = (context.seed, self.stream, context.epoch, samples)

@@ -65,7 +65,7 @@ class Scaled(ABC):
         if self.distribution not in DISTRIBUTIONS:
             raise ValueError(
                 f"{type(self).__name__}: distribution must be 'uniform' or 'normal', "
-                f"not {self.distribution!r}"
+                f"got {self.distribution!r}"
             )
 
     @abstractmethod

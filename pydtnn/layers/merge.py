@@ -21,7 +21,7 @@ class Add(Layer):
             given = " and ".join(map(str, shapes))
             raise self.fail(
                 f"inputs must be two or more of equal shape, got {given}; "
-                "give the shorter path a convolution with the same stride and filters"
+                "add a convolution with the same stride and filters to the shorter path"
             )
         return shapes[0]
 
@@ -59,7 +59,7 @@ class Concat(Layer):
         """Check that all other axes meet, and note where each input lies."""
         axes = len(shapes[0])
         if not -axes <= self.axis < axes:
-            raise self.fail(f"axis {self.axis} does not exist in an input of shape {shapes[0]}")
+            raise self.fail(f"axis must exist in an input of shape {shapes[0]}, got {self.axis}")
         axis = self.axis % axes
         others = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
         if len(others) != 1 or any(len(s) != axes for s in shapes):

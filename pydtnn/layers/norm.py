@@ -165,7 +165,7 @@ class GroupNorm(Layer):
         """Declare gamma and beta (C,)."""
         shape = self.single(shapes, axes=1)
         if shape[-1] % self.groups:
-            raise self.fail(f"{shape[-1]} channels must be divisible by groups={self.groups}")
+            raise self.fail(f"channels must be divisible by groups={self.groups}, got {shape[-1]}")
         self.row_shape = (-1, prod(shape[:-1]), shape[-1])  # (N, P, C)
         self._declare(self.row_shape[-1])
         return shape
@@ -234,7 +234,7 @@ class LayerNorm(GroupNorm):
         """Declare gamma and beta, flat over the normalised axes."""
         shape = self.single(shapes, axes=1)
         if self.axes > len(shape):
-            raise self.fail(f"axes={self.axes} is more than the input {shape} has")
+            raise self.fail(f"axes must be at most those of the input {shape}, got {self.axes}")
         self.row_shape = (-1, 1, prod(shape[-self.axes :]))  # (N * leading axes, 1, elements)
         self._declare(self.row_shape[-1])
         return shape

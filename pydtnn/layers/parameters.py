@@ -103,8 +103,8 @@ class Parameter:
         """
         if value.shape != self.shape:
             raise ValueError(
-                f"{self.name}: store_grad expects a gradient of shape {self.shape}, like the "
-                f"parameter, not {value.shape}"
+                f"{self.name}: store_grad expected a gradient of shape {self.shape}, like the "
+                f"parameter, got {value.shape}"
             )
         if self.accumulate:
             self.grad += value
@@ -168,7 +168,7 @@ class Bucket:
             return
         if name not in ("values", "grads"):
             raise AttributeError(
-                f"Bucket: {name} cannot be assigned; only what values and grads hold may change"
+                f"Bucket: {name} cannot be assigned; change the elements of values and grads"
             )
         array = getattr(self, name)
         if value is array:  # changed in place
@@ -176,8 +176,8 @@ class Bucket:
         if getattr(value, "shape", None) != array.shape:
             given = getattr(value, "shape", None) or type(value).__name__
             raise ValueError(
-                f"Bucket: {name} takes an array of shape {array.shape}, not {given}; fill it "
-                f"by bucket.{name}[...] = value"
+                f"Bucket: {name} must have shape {array.shape}, got {given}; fill it with "
+                f"bucket.{name}[...] = value"
             )
         array[...] = value
 

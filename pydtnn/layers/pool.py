@@ -143,7 +143,7 @@ class AdaptiveAvgPool2d(Layer):
         """Check that no bin is empty."""
         size, channels = _image(self, *shapes)
         if any(o > n for o, n in zip(self.output, size, strict=True)):
-            raise self.fail(f"output_size {self.output} is larger than the input {size}")
+            raise self.fail(f"output_size must be at most the input {size}, got {self.output}")
         return (*self.output, channels)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:

@@ -42,7 +42,7 @@ class Reshape(Layer):
         if not isinstance(shape, tuple | list) or not all(
             isinstance(n, int) and (n > 0 or n == -1) for n in shape
         ):
-            raise self.fail(f"shape must be a tuple of positive ints, one may be -1, not {shape!r}")
+            raise self.fail(f"shape must be a tuple of positive ints, one may be -1, got {shape!r}")
         self.shape = tuple(shape)
 
     def build(self, *shapes: Shape) -> Shape:
@@ -51,7 +51,7 @@ class Reshape(Layer):
         size, known = prod(shape), prod(n for n in self.shape if n != -1)
         free = self.shape.count(-1)
         if free > 1 or (size % known if free and known else size != known):
-            raise self.fail(f"cannot view a sample of shape {shape} as {self.shape}")
+            raise self.fail(f"shape must have as many elements as {shape}, got {self.shape}")
         return tuple(size // known if n == -1 else n for n in self.shape)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
@@ -93,7 +93,7 @@ class Pad(Layer):
             isinstance(p, tuple | list) and len(p) == 2 and min(p) >= 0 for p in padding
         ):
             raise self.fail(
-                f"padding must be (before, after) pairs of non-negative ints, not {padding!r}"
+                f"padding must be (before, after) pairs of non-negative ints, got {padding!r}"
             )
         self.padding = tuple((before, after) for before, after in padding)
 
@@ -102,8 +102,8 @@ class Pad(Layer):
         shape = self.single(shapes)
         if len(self.padding) != len(shape):
             raise self.fail(
-                f"padding {self.padding} has {len(self.padding)} pairs "
-                f"for an input of {len(shape)} axes {shape}"
+                f"padding must have one pair for each of the {len(shape)} axes of the input "
+                f"{shape}, got {self.padding}"
             )
         self.inside = tuple(
             slice(before, before + n) for n, (before, _) in zip(shape, self.padding, strict=True)
@@ -145,11 +145,11 @@ class Slice(Layer):
         """Measure the part."""
         shape = self.single(shapes)
         if len(self.slices) > len(shape):
-            raise self.fail(f"{len(self.slices)} slices for an input of {len(shape)} axes {shape}")
+            raise self.fail(f"expected at most one slice per axis of {shape}, got {self.slices}")
         cut = zip(shape, self.slices, strict=False)
         part = (*(len(range(n)[s]) for n, s in cut), *shape[len(self.slices) :])
         if 0 in part:
-            raise self.fail(f"slices {self.slices} take nothing of an input of shape {shape}")
+            raise self.fail(f"slices must select elements of the input {shape}, got {self.slices}")
         return part
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:

@@ -44,12 +44,12 @@ def resolve_padding(
         if max(before, after) >= e and max(before, after) > 0:
             keep = f"; use padding={(e - 1) // 2} to keep the size" if e > 1 else "; use padding=0"
             raise ValueError(
-                f"{who}: padding {max(before, after)} must be smaller than kernel {e}{keep}"
+                f"{who}: padding must be smaller than kernel {e}, got {max(before, after)}{keep}"
             )
         if e > n + before + after:
             raise ValueError(
-                f"{who}: kernel {k} (extent {e}) is larger than its padded input "
-                f"{n + before + after}; use a smaller kernel or more padding"
+                f"{who}: kernel {k} must have an extent of at most the padded input "
+                f"{n + before + after}, got {e}; use a smaller kernel or more padding"
             )
     return pairs
 
@@ -57,7 +57,7 @@ def resolve_padding(
 def _pairs(padding: Any, axes: int, who: str) -> Pairs:
     error = ValueError(
         f"{who}: padding must be an int, {axes} ints, {axes} (before, after) pairs, "
-        f'"same" or "valid", not {padding!r}'
+        f'"same" or "valid", got {padding!r}'
     )
     each = padding if isinstance(padding, tuple | list) else (padding,) * axes
     pairs = [p if isinstance(p, tuple | list) else (p, p) for p in each]

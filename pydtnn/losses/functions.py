@@ -145,8 +145,8 @@ class BinaryCrossEntropy(_DenseLoss):
             at = int(wrong.argmax())
             sample = at * len(target) // target.size
             raise ValueError(
-                "BinaryCrossEntropy: targets must lie from 0 to 1, "
-                f"but sample {sample} of the batch has {target.reshape(-1)[at]}"
+                "BinaryCrossEntropy: targets must be in [0, 1], got "
+                f"{target.reshape(-1)[at]} for sample {sample} of the batch"
             )
 
     def compute(

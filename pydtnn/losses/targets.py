@@ -32,20 +32,20 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
     """
     if len(shape) != 2:
         raise ValueError(
-            f"{who}: predictions must have shape (samples, classes), not {shape}; "
+            f"{who}: predictions must have shape (samples, classes), got {shape}; "
             "end the model with Flatten and Linear"
         )
     if tuple(target.shape) != (shape[0],) or target.dtype.kind not in "iu":
         raise ValueError(
             f"{who}: the target must be integer classes of shape {(shape[0],)}, "
-            f"not {target.dtype} of shape {tuple(target.shape)}"
+            f"got {target.dtype} of shape {tuple(target.shape)}"
         )
     wrong = (target < 0) | (target >= shape[1])
     if wrong.any():
         sample = int(wrong.argmax())
         raise ValueError(
-            f"{who}: classes must lie from 0 to {shape[1] - 1}, but sample {sample} of the batch "
-            f"has class {int(target[sample])}; give the model as many outputs as there are classes"
+            f"{who}: classes must be in 0..{shape[1] - 1}, got {int(target[sample])} for sample "
+            f"{sample} of the batch; use one output of the model per class"
         )
 
 
@@ -75,7 +75,7 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
         raise ValueError(
             f"{who}: the target must have the shape {shape} of the predictions "
             f"or be integer classes of shape {shape[:1]}, "
-            f"not {target.dtype} of shape {tuple(target.shape)}"
+            f"got {target.dtype} of shape {tuple(target.shape)}"
         )
 
 

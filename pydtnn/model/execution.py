@@ -169,7 +169,7 @@ def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ..
     if [shape[1:] for shape in given] == [*shapes] and len({shape[:1] for shape in given}) == 1:
         return
     turned = len(given[0]) == 4 and (*given[0][2:], given[0][1]) == shapes[0]
-    hint = "; channels come last: x.transpose(0, 2, 3, 1)" if turned else ""
+    hint = "; use x.transpose(0, 2, 3, 1), channels come last" if turned else ""
     raise ValueError(
         f"{who}: expected an array of shape {' and '.join(map(batched, shapes))}, "
         f"got {' and '.join(map(str, given))}{hint}"
@@ -190,7 +190,7 @@ def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, 
     kind = type(node.layer).__name__
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
-            f"{node.name}: forward of {kind} must return a pair (output, saved), not "
+            f"{node.name}: forward of {kind} must return a pair (output, saved), got "
             f"{type(result).__name__}; saved may be None"
         )
     shape = getattr(result[0], "shape", None)
@@ -198,7 +198,7 @@ def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, 
         given = type(result[0]).__name__ if shape is None else f"shape {tuple(shape)}"
         raise ValueError(
             f"{node.name}: forward of {kind} must return {samples} outputs of shape {node.shape}, "
-            f"as build says, not {given}"
+            f"as returned by build, got {given}"
         )
     return result
 
@@ -210,7 +210,7 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
                 given = "None" if dx is None else f"shape {dx.shape}"
                 raise ValueError(
                     f"{node.name}: backward of {type(node.layer).__name__} must return a "
-                    f"gradient of shape {source.shape} besides the batch, not {given}"
+                    f"gradient of shape {source.shape} besides the batch, got {given}"
                 )
             passes = isinstance(dx, Deferred) and (
                 dx.array is not None  # the whole gradient, from `finish_backward`

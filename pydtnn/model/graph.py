@@ -23,12 +23,12 @@ def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
     """
     if isinstance(input_shape, int | np.integer):
         raise TypeError(
-            f"Model: input_shape must be a tuple, not {input_shape}; use ({input_shape},)"
+            f"Model: input_shape must be a tuple, got {input_shape}; use ({input_shape},)"
         )
     several = len(input_shape) > 0 and isinstance(input_shape[0], tuple | list)
     shapes: Any = input_shape if several else (input_shape,)
     if not all(isinstance(n, int | np.integer) and n > 0 for shape in shapes for n in shape):
-        raise ValueError(f"Model: input_shape must be positive ints, not {input_shape!r}")
+        raise ValueError(f"Model: input_shape must be positive ints, got {input_shape!r}")
     return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
@@ -79,7 +79,7 @@ class Graph:
             If shapes do not meet, or a layer or a name is used twice.
         """
         if not isinstance(part, Layer | Block):
-            raise TypeError(f"{part!r} is neither a layer nor a block; a class needs parentheses")
+            raise TypeError(f"Model: expected a layer or a block, not a class, got {part!r}")
         leaf = isinstance(part, Layer)
         if label.isdigit() or (not label and leaf):
             label = type(part).__name__.lower() + label
@@ -96,11 +96,11 @@ class Graph:
     ) -> Node:
         if layer.bound:
             raise ValueError(
-                f"{name}: this {type(layer).__name__} is already in a model as {layer.name}; "
+                f"{name}: expected a new {type(layer).__name__}, got {layer.name} of a model; "
                 "a layer can be used once, make a second one"
             )
         if name in self._names:
-            raise ValueError(f"{name}: two layers have this name; give one of them another")
+            raise ValueError(f"{name}: names of layers must be unique, got two; rename one")
         self._names.add(name)
         shapes = tuple(n.shape for n in inputs) if shape is None else (shape,)
         try:
@@ -125,7 +125,7 @@ class Graph:
         self.outputs = tuple(outputs)
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
-                raise ValueError(f"{node.name}: this layer's output is not used")
+                raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
         self._find_needed_gradients(input_gradient)
         self._find_releases()
         self._find_overwrites()

@@ -75,7 +75,7 @@ class Model:
         fuse: bool = True,
     ) -> None:
         if str(dtype) not in DTYPES:
-            raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, not {dtype}")
+            raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}")
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.dtype = np.dtype(dtype)
         self.seed = whole("Model", "seed", seed, at_least=0)

@@ -91,7 +91,7 @@ class Optimizer(ABC):
         if "capturable" not in vars(cls):
             cls.capturable = False
         if isinstance(cls.slots, str):
-            raise TypeError(f'{cls.__name__}: slots must be a tuple: ("{cls.slots}",)')
+            raise TypeError(f'{cls.__name__}: slots must be a tuple; use ("{cls.slots}",)')
 
     def __init__(
         self,
@@ -265,8 +265,8 @@ class Optimizer(ABC):
         """
         if self.binding is None:
             raise ValueError(
-                f"{type(self).__name__}: bind(backend, buffers) must come before the first step; "
-                "Trainer does it"
+                f"{type(self).__name__}: bind(backend, buffers) must be called before the first "
+                "step; use a Trainer, or call it"
             )
         self._terms = self.next_terms() if self._given is None else self._given
         if self.loss_scale is not None:
@@ -374,7 +374,7 @@ class Optimizer(ABC):
         if expected != set(state):
             missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
             raise ValueError(
-                f"{who}: the saved state is of another optimizer or model: "
+                f"{who}: the saved state belongs to another optimizer or model: "
                 f"missing {some(missing, 3)}, unexpected {some(extra, 3)}; "
                 "use the optimizer and model it was saved with"
             )
@@ -382,7 +382,7 @@ class Optimizer(ABC):
             if np.shape(state[name]) != entry.shape:
                 raise ValueError(
                     f"{who}: the saved {name} must have shape {entry.shape}, "
-                    f"not {np.shape(state[name])}; use the model it was saved with"
+                    f"got {np.shape(state[name])}; use the model with which it was saved"
                 )
         iterations = whole(who, "iterations", state["iterations"], at_least=0)
         lr_factor = number(who, "lr_factor", state["lr_factor"], at_least=0)

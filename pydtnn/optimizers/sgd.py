@@ -44,7 +44,7 @@ class SGD(Optimizer):
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
         self.nesterov = truth(type(self).__name__, "nesterov", nesterov)
         if nesterov and not momentum:
-            raise ValueError("SGD: nesterov needs a momentum above 0; use momentum=0.9")
+            raise ValueError("SGD: nesterov requires a momentum above 0, got 0; use momentum=0.9")
         if momentum:
             self.slots = ("velocity",)
 

@@ -99,7 +99,7 @@ class Step:
         for boundary in self.boundaries:
             whole("Step", "each of boundaries", boundary, at_least=0)
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise ValueError(f"Step: boundaries must rise, not be {self.boundaries}; sort them")
+            raise ValueError(f"Step: boundaries must increase, got {self.boundaries}; sort them")
 
     def __call__(self, step: int) -> float:
         if not isinstance(self.boundaries, Sequence):
@@ -275,7 +275,7 @@ def _check_span(schedule: object, begin: int, steps: int) -> None:
     whole(who, "begin", begin, at_least=0)
     whole(who, "steps", steps, at_least=1)
     if begin >= steps:
-        raise ValueError(f"{who}: begin {begin} must be below steps {steps}; train for longer")
+        raise ValueError(f"{who}: begin must be below steps={steps}, got {begin}; train longer")
 
 
 def _peak(rise: float, steps: int) -> int:

@@ -46,8 +46,8 @@ class Run:
         whole("schedule", "warmup_steps", self.warmup_steps, at_least=0)
         if 0 < self.steps <= self.warmup_steps:
             raise ValueError(
-                f"schedule: warmup_steps {self.warmup_steps} must be below the total of "
-                f"{self.steps} steps; shorten the warm-up or train for longer"
+                f"schedule: warmup_steps must be below the total of {self.steps} steps, got "
+                f"{self.warmup_steps}; shorten the warm-up or train for more steps"
             )
 
 

@@ -84,7 +84,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, not {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, got {text!r}") from None
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _options(text: str) -> dict[str, Any]:
         return dict(json.loads(text))
     except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f'expected names and values like {{"period": 2}}, not {text!r}'
+            f'expected names and values like {{"period": 2}}, got {text!r}'
         ) from None
 
 

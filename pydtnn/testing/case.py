@@ -80,7 +80,7 @@ class Case:
         """Make a model of a copy of the layer."""
         if self.template.bound:
             kind = type(self.template).__name__
-            raise ValueError(f"check_layer: this {kind} belongs to a model; make a new one")
+            raise ValueError(f"check_layer: expected a new {kind}, got one of a model")
         layer = copy.deepcopy(self.template)
         return Model(
             layer,
@@ -143,7 +143,7 @@ class Case:
         for (what, a), (_, b) in zip(got.named(), want.named(), strict=True):
             a, b = self.backend.to_numpy(a), self.backend.to_numpy(b)
             if a.shape != b.shape:
-                raise self.fail(f"{what} has shape {a.shape} instead of {b.shape} {when}")
+                raise self.fail(f"{what} must have shape {b.shape} {when}, got {a.shape}")
             if not a.size:
                 continue
             error = np.where(np.isfinite(a) & np.isfinite(b), abs(a - b), np.inf)
@@ -151,7 +151,7 @@ class Case:
             relative = error[where] / max(abs(b).max(), 1e-3)
             if relative > tolerance:
                 raise self.fail(
-                    f"{what} is wrong {when}: at {where} it is {a[where]:.6g} instead of "
-                    f"{b[where]:.6g}, {relative:.1e} of the largest entry where {tolerance:.0e} "
-                    "is allowed"
+                    f"{what} is wrong {when}: expected {b[where]:.6g} at {where}, got "
+                    f"{a[where]:.6g}, a difference of {relative:.1e} of the largest entry "
+                    f"(tolerance {tolerance:.0e})"
                 )

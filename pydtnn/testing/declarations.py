@@ -25,7 +25,7 @@ def check_saves(case: Case) -> None:
         declares = what in case.layer.saves or (shared and case.layer.saves)
         if any(ref() is not None for ref in refs) and not declares:
             raise case.fail(
-                f"its {what} is alive after forward, but `saves` says {case.layer.saves}"
+                f"its {what} is still referenced after forward, but `saves` is {case.layer.saves}"
             )
     del residuals
 
@@ -38,7 +38,7 @@ def check_new_output(case: Case) -> None:
             if _shares(case, y, x):
                 raise case.fail(f"the output shares memory with input {i}, despite `new_output`")
     if "output" in case.layer.views and not _is_view(case, y, case.xs[0]):
-        raise case.fail('the output is no view of the input, although `views` has "output"')
+        raise case.fail('the output is not a view of the input, despite "output" in `views`')
 
 
 def check_new_gradient(case: Case) -> None:
@@ -52,11 +52,11 @@ def check_new_gradient(case: Case) -> None:
         others = [*given, *dxs[:i]]
         if layer.new_gradient and any(_shares(case, dx, other) for other in others):
             raise case.fail(
-                f"the gradient of input {i} shares memory with what was given or with another "
+                f"the gradient of input {i} shares memory with an argument or with another "
                 "gradient, despite `new_gradient`"
             )
         if "gradient" in layer.views and not _is_view(case, dx, dy):
-            raise case.fail('the gradient is no view of dy, although `views` has "gradient"')
+            raise case.fail('the gradient is not a view of dy, despite "gradient" in `views`')
 
 
 def check_overwriting(case: Case) -> None:
@@ -75,9 +75,9 @@ def check_overwriting(case: Case) -> None:
             places = [what for what, on in (("input", over_input), ("dy", over_dy)) if on]
             case.compare(got, want, f"when it may overwrite {' and '.join(places) or 'nothing'}")
             if over_input and not _is_view(case, y, xs[0]):
-                raise case.fail("forward does not overwrite its input when it shall")
+                raise case.fail("forward must overwrite its input if `overwrites_input` is set")
             if over_dy and not _is_view(case, got.dxs[0], dy):
-                raise case.fail("backward does not overwrite dy when it shall")
+                raise case.fail("backward must overwrite dy if `overwrites_dy` is set")
 
 
 def _is_view(case: Case, a: Array, b: Array) -> bool:

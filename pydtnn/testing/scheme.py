@@ -75,7 +75,7 @@ def check_scheme(
     """
     if not ranks or not all(1 <= size <= BATCH for size in ranks):
         raise ValueError(
-            f"check_scheme: ranks must be numbers from 1 to {BATCH}, not {list(ranks)}."
+            f"check_scheme: ranks must be numbers from 1 to {BATCH}, got {list(ranks)}"
         )
     data, rows = problem(seed), []
     for size in ranks:

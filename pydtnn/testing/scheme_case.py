@@ -77,7 +77,7 @@ class Case:
             self.fail(describe(error), "", error)
         if not isinstance(exchange, GradientExchange):
             raise TypeError(
-                f"check_scheme: {self.name} must make a GradientExchange, not {exchange!r}; "
+                f"check_scheme: {self.name} must make a GradientExchange, got {exchange!r}; "
                 "inherit from it"
             )
         return exchange

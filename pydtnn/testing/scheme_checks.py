@@ -41,11 +41,11 @@ def check_resume(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
         when = f"saved after step {MIDDLE}"
         courses = case.run(Plan(save=Path(folder)), when)
-        check_same(case, courses, when, "state() must leave everything as it is")
+        check_same(case, courses, when, "state() must not change the exchange")
         when = f"resumed after step {MIDDLE}"
         courses = case.run(Plan(resume=Path(folder)), when)
         check_same(
-            case, courses, when, "what it keeps between steps belongs into state() and load()"
+            case, courses, when, "state() and load() must include all state kept between steps"
         )
 
 
@@ -68,7 +68,7 @@ def check_failures(case: Case) -> None:
     for where, fails in places.items():
         error = case.run_failing(Plan(fails=fails))
         if not isinstance(error, RankError) or not isinstance(error.__cause__, Injected):
-            told = "training goes on" if error is None else f"what is told is: {describe(error)}"
+            told = "training continues" if error is None else f"the error is: {describe(error)}"
             case.fail(f"rank {last} raises in {where}, but {told}")
 
 
@@ -77,10 +77,10 @@ def check_result(case: Case, courses: Sequence[Course], when: str, serial: Cours
     first = courses[0]
     for rank, course in enumerate(courses):
         if course.unmet:
-            case.fail(f"at the end nobody has met the {course.unmet[0]} of rank {rank}", when)
+            case.fail(f"the {course.unmet[0]} of rank {rank} has no counterpart", when)
         if course.under_way:
             case.fail(
-                f"at the end rank {rank} has not seen its {course.under_way[0]} complete; wait for "
+                f"the {course.under_way[0]} of rank {rank} is not complete at the end; wait for "
                 "every request, in averaged() at the latest",
                 when,
             )
@@ -90,7 +90,7 @@ def check_result(case: Case, courses: Sequence[Course], when: str, serial: Cours
                 what = "parameters" if first.equal else "averaged parameters"
                 case.fail(
                     f"{what} of rank {rank} differ from those of rank 0 {step}, in {name} by "
-                    f"{apart:.1e} of the largest; all ranks must end a step with the same",
+                    f"{apart:.1e} of the largest; they must be equal on all ranks after a step",
                     when,
                 )
     if not case.must_be_serial:
@@ -101,7 +101,7 @@ def check_result(case: Case, courses: Sequence[Course], when: str, serial: Cours
         if apart > case.tolerance:
             case.fail(
                 f"parameters differ from those of serial training {step}, in {name} by "
-                f"{apart:.1e} of the largest, where {case.tolerance:g} is allowed",
+                f"{apart:.1e} of the largest (tolerance {case.tolerance:g})",
                 when,
             )
 
@@ -111,9 +111,9 @@ def check_gain(case: Case, course: Course, when: str, serial: Course) -> None:
     gain, usual = (run.first_loss - run.last_loss for run in (course, serial))
     if not gain > LEAST_GAIN * usual:
         case.fail(
-            f"{STEPS} steps take the loss from {course.first_loss:.4f} to {course.last_loss:.4f}, "
-            f"where serial training reaches {serial.last_loss:.4f}; if the learning rate is merely "
-            "too high for it, give another rule by optimizer=",
+            f"{STEPS} steps reduce the loss from {course.first_loss:.4f} to "
+            f"{course.last_loss:.4f}, serial training to {serial.last_loss:.4f}; if the learning "
+            "rate is too high for the scheme, set optimizer=",
             when,
         )
 

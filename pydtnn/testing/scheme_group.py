@@ -66,4 +66,4 @@ def run_ranks(
     doing = "; ".join(f"rank {r} {ledger.where()}" for r, ledger in enumerate(ledgers))
     with contextlib.suppress(RuntimeError):  # which is how it ends the thread that calls it
         comms[0].abort(1)
-    raise TimeoutError(f"not done after {timeout:g} s: {doing}")
+    raise TimeoutError(f"not finished after {timeout:g} s: {doing}")

@@ -141,9 +141,9 @@ class Rank:
     def _check_abandoned(self, before: np.ndarray) -> None:
         """Nothing is under way after a step that was abandoned, and no parameter has changed."""
         for request in self.ledger.under_way:
-            raise ValueError(f"abandon() leaves {request.what} under way; wait for every request")
+            raise ValueError(f"abandon() leaves {request.what} incomplete; wait for every request")
         if not np.array_equal(before, self._values()):
-            raise ValueError("abandon() has changed the parameters; only update() may")
+            raise ValueError("abandon() changed the parameters; only update() may change them")
 
     def _values(self) -> np.ndarray:
         """Copy all parameters, without the padding between them."""
@@ -156,4 +156,4 @@ class Rank:
 
 
 def _fail(*args: Any) -> None:
-    raise Injected("made to fail")
+    raise Injected("injected failure")

@@ -47,12 +47,12 @@ class Ledger:
             for other in self.under_way:
                 if other.keeps(array):
                     raise ValueError(
-                        f"{what} uses an array on which {other.what} is under way; wait for that "
-                        "request first"
+                        f"{what} uses an array of {other.what}, which is not complete; wait for "
+                        "that request first"
                     )
         self.calls.append(what)
         if len(self.calls) - 1 == self.fails_at:
-            raise Injected(f"made to fail in {what}")
+            raise Injected(f"injected failure in {what}")
 
     def where(self) -> str:
         """Tell which call the rank is in."""
@@ -139,7 +139,7 @@ class WatchedRequest(Request):
         expected = self._ledger.filler if self._changes else _bytes(self._copy)
         if not (_bytes(self._array) == expected).all():
             raise ValueError(
-                f"the array of {self.what} was written before the request was complete; wait for "
+                f"the array of {self.what} was modified before the request was complete; wait for "
                 "the request first"
             )
         self._array[:] = self._copy

@@ -48,7 +48,7 @@ def check_gradients(case: Case) -> None:
     arrays = [*case.xs, *(p.master for p in case.model.parameters.values())]
     for (what, slope), array in zip(list(got.named())[1:], arrays, strict=True):
         if tuple(slope.shape) != tuple(array.shape):
-            raise case.fail(f"{what} has shape {slope.shape} instead of {array.shape}")
+            raise case.fail(f"{what} must have shape {array.shape}, got {slope.shape}")
         slope = case.backend.to_numpy(slope)
         tolerance = DIFFERENCES * max(abs(slope).max(), 1e-3)
         for flat in case.rng.permutation(prod(slope.shape))[:ENTRIES]:
@@ -69,8 +69,8 @@ def _compare(
     measured = _derivative(case, array, direction)
     if not abs(expected - measured) <= tolerance:
         raise case.fail(
-            f"{what} is wrong: backward says {expected:.8g}, central differences say "
-            f"{measured:.8g}, and {tolerance:.0e} is allowed between them"
+            f"{what} is wrong: central differences give {measured:.8g}, got {expected:.8g} from "
+            f"backward (tolerance {tolerance:.0e})"
         )
 
 
@@ -157,7 +157,7 @@ def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> 
     for what, array in zip(("forward", "backward"), (y, dx), strict=True):
         for result in array if isinstance(array, tuple) else (array,):
             if result.dtype != layer.dtype:
-                raise case.fail(f"{what} gives {result.dtype} in a {model.dtype} model")
+                raise case.fail(f"{what} returns {result.dtype} in a {model.dtype} model")
 
 
 def _alike(case: Case, dtype: str) -> Model:

@@ -33,7 +33,7 @@ def check_parts(
     TypeError
     """
     if isinstance(metrics, str):
-        raise TypeError(f"Trainer: metrics must be a list, such as [{metrics!r}], not {metrics!r}")
+        raise TypeError(f"Trainer: metrics must be a list, such as [{metrics!r}], got {metrics!r}")
     parts: list[tuple[str, object, type]] = [
         ("model", model, Model),
         ("optimizer", optimizer, Optimizer),
@@ -49,7 +49,7 @@ def check_parts(
             hint = f"; make one: {given.__name__}(...)"
         elif isinstance(given, Layer):
             hint = "; make one: Model(net, input_shape)"
-        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, not {given!r}{hint}")
+        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {given!r}{hint}")
 
 
 def check_options(setup: Setup, accumulation: int) -> None:
@@ -75,13 +75,13 @@ def _check_exact(setup: Setup, accumulation: int) -> None:
         )
     if setup.optimizer.clip_norm is not None and isinstance(setup.exchange, Partition):
         raise ValueError(
-            f"Trainer: {type(setup.exchange).__name__} adds up the norm for clip_norm over the "
-            "parts of the ranks, which is not exact; leave clip_norm out or use AllReduce"
+            f"Trainer: {type(setup.exchange).__name__} sums the norm for clip_norm over the "
+            "ranks' shares, which is not exact; omit clip_norm or use AllReduce"
         )
     if setup.model.backend.autotuner.mode == "measure":
         raise ValueError(
-            "Trainer: exact training needs algorithms that are not chosen by measurement; make "
-            'the backend with tuning="fixed"'
+            "Trainer: exact training requires algorithms that are not chosen by measurement; "
+            'create the backend with tuning="fixed"'
         )
 
 
@@ -91,8 +91,8 @@ def _check_loss_scale(exchange: GradientExchange) -> None:
     for what in parts:
         if what.keeps_gradients:
             raise ValueError(
-                f"Trainer: {type(what).__name__} keeps gradients from step to step, which a "
-                "float16 model scales by other factors; use bfloat16"
+                f"Trainer: {type(what).__name__} keeps gradients between steps, which a float16 "
+                "model scales by different factors; use bfloat16"
             )
 
 
@@ -107,8 +107,8 @@ def check_binding(optimizer: Optimizer, binding: object) -> None:
     """
     if optimizer.binding is not binding:
         raise ValueError(
-            f"Trainer: its {type(optimizer).__name__} was given to another trainer, for "
-            "which it began afresh; go on with that one, or make an optimizer for each"
+            f"Trainer: {type(optimizer).__name__} was passed to another trainer, which reset its "
+            "state; continue with that trainer, or create one optimizer per trainer"
         )
 
 
@@ -125,14 +125,13 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
     check_dataset("Trainer", validation)
     if len(validation) == 0:
         raise ValueError(
-            f"Trainer: the validation set {validation.name} has no samples; give one that has, "
-            "or none"
+            f"Trainer: expected at least one validation sample, got none in {validation.name}; "
+            "use another data set, or None"
         )
     if validation.input_shape != train.input_shape:
         raise ValueError(
-            f"Trainer: the samples of the validation set {validation.name} have shape "
-            f"{validation.input_shape}, those of {train.name} {train.input_shape}; give one of the "
-            "same shape"
+            f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
+            f"got {validation.input_shape} in {validation.name}"
         )
 
 
@@ -155,8 +154,8 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     most = -(-total // setup.comm.size)
     if accumulation > most:
         raise ValueError(
-            f"Trainer: accumulation {accumulation} makes more micro-batches than the "
-            f"{most} samples that a rank has in a step; use at most {most}"
+            f"Trainer: accumulation must be at most the {most} samples of a rank per step, got "
+            f"{accumulation}; use at most {most}"
         )
     norm = _narrowest_norm(setup.model)
     if norm is None or norm[1] > 1:
@@ -169,10 +168,10 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
             smallest, where = max(batch // loader.shards, 1), "a rank, micro-batch or shard has"
         if smallest == 1:
             raise ValueError(
-                f"Trainer: {norm[0]} normalises over the samples alone, and in {which}, of "
-                f"{batch} samples, {where} a single one, whose variance is 0; use another batch "
-                "size, fewer micro-batches or shards, sync_batch_norm=True, or steps_per_epoch to "
-                "leave the last step out"
+                f"Trainer: {norm[0]} normalises over the samples only and requires at least 2, but "
+                f"in {which}, of {batch} samples, {where} 1, whose variance is 0; use another "
+                "batch size, fewer micro-batches or shards, sync_batch_norm=True, or "
+                "steps_per_epoch to omit the last step"
             )
 
 
@@ -209,8 +208,8 @@ def check_plan(
     for name, value in was.items():
         if plan[name] != value:
             raise AgreedError(
-                f"Trainer: the training to continue had {name.replace('_', ' ')} {value}, "
-                f"not {plan[name]}; continue with the same"
+                f"Trainer: {name.replace('_', ' ')} must be {value}, as in the training to "
+                f"continue, got {plan[name]}; continue with the same"
             )
 
 
@@ -242,6 +241,6 @@ def check_scale(setup: Setup) -> None:
     """
     if setup.loss_scale is not None and any(setup.comm.gather_object(setup.loss_scale.lost)):
         raise AgreedError(
-            "Trainer: gradients are infinite however small the scale of the loss; use a lower "
-            "learning rate, or bfloat16"
+            "Trainer: gradients are infinite at the smallest loss scale; use a lower learning "
+            "rate, or bfloat16"
         )

@@ -51,7 +51,7 @@ class Totals:
     def add(self, count: int, *sums: Number) -> None:
         """Add the sums over `count` samples, in the order of `names`."""
         if len(sums) != len(self.names):
-            raise ValueError(f"Totals: expected sums of {self.names}, not {len(sums)} numbers")
+            raise ValueError(f"Totals: expected sums of {self.names}, got {len(sums)} numbers")
         for i, value in enumerate((*sums, count)):
             part = self.values[i : i + 1]  # of a device, too, which the host does not wait for
             part += value
@@ -66,7 +66,7 @@ class Totals:
         """
         if np.shape(values) != self.values.shape:
             raise ValueError(
-                f"Totals: the saved sums must have shape {self.values.shape}, not "
+                f"Totals: the saved sums must have shape {self.values.shape}, got "
                 f"{np.shape(values)}; use those of {', '.join(self.names)}"
             )
         self.values[:] = values
@@ -74,7 +74,7 @@ class Totals:
     def __iadd__(self, other: Totals) -> Totals:
         """Add the sums and the count of other samples."""
         if other.names != self.names:
-            raise ValueError(f"Totals: sums of {other.names} cannot be added to {self.names}")
+            raise ValueError(f"Totals: expected sums of {self.names}, got {other.names}")
         self.values += other.values
         return self
 

@@ -58,7 +58,7 @@ def not_finite(
     if where == INPUT:
         advice = "clean the data"
     elif rank is None and what != "loss":
-        advice = "leave it out, or let it return a number"
+        advice = "remove it, or return a finite number from it"
     if rank is not None and setup.comm.size > 1:
         where += f" on rank {rank}"
     return NotFiniteError(f"the {what} is not finite {when}: first in {where}; {advice}")

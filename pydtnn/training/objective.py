@@ -81,8 +81,8 @@ class Objective:
         """Refuse targets that losses or metrics cannot compare with outputs of these shapes."""
         if len(targets) != len(self.losses):
             raise ValueError(
-                f"Trainer: the model has {len(self.losses)} outputs, but a sample of the data set "
-                f"has {len(targets)} targets; let its read return a tuple with one for each output"
+                f"Trainer: expected {len(self.losses)} targets, one for each output of the model, "
+                f"got {len(targets)}; return a tuple of targets from the data set's read"
             )
         for loss, metrics, shape, target in zip(
             self.losses, self.metrics, shapes, targets, strict=True
@@ -138,7 +138,7 @@ def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
     if isinstance(given, Loss | str) or not isinstance(given, Sequence) or len(given) != outputs:
         raise ValueError(
             f"Trainer: {name} must be a list of {outputs}, one for each output of the model, "
-            f"not {given!r}"
+            f"got {given!r}"
         )
     return given
 
@@ -151,6 +151,6 @@ def _metrics(given: Any, outputs: int) -> Sequence[Sequence[Metric | str]]:
     if not nested or len(given) != outputs:
         raise ValueError(
             f"Trainer: metrics must be {outputs} lists, one for each output of the model, such as "
-            f"{[['accuracy']] * outputs}, not {given!r}"
+            f"{[['accuracy']] * outputs}, got {given!r}"
         )
     return [*given]

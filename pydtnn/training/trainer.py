@@ -361,8 +361,8 @@ class Trainer:
         """
         if tuple(state["metrics"]) != self.totals.names:
             raise ValueError(
-                f"Trainer: the training to continue has sums of {', '.join(state['metrics'])}, not "
-                f"{', '.join(self.totals.names)}; continue with the same metrics"
+                f"Trainer: metrics must be {', '.join(state['metrics'])}, as in the training to "
+                f"continue, got {', '.join(self.totals.names)}; continue with the same metrics"
             )
         epoch, step = (
             whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")

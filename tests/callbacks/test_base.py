@@ -83,7 +83,7 @@ def test_training_without_callbacks_prints_nothing(capsys: pytest.CaptureFixture
         ),
         (
             lambda: Checkpointer("x", every_epochs=None),
-            "Checkpointer: neither every_epochs nor every",
+            "Checkpointer: expected every_epochs or every_steps",
         ),
         (lambda: Checkpointer("x", keep=0), "Checkpointer: keep must be at least 1, not 0"),
     ],

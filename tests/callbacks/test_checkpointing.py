@@ -43,7 +43,9 @@ def test_checkpoints_are_saved_at_the_intervals_and_at_the_end(
 
 def test_a_new_run_does_not_mix_its_checkpoints_with_those_of_another(tmp_path: Path) -> None:
     small_fit(small_trainer(None, Checkpointer(tmp_path)), epochs=1)
-    with pytest.raises(AgreedError, match=r"holds checkpoint-00000004 of another run; resume from"):
+    with pytest.raises(
+        AgreedError, match=r"contains checkpoint-00000004 of another run; resume from"
+    ):
         small_fit(small_trainer(None, Checkpointer(tmp_path)))
 
 

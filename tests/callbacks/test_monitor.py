@@ -79,8 +79,8 @@ def test_a_run_that_had_come_to_its_end_makes_no_step_when_resumed(callback: Any
 def test_an_unknown_value_to_monitor_is_refused_before_any_work() -> None:
     trainer = small_trainer(None, EarlyStopping("val_acuracy"))
     expected = (
-        "EarlyStopping: there is no value 'val_acuracy' to monitor; "
-        "choose one of loss, accuracy, val_loss, val_accuracy"
+        "EarlyStopping: monitor must be one of loss, accuracy, val_loss, val_accuracy, "
+        "got 'val_acuracy'"
     )
     with pytest.raises(AgreedError) as caught:
         small_fit(trainer)
@@ -90,9 +90,7 @@ def test_an_unknown_value_to_monitor_is_refused_before_any_work() -> None:
 
 def test_a_validations_value_without_validation_is_refused_after_the_first_epoch() -> None:
     trainer = small_trainer(None, BestWeights("unused", "val_accuracy"))
-    with pytest.raises(
-        AgreedError, match=r"'val_accuracy' to monitor; choose one of loss, accuracy$"
-    ):
+    with pytest.raises(AgreedError, match=r"must be one of loss, accuracy, got 'val_accuracy'$"):
         trainer.fit(small_data()[0], epochs=1, batch_size=8)
 
 

@@ -49,14 +49,19 @@ FOUR = np.zeros((4, 8, 8, 3), np.uint8)
 @pytest.mark.parametrize(
     ("x", "y", "options", "reason"),
     [
-        (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples; given shape"),
-        (FOUR, 0, {}, "one target for each of the 4 samples; given shape"),
-        (FOUR, [0, 1, 2, -1], {}, "labels must lie in 0..2; found -1"),
-        (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must lie in 0..2; found 3"),
+        (FOUR, [0, 1, 2], {}, "one target for each of the 4 samples, got shape"),
+        (FOUR, 0, {}, "one target for each of the 4 samples, got shape"),
+        (FOUR, [0, 1, 2, -1], {}, "labels must be in 0..2, got -1"),
+        (FOUR, [0, 1, 2, 3], {"classes": 3}, "labels must be in 0..2, got 3"),
         (FOUR, np.eye(4, dtype=int), {}, "use y.argmax"),
-        (FOUR[:, 0, 0, 0], [0] * 4, {}, "an axis of samples and one of features"),
-        (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first needs"),
-        (FOUR, [0] * 4, {"like": ArrayDataset(FOUR[:, :4], [0] * 4)}, "cannot be like those of"),
+        (FOUR[:, 0, 0, 0], [0] * 4, {}, "must have at least two axes"),
+        (FOUR[:, 0, 0], [0] * 4, {"channels_first": True}, "channels_first requires"),
+        (
+            FOUR,
+            [0] * 4,
+            {"like": ArrayDataset(FOUR[:, :4], [0] * 4)},
+            r"expected samples of shape \(4, 8, 3\), as in array, got",
+        ),
     ],
 )
 def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
@@ -69,9 +74,9 @@ def test_shapes_and_labels_that_do_not_fit_are_told_in_one_sentence(
 @pytest.mark.parametrize(
     ("x", "y", "options", "reason"),
     [
-        (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats; given int64; convert it with"),
+        (FOUR.astype(int), [0] * 4, {}, r"uint8 pixels or floats, got int64; convert it with"),
         (FOUR, ["a"] * 4, {}, "integer labels or float targets"),
-        (FOUR, [0.5] * 4, {"classes": 2}, "2 classes need integer labels"),
+        (FOUR, [0.5] * 4, {"classes": 2}, "2 classes require integer labels"),
     ],
 )
 def test_types_that_do_not_fit_are_told_in_one_sentence(

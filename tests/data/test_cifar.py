@@ -124,9 +124,9 @@ def test_a_batch_without_samples_can_be_read(tmp_path: Path, rng: np.random.Gene
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda b: b[:-1], "has 9218 bytes, which are no records of 3073 bytes"),
-        (lambda b: b"", "has 0 bytes, which are no records"),
-        (lambda b: b"\x0a" + b[1:], "has label 10, but labels are 0 to 9"),
+        (lambda b: b[:-1], "must contain records of 3073 bytes, got 9218 bytes"),
+        (lambda b: b"", "must contain records of 3073 bytes, got 0"),
+        (lambda b: b"\x0a" + b[1:], "must be in 0..9, got 10"),
     ],
 )
 def test_a_damaged_binary_file_is_told_with_its_name_in_one_sentence(
@@ -145,15 +145,15 @@ DATA = np.zeros((2, 3072), np.uint8)
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"data": DATA}, "no list of numbers 'labels'"),
-        ({"data": DATA, "labels": ["a", "b"]}, "no list of numbers 'labels'"),
+        ({"data": DATA}, "must contain the numbers 'labels'"),
+        ({"data": DATA, "labels": ["a", "b"]}, "must contain the numbers 'labels'"),
         ({"data": DATA, "labels": [1, 2, 3]}, "2 images and 3 labels"),
-        ({"data": DATA, "labels": [1, 10]}, "has label 10"),
-        ({"data": DATA, "labels": [-1, 10**30]}, "has label -1"),
-        ({"data": DATA[:, 1:], "labels": [1, 2]}, "no 'data' of 3072 bytes an image"),
-        ({"data": DATA[:0], "labels": []}, "no 'data' of 3072 bytes an image"),
-        ({"labels": [1, 2]}, "no 'data' of 3072 bytes an image"),
-        ({"data": [1], "labels": [1]}, "no 'data' of 3072 bytes an image"),
+        ({"data": DATA, "labels": [1, 10]}, "must be in 0..9, got 10"),
+        ({"data": DATA, "labels": [-1, 10**30]}, "must be in 0..9, got -1"),
+        ({"data": DATA[:, 1:], "labels": [1, 2]}, "must contain 'data' of 3072 bytes per image"),
+        ({"data": DATA[:0], "labels": []}, "must contain 'data' of 3072 bytes per image"),
+        ({"labels": [1, 2]}, "must contain 'data' of 3072 bytes per image"),
+        ({"data": [1], "labels": [1]}, "must contain 'data' of 3072 bytes per image"),
     ],
 )
 def test_a_pickle_that_holds_no_cifar_is_told_in_one_sentence(
@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_at_the_end_of_an_image_is_refused(
         if whole:
             assert len(load_cifar10(data_dir=tmp_path)[0]) == 17
             files[1] = files[1][:-1]
-    words = r"cifar10: \S*data_batch_2\S* has 2 images instead of 3; .* any_size=True"
+    words = r"cifar10: \S*data_batch_2\S* must contain 3 images, got 2; .* any_size=True"
     with pytest.raises(ValueError, match=words):
         load_cifar10(data_dir=tmp_path)
     assert len(load_cifar10(data_dir=tmp_path, any_size=True)[0]) == 16
@@ -205,13 +205,13 @@ def test_files_are_compared_with_the_original_number_of_images(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     write_binary(tmp_path, LAYOUTS_10[0].files, make_cifar10(rng))
-    with pytest.raises(ValueError, match=r"data_batch_1.bin has 4 images instead of 10000"):
+    with pytest.raises(ValueError, match=r"data_batch_1.bin must contain 10000 images, got 4"):
         load_cifar10(data_dir=tmp_path)
 
 
 def test_files_of_cifar100_are_counted_too(tmp_path: Path, rng: np.random.Generator) -> None:
     write_binary(tmp_path, LAYOUTS_100[0].files, make_cifar100(rng))
-    with pytest.raises(ValueError, match=r"train.bin has 6 images instead of 50000"):
+    with pytest.raises(ValueError, match=r"train.bin must contain 50000 images, got 6"):
         load_cifar100(data_dir=tmp_path)
 
 

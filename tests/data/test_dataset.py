@@ -48,5 +48,5 @@ def test_a_fraction_that_is_none_is_refused(images: ArrayDataset, fraction: floa
 
 
 def test_a_single_sample_cannot_be_split(images: ArrayDataset) -> None:
-    with pytest.raises(ValueError, match="two parts need at least 2"):
+    with pytest.raises(ValueError, match="expected at least 2 samples, got 1"):
         split_validation(images.subset([0]), 0.5)

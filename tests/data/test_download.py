@@ -94,7 +94,7 @@ def test_a_download_that_fails_is_told_in_one_sentence_and_leaves_nothing(
 ) -> None:
     source = publish(site, "all.tar.gz", tar(a=b"1"))
     source = replace(source, members=members, url=source.url + url, sha256=sha256 or source.sha256)
-    with pytest.raises(OSError, match=r"it: could not download http.* get the file by") as error:
+    with pytest.raises(OSError, match=r"it: could not download http.* download it by") as error:
         fetch("it", [source], tmp_path / "data")
     assert "\n" not in str(error.value)
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
@@ -111,5 +111,5 @@ def test_without_pooch_the_way_to_get_it_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     for load in (load_mnist, load_cifar10):
-        with pytest.raises(ImportError, match=r"--download needs pooch; .* 'pydtnn\[data\]'"):
+        with pytest.raises(ImportError, match=r"--download requires pooch; .* 'pydtnn\[data\]'"):
             load(data_dir=tmp_path, download=True)

@@ -236,14 +236,17 @@ def test_closing_waits_for_a_batch_that_is_being_read_and_drops_the_others() -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"global_batch_size": 24}, "a global batch of 24 samples is larger than the 23 samples"),
+        ({"global_batch_size": 24}, "must be at most the 23 samples of images, got 24"),
         ({"global_batch_size": 0}, "global batch must be at least 1, not 0"),
-        ({"global_batch_size": 3, "size": 4}, "4 ranks are more than the 3 samples"),
-        ({"rank": 2, "size": 2}, "rank must be in 0..1; given 2"),
-        ({"rank": -1}, "rank must be in 0..0; given -1"),
+        (
+            {"global_batch_size": 3, "size": 4},
+            r"one rank per sample of the global batch \(3\), got 4",
+        ),
+        ({"rank": 2, "size": 2}, "rank must be in 0..1, got 2"),
+        ({"rank": -1}, "rank must be in 0..0, got -1"),
         ({"prefetch": -1}, "prefetch must be at least 0"),
         ({"threads": 0}, "threads at least 1"),
-        ({"steps_per_epoch": 4}, "steps_per_epoch must be in 1..3, what 23 samples give"),
+        ({"steps_per_epoch": 4}, "steps_per_epoch must be in 1..3 for 23 samples"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be in 1..3"),
     ],
 )
@@ -259,13 +262,13 @@ def test_numbers_that_cannot_work_are_refused_in_one_sentence(
     [
         (
             {"dataset": np.zeros((4, 2))},
-            r"expected a data set, not ndarray; .* ArrayDataset\(x, y\)",
+            r"expected a data set, got ndarray; .* ArrayDataset\(x, y\)",
         ),
         ({"global_batch_size": 2.5}, "the global batch must be a whole number, not 2.5"),
         ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         (
             {"augment": "flip"},
-            "augment must be a list of augmentations, not 'flip'; make them with",
+            "augment must be a list of augmentations, got 'flip'; use",
         ),
         ({"augment": [HorizontalFlip]}, "augment must be a list of augmentations"),
     ],
@@ -290,11 +293,11 @@ def test_a_data_set_without_a_name_shape_or_classes_is_told() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (np.zeros((3, 1)), r"read must return a pair of arrays \(x, y\), not ndarray"),
-        ((np.zeros((2, 1)), np.zeros(2)), r"x of shape \(3, 1\) and .*, not \(2, 1\) and \(2,\)"),
-        ((np.zeros((1, 3)), np.zeros(3)), r"x of shape \(3, 1\) and .*, not \(1, 3\) and \(3,\)"),
-        ((np.zeros((3, 1)), np.zeros(2)), r"not \(3, 1\) and \(2,\)"),
-        ((np.zeros((3, 1)), 0), r"not \(3, 1\) and \(\)"),
+        (np.zeros((3, 1)), r"read must return a pair of arrays \(x, y\), got ndarray"),
+        ((np.zeros((2, 1)), np.zeros(2)), r"x of shape \(3, 1\) and .*, got \(2, 1\) and \(2,\)"),
+        ((np.zeros((1, 3)), np.zeros(3)), r"x of shape \(3, 1\) and .*, got \(1, 3\) and \(3,\)"),
+        ((np.zeros((3, 1)), np.zeros(2)), r"got \(3, 1\) and \(2,\)"),
+        ((np.zeros((3, 1)), 0), r"got \(3, 1\) and \(\)"),
     ],
 )
 def test_a_data_set_that_reads_something_else_than_it_promises_is_told(
@@ -326,18 +329,18 @@ def test_floats_that_are_said_to_be_pixels_are_told() -> None:
     class Floats(Probe):
         pixels = True
 
-    with pytest.raises(TypeError, match="expected uint8 pixels, not float64; .* `pixels = False`"):
+    with pytest.raises(TypeError, match="expected uint8 pixels, got float64; .* `pixels = False`"):
         Loader(Floats(4), global_batch_size=2)
 
 
 def test_data_that_are_no_images_are_not_augmented(rng: np.random.Generator) -> None:
     data = ArrayDataset(rng.normal(size=(4, 3)), [0, 1, 0, 1])
-    with pytest.raises(ValueError, match=r"augmentation needs images .* shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"augmentation requires images .* shape \(3,\)"):
         Loader(data, global_batch_size=2, augment=AUGMENT)
 
 
 def test_a_loader_without_samples_is_refused(images: ArrayDataset) -> None:
-    with pytest.raises(ValueError, match="images has no samples"):
+    with pytest.raises(ValueError, match="expected at least one sample, got none in images"):
         Loader(images.subset([]), global_batch_size=1)
 
 
@@ -347,7 +350,7 @@ def test_an_epoch_or_step_that_does_not_exist_is_refused(
 ) -> None:
     with (
         Loader(images, global_batch_size=8) as loader,
-        pytest.raises(ValueError, match=r"an epoch counts from 0 and has steps 0\.\.3"),
+        pytest.raises(ValueError, match=r"epoch must be at least 0 and start in 0\.\.3"),
     ):
         loader.epoch(epoch, start)
 
@@ -370,5 +373,5 @@ def test_shards_of_a_batch_hold_the_same_samples_for_any_number_of_ranks(
 
 
 def test_more_ranks_than_shards_are_refused(images: ArrayDataset) -> None:
-    with pytest.raises(ValueError, match=r"3 ranks are more than the 2 shards of a batch; use"):
+    with pytest.raises(ValueError, match=r"as many ranks as shards \(2\), got 3; use"):
         Loader(images, global_batch_size=10, rank=0, size=3, shards=2)

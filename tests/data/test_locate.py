@@ -58,8 +58,14 @@ def test_files_are_fetched_only_where_they_are_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ([], r"it: found a in none of \S*/first, \S*, \S*/second; give the folder .* --download"),
-        (["first/a"], r"it: \S*/first holds a but not b; give the folder that holds them with"),
+        (
+            [],
+            r"it: a does not exist in any of \S*/first, \S*, \S*/second; .* --download",
+        ),
+        (
+            ["first/a"],
+            r"it: \S*/first contains a but not b; specify the folder that contains them with",
+        ),
     ],
 )
 def test_missing_files_are_told_with_the_way_to_get_them(
@@ -77,7 +83,7 @@ def test_a_missing_data_folder_is_told_with_the_way_to_get_the_data(
     with pytest.raises(
         FileNotFoundError,
         match=rf"{name}: the data folder \S*/nowhere does not exist; .* --data-dir or "
-        rf"\$PYDTNN_DATA, or get them with --download \(load_dataset\('{name}', download=True\)",
+        rf"\$PYDTNN_DATA, .* --download \(load_dataset\('{name}', download=True\)",
     ) as error:
         load_dataset(name, data_dir=tmp_path / "nowhere")
     assert "\n" not in str(error.value)

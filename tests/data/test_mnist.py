@@ -74,8 +74,8 @@ def test_files_of_the_test_set_alone_are_told_from_none_at_all(
     write(tmp_path / "mnist", {name: contents[name] for name in FILES[2:]})
     with pytest.raises(
         FileNotFoundError,
-        match=r"mnist holds t10k-images-idx3-ubyte but not train-images-idx3-ubyte, "
-        "train-labels-idx1-ubyte; give the folder .* --download",
+        match=r"mnist contains t10k-images-idx3-ubyte but not train-images-idx3-ubyte, "
+        "train-labels-idx1-ubyte; specify the folder .* --download",
     ):
         load_mnist(data_dir=tmp_path)
 
@@ -101,17 +101,20 @@ IMAGES, LABELS = FILES[:2]
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (damage(IMAGES, lambda b: b[:-1]), "promises 7 x 28 x 28 bytes, but 5487 follow"),
-        (damage(IMAGES, lambda b: b + b"x"), "promises 7 x 28 x 28 bytes, but more follow"),
-        (damage(IMAGES, lambda b: b[:10]), "10 bytes are too few for the header"),
-        (damage(IMAGES, lambda b: b""), "0 bytes are too few for the header"),
-        (damage(IMAGES, lambda b: b"\x89PNG" + b[4:]), "begins with 0x89504e47"),
-        (damage(IMAGES, lambda b: b[:2] + b"\x0d" + b[3:]), "begins with 0x00000d03"),
-        (exchange, "begins with 0x00000801; check that images and labels were not exchanged"),
+        (damage(IMAGES, lambda b: b[:-1]), "expected 7 x 28 x 28 bytes after the header, got 5487"),
+        (
+            damage(IMAGES, lambda b: b + b"x"),
+            "expected 7 x 28 x 28 bytes after the header, got more",
+        ),
+        (damage(IMAGES, lambda b: b[:10]), "expected the header of an idx file, got 10 bytes"),
+        (damage(IMAGES, lambda b: b""), "expected the header of an idx file, got 0 bytes"),
+        (damage(IMAGES, lambda b: b"\x89PNG" + b[4:]), "got 0x89504e47"),
+        (damage(IMAGES, lambda b: b[:2] + b"\x0d" + b[3:]), "got 0x00000d03"),
+        (exchange, "got 0x00000801; check that images and labels were not exchanged"),
         (damage(IMAGES, lambda _: idx(np.zeros((7, 14, 56), np.uint8))), "28 x 28 pixels"),
-        (damage(IMAGES, lambda _: idx(np.zeros((0, 28, 28), np.uint8))), "says 0 x 28 x 28"),
-        (damage(LABELS, lambda _: idx(np.zeros(6, np.uint8))), "has 7 images .* has 6 labels"),
-        (damage(LABELS, lambda _: idx(np.full(7, 10, np.uint8))), "has label 10, but labels are 0"),
+        (damage(IMAGES, lambda _: idx(np.zeros((0, 28, 28), np.uint8))), "got 0 x 28 x 28"),
+        (damage(LABELS, lambda _: idx(np.zeros(6, np.uint8))), "got 7 images in .* and 6 labels"),
+        (damage(LABELS, lambda _: idx(np.full(7, 10, np.uint8))), "must be in 0..9, got 10"),
     ],
 )
 def test_a_damaged_file_is_told_with_its_name_in_one_sentence(
@@ -131,12 +134,12 @@ def test_a_damaged_file_is_told_with_its_name_in_one_sentence(
         (lambda b: b[:-100], "damaged gzip file"),
         (lambda b: b[:200] + bytes([b[200] ^ 255]) + b[201:], "damaged gzip file"),
         (lambda b: b"not gzip at all", "damaged gzip file"),
-        (lambda b: b"", "0 bytes are too few"),
-        (lambda b: gzip.compress(gzip.decompress(b)[:-1]), "but 5487 follow"),
-        (lambda b: gzip.compress(gzip.decompress(b) + b"x"), "but more follow"),
+        (lambda b: b"", "idx file, got 0 bytes"),
+        (lambda b: gzip.compress(gzip.decompress(b)[:-1]), "got 5487"),
+        (lambda b: gzip.compress(gzip.decompress(b) + b"x"), "got more"),
         (
             lambda b: gzip.compress(struct.pack(">4I", 0x0803, 2**32 - 1, 28, 28)),
-            "damaged gzip file .shorter than its header says",
+            "damaged gzip file .shorter than its header specifies",
         ),
     ],
 )

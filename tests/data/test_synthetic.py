@@ -130,11 +130,11 @@ def test_the_energy_of_waves_tells_the_classes_apart(shape: tuple[int, ...]) -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"shape": (32, 32)}, r"at least 8 x 8 pixels; given \(32, 32\)"),
-        ({"shape": (7, 32, 3)}, r"at least 8 x 8 pixels; given \(7, 32, 3\)"),
-        ({"shape": (32, 32, 0)}, r"at least 8 x 8 pixels; given \(32, 32, 0\)"),
-        ({"classes": 1}, "classes must be at least 2; given 1"),
-        ({"samples": 0}, "samples must be at least 1; given 0"),
+        ({"shape": (32, 32)}, r"at least 8 x 8 pixels, got \(32, 32\)"),
+        ({"shape": (7, 32, 3)}, r"at least 8 x 8 pixels, got \(7, 32, 3\)"),
+        ({"shape": (32, 32, 0)}, r"at least 8 x 8 pixels, got \(32, 32, 0\)"),
+        ({"classes": 1}, "classes must be at least 2, got 1"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
     ],
 )
 def test_data_that_cannot_be_made_are_refused(options: dict[str, Any], reason: str) -> None:
@@ -144,5 +144,5 @@ def test_data_that_cannot_be_made_are_refused(options: dict[str, Any], reason: s
 
 @pytest.mark.parametrize("options", [{"shape": 32}, {"classes": "10"}, {"samples": 1.5}])
 def test_what_is_no_whole_number_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="samples and classes must be whole numbers and shape"):
+    with pytest.raises(TypeError, match="samples and classes must be ints and shape"):
         load_synthetic(**options)

@@ -59,7 +59,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
 ) -> None:
     made = tmp_path / "made"
     content = pickle.dumps({"data": Call(os.mkdir, str(made))}, protocol)
-    with pytest.raises(ValueError, match=r"asks for \w+\.mkdir, .* nothing was run: delete"):
+    with pytest.raises(ValueError, match=r"refers to \w+\.mkdir; nothing was executed: delete"):
         read_pickle(write(tmp_path / "batch", content))
     assert not made.exists()
 
@@ -90,21 +90,24 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(
     ],
 )
 def test_whatever_is_not_data_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"asks for|no readable pickle"):
+    with pytest.raises(ValueError, match=r"refers to|it cannot be read"):
         read_pickle(write(tmp_path / "batch", content))
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (pickled(data=array(np.zeros((2, 3), np.uint8), length=5)), "does not fit its shape"),
+        (
+            pickled(data=array(np.zeros((2, 3), np.uint8), length=5)),
+            "wrong number of bytes for its shape",
+        ),
         (pickled(data=array(np.zeros((2, 3), np.uint8), code=b"O8")), "an array of b'O8'"),
-        (pickled(data=b"cnumpy\nndarray\n}b"), "no readable pickle"),
+        (pickled(data=b"cnumpy\nndarray\n}b"), "it cannot be read"),
         (pickle.dumps({"data": np.zeros(3, np.float32)}, 4), "an array of 'f4'"),
-        (pickled(data=array(np.zeros((2, 3), np.uint8)))[:-4], "no readable pickle"),
-        (b"", "no readable pickle"),
-        (b"not a pickle", "no readable pickle"),
-        (pickle.dumps([1, 2]), "expected a pickled dictionary; found list"),
+        (pickled(data=array(np.zeros((2, 3), np.uint8)))[:-4], "it cannot be read"),
+        (b"", "it cannot be read"),
+        (b"not a pickle", "it cannot be read"),
+        (pickle.dumps([1, 2]), "expected a pickled dictionary, got list"),
     ],
     ids=["length", "objects", "class state", "floats", "cut", "empty", "text", "list"],
 )
@@ -141,7 +144,7 @@ def test_a_million_nested_objects_do_not_end_the_interpreter(tmp_path: Path, whe
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-300:]
-    assert "no readable pickle" in done.stdout or where.endswith("as a value")
+    assert "it cannot be read" in done.stdout or where.endswith("as a value")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_a_huge_size_that_a_pickle_declares_takes_no_memory(tmp_path: Path, cont
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-300:]
-    assert "no readable pickle" in done.stdout or done.stdout in ("{}\n", "{'a': 1}\n")
+    assert "it cannot be read" in done.stdout or done.stdout in ("{}\n", "{'a': 1}\n")
     assert "memory" not in done.stdout.lower()
 
 
@@ -184,6 +187,6 @@ def test_plain_data_are_read_in_every_protocol(tmp_path: Path, protocol: int) ->
 
 def test_a_name_with_ends_of_lines_is_refused_in_one_line(tmp_path: Path) -> None:
     content = b"\x80\x04\x8c\x04os\n \x8c\x07sys\ntem\x93."  # STACK_GLOBAL
-    with pytest.raises(ValueError, match="asks for") as caught:
+    with pytest.raises(ValueError, match="refers to") as caught:
         read_pickle(write(tmp_path / "batch", content))
     assert "\n" not in str(caught.value)

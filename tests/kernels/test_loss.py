@@ -129,7 +129,7 @@ def test_a_target_that_is_no_class_is_refused_before_anything_is_written(
     x, out = np.zeros((6, 10), "float32"), np.full((6, 10), 7, "float32")
     target = np.array([0, 1, 9, wrong, 3, 10])
     arguments = (0.1, 1.0) if kind == "cross_entropy" else (1.0,)
-    with pytest.raises(IndexError, match=rf"{kind}: the target of row 3 is {wrong}, .* 10 classes"):
+    with pytest.raises(IndexError, match=rf"{kind}: targets must be in 0..9, got {wrong} in row 3"):
         getattr(loss, kind)(x, target, *arguments, out=out)
     assert np.all(out == 7)
 

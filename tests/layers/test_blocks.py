@@ -130,7 +130,7 @@ def test_errors_name_the_layer_within_its_blocks() -> None:
 
 
 def test_blocks_without_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="Sequential: needs at least one layer"):
+    with pytest.raises(ValueError, match="Sequential: expected at least one layer"):
         Sequential()
-    with pytest.raises(ValueError, match="Branches: needs at least two parts"):
+    with pytest.raises(ValueError, match="Branches: expected at least two parts"):
         Branches(Linear(2), merge=Add())

@@ -45,14 +45,14 @@ def test_another_array_is_copied_into_the_flat_array() -> None:
 @pytest.mark.parametrize("value", [0, np.zeros(3), np.zeros((2, 8)), [0.0] * 16, None])
 def test_what_is_no_array_of_the_bucket_s_length_is_refused(value: object) -> None:
     one = bucket()
-    message = r"Bucket: grads takes an array of shape \(16,\), not .*; fill it by"
+    message = r"Bucket: grads must have shape \(16,\), got .*; fill it with"
     with pytest.raises(ValueError, match=message):
         one.grads = value  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("name", ["index", "buffer", "grad"])
 def test_nothing_else_can_be_assigned(name: str) -> None:
-    message = f"Bucket: {name} cannot be assigned; only what values and grads hold may change"
+    message = f"Bucket: {name} cannot be assigned; change the elements of values and grads"
     with pytest.raises(AttributeError, match=re.escape(message)):
         setattr(bucket(), name, 3)
 

@@ -77,17 +77,20 @@ def test_conv_is_a_sum_over_the_taps_of_its_filters(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"padding": 4}, "Conv2d: padding 4 must be smaller than kernel 3; use padding=1 to keep"),
-        ({"padding": -1}, "Conv2d: padding must be an int, 2 ints, .* not -1"),
-        ({"padding": "sane"}, 'Conv2d: padding must be .* "same" or "valid", not \'sane\''),
+        (
+            {"padding": 4},
+            "Conv2d: padding must be smaller than kernel 3, got 4; use padding=1 to keep",
+        ),
+        ({"padding": -1}, "Conv2d: padding must be an int, 2 ints, .* got -1"),
+        ({"padding": "sane"}, 'Conv2d: padding must be .* "same" or "valid", got \'sane\''),
         ({"padding": (1, 2, 3)}, "Conv2d: padding must be an int"),
-        ({"padding": 1.0}, r"Conv2d: padding must be an int.* not 1\.0"),
+        ({"padding": 1.0}, r"Conv2d: padding must be an int.* got 1\.0"),
         (
             {"kernel_size": 9},
-            r"kernel 9 \(extent 9\) is larger than its padded input 8; use a smal",
+            r"kernel 9 must have .* at most the padded input 8, got 9; use a smal",
         ),
-        ({"dilation": 4}, r"kernel 3 \(extent 9\) is larger than its padded input 8"),
-        ({"groups": 2}, "3 channels and 4 filters must both be divisible by groups=2"),
+        ({"dilation": 4}, r"kernel 3 must have an extent of at most the padded input 8, got 9"),
+        ({"groups": 2}, "must be divisible by groups=2, got 3 channels and 4 filters"),
     ],
 )
 def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sentence: str) -> None:
@@ -101,10 +104,10 @@ def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sen
     [
         ({"filters": 0}, "Conv2d: filters must be at least 1, not 0"),
         ({"groups": 0}, "Conv2d: groups must be at least 1, not 0"),
-        ({"kernel_size": 0}, "Conv2d: kernel_size must be a positive int or 2 of them, not 0"),
+        ({"kernel_size": 0}, "Conv2d: kernel_size must be a positive int or 2 of them, got 0"),
         ({"kernel_size": (3, 3, 3)}, "Conv2d: kernel_size must be a positive int or 2 of them"),
-        ({"stride": 1.5}, r"Conv2d: stride must be a positive int or 2 of them, not 1\.5"),
-        ({"dilation": (1, -1)}, r"Conv2d: dilation must be .* not \(1, -1\)"),
+        ({"stride": 1.5}, r"Conv2d: stride must be a positive int or 2 of them, got 1\.5"),
+        ({"dilation": (1, -1)}, r"Conv2d: dilation must be .* got \(1, -1\)"),
     ],
 )
 def test_options_that_never_fit_are_told_at_once(options: dict[str, Any], sentence: str) -> None:

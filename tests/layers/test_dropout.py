@@ -72,7 +72,7 @@ def test_nothing_is_dropped_in_evaluation(backend: Backend) -> None:
 
 def test_dropout_without_samples_says_what_is_missing() -> None:
     model = Model(Dropout(0.4), (5,), backend="numpy")
-    with pytest.raises(ValueError, match="Dropout: training needs the ids of the samples"):
+    with pytest.raises(ValueError, match="Dropout: training requires the ids of the samples"):
         model.forward(np.ones((2, 5), "float32"), StepContext(training=True))
 
 

@@ -93,7 +93,7 @@ def test_a_function_of_ones_own_is_an_initializer():
         (lambda: get_initializer("zeros", gain=2), "unknown option of zeros 'gain'"),
         (
             lambda: He("gaussian"),
-            "He: distribution must be 'uniform' or 'normal', not 'gaussian'",
+            "He: distribution must be 'uniform' or 'normal', got 'gaussian'",
         ),
         (
             lambda: Constant(float("nan")),

@@ -108,9 +108,13 @@ def test_parameters_of_norms_do_not_decay() -> None:
 
 
 def test_options_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ValueError, match="GroupNorm: 3 channels must be divisible by groups=2"):
+    with pytest.raises(
+        ValueError, match="GroupNorm: channels must be divisible by groups=2, got 3"
+    ):
         Model(GroupNorm(2), (4, 3), backend="numpy")
-    with pytest.raises(ValueError, match=r"LayerNorm: axes=3 is more than the input \(4, 3\) has"):
+    with pytest.raises(
+        ValueError, match=r"LayerNorm: axes must be at most those of the input \(4, 3\), got 3"
+    ):
         Model(LayerNorm(axes=3), (4, 3), backend="numpy")
     with pytest.raises(
         ValueError, match="BatchNorm: momentum must be above 0 and at most 1, not 0"

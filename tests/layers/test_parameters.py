@@ -98,7 +98,7 @@ def test_store_grad_overwrites_or_adds() -> None:
     buffer.accumulate = True
     p.store_grad(np.array([1.0, 2.0, 3.0]))
     np.testing.assert_array_equal(p.grad, [2, 3, 4])
-    with pytest.raises(ValueError, match=r"store_grad expects .* \(3,\), .* not \(\)"):
+    with pytest.raises(ValueError, match=r"store_grad expected .* \(3,\), .* got \(\)"):
         p.store_grad(np.array(6.0))
 
 

@@ -77,11 +77,13 @@ def test_global_pooling_gives_the_mean_of_each_channel(backend: Backend) -> None
 
 
 def test_pooling_options_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ValueError, match=r"MaxPool2d: kernel 5 .* larger than its padded input 4"):
+    with pytest.raises(ValueError, match=r"MaxPool2d: kernel 5 .* at most the padded input 4"):
         Model(MaxPool2d(5), (4, 4, 1), backend="numpy")
-    with pytest.raises(ValueError, match="AvgPool2d: padding 2 must be smaller than kernel 2"):
+    with pytest.raises(ValueError, match="AvgPool2d: padding must be smaller than kernel 2, got 2"):
         Model(AvgPool2d(2, padding=2), (4, 4, 1), backend="numpy")
-    with pytest.raises(ValueError, match=r"output_size \(5, 5\) is larger than the input \(4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"output_size must be at most the input \(4, 4\), got \(5, 5\)"
+    ):
         Model(AdaptiveAvgPool2d(5), (4, 4, 1), backend="numpy")
     with pytest.raises(
         ValueError, match=r"GlobalAvgPool2d: expected an input of shape \(H, W, C\)"

@@ -265,7 +265,7 @@ def test_what_is_not_finite_is_named(comm: Communicator) -> None:
         fit(run)
     run = trainer(AllReduce(comm), metrics=[["accuracy"], [NoNumber()]])
     words = (
-        r"^the metric output1.own is not finite .*: first in the metric output1.own itself; leave"
+        r"^the metric output1.own is not finite .*: first in the metric output1.own itself; remove"
     )
     with pytest.raises(NotFiniteError, match=words):
         fit(run)
@@ -276,11 +276,11 @@ def test_what_is_not_finite_is_named(comm: Communicator) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "one loss": ({"loss": "mse"}, r"loss must be a list of 2, one for each output .*, not 'mse'"),
-    "three losses": ({"loss": ["mse"] * 3}, r"loss must be a list of 2, one for .*not \['mse', "),
+    "one loss": ({"loss": "mse"}, r"loss must be a list of 2, one for each output .*, got 'mse'"),
+    "three losses": ({"loss": ["mse"] * 3}, r"loss must be a list of 2, one for .*got \['mse', "),
     "one weight": (
         {"loss_weights": [1.0]},
-        r"loss_weights must be a list of 2, one .* not \[1.0\]",
+        r"loss_weights must be a list of 2, one .* got \[1.0\]",
     ),
     "a weight below 0": ({"loss_weights": [1, -1]}, "a weight of loss_weights must be at least 0"),
     "flat metrics": ({"metrics": ["mse", "mae"]}, r"metrics must be 2 lists, one for each output"),
@@ -299,7 +299,7 @@ def test_data_that_do_not_fit_the_model_are_refused() -> None:
     source = data()
     one_target = ArrayDataset(source.x, source.y[0])
     with pytest.raises(
-        ValueError, match=r"^Trainer: the model has 2 outputs, but a sample .* 1 tar"
+        ValueError, match=r"^Trainer: expected 2 targets, one for each output .* got 1"
     ):
         trainer().fit(one_target, global_batch_size=8)
     one_input = ArrayDataset(source.x[0], source.y)

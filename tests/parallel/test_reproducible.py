@@ -264,7 +264,7 @@ def test_what_would_not_be_exact_is_refused() -> None:
     with pytest.raises(ValueError, match="accumulation must be 1"):
         Trainer(small_model(), SGD(), exchange=AllReduce(Serial(), sums=sums), accumulation=2)
     sharded = ShardedOptimizer(Serial(), sums=sums)
-    with pytest.raises(ValueError, match="ShardedOptimizer adds up the norm for clip_norm"):
+    with pytest.raises(ValueError, match="ShardedOptimizer sums the norm for clip_norm"):
         Trainer(small_model(), SGD(clip_norm=1.0), exchange=sharded)
     model = Model(Linear(2), (3,), backend=create_backend("cpu", tuning="measure"))
     with pytest.raises(ValueError, match="not chosen by measurement"):

@@ -228,13 +228,13 @@ class WrongInEvaluation(BatchNorm):
 
 IMAGE = ((3, 2),)
 BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
-    (WrongFactor(), IMAGE, r"gradient of input 0 at .* is wrong: backward says .*, central"),
+    (WrongFactor(), IMAGE, r"gradient of input 0 at .* is wrong: central differences give"),
     (WrongInOnePlace(), IMAGE, r"gradient of input 0 at \(2, 2, 1\) is wrong"),
-    (WrongShape(), IMAGE, r"must return 3 outputs of shape \(3, 2, 1\), as build says, not shape"),
+    (WrongShape(), IMAGE, r"must return 3 outputs of shape \(3, 2, 1\), as returned by build, got"),
     (
         WrongGradientShape(),
         IMAGE,
-        r"must return a gradient of shape \(3, 2\) besides the batch, not shape \(3, 1, 2\)",
+        r"must return a gradient of shape \(3, 2\) besides the batch, got shape \(3, 1, 2\)",
     ),
     (
         KeepsOnSelf(),
@@ -243,22 +243,26 @@ BROKEN: list[tuple[Layer, tuple[tuple[int, ...], ...], str]] = [
     ),
     (OverwritesInput(), IMAGE, "input 0 is overwritten, although `overwrites_input` is not set"),
     (OverwritesDy(), IMAGE, "dy is overwritten, although `overwrites_dy` is not set"),
-    (SavesMore(), IMAGE, r"its input is alive after forward, but `saves` says \(\)"),
-    (SavesOutput(), IMAGE, r"its output is alive after forward, but `saves` says \('input',\)"),
+    (SavesMore(), IMAGE, r"its input is still referenced after forward, but `saves` is \(\)"),
+    (
+        SavesOutput(),
+        IMAGE,
+        r"its output is still referenced after forward, but `saves` is \('input',\)",
+    ),
     (NotNew(), IMAGE, "the output shares memory with input 0, despite `new_output`"),
     (GradientNotNew(), IMAGE, "the gradient of input 0 shares memory .* despite `new_gradient`"),
     (OneGradientTwice(), IMAGE * 2, "the gradient of input 1 shares memory .* or with another"),
-    (NoView(), IMAGE, "the output is no view of the input"),
-    (NeverInPlace(), IMAGE, "backward does not overwrite dy when it shall"),
+    (NoView(), IMAGE, "the output is not a view of the input"),
+    (NeverInPlace(), IMAGE, "backward must overwrite dy if `overwrites_dy` is set"),
     (InPlaceTooEarly(), IMAGE, "the gradient of input 0 is wrong when it may overwrite input"),
     (NeverAdds(4), ((5,),), r"the gradient of neveradds\.b is wrong with accumulate=True"),
     (ChangesItsWeights(4), ((5,),), r"the value of changesitsweights\.w is changed"),
-    (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: backward says 0,"),
+    (NoGradientOfTheBias(4), ((5,),), r"the gradient of .*\.b at .* is wrong: .* got 0"),
     (SkipsParameters(4), ((5,),), r"the gradient of .* is wrong where `needs_dx` is not set"),
-    (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* not shape \(1, 3, 2\)"),
-    (Promotes(), IMAGE, "forward gives float64 in a float32 model"),
+    (FailsOnEmpty(), IMAGE, r"must return 0 outputs of shape \(3, 2\), .* got shape \(1, 3, 2\)"),
+    (Promotes(), IMAGE, "forward returns float64 in a float32 model"),
     (Imprecise(), IMAGE, "the output is wrong in float32"),
-    (Widens(), IMAGE, "forward gives float32 in a bfloat16 model"),
+    (Widens(), IMAGE, "forward returns float32 in a bfloat16 model"),
     (Coarse(), IMAGE, "the output is wrong in bfloat16"),
     (WrongInEvaluation(), ((4,),), "WrongInEvaluation in evaluation: the gradient of input 0"),
 ]
@@ -296,5 +300,5 @@ def test_a_batch_of_one_is_enough() -> None:
 def test_a_layer_of_a_model_is_refused() -> None:
     layer = Linear(3)
     Model(layer, (2,), backend="numpy")
-    with pytest.raises(ValueError, match="check_layer: this Linear belongs to a model; make a new"):
+    with pytest.raises(ValueError, match="check_layer: expected a new Linear, got one of a model"):
         check_layer(layer, (2,))

@@ -222,7 +222,7 @@ def test_a_trainer_whose_optimizer_another_has_taken_is_refused(
     first = fit(graph)
     second = Trainer(first.model, first.optimizer, exchange=AllReduce(Serial()), graph=graph)
     before = checksums(first.model.state())
-    words = "Trainer: its SGD was given to another trainer, for which it began afresh; "
+    words = "Trainer: SGD was passed to another trainer, which reset its state; "
     data = images()
     for call in (
         lambda: first.fit(data, epochs=3, global_batch_size=BATCH),

@@ -21,8 +21,11 @@ from pydtnn.weights import load_weights, save_weights
 from tests.small_training import small_data, small_model, small_trainer
 
 VALIDATION = {
-    "empty": ((0, 5, 5, 2), "the validation set val has no samples; give one that has, or none"),
-    "another shape": ((3, 6, 5, 2), r"val have shape \(6, 5, 2\), those of array \(5, 5, 2\); gi"),
+    "empty": ((0, 5, 5, 2), "validation sample, got none in val; use another data set, or None"),
+    "another shape": (
+        (3, 6, 5, 2),
+        r"must have shape \(5, 5, 2\), like array, got \(6, 5, 2\) in val",
+    ),
 }
 
 
@@ -42,7 +45,7 @@ def test_arrays_in_the_place_of_data_sets_are_told_how_to_become_one() -> None:
     train, _ = small_data()
     x, y = train.read(np.arange(4))
     for given in ((x, y), (train, (x, y))):
-        with pytest.raises(TypeError, match=r"^Trainer: expected a data set, .*: ArrayDataset"):
+        with pytest.raises(TypeError, match=r"^Trainer: expected a data set, .*; use ArrayDataset"):
             small_trainer().fit(*given, global_batch_size=2)
 
 
@@ -89,18 +92,18 @@ def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rat
 
 
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
-    "a net": ({"model": Linear(3)}, r"model must be a Model, not .*; make one: Model\(net, inp"),
-    "a name": ({"optimizer": "sgd"}, "optimizer must be an Optimizer, not 'sgd'"),
+    "a net": ({"model": Linear(3)}, r"model must be a Model, got .*; make one: Model\(net, inp"),
+    "a name": ({"optimizer": "sgd"}, "optimizer must be an Optimizer, got 'sgd'"),
     "a class": ({"optimizer": SGD}, r"optimizer must be .*; make one: SGD\(\.\.\.\)"),
     "a scheme's name": (
         {"exchange": "allreduce"},
-        "exchange must be a GradientExchange, not 'al",
+        "exchange must be a GradientExchange, got 'al",
     ),
     "a function": (
         {"callbacks": [print]},
-        "callback must be a Callback, not <built-in funct",
+        "callback must be a Callback, got <built-in funct",
     ),
-    "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], not"),
+    "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], got"),
     "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, not 1.5"),
 }
 
@@ -135,8 +138,8 @@ def test_more_micro_batches_than_samples_are_refused(
         trainer = Trainer(
             small_model(), SGD(0.1), exchange=AllReduce(comm), accumulation=accumulation
         )
-        words = f"than the {most} samples that a rank has in a step; use at most {most}$"
-        with pytest.raises(ValueError, match=f"^Trainer: accumulation {accumulation} .*{words}"):
+        words = f"the {most} samples of a rank per step, got {accumulation}; use at most {most}$"
+        with pytest.raises(ValueError, match=f"^Trainer: accumulation .*{words}"):
             trainer.fit(train, global_batch_size=batch)
         assert trainer.optimizer.iterations == 0
 
@@ -152,9 +155,7 @@ def flat_norm(comm: Communicator, **options: Any) -> Trainer:
 @pytest.mark.threads(2)
 def test_batch_norm_over_a_single_row_is_refused(comm: Communicator) -> None:
     train, _ = small_data()  # 29 samples
-    words = (
-        "^Trainer: norm normalises over the samples alone, and in {}, .* a single one, whose var"
-    )
+    words = "^Trainer: norm normalises over the samples only .* in {}, .* 1, whose variance is 0"
     every, last = words.format("each step, of [238] samples"), words.format("the last step .*")
     with pytest.raises(ValueError, match=every):
         flat_norm(comm).fit(train, global_batch_size=2)

@@ -39,7 +39,7 @@ def test_sums_of_other_quantities_are_refused():
     totals = Totals(["loss"])
     with pytest.raises(ValueError, match="expected sums of"):
         totals.add(1, 2.0, 3.0)
-    with pytest.raises(ValueError, match="cannot be added"):
+    with pytest.raises(ValueError, match=r"expected sums of \('loss',\), got \('accuracy',\)"):
         totals += Totals(["accuracy"])
 
 
@@ -47,6 +47,6 @@ def test_sums_of_another_shape_are_not_taken():
     totals = Totals(["loss"])
     totals.add(3, 6.0)
     for values in (np.zeros(3), np.float64(1), [1.0]):
-        with pytest.raises(ValueError, match=r"sums must have shape \(2,\), not .*; use those"):
+        with pytest.raises(ValueError, match=r"sums must have shape \(2,\), got .*; use those"):
             totals.load(values)
     assert totals.means() == {"loss": 2.0}

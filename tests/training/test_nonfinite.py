@@ -69,7 +69,7 @@ class NoNumber(Metric):
 def test_a_metric_that_is_not_finite_is_named() -> None:
     model = Model(Linear(3), (2,), backend="numpy")
     run = Trainer(model, SGD(0.1), metrics=["accuracy", NoNumber()], exchange=AllReduce(Serial()))
-    where = "first in the metric own itself; leave it out, or let it return a number$"
+    where = "first in the metric own itself; remove it, or return a finite number from it$"
     with pytest.raises(
         NotFiniteError, match=f"^the metric own is not finite at epoch 1, .*{where}"
     ):

@@ -233,7 +233,7 @@ class Conv(Compiled, reference.Conv):
             return None if algorithm is None else NUMBERS[algorithm]
         if algorithm not in candidates(geometry):
             suit = ", ".join(candidates(geometry))
-            raise ValueError(f"conv: {algorithm} does not suit {geometry}; choose one of {suit}.")
+            raise ValueError(f"conv: expected one of {suit} for {geometry}, got {algorithm}")
         return NUMBERS[algorithm]
 
     def _choose(

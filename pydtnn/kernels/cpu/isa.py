@@ -40,8 +40,8 @@ def select_isa(name: str | None = None) -> str:
     name = name or os.environ.get(VARIABLE) or available()[-1]
     if name not in available():
         raise ValueError(
-            f"{source} must be an instruction set that this machine has, not {name!r}; "
-            f"use one of {', '.join(available())}."
+            f"{source} must be an instruction set that this machine has, got {name!r}; "
+            f"use one of {', '.join(available())}"
         )
     return name
 

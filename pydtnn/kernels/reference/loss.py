@@ -11,10 +11,9 @@ from pydtnn.kernels.reference.family import Array, Family, Number, wide
 
 
 def wrong_target(loss: str, row: int, target: int, classes: int) -> IndexError:
-    """Make the error for a target that is no class."""
+    """Return the error for a target that is not a class."""
     return IndexError(
-        f"{loss}: the target of row {row} is {target}, "
-        f"but there are {classes} classes, counted from 0; check the labels."
+        f"{loss}: targets must be in 0..{classes - 1}, got {target} in row {row}; check the labels"
     )
 
 

@@ -24,8 +24,8 @@ def check_index(index: Array, geometry: PoolGeometry) -> None:
     """Raise ValueError where the type of `index` cannot number all taps of a window."""
     if index.dtype.itemsize == 1 and (taps := prod(geometry.kernel)) > 256:
         raise ValueError(
-            f"max pooling: the index of windows of {taps} taps must be int32, not {index.dtype}, "
-            "which holds 256."
+            f"max pooling: the index for windows of {taps} taps must be int32, got {index.dtype}, "
+            "which represents at most 256"
         )
 
 

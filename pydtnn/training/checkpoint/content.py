@@ -90,7 +90,7 @@ def unpack(files: Mapping[str, bytes]) -> Parts:
             prefix = _prefix(name, rank, len(entries))
             parts[name].append(_take(arrays, prefix, entry["arrays"]) | entry["values"])
     if arrays:
-        raise ValueError(f"no part has the array {min(arrays)} of {ARRAYS}")
+        raise ValueError(f"{ARRAYS} contains an array that belongs to no part, {min(arrays)}")
     check_states(parts)
     return parts
 
@@ -99,7 +99,7 @@ def _take(arrays: dict[str, np.ndarray], prefix: str, names: Sequence[str]) -> S
     """Take the arrays of a state out of those of all."""
     for name in names:
         if prefix + name not in arrays:
-            raise ValueError(f"{ARRAYS} has no array {prefix}{name}")
+            raise ValueError(f"{ARRAYS} does not contain the array {prefix}{name}")
     return {name: arrays.pop(prefix + name) for name in dict.fromkeys(names)}
 
 
@@ -131,4 +131,4 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     kind = type(value).__name__
-    raise TypeError(f"a state may hold arrays by name and what JSON can tell, not {kind}")
+    raise TypeError(f"state: values must be arrays or values that JSON can represent, got {kind}")

@@ -81,11 +81,11 @@ def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
             problems.append(f"{path.name} cannot be used: {error}")
             continue
         for problem in problems:
-            _log.warning("%s; %s is taken instead", problem, path.name)
+            _log.warning("%s; %s is used instead", problem, path.name)
         return path, files
     if problems:
         raise ValueError(
-            f"load_checkpoint: no checkpoint in {directory} is whole: {'; '.join(problems)}; "
+            f"load_checkpoint: no checkpoint in {directory} is valid: {'; '.join(problems)}; "
             "start again in another folder"
         )
     return None
@@ -106,8 +106,8 @@ def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) ->
     for name, states in saved.items():
         if len(states) not in (1, comm.size):
             raise ValueError(
-                f"the state of {name} differed between {len(states)} ranks; "
-                f"resume with {len(states)} ranks, not {comm.size}"
+                f"the state of {name} was saved per rank by {len(states)} ranks, got {comm.size}; "
+                f"resume with {len(states)} ranks"
             )
     for name, part in parts.items():
         if name in saved:
@@ -115,13 +115,13 @@ def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) ->
                 part.load(saved[name][comm.rank if len(saved[name]) > 1 else 0])
             except KeyError as error:
                 raise ValueError(
-                    f"the state of {name} has no {error}, so it is of another kind than "
-                    f"{type(part).__name__}; continue with what it was saved with"
+                    f"the state of {name} does not contain {error}, so it does not belong to a "
+                    f"{type(part).__name__}; continue with the type with which it was saved"
                 ) from error
             except EXPLAINED:
                 raise
             except Exception as error:
                 raise ValueError(
-                    f"the state of {name} is not what {type(part).__name__} expects: "
+                    f"the state of {name} cannot be loaded by {type(part).__name__}: "
                     f"{describe(error)}"
                 ) from error

@@ -33,12 +33,12 @@ def read_content(state: bytes) -> dict[str, Any]:
         content = json.loads(state)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"state.json is no readable JSON ({reason})") from error
+        raise ValueError(f"state.json cannot be parsed ({reason})") from error
     if not isinstance(content, dict):
-        raise ValueError("state.json must hold an object")
+        raise ValueError("state.json must contain an object")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:
-        raise ValueError(f"its format is {version}, and this version of pydtnn reads {FORMAT}")
+        raise ValueError(f"its format must be {FORMAT} for this version of pydtnn, got {version}")
     parts = content.get("parts")
     if not isinstance(parts, dict):
         raise ValueError("its parts must be an object")
@@ -47,7 +47,7 @@ def read_content(state: bytes) -> dict[str, Any]:
             raise ValueError(f"{name} must be a list of states, each with values and arrays")
     for name in REQUIRED:
         if name not in parts:
-            raise ValueError(f"it has no part {name!r}")
+            raise ValueError(f"it does not contain the part {name!r}")
     return content
 
 

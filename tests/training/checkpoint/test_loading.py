@@ -73,22 +73,22 @@ VALUES = "parts", "optimizer", 0, "values"
 TRAINER = "parts", "trainer", 0, "values"
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no object": (lambda path: rewrite(path, lambda _: b"[]"), "state.json must hold an object"),
+    "no object": (lambda path: rewrite(path, lambda _: b"[]"), "state.json must contain an object"),
     "nested too deeply": (
         lambda path: rewrite(path, lambda _: b"[" * 1_000_000),
-        "state.json is no readable JSON",
+        "state.json cannot be parsed",
     ),
     "of the future": (
         put("format", value=2),
-        "its format is 2, and this version of pydtnn reads 1",
+        "its format must be 1 for this version of pydtnn, got 2",
     ),
-    "no format": (drop("format"), "its format is None"),
-    "true as format": (put("format", value=True), "its format is True"),
+    "no format": (drop("format"), "its format must be 1 .* got None"),
+    "true as format": (put("format", value=True), "its format must be 1 .* got True"),
     "no parts": (drop("parts"), "parts must be an object"),
     "null as parts": (put("parts", value=None), "parts must be an object"),
-    "no optimizer": (drop("parts", "optimizer"), "it has no part 'optimizer'"),
-    "no trainer": (drop("parts", "trainer"), "it has no part 'trainer'"),
-    "no model": (drop("parts", "model"), "it has no part 'model'"),
+    "no optimizer": (drop("parts", "optimizer"), "it does not contain the part 'optimizer'"),
+    "no trainer": (drop("parts", "trainer"), "it does not contain the part 'trainer'"),
+    "no model": (drop("parts", "model"), "it does not contain the part 'model'"),
     "null as a part": (put("parts", "model", value=None), "model must be a list of states"),
     "no states": (put("parts", "model", value=[]), "model must be a list of states"),
     "null as a state": (put("parts", "model", 0, value=None), "model must be a list of states"),
@@ -96,11 +96,11 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "numbers as names": (put("parts", "model", 0, "arrays", value=[1]), "model must be a list of"),
     "an array that is not there": (
         put("parts", "model", 0, "arrays", value=["head.x"]),
-        "arrays.safetensors has no array model/head.x",
+        "arrays.safetensors does not contain the array model/head.x",
     ),
     "an array that nothing names": (
         put("parts", "optimizer", 0, "arrays", value=[]),
-        "no part has the array optimizer/velocity/",
+        "an array that belongs to no part, optimizer/velocity/",
     ),
     "infinite iterations": (put(*VALUES, "iterations", value=math.inf), "optimizer: iterations mu"),
     "negative iterations": (put(*VALUES, "iterations", value=-1), "optimizer: iterations must be"),
@@ -147,7 +147,7 @@ def test_whatever_a_part_raises_no_part_is_loaded(tmp_path: Path) -> None:
     small_fit(small_trainer(None, Odd(), Checkpointer(tmp_path)), epochs=1)
     fresh = small_trainer(None, Odd(), model=small_model(seed=1))
     before = fingerprint(fresh)
-    words = "checkpoint-00000004: the state of Odd.1 is not what Odd expects: AttributeError: 'str'"
+    words = "checkpoint-00000004: the state of Odd.1 cannot be loaded by Odd: AttributeError: 'str'"
     with pytest.raises(AgreedError, match=words):
         load_checkpoint(tmp_path, fresh)
     assert fingerprint(fresh) == before
@@ -203,7 +203,7 @@ def test_where_every_checkpoint_is_damaged_all_ranks_say_so(
     with pytest.raises(AgreedError) as caught:
         load_checkpoint(tmp_path, small_trainer(comm))
     message = str(caught.value)
-    assert f"no checkpoint in {tmp_path} is whole: " in message
+    assert f"no checkpoint in {tmp_path} is valid: " in message
     assert message.count("state.json does not match its checksum") == 2
     assert message.endswith("; start again in another folder")
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.common.work import WORK
 from pydtnn.comm import Communicator, create_communicator
-from pydtnn.comm.schedules.auto import NAMES, RULE, create_allreduce
+from pydtnn.comm.schedules.auto import ALLREDUCES, RULE, create_allreduce
 from pydtnn.data import Batch
 from pydtnn.kernels import create_backend
 from pydtnn.model import Model
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60, help="in all, without the start")
     parser.add_argument("--batch", type=int, default=16, help="samples of a rank")
-    parser.add_argument("--allreduce", nargs="+", choices=NAMES, default=NAMES[1:])
+    parser.add_argument("--allreduce", nargs="+", choices=[*ALLREDUCES], default=[*ALLREDUCES][1:])
     parser.add_argument("--bucket-bytes", nargs="+", type=int, default=BUCKETS)
     args = parser.parse_args()
     comm = create_allreduce("vendor", create_communicator())

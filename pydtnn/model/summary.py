@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydtnn.layers.base import Cost, Layer
+from pydtnn.layers.base import Layer
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.model.memory import Network, forecast_memory
@@ -38,7 +38,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     whole("summary", "slots", slots, at_least=0)
     memory = forecast_memory(model, batch, slots=slots)
     nodes = model.graph.nodes[len(model.input_shapes) :]
-    costs = [cost(node.layer) for node in nodes]
+    costs = [node.layer.cost(1) for node in nodes]
     rows = [
         (
             node.name,
@@ -90,12 +90,6 @@ def kinds(layer: Layer) -> list[str]:
     if isinstance(layer, FusedConv2d):
         return [layer.replaced.__name__, *["ReLU"] * layer.relu]
     return [type(layer).__name__]
-
-
-def cost(layer: Layer) -> Cost:
-    """Work of one sample; of a fused layer that of its parts."""
-    parts = layer.parts if isinstance(layer, NormAddReLU) else [layer]
-    return Cost(*map(sum, zip(*(part.cost(1) for part in parts), strict=True)))
 
 
 def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:

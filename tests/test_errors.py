@@ -108,9 +108,9 @@ ARGUMENTS = {
     ),
     "a crop beside the image": (
         ["--augment=crop:100000"],
-        "RandomCrop: padding 100000 must be at most 12 pixels for images of 12 x 12",
+        "RandomCrop: padding must be at most 12 pixels for images of 12 x 12, got 100000",
     ),
-    "a digit that is none": (["--augment=cutout:²"], "augmentation 'cutout:²': expected a name"),
+    "a digit that is none": (["--augment=cutout:²"], "a number of pixels, got 'cutout:²'"),
     "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],
@@ -128,7 +128,7 @@ ARGUMENTS = {
         ["--model=mlp", '--model-options={"hidden": 5}'],
         'model mlp {"hidden": 5}: ',
     ),
-    "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, not 5"),
+    "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, got 5"),
     # what does not go together
     "warm-up": (["--warmup-epochs=2"], "--warmup-epochs 2 must be below --epochs 2"),
     "resume what": (["--resume"], "--resume needs --output-dir"),
@@ -176,11 +176,11 @@ ARGUMENTS = {
     ),
     "channels and groups": (
         ["--model=failing.py:groups"],
-        "1 channels and 8 filters must both be divisible by groups=3",
+        "divisible by groups=3, got 1 channels and 8 filters",
     ),
     "kernel and input": (
         ["--model=failing.py:kernel"],
-        "Conv2d: kernel 15 (extent 15) is larger than its padded input 14; use a smaller kernel",
+        "kernel 15 must have an extent of at most the padded input 14, got 15; use a smaller",
     ),
     "padding and kernel": (
         ["--model=failing.py:padding"],
@@ -188,9 +188,9 @@ ARGUMENTS = {
     ),
     "shapes in Add": (
         ["--model=failing.py:shapes"],
-        "Add: inputs must be two or more of equal shape, got (10, 10, 8) and (12, 12, 1); give the",
+        "Add: inputs must be two or more of equal shape, got (10, 10, 8) and (12, 12, 1); add a",
     ),
-    "outputs and classes": (["--model=failing.py:narrow"], "as many outputs as there are classes"),
+    "outputs and classes": (["--model=failing.py:narrow"], "use one output of the model per class"),
     "outputs and loss": (
         ["--model=failing.py:image"],
         "predictions must have shape (samples, classes)",
@@ -356,7 +356,7 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_it_taken(
     first, second = sorted(Path("run").glob("checkpoint-*"))
     (second / "arrays.safetensors").write_bytes(b"damaged")
     assert main(run) == 0
-    assert "does not match its checksum; checkpoint-00000008 is taken instead" in caplog.text
+    assert "does not match its checksum; checkpoint-00000008 is used instead" in caplog.text
     for path in (first, second):
         (path / "arrays.safetensors").write_bytes(b"damaged")
     assert "no checkpoint in run is valid" in fail(*run).sentence
@@ -385,7 +385,10 @@ def alternately(
 
 AGREED = {
     "option": (["--model=resnet4"], "unknown model 'resnet4'"),
-    "more ranks than samples": (["--global-batch-size=1"], "2 ranks are more than the 1 samples"),
+    "more ranks than samples": (
+        ["--global-batch-size=1"],
+        "sample of the global batch (1), got 2 ranks",
+    ),
     "output folder": (["--output-dir=/proc/run"], "rank 0: --output-dir: cannot write /proc/run"),
     "not finite": (["--lr=1e30"], "(Linear) on rank 0; use a lower learning rate"),
 }

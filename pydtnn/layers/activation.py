@@ -11,7 +11,7 @@ from pydtnn.utils.validate import number
 
 
 class Activation(Layer):
-    """An elementwise function that the backend knows by name.
+    """Elementwise function that the backend implements under a name.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Activation(Layer):
     new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
-        """Take from the kernel what backward reads, and with it what may be overwritten."""
+        """Set `saves` and `may_overwrite_input` from the array that backward reads."""
         reads = ACTIVATIONS[cls.kernel].reads
         cls.saves = (reads,)
         cls.may_overwrite_input = reads == "output"

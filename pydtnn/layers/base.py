@@ -18,12 +18,12 @@ from pydtnn.layers.statistics import Statistic
 
 Shape = tuple[int, ...]
 Saved = Any
-"""Whatever a layer's backward needs of its forward; opaque to everything else."""
+"""The values that backward requires from forward; opaque to all other code."""
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a forward pass may know of the world.
+    """Settings of a forward pass.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class StepContext:
 
     @property
     def inference(self) -> bool:
-        """Whether only the outputs matter: constants may be folded into weights."""
+        """Whether only the outputs are needed, so that constants may be folded into weights."""
         return not self.training and not self.differentiable
 
 
@@ -62,10 +62,11 @@ class Layer(ABC):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its
-    input's or if it has parameters. Between calls nothing is kept on `self`: what backward needs is
-    returned as `saved`, so several batches can be in flight.
+    input's or if it has parameters. No state is stored on `self` between calls: forward returns the
+    values that backward requires as `saved`, so several batches can be in flight.
 
-    The class attributes tell the graph what it may do; the defaults are safe for any layer.
+    The class attributes declare properties of the layer to the graph; the defaults are safe for any
+    layer.
 
     Attributes
     ----------
@@ -75,32 +76,32 @@ class Layer(ABC):
         Whether forward can write its output over its (first) input, backward its dx over dy. They
         do so where `overwrites_input`, `overwrites_dy` are set.
     new_output, new_gradient : bool
-        Whether forward's output, backward's dx, always have memory of their own, or that of what
-        they were allowed to overwrite; several dx must not share theirs.
+        Whether forward's output, backward's dx, are always stored in new memory, or in that of an
+        array that may be overwritten; several dx must not share memory.
     views : tuple of str
-        Which results are always what was given, or a view of all of it: the "output" of the input,
-        the "gradient" of dy (for each input, if there are several).
+        Results that are always the argument itself or a view of all of it: the "output" of the
+        input, the "gradient" of dy (for each input, if there are several).
     takes_deferred : bool
-        Whether inputs of forward and dy of backward may be `Deferred`; other layers get arrays.
+        Whether inputs of forward and dy of backward may be `Deferred`; other layers receive arrays.
     takes_16_bits : bool
-        Whether the layer computes well with the activations of a 16-bit model as they are; other
-        layers get and return float32, which the model rounds.
+        Whether the layer computes accurately with the 16-bit activations of a 16-bit model; other
+        layers receive and return float32, which the model rounds.
     backend : Backend
         The device's kernels; set before `build`.
     dtype : numpy.dtype
-        Of the arrays that go in and out.
+        Of inputs and outputs.
     parameter_dtype : numpy.dtype
-        Of parameters, coefficients and gradients of parameters: float32 where `dtype` has 16 bits,
-        otherwise the same. Parameters declared as `working` come in `dtype`.
+        Of parameters, coefficients and gradients of parameters: float32 if `dtype` has 16 bits,
+        otherwise the same. Parameters declared as `working` have `dtype`.
     needs_dx : bool
-        Whether anybody reads this layer's dx; if not, backward may return None.
+        Whether this layer's dx is used; if not, backward may return None.
     overwrites_input, overwrites_dy : bool
-        Set by the graph: forward shall use its input's memory, backward its dy's memory, for the
-        result.
+        Set by the graph: forward must store its result in its input's memory, backward in that of
+        dy.
     input_shapes, output_shape
         Shapes without the batch axis, once built.
     bound : bool
-        Whether the layer belongs to a model; it can belong to one only.
+        Whether the layer belongs to a model; it can belong to only one.
     """
 
     saves: tuple[str, ...] = ("input", "output")
@@ -126,7 +127,7 @@ class Layer(ABC):
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name
 
-    # -- what a subclass writes
+    # -- methods that a subclass implements
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare parameters; return the output's shape, without the batch axis like all shapes."""
@@ -134,7 +135,7 @@ class Layer(ABC):
 
     @abstractmethod
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Compute the output, and what backward needs."""
+        """Compute the output and the values that backward requires."""
 
     @abstractmethod
     def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
@@ -147,7 +148,7 @@ class Layer(ABC):
         moved = (inputs + outputs) * self.dtype.itemsize
         return Cost(outputs, outputs, moved, moved + outputs * self.dtype.itemsize)
 
-    # -- what a subclass uses
+    # -- methods that a subclass calls
 
     @property
     def xp(self) -> Any:
@@ -155,7 +156,7 @@ class Layer(ABC):
         return self.backend.xp
 
     def single(self, shapes: tuple[Shape, ...], axes: int = 0) -> Shape:
-        """Return the shape of the only input, of at least `axes` axes; to be called in `build`.
+        """Return the shape of the only input, with at least `axes` axes; called in `build`.
 
         Raises
         ------
@@ -183,7 +184,7 @@ class Layer(ABC):
         decay: bool = True,
         working: bool = False,
     ) -> Parameter:
-        """Declare a trainable array, see `Parameter`; to be called in `build`.
+        """Declare a trainable array, see `Parameter`; called in `build`.
 
         Parameters
         ----------
@@ -216,18 +217,18 @@ class Layer(ABC):
         return p
 
     def statistic(self, channels: int, momentum: float) -> Statistic:
-        """Declare a running mean and variance; to be called in `build`."""
+        """Declare a running mean and variance; called in `build`."""
         length = self.backend.norm.sums_length(channels, self.dtype)
         s = Statistic(str(self.name), channels, momentum, length)
         self.statistics.append(s)
         return s
 
     def output_like(self, x: Array) -> Array:
-        """Memory for an output shaped like `x`: that of `x` itself where allowed."""
+        """Memory for an output shaped like `x`: that of `x` itself if allowed."""
         return x if self.overwrites_input else self.backend.empty(x.shape, x.dtype)
 
     def gradient_like(self, dy: Array) -> Array:
-        """Memory for a dx shaped like `dy`: that of `dy` itself where allowed."""
+        """Memory for a dx shaped like `dy`: that of `dy` itself if allowed."""
         return dy if self.overwrites_dy else self.backend.empty(dy.shape, dy.dtype)
 
     def empty(self, batch: int, shape: Shape) -> Array:
@@ -235,7 +236,7 @@ class Layer(ABC):
         return self.backend.empty((batch, *shape), self.dtype)
 
     def array(self, x: Array | Deferred) -> Array:
-        """Return `x` itself, or the values of a deferred array, computed now if need be."""
+        """Return `x` itself, or the values of a deferred array, computed if necessary."""
         if not isinstance(x, Deferred):
             return x
         if x.array is not None:
@@ -246,7 +247,7 @@ class Layer(ABC):
             x.array = y
         return y
 
-    # -- what the graph uses
+    # -- methods that the graph calls
 
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Build the layer for a device, a model's dtype and input shapes under its dotted name."""
@@ -263,7 +264,7 @@ class Layer(ABC):
         self.bound = True
 
     def accept(self, x: Array | Deferred) -> Array | Deferred:
-        """Return an input, or dy, as this layer takes it."""
+        """Return an input, or dy, in a form that this layer supports."""
         takes_bits = self.takes_16_bits or x.dtype.itemsize != 2
         if isinstance(x, Deferred) and self.takes_deferred and takes_bits:
             return x
@@ -280,18 +281,18 @@ class Layer(ABC):
 
     @classmethod
     def fail(cls, message: str) -> ValueError:
-        """Make the error of a user's mistake: the class's name, then the sentence."""
+        """Return a `ValueError` with the class's name and the message."""
         return ValueError(f"{cls.__name__}: {message}")
 
 
 class Finisher(ABC):
-    """Mixed into layers that can add to a gradient in passing, if they are the last who contribute.
+    """Mixin for layers that can add to a gradient within a kernel if they contribute last.
 
     Attributes
     ----------
     finishes : bool
-        Set by the graph: nothing contributes to the gradient of the only input after this layer, so
-        the model calls `finish_backward` instead of `backward`.
+        Set by the graph: no later node contributes to the gradient of the only input, so the model
+        calls `finish_backward` instead of `backward`.
     """
 
     finishes = False
@@ -305,13 +306,13 @@ class Finisher(ABC):
         dy, saved
             As for `Layer.backward`.
         so_far : Array or None
-            The sum of what others contributed; its memory may be used for the result.
+            The sum of the other contributions; its memory may be used for the result.
 
         Returns
         -------
         Array or Deferred
-            For a deferred input it may be deferred too: with its values in `array`, cut off by the
-            input's ReLU, and the sums of `Fused.gate`.
+            For a deferred input it may be deferred too: with its values in `array`, after the mask
+            of the input's ReLU, and the sums of `Fused.gate`.
         """
 
 
@@ -323,7 +324,7 @@ def as_tuple(
     Raises
     ------
     ValueError
-        Naming the layer (`who`) and the option (`what`).
+        The message contains the layer (`who`) and the option (`what`).
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
     if len(values) != axes or not all(isinstance(v, int) and v > 0 for v in values):

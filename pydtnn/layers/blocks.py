@@ -1,4 +1,4 @@
-"""Blocks: they wire layers into the graph and vanish."""
+"""Blocks, which add layers to the graph and are not part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydtnn.layers.reshape import Identity
 
 
 class Graph(Protocol):
-    """What a block adds its parts to: the graph of a model, `pydtnn.model.graph.Graph`."""
+    """The graph of a model, to which a block adds its parts: `pydtnn.model.graph.Graph`."""
 
     @overload
     def add(self, part: Layer, *inputs: Node, label: str = "") -> Node: ...
@@ -24,10 +24,10 @@ class Graph(Protocol):
 
 
 class Block(ABC):
-    """A way to compose layers and other blocks.
+    """Base class of compositions of layers and other blocks.
 
-    A subclass writes `wire`: it adds its parts to the graph, connected as it likes, and returns the
-    last node, or a tuple of nodes if the block has several outputs.
+    A subclass implements `wire`, which adds its parts to the graph with any connections and returns
+    the last node, or a tuple of nodes if the block has several outputs.
     """
 
     name: str | None = None
@@ -41,7 +41,7 @@ class Block(ABC):
 
 
 Net = Layer | Block
-"""What a model is made of."""
+"""A layer or block, from which a model is built."""
 
 
 class Sequential(Block):
@@ -78,7 +78,7 @@ class Branches(Block):
     ----------
     *parts : Layer or Block
     merge : Layer
-        Takes one input per part: `Add()`, `Concat()` or one's own.
+        Layer with one input per part, such as `Add()` or `Concat()`.
     name : str, optional
     """
 

@@ -42,7 +42,7 @@ class Conv2d(Layer):
     new_output = new_gradient = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
-        """Give arrays of at least 32 bits to a subclass that computes in its own way."""
+        """Disable 16-bit arrays for a subclass that overrides forward or backward."""
         own = vars(cls).keys()
         if own & {"forward", "backward"} and "takes_16_bits" not in own:
             cls.takes_16_bits = False

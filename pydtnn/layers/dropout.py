@@ -37,7 +37,7 @@ class Dropout(Layer):
         return self.single(shapes)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Drop in training; otherwise pass through."""
+        """Apply the mask in training; otherwise return the input."""
         (x,) = xs
         if not context.training or self.rate == 0:
             return x, None
@@ -50,7 +50,7 @@ class Dropout(Layer):
         return y, key
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Drop the gradient by the same mask."""
+        """Apply the same mask to the gradient."""
         if saved is None:
             return dy if self.overwrites_dy else dy.copy()
         dx = self.gradient_like(dy)

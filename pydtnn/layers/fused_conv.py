@@ -1,4 +1,4 @@
-"""What the fusion pass puts in the place of convolutions."""
+"""Convolution with fused normalisation and activation, created by the fusion pass."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pydtnn.layers.norm import BatchNorm
 
 
 class FusedConv2d(Conv2d, Finisher):
-    """A convolution that also does the work of the layers around it, with the same parameters.
+    """Convolution fused with neighbouring layers, with the same parameters.
 
-    A `Deferred` input, of `NormAddReLU`, is computed while it is packed, and its gradient is gated
-    by that layer's ReLU and summed over in passing. A deferred dy is computed in the same way.
+    A `Deferred` input, the output of `NormAddReLU`, is computed while it is packed; the ReLU mask
+    of its gradient and the sums over it are computed by the same kernel. A deferred dy is computed
+    in the same way.
 
     Parameters
     ----------
     conv : Conv2d
-        The layer of a model that this one replaces.
+        The layer of the model that this one replaces.
 
     Attributes
     ----------
     relu : bool
-        Whether the output is cut off below 0, in place of a ReLU that follows.
+        Whether the following ReLU is applied to the output.
     norm : BatchNorm or None
-        The batch norm that follows. Its sums are taken in passing where the backend can, and in
-        inference it is folded into the filters.
+        The following batch norm. Its sums are computed by the convolution if the backend supports
+        it, and in inference it is folded into the filters.
     """
 
     takes_deferred = takes_16_bits = True
@@ -40,14 +41,14 @@ class FusedConv2d(Conv2d, Finisher):
         self.norm: BatchNorm | None = None
 
     def absorb_relu(self) -> None:
-        """Take over a ReLU that follows."""
+        """Fuse the following ReLU."""
         self.relu = self.may_overwrite_dy = True
         self.saves = ("input", "output")
 
     def forward(
         self, *xs: Array | Deferred, context: StepContext
     ) -> tuple[Array | Deferred, Saved]:
-        """Convolve, add the bias, apply the ReLU and take the sums of a batch norm."""
+        """Convolve, add the bias, apply the ReLU and compute the sums of a batch norm."""
         (x,) = xs
         w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
         y, sums = self.empty(len(x), self.output_shape), self._norm_sums(len(x), context)
@@ -92,7 +93,7 @@ class FusedConv2d(Conv2d, Finisher):
     ) -> Array | Deferred | None:
         """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input.
 
-        The last where the backend does it in passing; otherwise it is left to the input's layer.
+        The mask is applied if the backend supports it; otherwise by the layer of the input.
         """
         x = saved[0]
         gate = x if isinstance(x, Deferred) and self.backend.gates else None
@@ -126,11 +127,11 @@ class FusedConv2d(Conv2d, Finisher):
         return dx if sums is None else Deferred.of(dx, sums)
 
     def _backward_bias(self, dy: Array | Deferred, y: Array | None = None) -> Array | Deferred:
-        """Differentiate the bias, and the ReLU if `y` is its output; return what is left of dy."""
+        """Differentiate the bias, and the ReLU if `y` is its output; return the gradient of x."""
         sums = dy.sums if isinstance(dy, Deferred) else None
         if y is not None:
             deferred, dy = isinstance(dy, Deferred), self.array(dy)
-            dz = dy if deferred else self.gradient_like(dy)  # values just computed are ours
+            dz = dy if deferred else self.gradient_like(dy)  # new values may be overwritten
             sums = self.backend.empty((2, self.filters), "float64")
             self.backend.fused.gate(dy, Deferred(Term(y), relu=True), out=dz, sums=sums)
             dy = dz

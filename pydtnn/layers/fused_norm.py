@@ -1,4 +1,4 @@
-"""What the fusion pass puts in the place of batch norms, additions and ReLUs."""
+"""Fused batch norm, addition and ReLU, created by the fusion pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydtnn.layers.two_phase import TwoPhase
 
 
 class Normalized(NamedTuple):
-    """How an input was normalised: over how many rows; mean and 1 / deviation, (2, C) float64."""
+    """Normalisation of an input: number of rows; mean and 1 / deviation, (2, C) float64."""
 
     rows: Number
     moments: Array
@@ -27,14 +27,15 @@ class NormAddReLU(TwoPhase, Layer):
     """``relu(bn(x1) + bn(x2))``, where each batch norm, the second input and the ReLU are optional.
 
     The output is `Deferred`: the convolution that reads it computes it while packing its input, and
-    in backward cuts its gradient and takes the sums that batch norm needs. In the same way the
-    gradient of a normalised input is left to the convolution that made it. Other layers get arrays.
+    in backward applies the ReLU mask to its gradient and computes the sums for batch norm. In the
+    same way the gradient of a normalised input is computed by the preceding convolution. Other
+    layers receive arrays.
 
     Parameters
     ----------
     parts : sequence of Layer
-        The layers of a model that this one replaces, for their names and costs; it takes over their
-        parameters and statistics.
+        The layers of the model that this one replaces, for their names and costs; their parameters
+        and statistics become those of this layer.
     norms : sequence of BatchNorm or None
         One per input, one or two.
     relu : bool
@@ -42,9 +43,10 @@ class NormAddReLU(TwoPhase, Layer):
     Attributes
     ----------
     folded : tuple of bool
-        Which inputs come from a convolution that takes over the norm in inference.
+        Whether each input is the output of a convolution into which the norm is folded in
+        inference.
     keeps : bool
-        Whether others read the output besides the first who does.
+        Whether the output has more than one reader.
 
     References
     ----------
@@ -65,7 +67,7 @@ class NormAddReLU(TwoPhase, Layer):
         self.keeps = False
 
     def bind(self, backend: Any, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
-        """Take over what the replaced layers declared."""
+        """Bind the layer with the parameters and statistics of the replaced layers."""
         super().bind(backend, dtype, name, shapes)
         own = [norm for norm in self.norms if norm is not None]
         self.parameters = [p for norm in own for p in norm.parameters]
@@ -77,7 +79,7 @@ class NormAddReLU(TwoPhase, Layer):
         return shapes[0]
 
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
-        """Return the sums that each batch norm takes, one after the other."""
+        """Return the sums of each batch norm, one after the other."""
         inputs = zip(xs, self.norms, strict=True)
         own = [self._sums(norm, x, context) for x, norm in inputs if norm is not None]
         return self.backend.xp.concatenate([self.backend.empty((0,), "float64"), *own])
@@ -85,7 +87,7 @@ class NormAddReLU(TwoPhase, Layer):
     def forward(
         self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
-        """Collect the maps of the inputs; the values are left to the layers that read them."""
+        """Compute the coefficients of the inputs; the layers that read them compute the values."""
         width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
         totals = iter([] if total is None else total.reshape(-1, width))  # one per norm
         terms: list[Term] = []
@@ -106,14 +108,14 @@ class NormAddReLU(TwoPhase, Layer):
         return y, (y, moments)
 
     def _sums(self, norm: BatchNorm, x: Array | Deferred, context: StepContext) -> Array:
-        """Return the sums of an input: those that the convolution before it took, or new ones."""
+        """Return the sums of an input: those of the preceding convolution, or new ones."""
         taken = _taken(x)
         return norm.forward_sums(self.array(x), context=context) if taken is None else taken
 
     def _normalized(
         self, norm: BatchNorm, x: Array | Deferred, context: StepContext, total: Array | None
     ) -> tuple[Normalized, Array]:
-        """Return how an input is normalised, and its map: pivot, factor and shift, (3, C)."""
+        """Return the normalisation of an input and its map: pivot, factor and shift, (3, C)."""
         own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
         parameters = (norm.gamma.value, norm.beta.value, norm.epsilon)
         given, taken, kernels = norm.given_sums(context, total), _taken(x), self.backend.norm
@@ -152,9 +154,9 @@ class NormAddReLU(TwoPhase, Layer):
         return dxs if len(dxs) > 1 else dxs[0]
 
     def backward_sums(self, dy: Array | Deferred, saved: Saved) -> tuple[Any, Array]:
-        """Differentiate the ReLU, and take the sums (1 + terms, C) that batch norm needs.
+        """Differentiate the ReLU and compute the sums (1 + terms, C) for batch norm.
 
-        A convolution may have done both.
+        A convolution may have computed both.
         """
         value, _ = saved
         dz, sums = self._gate(dy, value)
@@ -175,7 +177,7 @@ class NormAddReLU(TwoPhase, Layer):
         return dxs if len(dxs) > 1 else dxs[0]
 
     def _pair(self, sums: Array | None, i: int) -> Any:
-        """Take the sums of dz, and those of dz times what term `i` normalises: (2, C)."""
+        """Return the sums of dz, and those of dz times the input of term `i`: (2, C)."""
         return None if sums is None else self.backend.xp.ascontiguousarray(sums[0 : i + 1 : i])
 
     def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
@@ -198,7 +200,7 @@ class NormAddReLU(TwoPhase, Layer):
     ) -> Deferred:
         own = self._gradient(norm, m)
         wanted = [(sums, own)]
-        if total is not None:  # of all shards: another map; what it makes of gamma is not wanted
+        if total is not None:  # of all shards: another map; its dgamma and dbeta are unused
             dgamma, dbeta = self._per_channel(2, self.parameter_dtype)
             wanted.append((total, own._replace(dgamma=dgamma, dbeta=dbeta, accumulate=False)))
         for given, gradient in wanted:
@@ -206,7 +208,7 @@ class NormAddReLU(TwoPhase, Layer):
         return self._dx(dz, term, own, sums)
 
     def _gradient(self, norm: BatchNorm, m: Normalized) -> NormGradient:
-        """Return where the gradients of a norm go, and new memory for its map: (3, C)."""
+        """Return the gradient arrays of a norm and new memory for its map: (3, C)."""
         gamma, map_ = norm.gamma, self._per_channel(3, self.parameter_dtype)
         dgamma, dbeta = gamma.grad, norm.beta.grad
         return NormGradient(*m, gamma.value, dgamma, dbeta, map_, gamma.accumulate)
@@ -214,7 +216,7 @@ class NormAddReLU(TwoPhase, Layer):
     def _dx(self, dz: Array, term: Term, norm: NormGradient, sums: Array) -> Deferred:
         a, b, c = norm.out
         dx = Deferred(Term(dz, None, a), Term(term.x, term.pivot, b), shift=c)
-        # over its batch the gradient adds up to zero; constants of a running mean leave it a sum
+        # the gradient sums to zero over its own batch, but not with a constant running mean
         dx.sums = a * sums[:1] if norm.rows is inf else self._nothing
         return dx
 
@@ -226,5 +228,5 @@ class NormAddReLU(TwoPhase, Layer):
 
 
 def _taken(x: Array | Deferred) -> Array | None:
-    """Return the sums of `x` that the convolution before it took."""
+    """Return the sums of `x` that the preceding convolution computed."""
     return x.sums if isinstance(x, Deferred) else None

@@ -4,9 +4,9 @@ An initializer is a function of a shape, its fans and a generator; `generator` k
 (seed, name), so that a weight is the same on any number of ranks and does not depend on which layer
 was built first.
 
-Let a layer compute ``y = w x``. If the entries of `x` are independent with variance 1, ``fan_in
-Var(w)`` is the variance of `y`, and ``fan_out Var(w)`` that of the gradient on its way back. The
-three families choose ``Var(w)`` so that these stay near 1.
+For a layer ``y = w x`` with independent entries of `x` of variance 1, ``fan_in Var(w)`` is the
+variance of `y`, and ``fan_out Var(w)`` that of the gradient with respect to `x`. The three families
+choose ``Var(w)`` so that these are close to 1.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 Initializer = Callable[[tuple[int, ...], int, int, np.random.Generator], np.ndarray]
-"""``initializer(shape, fan_in, fan_out, rng)`` gives a float64 array, which the caller casts."""
+"""``initializer(shape, fan_in, fan_out, rng)`` returns a float64 array, which the caller casts."""
 
 DISTRIBUTIONS = ("uniform", "normal")
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """Make the generator of one parameter's initial values.
+    """Create the generator of one parameter's initial values.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Scaled(ABC):
 
 
 class Glorot(Scaled):
-    """Variance ``2 / (fan_in + fan_out)``: between what forward and what backward asks for.
+    """Variance ``2 / (fan_in + fan_out)``: a compromise between forward and backward.
 
     References
     ----------
@@ -115,7 +115,7 @@ class Glorot(Scaled):
 
 
 class He(Scaled):
-    """Variance ``2 / fan_in``: a ReLU halves the second moment of what goes in.
+    """Variance ``2 / fan_in``: a ReLU halves the second moment of its input.
 
     References
     ----------
@@ -127,7 +127,7 @@ class He(Scaled):
 
 
 class LeCun(Scaled):
-    """Variance ``1 / fan_in``: outputs are as large as inputs.
+    """Variance ``1 / fan_in``: outputs have the variance of the inputs.
 
     References
     ----------
@@ -178,7 +178,7 @@ INITIALIZER: Kind[Initializer] = Kind(
 
 
 def get_initializer(initializer: str | Initializer, **options: Any) -> Initializer:
-    """Return an initializer as it is, or the one of that name.
+    """Return the initializer of a name, or the argument itself.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ class Add(Layer):
     views = ("gradient",)
 
     def build(self, *shapes: Shape) -> Shape:
-        """Check that the shapes meet."""
+        """Check that the shapes are equal."""
         if len(shapes) < 2 or len(set(shapes)) != 1:
             given = " and ".join(map(str, shapes))
             raise self.fail(
@@ -56,7 +56,7 @@ class Concat(Layer):
         self.axis = axis
 
     def build(self, *shapes: Shape) -> Shape:
-        """Check that all other axes meet, and note where each input lies."""
+        """Check that all other axes are equal, and compute the offset of each input."""
         axes = len(shapes[0])
         if not -axes <= self.axis < axes:
             raise self.fail(f"axis must exist in an input of shape {shapes[0]}, got {self.axis}")
@@ -74,7 +74,7 @@ class Concat(Layer):
         return self.xp.concatenate(xs, axis=self._array_axis()), None
 
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
-        """Cut the gradient into the inputs' parts."""
+        """Split the gradient into those of the inputs."""
         parts = self.xp.split(dy, self.cuts, axis=self._array_axis())
         return tuple(part.copy() for part in parts)
 

@@ -1,4 +1,4 @@
-"""A node of a model's graph: one layer in its place."""
+"""A node of a model's graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydtnn.layers.base import Layer, Shape
 
 
 class Node:
-    """One layer in its place.
+    """One layer of a graph with its connections.
 
     Attributes
     ----------

@@ -16,8 +16,9 @@ from pydtnn.utils.validate import number, whole
 class BatchNorm(TwoPhase, Layer):
     """``y = gamma (x - mean) / sqrt(var + epsilon) + beta`` per channel, over all other axes.
 
-    In training, mean and variance are the batch's own; otherwise the running ones, which move once
-    a step by `momentum` towards the statistics of the whole step (the variance unbiased).
+    In training, mean and variance are computed over the batch; otherwise the running values are
+    used, which are updated once per step with weight `momentum` from the statistics of the whole
+    step (with the unbiased variance).
 
     Parameters
     ----------
@@ -63,11 +64,11 @@ class BatchNorm(TwoPhase, Layer):
         return sums
 
     def given_sums(self, context: StepContext, total: Array | None) -> tuple[Array, Number] | None:
-        """Return sums, as of `Norm.statistics`, that are not the batch's own, and of how many rows.
+        """Return sums, as of `Norm.statistics`, from outside the batch, with their number of rows.
 
-        Outside training one row stands for the running values, which backward takes for constants:
-        no batch moves the mean of infinitely many rows. In training they are the total of all
-        shards, where there is one.
+        Outside training these represent the running values with infinitely many rows, so that
+        backward treats them as constants. In training they are the total of all shards, if there is
+        one.
         """
         if not context.training:
             mean, variance = self.running.mean, self.running.variance
@@ -78,7 +79,7 @@ class BatchNorm(TwoPhase, Layer):
         return total, np.maximum(total[0], 1.0)
 
     def own_sums(self, x: Array, context: StepContext) -> tuple[Array, Number]:
-        """Return the sums of the batch and its rows, and add them to those of the step."""
+        """Return the sums and number of rows of the batch; add the sums to those of the step."""
         sums = self.forward_sums(x, context=context)
         self.running.sums += sums
         return sums, rows(x)
@@ -126,7 +127,7 @@ class BatchNorm(TwoPhase, Layer):
 
 
 def rows(x: Any) -> int:
-    """Over how many rows the mean of `x` (N, ..., C) is taken: at least one.
+    """Number of rows in the mean over `x` (N, ..., C), at least one.
 
     >>> rows(np.zeros((2, 3, 4, 5)))
     24

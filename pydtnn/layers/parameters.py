@@ -1,14 +1,13 @@
-"""Parameters, and the flat arrays they live in.
+"""Parameters and the flat arrays that store them.
 
 All values, and all gradients, of a model are two flat arrays, bucket by bucket in the order in
-which backward completes the gradients. A parameter's `value` and `grad` are views. So a layer's
-matrix product writes straight into the message that the ranks exchange, an optimizer updates whole
-stretches at once, and "this bucket is ready" is one comparison of integers.
+which backward completes the gradients. A parameter's `value` and `grad` are views. A layer's matrix
+product therefore writes directly into the message that the ranks exchange, an optimizer updates
+whole ranges at once, and "this bucket is ready" is one comparison of integers.
 
-A model whose activations have 16 bits computes matrix products with 16-bit copies of its matrices.
-The values themselves, the *master weights*, are float32: a step moves a weight by less than the
-distance between neighbours of 16 bits (Micikevicius et al., "Mixed precision training", ICLR 2018,
-section 3.1).
+A model with 16-bit activations computes matrix products with 16-bit copies of its matrices. The
+values themselves, the *master weights*, are float32: the update of a step is smaller than the
+resolution of 16 bits (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1).
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ ALIGNMENT = 64
 """Bytes: every parameter starts on a cache line, which is also the widest vector."""
 
 DEFAULT_BUCKET_BYTES = 1 << 20
-"""So large that a message's latency is small, so small that the first leaves early in backward."""
+"""Large enough that latency is negligible, small enough that the first is sent early in
+backward."""
 
 
 class Parameter:
@@ -43,19 +43,20 @@ class Parameter:
     fan_in, fan_out : int
         Inputs per output and outputs per input, for the initializer.
     decay : bool
-        Whether weight decay applies; biases and the parameters of norms leave it out.
+        Whether weight decay applies; it does not for biases and the parameters of norms.
     group : str
         Reduction group: parameters of one group are summed over the same ranks.
     working : bool
-        Whether a 16-bit model computes with a 16-bit copy: for matrices beside 16-bit activations.
+        Whether a 16-bit model computes with a 16-bit copy, as for matrices multiplied by
+        activations.
 
     Attributes
     ----------
     master, grad : Array
-        Views into the flat arrays, once a `ParameterBuffer` holds the parameter. Who changes a
-        parameter changes `master`.
+        Views into the flat arrays, once the parameter is in a `ParameterBuffer`. Changes to a
+        parameter are made in `master`.
     value : Array
-        What layers compute with: the copy, where there is one, otherwise `master`.
+        The array that layers use: the 16-bit copy if there is one, otherwise `master`.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Parameter:
         return self.buffer.accumulate
 
     def store_grad(self, value: Array) -> None:
-        """Overwrite `grad` with `value`, or add it, as this pass demands.
+        """Overwrite `grad` with `value`, or add it if gradients are accumulated in this pass.
 
         Raises
         ------
@@ -112,13 +113,13 @@ class Parameter:
             self.grad[...] = value
 
     def initial_value(self, seed: int) -> np.ndarray:
-        """Draw the initial value (float64): a function of the seed and the name alone."""
+        """Draw the initial value (float64): a function of the seed and the name only."""
         rng = generator(seed, self.name)
         return self.initializer(self.shape, self.fan_in, self.fan_out, rng)
 
 
 class Entry(NamedTuple):
-    """Where a parameter lies in its bucket's flat arrays."""
+    """Position of a parameter in its bucket's flat arrays."""
 
     name: str
     shape: tuple[int, ...]
@@ -128,20 +129,20 @@ class Entry(NamedTuple):
 
 @dataclass(eq=False)
 class Bucket:
-    """A stretch of the flat arrays that is exchanged and updated as one.
+    """A contiguous range of the flat arrays that is exchanged and updated as a unit.
 
-    ``bucket.grads += x`` and ``bucket.values /= n`` change the flat arrays in place. Another array
-    that is assigned, as by ``bucket.grads = bucket.grads / n``, is copied into them. No other
-    attribute can be assigned.
+    ``bucket.grads += x`` and ``bucket.values /= n`` change the flat arrays in place. An assigned
+    array, as in ``bucket.grads = bucket.grads / n``, is copied into them. No other attribute can be
+    assigned.
 
     Attributes
     ----------
     index : int
         Position among all buckets of the model, in the order they become ready.
     start, stop : int
-        The stretch, in elements of its buffer's flat arrays.
+        The range, in elements of the buffer's flat arrays.
     values, grads : Array
-        Flat views ``[start:stop]``; padding between parameters is zero and stays zero.
+        Flat views ``[start:stop]``; padding between parameters is always zero.
     parameters : tuple of Entry
         The parameters within, with slices relative to `start`.
     ready_at : int
@@ -149,7 +150,7 @@ class Bucket:
     group : str
         Reduction group.
     buffer : ParameterBuffer
-        Which it is a stretch of.
+        The buffer that contains the range.
     """
 
     index: int
@@ -182,15 +183,15 @@ class Bucket:
         array[...] = value
 
     def gradients(self, slot: int) -> Array:
-        """Return the bucket's stretch of one of the sets of gradients; 0 is `grads`."""
+        """Return the bucket's range of one of the sets of gradients; 0 is `grads`."""
         return self.buffer.slots[slot][self.start : self.stop]
 
 
 class ParameterBuffer:
     """The flat values and gradients of parameters of one dtype and reduction group.
 
-    Where some parameters want a working copy of another type, there is one flat array of that type
-    too, with the same layout.
+    If parameters have a working copy of another type, there is also one flat array of that type,
+    with the same layout.
 
     Parameters
     ----------
@@ -203,8 +204,8 @@ class ParameterBuffer:
     working : str or numpy.dtype, optional
         Of working copies; by default the same, so that there are none.
     bucket_bytes : sequence of int
-        A bucket is closed when it holds at least so many bytes: a number for each of the first
-        buckets, the last one also for all that follow.
+        Minimum size of each bucket: one number for each of the first buckets, the last one also for
+        all that follow.
     first_index : int
         Index of the first bucket.
     """
@@ -244,12 +245,12 @@ class ParameterBuffer:
         self.buckets = tuple(self._buckets(cut, offsets, first_index))
 
     def refresh(self) -> None:
-        """Round the values into the working copies, all at once."""
+        """Round all values into the working copies."""
         if self.working is not None:
             self._backend.elementwise.convert(self.values, out=self.working)
 
     def write_to(self, slot: int) -> None:
-        """Let backward write gradients to one of several sets, which is made when it is needed."""
+        """Select one of several sets of gradients for backward, allocated at first use."""
         while slot >= len(self.slots):
             self.slots.append(self._backend.zeros((self.size,), self.dtype))
         if slot != self._slot:
@@ -291,10 +292,10 @@ def _cut(
     itemsize: int,
     line: int,
 ) -> list[tuple[list[Parameter], int]]:
-    """Cut parameters into buckets, each with the node that completes it.
+    """Partition parameters into buckets, each with the node that completes it.
 
-    In a bucket those with weight decay come first: an optimizer updates neighbours with equal decay
-    by one call.
+    Within a bucket those with weight decay come first: an optimizer updates consecutive parameters
+    with equal decay in one call.
     """
     cut: list[tuple[list[Parameter], int]] = []
     members: list[Parameter] = []
@@ -309,5 +310,5 @@ def _cut(
 
 
 def _padded(parameter: Parameter, line: int) -> int:
-    """Elements that a parameter takes up to the beginning of the next."""
+    """Number of elements from the start of a parameter to the start of the next."""
     return -(-parameter.size // line) * line

@@ -14,7 +14,7 @@ from pydtnn.layers.window import Padding, resolve_padding
 
 
 class _Pool2d(Layer):
-    """A window that slides over each channel by itself.
+    """Base class of pooling over sliding windows of each channel.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class _Pool2d(Layer):
         self.padding = padding
 
     def build(self, *shapes: Shape) -> Shape:
-        """Fix the geometry."""
+        """Compute the geometry."""
         size, channels = _image(self, *shapes)
         ones = (1,) * self.axes
         padding = resolve_padding(
@@ -58,10 +58,10 @@ class _Pool2d(Layer):
 
 
 class MaxPool2d(_Pool2d):
-    """Maximum of each window; of equal values the first takes the gradient, padding never wins."""
+    """Maximum of each window without padding; the first of equal values gets the gradient."""
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Take the maxima, and note which tap of each window it was."""
+        """Compute the maxima and the index of the maximum in each window."""
         (x,) = xs
         y = self.empty(len(x), self.output_shape)
         index = self.backend.empty(y.shape, self._index_dtype())
@@ -69,7 +69,7 @@ class MaxPool2d(_Pool2d):
         return y, index
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Send each gradient to where the maximum was."""
+        """Add each gradient at the position of the maximum."""
         dx = self.empty(len(dy), self.input_shapes[0])
         self.backend.pool.max_backward(dy, saved, self.geometry, out=dx)
         return dx
@@ -79,7 +79,7 @@ class MaxPool2d(_Pool2d):
 
 
 class AvgPool2d(_Pool2d):
-    """Mean of each window, padding counted as zeros unless told otherwise.
+    """Mean of each window; by default padding is counted as zeros.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class AvgPool2d(_Pool2d):
         return y, None
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Share each gradient equally within its window."""
+        """Distribute each gradient equally within its window."""
         dx = self.empty(len(dy), self.input_shapes[0])
         self.backend.pool.average_backward(
             dy, self.geometry, out=dx, count_padding=self.count_padding
@@ -154,7 +154,7 @@ class AdaptiveAvgPool2d(Layer):
         return y.reshape(len(x), *self.output_shape), None
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Share each gradient equally within its bin."""
+        """Distribute each gradient equally within its bin."""
         dx = self.empty(len(dy), self.input_shapes[0])
         dy = dy.reshape(len(dy), *self.output, dx.shape[-1])
         self.backend.pool.adaptive_backward(dy, out=dx)

@@ -1,4 +1,4 @@
-"""Layers that move values and compute nothing."""
+"""Layers that rearrange values without arithmetic."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ class Pad(Layer):
         return tuple(n + sum(p) for n, p in zip(shape, self.padding, strict=True))
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Write the input into the middle of zeros."""
+        """Copy the input into an array of zeros."""
         (x,) = xs
         y = self.backend.zeros((len(x), *self.output_shape), x.dtype)
         y[:, *self.inside] = x
         return y, None
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Take the middle out again."""
+        """Copy the part of the gradient without the padding."""
         return dy[:, *self.inside].copy()
 
 
@@ -128,7 +128,7 @@ class Slice(Layer):
     Parameters
     ----------
     *slices : slice
-        One per axis of a sample, from the first; axes left out are kept whole. Steps must be
+        One per axis of a sample, from the first; omitted axes are kept whole. Steps must be
         positive.
     """
 
@@ -142,7 +142,7 @@ class Slice(Layer):
         self.slices = slices
 
     def build(self, *shapes: Shape) -> Shape:
-        """Measure the part."""
+        """Compute the shape of the part."""
         shape = self.single(shapes)
         if len(self.slices) > len(shape):
             raise self.fail(f"expected at most one slice per axis of {shape}, got {self.slices}")
@@ -153,11 +153,11 @@ class Slice(Layer):
         return part
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Copy the part, so that the whole can be freed."""
+        """Copy the part, so that the input can be freed."""
         return xs[0][:, *self.slices].copy(), None
 
     def backward(self, dy: Array, saved: Saved) -> Array:
-        """Put the gradient back into zeros."""
+        """Copy the gradient into an array of zeros."""
         dx = self.backend.zeros((len(dy), *self.input_shapes[0]), dy.dtype)
         dx[:, *self.slices] = dy
         return dx

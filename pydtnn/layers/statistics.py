@@ -1,9 +1,9 @@
-"""Running statistics of batch norm: sums collected during a step, folded in once at its end.
+"""Running statistics of batch norm: sums accumulated during a step, applied once at its end.
 
-During a step every batch norm adds the count, sum and sum of squares of what it saw to one flat
-array; over micro-batches and shards these simply add up. (In float64 sums have two parts each, see
-`pydtnn.kernels.reference.doubled`.) `RunningStatistics.fold` then moves the
-running means and variances of all layers at once.
+During a step every batch norm adds the count, sum and sum of squares of its input to one flat
+array, over all micro-batches and shards. (In float64 sums have two parts each, see
+`pydtnn.kernels.reference.doubled`.) `RunningStatistics.fold` then updates the running means and
+variances of all layers at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Statistic:
     momentum : float
         Weight of a new step: ``running = (1 - momentum) running + momentum new``.
     length : int, optional
-        Of `sums`, as `Norm.sums_length` says; by default 1 + 2 C.
+        Of `sums`, as returned by `Norm.sums_length`; by default 1 + 2 C.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class RunningStatistics:
     ----------
     statistics : sequence of Statistic
     backend : Backend
-        In whose memory they are.
+        The backend that allocates the arrays.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class RunningStatistics:
     running : Array
         Running means of all channels, then running variances.
     samples : float
-        Samples seen since ranks last averaged: the weight of this rank's `running`.
+        Samples since ranks last averaged: the weight of this rank's `running`.
     """
 
     def __init__(self, statistics: Sequence[Statistic], backend: Backend) -> None:
@@ -78,7 +78,7 @@ class RunningStatistics:
         self.samples = 0.0
         momentum = [s.momentum for s in self.statistics for _ in range(s.channels)]
         self._momentum = backend.asarray(momentum, "float64")
-        # where in `sums` each channel finds its layer's count, its sum and its sum of squares
+        # positions in `sums` of each channel's count (of its layer), sum and sum of squares
         parts = max(((s.length - 1) // s.channels for s in statistics), default=2)
         indices = np.empty((1 + parts, total), np.int64)
         start = first = 0
@@ -94,20 +94,20 @@ class RunningStatistics:
         self._indices = backend.asarray(indices)
 
     def begin_step(self) -> None:
-        """Forget the sums of a step that was not completed, and of forwards outside of any."""
+        """Clear the sums of an incomplete step and of forward passes outside of steps."""
         self.sums[:] = 0
 
     def fold(self) -> None:
-        """Fold this step's sums into the running values and clear them; what saw nothing stays."""
+        """Update the running values from this step's sums, if any, and clear the sums."""
         if len(self.running):
             self._backend.norm.fold(self.sums, self.running, self._indices, self._momentum)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Running means and variances by name; on a CPU views, which training changes."""
+        """Return running means and variances by name; on a CPU these are views."""
         return {name: self._backend.to_numpy(array) for name, array in self._arrays().items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take what `state` returned, among other things perhaps."""
+        """Load arrays that `state` returned; other entries are ignored."""
         for name, array in self._arrays().items():
             array[...] = self._backend.asarray(state[name], "float64")
         self.samples = 0.0

@@ -1,4 +1,4 @@
-"""Layers that normalise with sums over a batch, of which a rank may see a part only."""
+"""Layers that normalise with sums over a batch that may be distributed over ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydtnn.layers.base import Saved, StepContext
 
 
 class TwoPhase(ABC):
-    """Mixed into layers whose forward and backward pass each begin with sums over the batch.
+    """Mixin for layers with forward and backward passes that each start with sums over the batch.
 
-    Where batch norm is synchronised, the model asks all shards for their sums first, and hands
-    their total to each of them. Otherwise `forward` and `backward` take the shard's own.
+    If batch norm is synchronised, the model first computes the sums of all shards and passes the
+    total to each of them. Otherwise `forward` and `backward` use the sums of the shard.
     """
 
     @abstractmethod
     def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
-        """Return what this shard contributes to the forward pass: float64, one axis."""
+        """Return this shard's sums for the forward pass: float64, one axis."""
 
     @abstractmethod
     def forward(
@@ -29,11 +29,11 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def backward_sums(self, dy: Any, saved: Saved) -> tuple[Any, Array]:
-        """Return what `backward_rest` needs of dy, and this shard's contribution, as above."""
+        """Return the values that `backward_rest` requires, and this shard's sums, as above."""
 
     @abstractmethod
     def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:
-        """Compute each input's gradient with the total, those of parameters with one's own sums."""
+        """Compute inputs' gradients with the total, those of parameters with this shard's sums."""
 
     def backward(self, dy: Any, saved: Saved) -> Any:
         """Compute each input's gradient, and write those of parameters."""

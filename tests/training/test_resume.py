@@ -212,7 +212,9 @@ def test_sums_of_other_metrics_are_not_continued(tmp_path: Path) -> None:
     other = build(Serial(), tmp_path)
     other.objective.names = ("loss",)
     other.totals = other.setup.new_totals()
-    with pytest.raises(AgreedError, match="has sums of loss, accuracy, not loss; continue with"):
+    with pytest.raises(
+        AgreedError, match="metrics must be loss, accuracy, as in .*, got loss; continue with"
+    ):
         load_checkpoint(tmp_path, other)
 
 

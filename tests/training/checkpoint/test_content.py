@@ -123,7 +123,7 @@ def test_a_state_that_json_cannot_tell_is_refused(tmp_path: Path) -> None:
         def state(self) -> dict[str, Any]:
             return {"names": {"a", "b"}}
 
-    with pytest.raises(TypeError, match="arrays by name and what JSON can tell, not set"):
+    with pytest.raises(TypeError, match="arrays or values that JSON can represent, got set"):
         save_checkpoint(tmp_path, small_trainer(None, Wrong()))
 
 

@@ -1,7 +1,7 @@
 """Distributed training of neural networks: readable layers, fast kernels, any number of ranks.
 
-The names below are loaded when they are first used, so that ``import pydtnn`` is quick and needs
-neither MPI nor a GPU.
+Public names are imported on first use, so that ``import pydtnn`` is fast and requires neither MPI
+nor a GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562) and keep it."""
+    """Import a public name on first use (PEP 562) and cache it."""
     if name not in __all__:
         raise AttributeError(f"module 'pydtnn' has no attribute {name!r}")
     if name in _HOMES:

@@ -1,6 +1,6 @@
-"""What this machine and this installation offer: ``python -m pydtnn.info`` prints it.
+"""Report on the machine and the installation: ``python -m pydtnn.info`` prints it.
 
-`collect` gives the same as a dictionary, which every run stores with its results.
+`collect` returns the same as a dictionary, which every run stores with its results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = (
     "pillow",
     "matplotlib",
 )
-"""The distributions that pydtnn works with; CuPy's name depends on its version of CUDA."""
+"""The distributions that pydtnn uses; CuPy's name depends on its version of CUDA."""
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -49,28 +49,28 @@ VARIABLES = (
     "PYDTNN_TF32",
     "PYDTNN_TUNING",
 )
-"""Environment variables that change what runs, or how fast."""
+"""Environment variables that affect results or speed."""
 
 
 def collect(*, probe: bool = False) -> dict[str, Any]:
-    """Gather versions, hardware and libraries.
+    """Collect versions, hardware and libraries.
 
     Parameters
     ----------
     probe : bool, default False
-        Load MPI and CuPy to ask them. Otherwise they are asked only where the process has loaded
-        them, so that a serial run stays free of both.
+        Load MPI and CuPy to query them. Otherwise they are queried only if the process has loaded
+        them, so that a serial run loads neither.
 
     Returns
     -------
     dict
-        Strings, numbers, lists and dictionaries that JSON can hold. What is missing is None, or a
-        sentence that says why.
+        Strings, numbers, lists and dictionaries that JSON can represent. Missing entries are None,
+        or a sentence with the reason.
 
     Raises
     ------
     ValueError
-        Where an environment variable (OMP_NUM_THREADS, PYDTNN_ISA, PYDTNN_TUNING) has an impossible
+        If an environment variable (OMP_NUM_THREADS, PYDTNN_ISA, PYDTNN_TUNING) has an invalid
         value.
     """
     return {
@@ -89,7 +89,7 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print a report for people."""
+    """Print the report as text."""
     if arguments:
         sys.exit("usage: python -m pydtnn.info  (no options: it reports what runs here)")
     try:
@@ -126,9 +126,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout that holds this package, with "-dirty" if files differ; else None."""
+    """Commit of the checkout of this package, with "-dirty" if files differ; else None."""
     root = Path(__file__).resolve().parent.parent
-    # The checkout must be ours: an environment may lie inside the checkout of something else.
+    # The checkout must be that of pydtnn: an environment may be inside another checkout.
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None
     return _git(root, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40")
@@ -144,7 +144,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    """Name and cores of the CPU, and what the compiled kernels use of it."""
+    """Name and cores of the CPU, and the features that the compiled kernels use."""
     cores = os.cpu_count() or 1
     cpu: dict[str, Any] = {
         "name": cpu_name(),
@@ -160,7 +160,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _tuning() -> str:
-    """How algorithms are chosen, and what was measured on this machine so far."""
+    """How algorithms are chosen, and the measurements on this machine so far."""
     from pydtnn.kernels.autotuner import create_autotuner
 
     autotuner = create_autotuner(None, "")
@@ -184,12 +184,12 @@ def _blas() -> list[str]:
 
 
 def _mpi() -> str:
-    """Name and version of the MPI library, or why there is none."""
+    """Name and version of the MPI library, or the reason why there is none."""
     try:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc.initialize = False  # asking for the version needs no MPI_Init
+            mpi4py.rc.initialize = False  # the version can be read without MPI_Init
         from mpi4py import MPI
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: no MPI library was found
         return f"none: {' '.join(str(error).split())}"
@@ -199,7 +199,7 @@ def _mpi() -> str:
 
 
 def _gpu() -> dict[str, str]:
-    """The GPUs, and the versions of what `--device cuda` needs; or why there is none of it."""
+    """The GPUs and the versions of the libraries for `--device cuda`, or the reason if missing."""
     from pydtnn.kernels.cuda.libraries import WANTED, Unavailable, load, usable_cupy
 
     try:
@@ -228,7 +228,7 @@ def _gpu() -> dict[str, str]:
 
 
 def _gpu_name(number: int) -> str:
-    """What a GPU is called, its architecture and memory: "NVIDIA H200 (sm_90, 139 GiB)"."""
+    """Name, architecture and memory of a GPU: "NVIDIA H200 (sm_90, 139 GiB)"."""
     import cupy
 
     told = cupy.cuda.runtime.getDeviceProperties(number)
@@ -237,7 +237,7 @@ def _gpu_name(number: int) -> str:
 
 
 def _dotted(version: int) -> str:
-    """Write a version of CUDA, 13020, as people do: "13.2"."""
+    """Format a version of CUDA, 13020, as "13.2"."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

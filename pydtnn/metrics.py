@@ -1,8 +1,7 @@
-"""Metrics: what is reported beside the loss, as sums that `Totals` turns into means at the end.
+"""Metrics, computed as sums that `Totals` divides by the number of samples.
 
 A classifier's outputs are logits. Metrics of probabilities therefore apply a softmax first, unless
-they are told that the model ends with one (`from_logits`); accuracies and the hinge need only
-scores.
+the model ends with one (`from_logits=False`); accuracies and the hinge use scores directly.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class Metric(ABC):
     Attributes
     ----------
     name : str
-        What it is called in logs.
+        Name in logs.
     better : str
-        "max" or "min": which way callbacks look for the best.
+        "max" or "min": whether callbacks treat larger or smaller values as better.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Metric(ABC):
         y : Array, shape (N, ...)
             Predictions; N may be 0.
         target : Array
-            Classes ``(N,)`` or numbers, as the metric demands.
+            Classes ``(N,)`` or numbers, depending on the metric.
 
         Returns
         -------
@@ -58,18 +57,18 @@ class Metric(ABC):
         return self.compute(xp, y, target)
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse a target that does not fit predictions of `shape`, see `Loss.check`."""
+        """Raise ValueError if a target does not fit predictions of `shape`, see `Loss.check`."""
 
     @abstractmethod
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
-        """Return the sum over the samples: what a metric of one's own writes."""
+        """Return the sum over the samples; implemented by subclasses."""
 
 
 class _ClassMetric(Metric):
     """A metric of scores ``(N, K)`` and classes ``(N,)``."""
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that are not classes from 0 to K - 1."""
+        """Raise ValueError if targets are not classes from 0 to K - 1."""
         check_classes(type(self).__name__, shape, target)
 
 
@@ -79,21 +78,21 @@ class _DenseMetric(Metric):
     better = "min"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that cannot be brought to the shape of the predictions."""
+        """Raise ValueError if targets cannot be converted to the shape of the predictions."""
         check_dense(type(self).__name__, shape, target)
 
 
 class Accuracy(Metric):
     """Share of samples whose largest score is that of their class.
 
-    Of equal scores the first counts. With one output per sample, class 1 is predicted where the
+    Of equal scores the first is used. With one output per sample, class 1 is predicted where the
     logit is above 0.
     """
 
     name = "accuracy"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that are not classes; beside one output per sample, numbers will do."""
+        """Raise ValueError if targets are not classes; numbers are allowed with one output."""
         (check_dense if shape[1:] == (1,) else check_classes)("Accuracy", shape, target)
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
@@ -106,8 +105,8 @@ class Accuracy(Metric):
 class TopKAccuracy(_ClassMetric):
     """Share of samples whose class is among the k largest scores.
 
-    A wrong class with an equal score counts as ahead, so constant outputs are never right by
-    chance, and NaN never is.
+    A wrong class with an equal score is ranked first, so constant outputs and NaN are never counted
+    as correct.
 
     Parameters
     ----------
@@ -120,7 +119,7 @@ class TopKAccuracy(_ClassMetric):
         self.name = f"top{k}_accuracy"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that are not classes, and fewer classes than k."""
+        """Raise ValueError if targets are not classes or there are fewer classes than k."""
         super().check(shape, target)
         if self.k > shape[1]:
             raise ValueError(
@@ -225,7 +224,7 @@ class RegressionMAE(_DenseMetric):
 
 
 def _sum_of_means(errors: Array) -> Number:
-    """Sum over samples of the mean over a sample's outputs, added up in float64."""
+    """Sum over samples of the mean over a sample's outputs, in float64."""
     return errors.sum(dtype="float64") / max(errors[:1].size, 1)
 
 
@@ -238,7 +237,7 @@ METRICS: dict[str, Callable[..., Metric]] = {
     "regression_mse": RegressionMSE,
     "regression_mae": RegressionMAE,
 }
-"""Metrics by name; "top5_accuracy" is "top_k_accuracy" with k = 5, and so for any k."""
+"""Metrics by name; "top5_accuracy" is "top_k_accuracy" with k = 5, likewise for any k."""
 
 ALIASES = {
     "mse": "regression_mse",
@@ -251,7 +250,7 @@ METRIC = Kind("metric", METRICS, Metric, "a Metric or what makes one", ALIASES)
 
 
 def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> Metric:
-    """Return a metric as it is, or make the one of that name.
+    """Return the metric of a name, or the argument itself.
 
     Parameters
     ----------

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 def save_weights(model: Model, path: str | Path) -> None:
     """Write a model's parameters and running statistics, named as in `Model.state`.
 
-    The same weights give the same bytes: no time, path or number of ranks is in the file. Its
-    metadata hold a checksum, which `load_weights` compares. With several ranks, call it on one of
-    them.
+    The same weights give the same bytes: the file contains no time, path or number of ranks. Its
+    metadata contain a checksum, which `load_weights` verifies. With several ranks, call it on one
+    of them.
 
     Parameters
     ----------
     model : Model
     path : str or Path
-        Usually ends in ".safetensors"; replaced at once, so that it is never half-written.
+        Usually ends in ".safetensors"; replaced atomically.
 
     Raises
     ------
     OSError
-        If the file cannot be written; what was there before is left as it was.
+        If the file cannot be written; an existing file is not changed.
     """
     state = model.state()
     write_file("save_weights", path, encode(state, f"{__version__} {_checksum(state)}"))
@@ -54,10 +54,9 @@ def load_weights(model: Model, path: str | Path) -> None:
     OSError
         If there is no such file, or it cannot be read.
     ValueError
-        If it is no safetensors file, is cut short, does not match its checksum (files of other
-        programs have none), does not fit the model, naming what differs, or holds anything but
-        finite floating-point numbers in the range of the model's dtype; the model is left as it
-        was.
+        If it is not a safetensors file, is truncated, does not match its checksum (files of other
+        programs have none), does not fit the model, or contains values other than finite
+        floating-point numbers in the range of the model's dtype; the model is not changed.
     """
     data = read_file("load_weights", path)
     try:
@@ -77,9 +76,9 @@ def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
     ----------
     arrays : mapping of str to ndarray
     about : str
-        What its metadata tell as "pydtnn".
+        Value of "pydtnn" in the metadata.
     """
-    from safetensors.numpy import save  # only those who read or write files pay for the import
+    from safetensors.numpy import save  # imported only to read or write files
 
     # A single entry of metadata: safetensors writes several in an order that changes from run to
     # run. C order, because safetensors takes an array's memory as it lies.
@@ -95,7 +94,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     Raises
     ------
     ValueError
-        If it is none, is cut short, or has elements of a type that NumPy does not know.
+        If it is invalid, truncated, or has elements of a type that NumPy does not support.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -123,9 +122,9 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare the arrays with the checksum that the file's metadata hold, if any.
+    """Compare the arrays with the checksum in the file's metadata, if any.
 
-    A version alone is what earlier versions wrote; what looks like a damaged checksum is one.
+    Earlier versions wrote only the version; any other value is treated as a damaged checksum.
     """
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     metadata = header.get("__metadata__", {})
@@ -140,7 +139,7 @@ def _check_sum(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_numbers(name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    """Refuse elements that cannot be weights of this type."""
+    """Raise ValueError if elements are not valid weights of this type."""
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise ValueError(
             f"{name} must contain floating-point numbers, such as float32, got {array.dtype}; "

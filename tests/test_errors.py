@@ -136,8 +136,7 @@ ARGUMENTS = {
     "evaluate what": (["--evaluate-only"], "--evaluate-only needs weights: give --load"),
     "a batch larger than the data": (
         ["--global-batch-size=200"],
-        "a global batch of 200 samples is larger than the 120 samples of synthetic; use a batch of "
-        "at most 120",
+        "must be at most the 120 samples of synthetic, got 200; use a batch of at most 120",
     ),
     "more steps than data": (["--steps-per-epoch=9"], "steps_per_epoch must be in 1..8"),
     "images too small": (

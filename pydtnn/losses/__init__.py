@@ -1,4 +1,4 @@
-"""Losses, and what targets may look like beside predictions."""
+"""Losses, and checks of targets."""
 
 from pydtnn.losses.functions import (
     ALIASES,

@@ -1,7 +1,7 @@
-"""Losses: how far predictions are from their targets, and the gradient that backward starts from.
+"""Losses and their gradients with respect to the predictions.
 
 A loss is a sum over samples, never a mean, and its gradient is multiplied by a scale that the
-parallel scheme gives (1 / global batch): so shards of any sizes add up exactly.
+parallel scheme provides (1 / global batch), so that shards of any sizes add up exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydtnn.utils.validate import number
 class Loss(ABC):
     """A function of predictions and targets, summed over the samples.
 
-    A loss of one's own overrides `compute`, and `check` to refuse targets in a sentence.
+    A custom loss overrides `compute`, and `check` to raise ValueError for invalid targets.
     """
 
     def __call__(
@@ -34,11 +34,11 @@ class Loss(ABC):
         y : Array, shape (N, ...)
             Predictions; N may be 0.
         target : Array
-            One entry per sample: classes ``(N,)`` or numbers, as the loss demands.
+            One entry per sample: classes ``(N,)`` or numbers, depending on the loss.
         scale : Number
             Factor on the gradient (not on the loss).
         out : Array, shape (N, ...), optional
-            Where the gradient goes; by default it is allocated.
+            Output array for the gradient; allocated by default.
 
         Returns
         -------
@@ -59,7 +59,7 @@ class Loss(ABC):
         return self.compute(backend, y, target, scale, out), out
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse a target that does not fit predictions of `shape`, before any work.
+        """Raise ValueError if a target does not fit predictions of `shape`.
 
         Parameters
         ----------
@@ -70,8 +70,7 @@ class Loss(ABC):
         Raises
         ------
         ValueError
-            In one sentence: what was expected, what was given, and for a value out of range which
-            sample.
+            With the expected and the actual target, and the sample of a value out of range.
         """
 
     @abstractmethod
@@ -85,7 +84,7 @@ class _ClassLoss(Loss):
     """A loss of scores ``(N, K)`` and classes ``(N,)``."""
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that are not classes from 0 to K - 1."""
+        """Raise ValueError if targets are not classes from 0 to K - 1."""
         check_classes(type(self).__name__, shape, target)
 
 
@@ -93,7 +92,7 @@ class _DenseLoss(Loss):
     """A loss of predictions and targets of equal shape; classes ``(N,)`` become one-hot rows."""
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets that cannot be brought to the shape of the predictions."""
+        """Raise ValueError if targets cannot be converted to the shape of the predictions."""
         check_dense(type(self).__name__, shape, target)
 
 
@@ -130,17 +129,17 @@ class CategoricalCrossEntropy(_ClassLoss):
 class BinaryCrossEntropy(_DenseLoss):
     """Cross-entropy of sigmoid(logits) with probabilities, mean over a sample's outputs.
 
-    ``L = sum_n mean_j -(t log sigmoid(y) + (1 - t) log(1 - sigmoid(y)))``. Targets lie in [0, 1]
-    and are shaped like the logits; ``(N,)`` also beside one logit per sample; and classes beside
-    several, as one-hot rows.
+    ``L = sum_n mean_j -(t log sigmoid(y) + (1 - t) log(1 - sigmoid(y)))``. Targets are in [0, 1]
+    and have the shape of the logits; ``(N,)`` is also allowed for one logit per sample, and classes
+    for several, as one-hot rows.
     """
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Refuse targets of a wrong shape or out of [0, 1]."""
+        """Raise ValueError if targets have a wrong shape or are outside [0, 1]."""
         super().check(shape, target)
         if is_classes(shape, target):
             return
-        wrong = ~((target >= 0) & (target <= 1))  # written so that NaN is wrong too
+        wrong = ~((target >= 0) & (target <= 1))  # true for NaN too
         if wrong.any():
             at = int(wrong.argmax())
             sample = at * len(target) // target.size
@@ -216,7 +215,7 @@ LOSS = Kind("loss", LOSSES, Loss, "a Loss or what makes one", ALIASES)
 
 
 def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:
-    """Return a loss as it is, or make the one of that name.
+    """Return the loss of a name, or the argument itself.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a target may look like beside predictions: classes, or numbers of the predictions' shape."""
+"""Checks and conversion of targets: classes, or numbers of the predictions' shape."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydtnn.kernels.reference.family import Array
 
 
 def is_classes(shape: tuple[int, ...], target: Array) -> bool:
-    """Whether `target` holds classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
+    """Whether `target` contains classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
     return len(shape) == 2 and shape[1] > 1 and target.ndim == 1 and target.dtype.kind in "iu"
 
 
 def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
-    """Refuse a target that is not one class per row of predictions.
+    """Raise ValueError if a target is not one class per row of predictions.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
 
 
 def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
-    """Refuse a target that `dense` cannot bring to the shape of the predictions.
+    """Raise ValueError if `dense` cannot convert a target to the shape of the predictions.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
     shape : tuple of int
         Shape ``(N, ...)`` of the predictions.
     target : Array
-        Numbers of that shape; ``(N,)`` beside predictions ``(N, 1)``; or classes ``(N,)`` beside
-        ``(N, K)``.
+        Numbers of that shape; ``(N,)`` for predictions ``(N, 1)``; or classes ``(N,)`` for ``(N,
+        K)``.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
 
 
 def dense(xp: Any, y: Array, target: Array) -> Array:
-    """Bring a target to the shape and dtype of the predictions; classes become one-hot rows.
+    """Convert a target to the shape and dtype of the predictions; classes become one-hot rows.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def dense(xp: Any, y: Array, target: Array) -> Array:
         Array module of the backend.
     y : Array, shape (N, ...)
     target : Array
-        As `check_dense` accepts it.
+        A target that `check_dense` accepts.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A network on a device: its graph, the two loops that run it, and what is known beforehand."""
+"""A network on a device: its graph, forward and backward loops, fusion, and memory estimates."""
 
 from pydtnn.model.model import Model
 

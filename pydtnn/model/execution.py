@@ -1,7 +1,8 @@
-"""The two loops of the library: forward through a graph, and backward.
+"""The forward and backward loops over a graph.
 
-They are generators. Where several shards of a batch are normalised together, the loop of each stops
-at such a layer, yields what it contributes to the sums and is sent their total (`run_together`).
+The loops are generators. If several shards of a batch are normalised together, the loop of each
+shard stops at such a layer, yields its contribution to the sums and receives their total
+(`run_together`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.model.graph import Graph, Node
 
 Loop = Generator[np.ndarray, np.ndarray, Any]
-"""Yields what it contributes to a sum, and is sent the total; returns its result."""
+"""Generator that yields its contribution to a sum, receives the total, and returns its result."""
 
 Total = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Adds up what loops contribute, one array each, and whatever else belongs to the sum."""
+"""Function that adds the contributions of the generators and of other ranks."""
 
 
 def walk_forward(
@@ -36,7 +37,7 @@ def walk_forward(
     *,
     joint: bool,
 ) -> Loop:
-    """Run every node in order; where `joint`, yield the sums of layers in two phases.
+    """Run every node in order; if `joint`, yield the sums of layers in two phases.
 
     The parameters and the result are those of `Model.forward`.
     """
@@ -79,7 +80,7 @@ def walk_backward(
     joint: bool,
     shard: int,
 ) -> Loop:
-    """Run every node's backward; where `joint`, yield the sums of layers in two phases.
+    """Run every node's backward; if `joint`, yield the sums of layers in two phases.
 
     The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
     """
@@ -126,20 +127,20 @@ def walk_backward(
 def run_together(
     loops: Sequence[Loop], total: Total | None, before: Callable[[int], None] | None = None
 ) -> list[Any]:
-    """Run loops one after the other to their next sum, then hand each the total, and so on.
+    """Run generators in turn to their next sum, then send each the total, and repeat.
 
     Parameters
     ----------
     loops : sequence of Loop
-        All yield equally often; not at all where `total` is None.
+        All yield the same number of times; not at all if `total` is None.
     total : Total or None
     before : callable, optional
-        Called with a loop's position whenever it is about to go on.
+        Called with the position of a generator before it continues.
 
     Returns
     -------
     list
-        What each loop returns.
+        The results of the generators.
     """
     results: list[Any] = [None] * len(loops)
     send: np.ndarray | None = None
@@ -159,7 +160,7 @@ def run_together(
 
 
 def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse arrays that are no samples of these shapes, or not equally many.
+    """Raise ValueError if arrays are not equally many samples of these shapes.
 
     Raises
     ------
@@ -177,7 +178,7 @@ def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ..
 
 
 def batched(shape: tuple[int, ...]) -> str:
-    """Write the shape of n samples.
+    """Format the shape of n samples.
 
     >>> batched((3, 4))
     '(n, 3, 4)'
@@ -186,7 +187,7 @@ def batched(shape: tuple[int, ...]) -> str:
 
 
 def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, Saved]:
-    """Return what a layer's forward gave, if it is what its `build` promises."""
+    """Return the result of a layer's forward, if it agrees with that of `build`."""
     kind = type(node.layer).__name__
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -227,8 +228,8 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
 def _regular(graph: Graph, array: Array | Deferred) -> Array | Deferred:
     if isinstance(array, Deferred):
         return array
-    # Kernels count on C order and the model's dtype; a layer of a user's own may well return a
-    # transposed view, or float32 in a model of 16 bits.
+    # Kernels require C order and the model's dtype; a custom layer may return a transposed view, or
+    # float32 in a 16-bit model.
     backend, dtype = graph.backend, graph.dtype
     if array.dtype == dtype or array.dtype != arithmetic(dtype):
         return backend.asarray(array, dtype)
@@ -238,14 +239,14 @@ def _regular(graph: Graph, array: Array | Deferred) -> Array | Deferred:
 
 
 class _Gradients:
-    """The gradient of each node's output, added up as its consumers deliver it."""
+    """The gradient of each node's output, summed over the contributions of its consumers."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.arrays: dict[int, tuple[Any, bool]] = {}
 
     def add(self, node: Node, dx: Array, *, new: bool) -> None:
-        """Add `dx`; if it is `new`, its memory is ours."""
+        """Add `dx`; if it is `new`, its memory may be overwritten."""
         if node.index in self.arrays:
             so_far, own = self.arrays[node.index]
             out = so_far if own else dx if new else self.backend.empty(dx.shape, dx.dtype)
@@ -254,9 +255,9 @@ class _Gradients:
         self.arrays[node.index] = dx, new
 
     def own(self, node: Node) -> bool:
-        """Whether what was delivered so far, if anything, may be written over."""
+        """Whether the sum so far, if any, may be overwritten."""
         return self.arrays.get(node.index, (None, True))[1]
 
     def take(self, node: Node) -> Array | Deferred:
-        """Hand out the sum and forget it; None if there is none."""
+        """Return and remove the sum; None if there is none."""
         return self.arrays.pop(node.index, (None, False))[0]

@@ -1,18 +1,18 @@
-"""The graph pass that lets convolutions do the work of what stands between them.
+"""The graph pass that fuses normalisation, addition and activation into convolutions.
 
-Batch norm, the addition that closes a residual block, and ReLU read and write whole arrays to do
-little. This pass replaces
+Batch norm, the addition at the end of a residual block, and ReLU read and write whole arrays for a
+few operations per element. This pass replaces
 
     batch norm [-> add] [-> ReLU]    by `NormAddReLU`, whose output is deferred: the next
                                      convolution computes it while packing its input
     convolution                      by `FusedConv2d`, which reads deferred arrays
-    convolution -> batch norm        by one that takes the norm's sums in passing, and in
+    convolution -> batch norm        by one that also computes the norm's sums, and in
                                      inference uses filters into which the norm is folded
-    convolution -> ReLU              by one that cuts off its output, unless the next
+    convolution -> ReLU              by one that applies the ReLU, unless the next
                                      layer is a convolution: then the ReLU is deferred
 
-Results are equal within rounding. Parameters, statistics and their names stay those of the layers
-that were written down.
+Results are equal within rounding. Parameters, statistics and their names remain those of the
+original layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pydtnn.model.graph import Graph, Node
 
 
 class Pattern(NamedTuple):
-    """Nodes that one `NormAddReLU` can replace, in order, and what it reads."""
+    """Nodes that one `NormAddReLU` can replace, in order, and its inputs."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
 
 
 def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Replace patterns in a graph whose nodes are all there, but which is not finished.
+    """Replace patterns in a graph that contains all nodes but is not finished.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     Returns
     -------
     tuple of Node
-        The outputs afterwards.
+        The outputs after fusion.
     """
     for node in graph.nodes:
-        kind = type(node.layer)  # a subclass that computes in its own way is left alone
+        kind = type(node.layer)  # subclasses that override the computation are not fused
         if isinstance(node.layer, Conv2d) and _computes_like(kind, Conv2d):
             node.layer = FusedConv2d(node.layer)
     pass_ = _Pass(outputs)
-    for node in reversed(graph.nodes):  # the end of a pattern comes before what it absorbs
+    for node in reversed(graph.nodes):  # the end of a pattern is visited before its inputs
         if node not in pass_.absorbed:
             pass_.visit(node)
     graph.nodes = [node for node in graph.nodes if node not in pass_.absorbed]
@@ -84,7 +84,7 @@ class _Pass:
         return tuple(self.replaced.get(n, n) for n in self.outputs)
 
     def hidden(self, node: Node) -> bool:
-        """Whether the node's output has no reader but one."""
+        """Whether the node's output has exactly one reader."""
         return len(node.consumers) == 1 and node not in self.outputs
 
     def visit(self, node: Node) -> None:
@@ -124,7 +124,7 @@ class _Pass:
         return None
 
     def match_norm(self, node: Node) -> Pattern:
-        """Find the batch norm that makes an input of an addition, or take the input as it is."""
+        """Find the batch norm that computes an input of an addition, or return the input itself."""
         if type(node.layer) is BatchNorm and self.hidden(node):
             return Pattern((node,), node.inputs, (node.layer,), False)
         return Pattern((), (node,), (None,), False)
@@ -152,7 +152,7 @@ def _conv(node: Node) -> FusedConv2d | None:
 
 
 def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
-    """Tell a new node and the convolutions before it what they can do for each other."""
+    """Set the fusion attributes of a new node and of the preceding convolutions."""
     layer.keeps = len(node.consumers) > 1 or node in outputs
     makers = [
         _conv(n) if norm and len(n.consumers) == 1 and n not in outputs else None
@@ -166,9 +166,9 @@ def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
 
 
 def _hands_over(node: Node, layer: NormAddReLU) -> bool:
-    """Whether a plain input may do as it likes with the gradient it gets.
+    """Whether a plain input may overwrite the gradient it receives.
 
-    The same array is part of the other input's deferred gradient: it must have been read before.
+    The same array is part of the other input's deferred gradient, which must be read before.
     """
     plain = [n for n, norm in zip(node.inputs, layer.norms, strict=True) if norm is None]
     normed = [n for n, norm in zip(node.inputs, layer.norms, strict=True) if norm is not None]

@@ -1,4 +1,4 @@
-"""The static graph of a model: nodes in the order they run, and what is known beforehand."""
+"""The static graph of a model: nodes in execution order, and the lifetime of their arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydtnn.layers.reshape import Identity
 
 
 def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
-    """Return the shapes of a model's inputs, of which a user gives one or several.
+    """Return the shapes of a model's inputs from one shape or several.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def shapes_of(input_shape: Shape | Sequence[Shape]) -> tuple[Shape, ...]:
 
 
 class Graph:
-    """Nodes wired by layers and blocks for one backend and dtype.
+    """Nodes added by layers and blocks for one backend and dtype.
 
     Parameters
     ----------
@@ -61,22 +61,22 @@ class Graph:
     def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
 
     def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs:
-        """Wire a layer or a block to `inputs`; return the node of its output, or several.
+        """Connect a layer or a block to `inputs`; return the node of its output, or several.
 
         Parameters
         ----------
         part : Layer or Block
         *inputs : Node
         label : str
-            Place within the enclosing block: a number is appended to the class's name. The part's
-            own name wins. A layer without either is called by its class.
+            Place within the enclosing block: a number is appended to the class's name. The name of
+            the part has precedence. A layer without either is named after its class.
 
         Raises
         ------
         TypeError
             If `part` is neither.
         ValueError
-            If shapes do not meet, or a layer or a name is used twice.
+            If shapes do not match, or a layer or a name is used twice.
         """
         if not isinstance(part, Layer | Block):
             raise TypeError(f"Model: expected a layer or a block, not a class, got {part!r}")
@@ -115,7 +115,7 @@ class Graph:
         return node
 
     def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
-        """Fix the outputs; work out who needs a gradient, who may write where, and who frees what.
+        """Set the outputs; determine needed gradients, in-place operations and releases of arrays.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Graph:
         self._find_finishers()
 
     def _find_needed_gradients(self, input_gradient: bool) -> None:
-        # A dx is needed where anything before it has parameters to train.
+        # A dx is needed if any preceding node has trainable parameters.
         trained = {n.index for n in self.inputs if input_gradient}
         for node in self.nodes:
             node.layer.needs_dx = any(i.index in trained for i in node.inputs)
@@ -147,8 +147,8 @@ class Graph:
             )
 
     def _find_overwrites(self) -> None:
-        # Forward may write over its input if the array is new, is read by no other layer and is not
-        # saved by its maker.
+        # Forward may overwrite its input if the array is new, is read by no other layer and is not
+        # saved by the layer that computed it.
         for node in self.nodes[len(self.inputs) :]:
             source = node.inputs[0]
             node.layer.overwrites_input = (
@@ -158,9 +158,9 @@ class Graph:
                 and len(source.consumers) == 1
                 and source not in self.outputs
             )
-        # Backward may write over its dy if the array belongs to this node alone: the sum of several
-        # gradients does, and so does what its only consumer made; what the consumer passed on does
-        # if it belonged to the consumer and went nowhere else.
+        # Backward may overwrite its dy if the array belongs only to this node: the sum of several
+        # gradients does, as does a new array of its only consumer; an array that the consumer
+        # passed on does if it belonged only to the consumer and was passed to no other node.
         owners: set[Node] = set()
         for node in reversed(self.nodes):
             if node not in self.outputs and (

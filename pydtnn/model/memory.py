@@ -1,8 +1,8 @@
-"""How much memory a training step will take: the step is rehearsed with kernels that do nothing.
+"""Prediction of the memory of a training step, by running it with kernels that do nothing.
 
-The rehearsal runs the loops of `Model` on a copy of its graph, so whatever the layers, the fusion
-pass and the loops do with arrays is done here too. Its arrays come from a pool of their own that
-counts them; they are never written, so the system never gives them memory.
+The dry run executes the loops of `Model` on a copy of its graph, so that layers, the fusion pass
+and the loops allocate the same arrays. These come from a separate pool that counts them; they are
+never written, so the system does not allocate physical memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.graph import Graph
 
 PROCESS = 8 << 20
-"""Bytes that code and small objects need once a process trains, whatever it trains."""
+"""Bytes of code and small objects in a training process, independent of the model."""
 
 
 class Network(Protocol):
-    """What is read of a `Model`."""
+    """The attributes of a `Model` that are used here."""
 
     backend: Backend
     dtype: np.dtype
@@ -53,18 +53,18 @@ class Memory:
         The flat arrays, padding included; copies are the 16-bit ones of the parameters, slots those
         of the optimizer.
     kept : tuple of int
-        For each node of the graph, what its backward keeps alive that no earlier node's does. The
-        sum is what forward leaves behind; the batch is part of it if a layer keeps it.
+        For each node of the graph, the arrays saved for its backward that no earlier node saves.
+        The sum is the memory after forward; it includes the batch if a layer saves it.
     peak : int
-        The most that is alive at one time: the flat arrays, the batch and all arrays of the loops.
+        Maximum of live arrays: the flat arrays, the batch and all arrays of the loops.
     pool : int
-        The most that the backend's `MemoryPool` has in use at one time, `memory.peak`; the batch is
-        not from there. 0 for a backend without one.
+        Maximum of the backend's `MemoryPool`, `memory.peak`, without the batch; 0 for a backend
+        without a pool.
     scratch : int
-        About what kernels allocate for themselves at one time.
+        Estimate of the scratch memory of kernels.
     resident : int
-        About how much more memory the process has at the peak than before the model was built, with
-        the batch; on a GPU, how much of its memory.
+        Estimate of the growth of the process at the peak since the model was built, with the batch;
+        on a GPU, of its memory.
     """
 
     parameters: int
@@ -79,21 +79,21 @@ class Memory:
 
 
 def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
-    """Rehearse a step.
+    """Run a step without computation.
 
     Parameters
     ----------
     model : Model
     batch : int
-        Samples per rank, and per micro-batch where gradients are accumulated.
+        Samples per rank, and per micro-batch if gradients are accumulated.
     slots : int
         Slots of the optimizer: 1 for SGD with momentum, 2 for Adam.
 
     Returns
     -------
     Memory
-        Exact for what layers allocate from their backend or with NumPy; what kernels allocate for
-        themselves is estimated.
+        Exact for arrays that layers allocate from their backend or with NumPy; scratch memory of
+        kernels is estimated.
     """
     everything = _Rehearsal(model, batch, slots, threshold=1)
     kept = everything.kept()
@@ -146,7 +146,7 @@ class _Rehearsal:
             return self.model.forward(x, self.context)
 
     def kept(self) -> tuple[int, ...]:
-        """Count what each node keeps: what is freed when it drops it, later nodes first."""
+        """Measure the arrays saved by each node: those freed with it, later nodes first."""
         y, residuals = self.forward(self.new_batch())
         del y
         kept = [0] * len(residuals)
@@ -157,7 +157,7 @@ class _Rehearsal:
         return tuple(kept)
 
     def step(self, x: tuple[Array, ...]) -> None:
-        """Go through a step; the pool remembers its peak."""
+        """Run a step; the pool records its peak."""
         self.memory.reset_peak()
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)
@@ -168,7 +168,7 @@ class _Rehearsal:
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:
-    """Copy a model onto a dry backend: with parameters that have no values."""
+    """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend}
     for buffer in model.buffers:
         for flat, member, view in (
@@ -190,11 +190,11 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
     running = {
         id(s): Statistic(s.name, s.channels, s.momentum) for s in model.statistics.statistics
     }
-    host = create_backend("numpy")  # whose arrays are not counted: they are no part of a step
+    host = create_backend("numpy")  # its arrays are not counted: they are not part of a step
     known |= running
     known[id(model.statistics)] = RunningStatistics(list(running.values()), host)
-    # Nodes refer to each other along the whole graph, deeper than Python recurses: all of them
-    # first, then what they hold.
+    # References between nodes exceed Python's recursion limit: copy all nodes first, then their
+    # contents.
     for node in model.graph.nodes:
         known[id(node)] = copy.copy(node)
     for node in model.graph.nodes:

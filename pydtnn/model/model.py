@@ -36,17 +36,17 @@ class Model:
     dtype : str
         "float32", "float64", "bfloat16" or "float16": of activations and their gradients. With 16
         bits, matrices are multiplied by 16-bit copies of the weights; parameters, their gradients
-        and the model's outputs are float32. That is for GPUs: the compiled kernels of a "cpu"
-        backend take 32 bits and more, so that it computes 16 bits with the reference, slowly.
+        and the model's outputs are float32. Intended for GPUs: the compiled kernels of a "cpu"
+        backend require at least 32 bits, so that it uses the slow reference for 16 bits.
     seed : int
         Of the initial weights: they are a function of the seed and each parameter's name.
     bucket_bytes : int, optional
-        Size of the messages in which gradients are exchanged. By default 1 MiB, until a trainer
-        whose ranks are on several hosts chooses another (`choose_buckets`).
+        Size of the messages in which gradients are exchanged. By default 1 MiB, unless a trainer
+        with ranks on several hosts selects another (`choose_buckets`).
     input_gradient : bool
         Whether `backward` computes the gradient of the model's inputs too.
     fuse : bool
-        Whether convolutions do the work of batch norms, additions and ReLUs around them
+        Whether batch norms, additions and ReLUs are fused into convolutions
         (`pydtnn.model.fusion`); results are equal within rounding.
 
     Attributes
@@ -59,7 +59,7 @@ class Model:
         In the order in which backward completes them.
     statistics : RunningStatistics
     loaded : str or None
-        Checksum of what `load` took last, for ranks to compare; None once they train together.
+        Checksum of the last `load`, which ranks compare; None once they train together.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Model:
         for p in self.parameters.values():
             p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
         self.refresh()
-        self.backend.trim()  # what initial values needed on the way
+        self.backend.trim()  # temporary arrays of initial values
         statistics = [s for layer in self.layers for s in layer.statistics]
         self.statistics = RunningStatistics(statistics, self.backend)
         self.loaded: str | None = None
@@ -120,10 +120,11 @@ class Model:
         self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
 
     def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
-        """Cut the parameters anew where `bucket_bytes` was not given; only the first call does.
+        """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
 
-        Later an optimizer holds the arrays. Values stay, in new arrays. `choose` is given the
-        bytes of all gradients and the usual length of buckets, and returns their lengths.
+        Later an optimizer references the arrays. Values are copied to new
+        arrays. `choose` receives the bytes of all gradients and the default length of buckets, and
+        returns their lengths.
         """
         total = sum(buffer.grads.nbytes for buffer in self.buffers)
         nbytes = choose(total, DEFAULT_BUCKET_BYTES)
@@ -137,7 +138,7 @@ class Model:
         self._settled = True
 
     def refresh(self) -> None:
-        """Round the parameters into the working copies of a 16-bit model; forward begins so."""
+        """Round the parameters into the working copies of a 16-bit model; called by forward."""
         for buffer in self.buffers:
             buffer.refresh()
 
@@ -166,16 +167,17 @@ class Model:
         x : Array, shape (N, *input_shape), or one per input
         context : StepContext
         keep : bool
-            Whether to keep what backward needs; without, every array is freed after its last use.
+            Whether to keep the values for backward; if not, every array is freed after its last
+            use.
         after_node : callable, optional
             Called with each node and its output.
 
         Returns
         -------
         y : Array, shape (N, *output_shape), or a tuple of arrays if the model has several outputs
-            Of a 16-bit model float32, as losses and metrics want it.
+            float32 for a 16-bit model, as required by losses and metrics.
         residuals : list
-            What `backward` needs.
+            The values that `backward` requires.
         """
         return self.forward_shards([x], [context], keep=keep, after_node=after_node)[0]
 
@@ -196,16 +198,16 @@ class Model:
         xs, contexts : sequence
             For each shard, see `forward`.
         total : callable, optional
-            ``total(sums)`` adds up one array per shard, and those of other ranks. With it, layers
-            that normalise over the batch do so over all shards: they are run side by side, from one
-            such layer to the next. Without, they are run one after the other.
+            ``total(sums)`` adds one array per shard, and those of other ranks. If given, layers
+            that normalise over the batch do so over all shards, which run concurrently from one
+            such layer to the next. Otherwise shards run one after the other.
         keep, after_node
             See `forward`.
 
         Returns
         -------
         list
-            For each shard, what `forward` returns.
+            For each shard, the result of `forward`.
         """
         self.refresh()
         loops = [
@@ -223,22 +225,22 @@ class Model:
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
     ) -> Any:
-        """Run every node's backward in reverse; gradients land in the flat arrays.
+        """Run every node's backward in reverse order and write gradients to the flat arrays.
 
         Parameters
         ----------
         dy : Array, or one per output
             Gradient of the loss with respect to the output.
         residuals : list
-            As `forward` returned it; emptied on the way, so that memory is freed as soon as it can
-            be.
+            The list that `forward` returned; it is emptied during backward, so that memory is freed
+            as early as possible.
         on_ready : callable, optional
             Called with each bucket as soon as its gradients are complete, and with the position of
             the shard they are of: 0.
         after_node : callable, optional
-            Called after each node, to let messages make progress.
+            Called after each node, to progress messages.
         accumulate : bool
-            Add to the gradients that are there instead of overwriting them.
+            Add to the existing gradients instead of overwriting them.
 
         Returns
         -------
@@ -273,14 +275,15 @@ class Model:
         on_ready, after_node
             See `backward`.
         accumulate : bool
-            Add the first shard's gradients to those that are there; the others' are added anyway.
+            Add the first shard's gradients to the existing ones; those of other shards are always
+            added.
         slots : sequence of int, optional
             Set of gradient arrays (`Bucket.gradients`) for each shard. They are overwritten.
 
         Returns
         -------
         list
-            For each shard, what `backward` returns.
+            For each shard, the result of `backward`.
         """
 
         def before(shard: int) -> None:
@@ -324,7 +327,7 @@ class Model:
         Raises
         ------
         ValueError
-            If `x` is not of the model's input shape.
+            If `x` does not have the model's input shape.
         """
         whole("Model.predict", "batch_size", batch_size, at_least=1)
         inputs = x if isinstance(x, tuple) else (x,)
@@ -342,17 +345,17 @@ class Model:
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def state(self) -> dict[str, np.ndarray]:
-        """Parameters and running statistics by name; on a CPU views, which training changes."""
+        """Return parameters and running statistics by name; on a CPU these are views."""
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
         return values | self.statistics.state()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take parameters and running statistics from what `state` returned.
+        """Load parameters and running statistics that `state` returned.
 
         Raises
         ------
         ValueError
-            If names or shapes differ, listing them; nothing is changed then.
+            If names or shapes differ; the message lists them, and nothing is changed.
         """
         own = self.state()
         check_fit(own, state)
@@ -378,7 +381,7 @@ def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) ->
     Raises
     ------
     ValueError
-        Naming what is missing, what is unknown and which shapes differ.
+        The message lists missing and unknown names and shapes that differ.
     """
     problems = [f"{name} is missing" for name in own if name not in given]
     problems += [f"{name} is unknown" for name in given if name not in own]

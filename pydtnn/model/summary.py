@@ -12,7 +12,7 @@ from pydtnn.utils.validate import whole
 
 HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
 LEFT = 3
-"""So many columns are aligned to the left; the others hold numbers."""
+"""Number of left-aligned columns; the others contain numbers."""
 
 
 def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
@@ -30,9 +30,8 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     -------
     str
         A line per layer: its dotted name, class, output shape of one sample, parameters,
-        floating-point operations of forward for one sample, and the memory that its backward keeps
-        at this batch size, each array counted once. Layers that are fused share a line. Below, the
-        totals.
+        floating-point operations of forward for one sample, and the memory saved for its backward
+        at this batch size, each array counted once. Fused layers share a line. Totals follow.
     """
     whole("summary", "batch", batch, at_least=1)
     whole("summary", "slots", slots, at_least=0)
@@ -84,7 +83,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
 
 
 def kinds(layer: Layer) -> list[str]:
-    """Name the layers that the user wrote down of which this one is made."""
+    """Return the names of the original layers from which this one was fused."""
     if isinstance(layer, NormAddReLU):
         return [type(part).__name__ for part in layer.parts]
     if isinstance(layer, FusedConv2d):
@@ -105,7 +104,7 @@ def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 
 def quantity(value: float, base: int, unit: str = "") -> str:
-    """Write a number with three digits and a prefix.
+    """Format a number with three digits and a prefix.
 
     >>> quantity(81_900_000, 1000) + "flop"
     '81.9 Mflop'

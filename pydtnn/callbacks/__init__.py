@@ -1,4 +1,4 @@
-"""Callbacks: what follows training without being part of it."""
+"""Callbacks, which observe and control training."""
 
 from pydtnn.callbacks.best import BestWeights
 from pydtnn.callbacks.checkpointing import Checkpointer

@@ -16,11 +16,11 @@ class BestWeights(Monitor):
     Parameters
     ----------
     path : str or Path
-        A safetensors file, replaced at once.
+        A safetensors file, replaced atomically.
     monitor : str
-        "loss" or a metric's name, of the validation where it begins with "val_".
+        "loss" or a metric's name, with the prefix "val_" for validation.
     mode : {"min", "max"}, optional
-        Which way is better; by default as the metric says.
+        Whether smaller or larger is better; by default that of the metric.
     """
 
     def __init__(

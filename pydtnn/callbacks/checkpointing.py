@@ -16,15 +16,14 @@ from pydtnn.utils.validate import whole
 class Checkpointer(Callback):
     """Save a checkpoint after every few epochs, every few steps or both, and at the end.
 
-    It comes after the callbacks that have state, so that what it saves of them includes the epoch
-    just complete.
+    It must follow the callbacks with state, so that their saved state includes the completed epoch.
 
     Parameters
     ----------
     directory : str or Path
-        Folder of the run, for ``checkpoint-<step>``; made if need be.
+        Folder of the run, for ``checkpoint-<step>``; created if necessary.
     every_epochs, every_steps : int, optional
-        Intervals; steps are counted over the whole of training.
+        Intervals; steps are counted from the beginning of training.
     keep : int
         How many checkpoints to keep.
     config : mapping, optional
@@ -55,13 +54,13 @@ class Checkpointer(Callback):
         self._saved = (0, 0)  # epoch and step of the last checkpoint, or of the start
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Refuse what would spoil checkpoints. Collective: all ranks call it.
+        """Check the folder and the order of callbacks. Collective: all ranks call it.
 
         Raises
         ------
         AgreedError
-            On all ranks, if training starts anew in a folder that holds checkpoints, or if a
-            callback with state comes later.
+            On all ranks, if a new training starts in a folder with checkpoints, or if a callback
+            with state follows.
         """
         for callback in trainer.callbacks[trainer.callbacks.index(self) + 1 :]:
             if callback.state():
@@ -93,7 +92,7 @@ class Checkpointer(Callback):
             self._save(trainer)
 
     def on_fit_end(self, trainer: Training) -> None:
-        """Save what has not been saved yet. Collective: all ranks call it."""
+        """Save the last state if it is not saved. Collective: all ranks call it."""
         self._save(trainer)
 
     def _save(self, trainer: Training) -> None:

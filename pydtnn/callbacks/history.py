@@ -20,20 +20,20 @@ Logs = dict[str, float]
 class HistoryWriter(Callback):
     """Write ``history.csv`` and ``history.json`` after every epoch.
 
-    Both hold the whole of ``trainer.history``, which a checkpoint keeps, so they continue after
+    Both contain all of ``trainer.history``, which checkpoints save, so they continue after
     resuming.
 
     Parameters
     ----------
     directory : str or Path
-        Made if need be.
+        Created if necessary.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Write what there is already: a folder that cannot be written is found before any work."""
+        """Write the existing history, so that an error of the folder is raised before any work."""
         self._write(trainer)
 
     def on_epoch_end(self, trainer: Training) -> None:
@@ -55,7 +55,7 @@ class HistoryWriter(Callback):
 
 
 def to_csv(history: Sequence[Logs]) -> str:
-    """Return a table with a line per epoch; a value that an epoch does not have is left empty.
+    """Return a table with a line per epoch; missing values are empty.
 
     >>> to_csv([{"loss": 0.5}, {"loss": 0.25, "accuracy": 1.0}]).splitlines()
     ['epoch,loss,accuracy', '1,0.5,', '2,0.25,1.0']
@@ -69,7 +69,7 @@ def to_csv(history: Sequence[Logs]) -> str:
 
 
 def to_json(history: Sequence[Logs]) -> str:
-    """Return a list with an object per epoch; NaN and infinities, unknown to JSON, become null."""
+    """Return a list with an object per epoch; NaN and infinities become null."""
     epochs: list[dict[str, Any]] = [
         {"epoch": i}
         | {name: value if math.isfinite(value) else None for name, value in logs.items()}

@@ -1,4 +1,4 @@
-"""Callbacks that watch one value of the logs."""
+"""Callbacks that monitor one value of the logs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ VALIDATION = "val_"
 
 
 class Monitor(Callback):
-    """Watch one value from epoch to epoch; a subclass says what follows in `on_value`.
+    """Monitor one value over epochs; a subclass implements the action in `on_value`.
 
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, of the validation where it begins with "val_".
+        "loss" or a metric's name, with the prefix "val_" for validation.
     mode : {"min", "max"}, optional
-        Which way is better; by default as the metric says, and "min" for the loss.
+        Whether smaller or larger is better; by default that of the metric, and "min" for the loss.
     min_delta : float
-        How much better than the best a value must be to count. NaN never does.
+        Minimum improvement over the best value. NaN is never an improvement.
 
     Attributes
     ----------
     best : float or None
         The best value so far.
     waited : int
-        Epochs since.
+        Epochs since the best value.
     """
 
     def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0) -> None:
@@ -50,18 +50,18 @@ class Monitor(Callback):
         ----------
         trainer : Trainer
         value : float
-            The value watched, equal on all ranks.
+            The monitored value, equal on all ranks.
         improved : bool
             Whether it is the best so far.
         """
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Refuse a value that the logs will not have.
+        """Raise AgreedError if the logs will not contain the monitored value.
 
         Raises
         ------
         AgreedError
-            On all ranks, naming the values that there are.
+            On all ranks, with the available names.
         """
         better = trainer.objective.better
         self._check(self.monitor, [*better, *(VALIDATION + name for name in better)])
@@ -69,8 +69,8 @@ class Monitor(Callback):
             self.mode = better.get(self.monitor.removeprefix(VALIDATION), "min")
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Compare the epoch's value with the best, and call `on_value`."""
-        # A validation's value is missing where there is no validation; only now can that be known.
+        """Compare the epoch's value with the best and call `on_value`."""
+        # Values of the validation are missing without a validation set, which is known only here.
         self._check(self.monitor, [name for name in trainer.logs if name != "lr"])
         value = trainer.logs[self.monitor]
         improved = self._better(value)
@@ -92,11 +92,11 @@ class Monitor(Callback):
         return gain > self.min_delta
 
     def state(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """Return the best value and the number of epochs since."""
         return {"best": self.best, "waited": self.waited}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned; nothing is changed if it cannot be."""
+        """Load what `state` returned; nothing is changed if it is invalid."""
         who, best = type(self).__name__, state["best"]
         if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
             raise TypeError(f"{who}: the saved best value must be a number, got {best!r}")

@@ -1,4 +1,4 @@
-"""A learning rate that falls when progress stalls."""
+"""Reduction of the learning rate when a value stops improving."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pydtnn.utils.validate import number, whole
 
 
 class ReduceOnPlateau(Monitor):
-    """Multiply the learning rate by a factor when a value has not become better for some epochs.
+    """Multiply the learning rate by a factor when a value has not improved for some epochs.
 
-    It changes ``optimizer.lr_factor``, which goes on top of any schedule.
+    It changes ``optimizer.lr_factor``, which is applied to any schedule.
 
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, of the validation where it begins with "val_".
+        "loss" or a metric's name, with the prefix "val_" for validation.
     factor : float
         Between 0 and 1.
     patience : int
-        Epochs without a better value that are allowed: the next one reduces, as in PyTorch's
+        Allowed epochs without improvement; the rate is reduced after the next one, as in PyTorch's
         ``ReduceLROnPlateau`` (Keras's reduces one epoch earlier).
     min_factor : float
-        All reductions together go no lower.
+        Lower bound of the product of all reductions.
     cooldown : int
         Epochs after a reduction that are not counted.
     min_delta : float
-        How much better than the best a value must be to count.
+        Minimum improvement over the best value.
     mode : {"min", "max"}, optional
-        Which way is better; by default as the metric says.
+        Whether smaller or larger is better; by default that of the metric.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ReduceOnPlateau(Monitor):
         self.cooling = 0
 
     def on_value(self, trainer: Training, value: float, improved: bool) -> None:
-        """Reduce when patience has run out, unless the last reduction was just now."""
+        """Reduce after `patience` epochs without improvement, except during the cooldown."""
         if self.cooling > 0:
             self.cooling -= 1
             self.waited = 0
@@ -65,11 +65,11 @@ class ReduceOnPlateau(Monitor):
             self.waited = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the best value, how long ago it was, and the epochs left to cool down."""
+        """Return the best value, the number of epochs since, and the remaining cooldown."""
         return {**super().state(), "cooling": self.cooling}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned; nothing is changed if it cannot be."""
+        """Load what `state` returned; nothing is changed if it is invalid."""
         cooling = whole(type(self).__name__, "cooling", state["cooling"], at_least=0)
         super().load(state)
         self.cooling = cooling

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on."""
+"""Display of progress."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.validate import number
 
 REFRESH = 0.1
-"""Seconds between two updates of a bar: a reader follows no faster."""
+"""Seconds between two updates of a bar."""
 
 
 class ProgressBar(Callback):
-    """Show step, loss, metrics, learning rate and images/s on rank 0; other ranks are silent.
+    """Show step, loss, metrics, learning rate and images/s on rank 0.
 
-    On a terminal it is a bar that moves, and a line for each epoch that is complete; otherwise it
-    is plain lines, one for each epoch and one every few seconds within it.
+    On a terminal it shows a progress bar, and a line for each completed epoch; otherwise plain
+    lines, one for each epoch and one every few seconds within it.
 
     Parameters
     ----------
     file : text stream, optional
-        Where to write; by default ``sys.stdout``.
+        Output stream; by default ``sys.stdout``.
     interval : float
-        Seconds between two lines within an epoch, where there is no terminal.
+        Seconds between two lines within an epoch without a terminal.
     """
 
     def __init__(self, file: TextIO | None = None, *, interval: float = 10.0) -> None:
@@ -34,7 +34,7 @@ class ProgressBar(Callback):
         self._display: _Display | None = None
         self._epochs = 0
         self._pause = 0.0
-        self._seen = 0  # samples that had been seen when the epoch began
+        self._seen = 0  # samples seen before the epoch
         self._begin = self._now = self._shown = 0.0
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -48,14 +48,14 @@ class ProgressBar(Callback):
         self._epochs, self._pause = epochs, REFRESH if bar else self.interval
 
     def on_epoch_start(self, trainer: Training) -> None:
-        """Start the clock."""
+        """Start the timer."""
         if self._display:
             self._display.begin(self._title(trainer.epoch + 1), trainer.step)
         self._seen = trainer.samples_seen
         self._begin = self._now = self._shown = time.perf_counter()
 
     def on_step_end(self, trainer: Training) -> None:
-        """Show the means so far, if it is time."""
+        """Show the means so far, if the interval has passed."""
         self._now = time.perf_counter()
         if self._display and self._now - self._shown >= self._pause:
             self._shown = self._now
@@ -73,11 +73,11 @@ class ProgressBar(Callback):
             )
 
     def on_fit_end(self, trainer: Training) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._display:
             self._display.close()
             self._display = None
@@ -104,19 +104,19 @@ def format_logs(logs: Mapping[str, float]) -> str:
 
 
 class _Display(Protocol):
-    """How progress looks."""
+    """Interface of a display."""
 
     def begin(self, title: str, step: int) -> None:
-        """Get ready for an epoch of which some steps may be complete."""
+        """Start an epoch, of which some steps may be complete."""
 
     def step(self, title: str, step: int, text: str) -> None:
-        """Show where an epoch stands."""
+        """Show the progress of an epoch."""
 
     def line(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
 
 
 class _Lines:
@@ -140,7 +140,7 @@ class _Lines:
 
 class _Bar:
     def __init__(self, file: TextIO, steps: int) -> None:
-        from rich.console import Console  # only terminals pay for the import
+        from rich.console import Console  # imported only for terminals
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -156,7 +156,7 @@ class _Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[text]}", markup=False),
             console=Console(file=file),
-            auto_refresh=False,  # no thread beside the kernels' and the loader's
+            auto_refresh=False,  # no additional thread
             transient=True,
         )
         self.task = self.progress.add_task("", total=steps, text="")

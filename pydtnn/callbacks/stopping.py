@@ -1,4 +1,4 @@
-"""Callbacks that end training."""
+"""Callbacks that stop training."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydtnn.utils.validate import number, whole
 
 
 class EarlyStopping(Monitor):
-    """End training when a value has not become better for some epochs.
+    """Stop training when a value has not improved for some epochs.
 
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, of the validation where it begins with "val_".
+        "loss" or a metric's name, with the prefix "val_" for validation.
     patience : int
-        Epochs without a better value.
+        Epochs without improvement.
     min_delta : float
-        How much better than the best a value must be to count.
+        Minimum improvement over the best value.
     mode : {"min", "max"}, optional
-        Which way is better; by default as the metric says.
+        Whether smaller or larger is better; by default that of the metric.
 
     References
     ----------
@@ -37,12 +37,12 @@ class EarlyStopping(Monitor):
         self.patience = whole("EarlyStopping", "patience", patience, at_least=1)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Stop at once where a run that is resumed had come to its end."""
+        """Stop immediately if a resumed run was already complete."""
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 
     def on_value(self, trainer: Training, value: float, improved: bool) -> None:
-        """Stop when patience has run out."""
+        """Stop after `patience` epochs without improvement."""
         self._stop_in_time(trainer)
 
     def _stop_in_time(self, trainer: Training) -> None:
@@ -51,16 +51,16 @@ class EarlyStopping(Monitor):
 
 
 class StopAtMetric(Monitor):
-    """End training when a value is as good as wanted.
+    """Stop training when a value reaches a target.
 
     Parameters
     ----------
     monitor : str
-        "loss" or a metric's name, of the validation where it begins with "val_".
+        "loss" or a metric's name, with the prefix "val_" for validation.
     value : float
-        How good it must be.
+        The target.
     mode : {"min", "max"}, optional
-        Which way is better; by default as the metric says.
+        Whether smaller or larger is better; by default that of the metric.
     """
 
     def __init__(self, monitor: str, value: float, mode: str | None = None) -> None:
@@ -68,7 +68,7 @@ class StopAtMetric(Monitor):
         self.value = number("StopAtMetric", "value", value)
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Stop at once where a run that is resumed had come to its end."""
+        """Stop immediately if a resumed run was already complete."""
         super().on_fit_start(trainer, epochs, steps)
         self._stop_in_time(trainer)
 

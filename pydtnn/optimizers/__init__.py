@@ -41,7 +41,7 @@ OPTIMIZER = Kind("optimizer", OPTIMIZERS, Optimizer, "an Optimizer or what makes
 def get_optimizer(
     optimizer: str | Optimizer | Callable[..., Optimizer], **options: Any
 ) -> Optimizer:
-    """Return an optimizer as it is, or make the one of that name.
+    """Return the optimizer of a name, or the argument itself.
 
     Parameters
     ----------

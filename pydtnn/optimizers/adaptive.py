@@ -1,4 +1,4 @@
-"""Rules that divide each step by the size its gradients have had: RMSProp, Adam, AdamW, Nadam."""
+"""Rules that divide each step by a running size of the gradients: RMSProp, Adam, AdamW, Nadam."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RMSProp(Optimizer):
 
 
 class Adam(Optimizer):
-    """Steps of the mean of the gradients over the root of the mean of their squares.
+    """Running mean of the gradients divided by the root of the running mean of their squares.
 
     ``m = beta1 m + (1 - beta1) g``; ``v = beta2 v + (1 - beta2) g^2``;
     ``w -= lr m^ / (sqrt(v^) + epsilon)`` with ``m^ = m / (1 - beta1^t)`` and ``v^ = v / (1 -
@@ -111,7 +111,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose decay shrinks the parameters by ``1 - lr decay`` instead of entering the moments.
+    """Adam with decoupled weight decay, a factor ``1 - lr decay`` on the parameters.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class AdamW(Adam):
 
 
 class Nadam(Adam):
-    """Adam with Nesterov's momentum, under a momentum that rises to `beta1`.
+    """Adam with Nesterov's momentum and a momentum that increases to `beta1`.
 
     ``mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)``; ``w -= lr (mu_{t+1} m / (1 - prod_{i <= t+1}
     mu_i) + (1 - mu_t) g / (1 - prod_{i <= t} mu_i)) / (sqrt(v^) + epsilon)``, with the moments of
@@ -163,7 +163,7 @@ class Nadam(Adam):
         In [0, 1).
     epsilon : float
     momentum_decay : float
-        How fast the momentum rises.
+        Rate at which the momentum increases.
     weight_decay, clip_norm
         See `Optimizer`.
 

@@ -1,4 +1,4 @@
-"""What all optimizers share: flat state, learning rate, weight decay, clipping, saving, loading.
+"""Base class of optimizers: flat state, learning rate, weight decay, clipping, saving, loading.
 
 A rule is a subclass with one method::
 
@@ -32,50 +32,50 @@ from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
 
 TINY = 2.0**-600
-"""What gradients are multiplied by where the square of their norm overflows."""
+"""Factor on gradients if the square of their norm overflows."""
 
 
 class Optimizer(ABC):
-    """A rule that changes parameters by their gradients, and the state it keeps.
+    """Base class of update rules and their state.
 
     Parameters
     ----------
     lr : float or Schedule
-        Learning rate, or a function that gives it for update number ``step``, counted from 0.
+        Learning rate, or a function that returns it for update number ``step``, counted from 0.
     weight_decay : float
-        Coefficient that the rule gets as `decay` for parameters that decay; biases and the
-        parameters of norms do not. Fixed once the optimizer is bound.
+        Coefficient passed to the rule as `decay` for parameters with weight decay; biases and the
+        parameters of norms have none. Cannot be changed once the optimizer is bound.
     clip_norm : float, optional
-        Gradients are scaled down where their global norm (of all parameters together) is above
-        this. The norm of finite gradients is found on a CPU even where its square overflows.
-        Gradients that are not finite stay as they are, as they have no direction to keep: the next
-        loss is not finite then, and training ends with the name of the layer.
+        Gradients are scaled down if their global norm (of all parameters together) is above this.
+        On a CPU the norm of finite gradients is computed even if its square overflows. Gradients
+        that are not finite are not changed: the next loss is then not finite, and training stops
+        with the name of the layer.
 
     Attributes
     ----------
     slots : tuple of str
-        Names of the rule's state arrays, each as large as the parameters and 0 at first.
+        Names of the rule's state arrays, each as large as the parameters and initially 0.
     per_parameter : bool
-        Whether `update` is called once per parameter; otherwise once per run of neighbours with
-        equal decay.
+        Whether `update` is called once per parameter; otherwise once per range of consecutive
+        parameters with equal decay.
     needs_all_gradients : bool
-        Whether no update may be made before all gradients are there; so with `clip_norm`. A rule
-        sets it in its class or in `__init__`.
+        Whether updates require all gradients, as with `clip_norm`. A rule sets it in its class or
+        in `__init__`.
     iterations : int
         Updates made.
     lr_factor : float
-        Factor on the learning rate, for callbacks that lower it; saved with the state.
+        Factor on the learning rate, for callbacks that reduce it; saved with the state.
     capturable : bool
-        Whether an update is work of the device alone, that may be captured once in a CUDA graph and
-        replayed for all later steps: it reads nothing on the host that changes from step to step
-        but its terms, and its kernels heed `CudaBackend.go`, as those of `backend.update` do. Not
-        inherited.
+        Whether an update runs on the device only and may be captured once in a CUDA graph and
+        replayed for all later steps: it reads no value on the host that changes between steps,
+        except its terms, and its kernels check `CudaBackend.go`, as those of `backend.update` do.
+        Not inherited.
     backend : Backend
-        Whose kernels and arrays the rule works with, once bound.
+        The backend of the rule's kernels and arrays, once bound.
     binding : object
-        Another one after each `bind`: who holds state of an earlier one notices.
+        A new object after each `bind`, to detect state of an earlier one.
     loss_scale : LossScale or None
-        What the gradients are divided by before an update, see `scale_loss`.
+        Divisor of the gradients before an update, see `scale_loss`.
     """
 
     slots: tuple[str, ...] = ()
@@ -123,11 +123,11 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
-        """Change `w` and the slots in place: the rule, and all that a subclass must write.
+        """Change `w` and the slots in place; the method that a subclass must implement.
 
         A subclass names its slots and the terms: ``update(self, w, g, velocity, *, lr, decay,
-        step)``. What it gets may hold padding between parameters, where all arrays are 0; a rule
-        leaves `w` and the slots 0 there.
+        step)``. The arrays may contain padding between parameters, where all are 0; a rule must
+        keep `w` and the slots 0 there.
 
         Parameters
         ----------
@@ -139,28 +139,28 @@ class Optimizer(ABC):
         lr : Number
             Learning rate.
         decay : float
-            Weight decay of these parameters: 0 where it does not apply.
+            Weight decay of these parameters: 0 if it does not apply.
         step : Number
             Number of this update, counted from 1.
         **terms : Number
-            What `terms` has computed for this update.
+            The results of `terms` for this update.
         """
 
     def terms(self, step: int) -> dict[str, float]:
-        """Compute what else a rule needs that changes from update to update, but not by parameter.
+        """Compute further values of a rule that change between updates but not between parameters.
 
-        A rule computes it here rather than in `update`, which a captured graph does not call again.
+        They are computed here rather than in `update`, which a captured graph does not call again.
         """
         return {}
 
     def number(self, name: str, value: Any, **limits: float) -> float:
-        """Check one of the rule's numbers, see `pydtnn.utils.validate.number`."""
+        """Check a numeric argument of the rule, see `pydtnn.utils.validate.number`."""
         return number(type(self).__name__, name, value, **limits)
 
     def bind(
         self, backend: Backend, buffers: Sequence[ParameterBuffer], share: Share | None = None
     ) -> None:
-        """Start afresh on a model's parameters: no update made, all slots 0.
+        """Bind to a model's parameters and reset the state: no updates, all slots 0.
 
         Parameters
         ----------
@@ -168,7 +168,8 @@ class Optimizer(ABC):
         buffers : sequence of ParameterBuffer
             The model's; slots are flat arrays with the same layout.
         share : Share, optional
-            Which parts of the buckets this rank updates and keeps state of; by default all.
+            The parts of the buckets for which this rank stores state and computes updates; by
+            default all.
         """
         if not hasattr(self, "schedule"):
             who = type(self).__name__
@@ -196,12 +197,12 @@ class Optimizer(ABC):
     def _views(
         bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice
     ) -> tuple[Array, ...]:
-        """Values, gradients and slots, which begin at `first`, of a stretch of a bucket."""
+        """Return values, gradients and slots, which start at `first`, of a range of a bucket."""
         kept = slice(run.start - first, run.stop - first)
         return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)
 
     def scale_loss(self, loss_scale: LossScale | None) -> None:
-        """Update with gradients of a loss that is scaled; where one is infinite, do not."""
+        """Update with gradients of a scaled loss, unless one of them is infinite."""
         self.loss_scale = loss_scale
         if self.clip_norm is not None or loss_scale is not None:
             self.needs_all_gradients = True
@@ -210,7 +211,7 @@ class Optimizer(ABC):
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
 
     def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, float]]:
-        """Find the stretches that `update` may treat as one, and their decay."""
+        """Find the ranges that one call of `update` may process, and their decay."""
 
         def decay(entry: Entry) -> float:
             return self.weight_decay if entry.decay else 0.0
@@ -222,7 +223,7 @@ class Optimizer(ABC):
 
     @property
     def lr_now(self) -> float:
-        """Learning rate of the update made last; before the first, of that."""
+        """Learning rate of the last update; before the first update, of the first."""
         return self._lr_of(max(self.iterations - 1, 0))
 
     def _lr_of(self, step: int) -> float:
@@ -236,7 +237,7 @@ class Optimizer(ABC):
         ----------
         wait : callable, optional
             ``wait(bucket)`` returns when the bucket's gradients are final. It is called once per
-            bucket, in order: right before the bucket's update, or before the first one where all
+            bucket, in order: immediately before the bucket's update, or before the first one if all
             gradients are needed.
         """
         buckets = self._buckets()
@@ -251,17 +252,17 @@ class Optimizer(ABC):
             self.step_bucket(bucket)
 
     def skip(self) -> None:
-        """Count an update without making it, where this rank had no samples to learn from.
+        """Count an update without changing parameters, for a rank without samples in this step.
 
-        Schedules and the rule's own count go on as they do on the other ranks.
+        Schedules and the update count advance as on the other ranks.
         """
         self.next_terms()
 
     def begin_step(self) -> None:
         """Begin an update: fix its learning rate, count it, unscale and clip the gradients.
 
-        For schemes that call `step_bucket` themselves. Where `needs_all_gradients`, all of them are
-        final by now.
+        For schemes that call `step_bucket` directly. With `needs_all_gradients`, all gradients must
+        be final.
         """
         if self.binding is None:
             raise ValueError(
@@ -276,14 +277,14 @@ class Optimizer(ABC):
             self._clip(self.clip_norm)
 
     def next_terms(self) -> dict[str, float]:
-        """Count an update; return the numbers it needs that change: lr, step, and its `terms`."""
+        """Count an update; return its varying numbers: lr, step, and its `terms`."""
         lr = self._lr_of(self.iterations)
         self.iterations += 1
         return {"lr": lr, "step": self.iterations, **self.terms(self.iterations)}
 
     @contextlib.contextmanager
     def given(self, terms: Mapping[str, Number]) -> Iterator[None]:
-        """Let updates use these terms instead of those of `next_terms`."""
+        """Use these terms in updates instead of those of `next_terms`."""
         self._given = terms
         try:
             yield
@@ -310,7 +311,7 @@ class Optimizer(ABC):
     def _squared_norm(self, unit: float) -> Number:
         """Sum the squares of all gradients, each times `unit`, over the ranks."""
         gradients = self._own_gradients()
-        with np.errstate(over="ignore"):  # which `_clip` looks for
+        with np.errstate(over="ignore"):  # handled by `_clip`
             squares = [
                 self.backend.update.squared_norm(g if unit == 1 else g * unit) for g in gradients
             ]
@@ -325,14 +326,14 @@ class Optimizer(ABC):
         return None if self._square is None else float(self._square) ** 0.5 / self._unit
 
     def step_bucket(self, bucket: Bucket) -> None:
-        """Update this rank's share of one bucket, whose gradients are final there."""
+        """Update this rank's share of one bucket; the gradients of the share must be final."""
         if self.loss_scale is not None and not self.loss_scale.passed:
             return
         for views, decay in self._runs[bucket.index]:
             self.update(*views, decay=decay, **self._terms)
 
     def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
-        """Name every parameter's part of every slot, and say where it is."""
+        """Return the name and the position of every parameter's part of every slot."""
         return {
             f"{slot}/{entry.name}": (bucket, index, entry)
             for bucket in self._buckets()
@@ -341,14 +342,14 @@ class Optimizer(ABC):
         }
 
     def state(self) -> dict[str, Any]:
-        """Copy what must be saved to continue. Collective where the state is shared out.
+        """Return a copy of the state. Collective if the state is distributed over ranks.
 
         Returns
         -------
         dict
             Per slot and parameter a NumPy array ``"velocity/<parameter>"`` of the parameter's
-            shape, and the numbers "iterations" and "lr_factor". It depends on neither buckets nor
-            padding nor ranks.
+            shape, and the numbers "iterations" and "lr_factor". Independent of buckets, padding and
+            ranks.
         """
         state: dict[str, Any] = {}
         for bucket in self._buckets():
@@ -360,7 +361,7 @@ class Optimizer(ABC):
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned; nothing is changed if it does not fit.
+        """Load what `state` returned; nothing is changed if it does not fit.
 
         Raises
         ------

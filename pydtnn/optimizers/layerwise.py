@@ -1,9 +1,10 @@
-"""Rules for large batches, which size each parameter's step by its own norm: LARS and LAMB.
+"""Rules for large batches, which scale each parameter's step by its norm: LARS and LAMB.
 
-A parameter without weight decay (biases, norms, or all with ``weight_decay=0``) takes its ordinary
-step, as is usual: its norm says little about how far it may go. `always_adapt` scales every one.
+A parameter without weight decay (biases, norms, or all with ``weight_decay=0``) takes its unscaled
+step, as is usual: its norm is not a meaningful scale for the step. With `always_adapt` every
+parameter is scaled.
 
-Norms and the rates made of them stay on the device; nothing here waits for them.
+Norms and the rates computed from them remain on the device, without synchronisation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydtnn.utils.validate import truth
 
 
 class LARS(Optimizer):
-    """SGD with momentum whose learning rate is scaled per parameter.
+    """SGD with momentum and a learning rate that is scaled per parameter.
 
     ``r = trust |w| / (|g| + decay |w|)``; ``v = momentum v + lr r (g + decay w)``; ``w -= v``.
     Where `w` or `g` is 0, and without decay, ``r = 1``.
@@ -27,7 +28,7 @@ class LARS(Optimizer):
     momentum : float
         In [0, 1).
     trust : float
-        The paper's eta: how far a step with ``lr = 1`` moves a parameter, relative to its norm.
+        The paper's eta: the relative change of a parameter's norm in a step with ``lr = 1``.
     always_adapt : bool
         Scale parameters without decay too.
     weight_decay, clip_norm
@@ -73,7 +74,7 @@ class LARS(Optimizer):
 
 
 class LAMB(Adam):
-    """Adam whose step is scaled per parameter to the size of the parameter.
+    """Adam with steps scaled per parameter to the norm of the parameter.
 
     ``u = m^ / (sqrt(v^) + epsilon) + decay w``; ``w -= lr (|w| / |u|) u``. Where `w` or `u` is 0,
     and without decay, the ratio is 1.

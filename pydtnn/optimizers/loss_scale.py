@@ -1,10 +1,10 @@
-"""Loss scaling: what keeps the gradients of a float16 model from vanishing.
+"""Loss scaling, which prevents underflow of the gradients of a float16 model.
 
-Below 6e-8 a float16 is 0, and activations have gradients of that size. Multiplied by the scale,
-the loss has gradients that many times larger; those of the parameters, which are float32, are
-divided by it before anybody uses them. A scale that is too large makes some of them infinite: then
-the step is not made, and the scale shrinks; after many good steps it grows again. So it finds the
-largest that the model bears. bfloat16 has the range of float32 and needs none.
+Below 6e-8 a float16 is 0, and activations have gradients of that size. The loss is multiplied by
+the scale, which scales all gradients; those of the parameters, which are float32, are divided by it
+before they are used. If the scale is too large, some gradients are infinite: the step is then
+skipped and the scale reduced; after many valid steps it is increased again. It therefore converges
+to the largest scale without overflow. bfloat16 has the range of float32 and needs no scaling.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.utils.validate import number, whole
 
 SMALLEST = 2.0**-24
-"""The smallest float16: gradients that are infinite with this scale are not so because of it."""
+"""The smallest float16: gradients that are infinite with this scale are infinite without it."""
 
 
 class LossScale:
-    """A factor on the loss that adapts, in the backend's memory: the host does not wait for it.
+    """An adaptive factor on the loss, in the backend's memory: the host does not wait for it.
 
-    A step goes: `loss` before backward; `unscale` when the gradients of all ranks have been added
-    up, before anything else looks at them; `adjust`; then an update where `go` is 1. Kernels on a
-    device look at `go` themselves; on the host, who updates asks `passed`.
+    A step calls `loss` before backward; `unscale` when the gradients of all ranks have been summed,
+    before they are used; `adjust`; then the update, if `go` is 1. Kernels on a device check `go`;
+    on the host, the optimizer checks `passed`.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ class LossScale:
     growth, backoff : float
         Factors above and below 1.
     interval : int
-        Good steps in a row after which the scale grows.
+        Consecutive valid steps after which the scale is increased.
 
     Attributes
     ----------
     scale, good : Array, shape (1,), float64
-        The factor, and how many steps in a row were made with it.
+        The factor, and the number of consecutive steps with it.
     go : Array, shape (1,), float64
-        1, or 0 while a step must not be made: the backend's own flag, where it has one.
+        1, or 0 if the step must be skipped: the backend's flag, if it has one.
 
     References
     ----------
@@ -69,24 +69,24 @@ class LossScale:
         self.go[...] = 1
 
     def loss(self, scale: Number) -> Number:
-        """Begin a step: return the factor on the gradient of the loss, which without is `scale`."""
+        """Begin a step: return `scale` times the factor on the loss."""
         self.go[...] = 1
         return self.scale[0] * scale
 
     def unscale(
         self, gradients: Iterable[Array], total: Callable[[Number], Number] | None = None
     ) -> None:
-        """Divide gradients by the scale, in place; clear `go` where one is not finite.
+        """Divide gradients by the scale, in place; clear `go` if one is not finite.
 
-        Collective, where `total` is.
+        Collective if `total` is.
 
         Parameters
         ----------
         gradients : iterable of Array
-            Flat and float32: final, and all that this rank updates.
+            Flat float32 arrays: all final gradients that this rank uses.
         total : callable, optional
-            Adds a number up over the ranks, where each updates its own share (`Share.total`): then
-            they agree on `go`. Ranks that hold the same gradients agree anyway.
+            Sums a number over the ranks if each updates its own share (`Share.total`), so that they
+            agree on `go`. Ranks with the same gradients always agree.
         """
         for g in gradients:
             self.backend.update.unscale(g, self.scale, self.go)
@@ -94,7 +94,7 @@ class LossScale:
             self.go[...] = total(1 - self.go[0]) == 0
 
     def adjust(self) -> None:
-        """Adapt the scale to what `unscale` found."""
+        """Update the scale from the result of `unscale`."""
         self.backend.update.rescale(
             self.scale,
             self.good,
@@ -106,21 +106,21 @@ class LossScale:
 
     @property
     def passed(self) -> bool:
-        """Whether the step shall be made, for hosts; on a device, whose kernels know, always."""
+        """Whether to update, for the host; always true on a device, where kernels check `go`."""
         return self.backend.go is not None or bool(self.go[0])
 
     @property
     def lost(self) -> bool:
-        """Whether gradients are infinite however small the scale; the host waits for the answer."""
+        """Whether gradients are infinite at the smallest scale; synchronises with the device."""
         return bool(self.backend.to_numpy(self.scale)[0] < SMALLEST)
 
     def state(self) -> dict[str, Any]:
-        """Return what must be saved to continue."""
+        """Return the state to be saved."""
         return {
             name: float(self.backend.to_numpy(array)[0])
             for name, array in (("scale", self.scale), ("good", self.good))
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Load what `state` returned."""
         self.scale[...], self.good[...] = state["scale"], state["good"]

@@ -17,7 +17,7 @@ class SGD(Optimizer):
     ----------
     lr : float or Schedule
     momentum : float
-        In [0, 1). With 0 no velocity is kept.
+        In [0, 1). With 0 no velocity is stored.
     nesterov : bool
     weight_decay, clip_norm
         See `Optimizer`.
@@ -26,7 +26,7 @@ class SGD(Optimizer):
     ----------
     Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML
     2013, section 2. The learning rate multiplies the velocity (as in PyTorch), so a change of it
-    acts at once.
+    takes effect immediately.
     """
 
     capturable = True

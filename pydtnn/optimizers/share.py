@@ -1,4 +1,4 @@
-"""Who updates what: all ranks everything, or each its share."""
+"""Distribution of updates: all ranks update everything, or each rank its share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pydtnn.layers.parameters import Bucket
 
 
 class Share(Protocol):
-    """What an optimizer must know if it updates a part of each bucket only."""
+    """The interface of an optimizer that updates only a part of each bucket."""
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
-        """Return the stretch of a bucket that is updated here.
+        """Return the range of a bucket that this rank updates.
 
         Parameters
         ----------
         bucket : Bucket
         whole : bool
-            Whether no parameter may be cut: the rule needs all of it at once.
+            Whether parameters must not be split, as the rule requires whole parameters.
         """
 
     def gather(self, bucket: Bucket, part: Array) -> Array:
-        """Put together an array as long as the bucket from what all ranks hold. Collective."""
+        """Gather an array of the length of the bucket from all ranks. Collective."""
 
     def total(self, value: Number) -> Number:
-        """Add up a number that each rank has of its own stretches. Collective."""
+        """Sum a number computed on each rank's ranges. Collective."""
 
 
 class Whole:
@@ -36,7 +36,7 @@ class Whole:
         return slice(0, len(bucket.values))
 
     def gather(self, bucket: Bucket, part: Array) -> Array:
-        """Return what is there."""
+        """Return the array itself."""
         return part
 
     def total(self, value: Number) -> Number:

@@ -1,14 +1,13 @@
 """Learning-rate schedules: functions of the step.
 
-A schedule is any callable ``schedule(step) -> lr`` with steps (updates) counted from 0, so one of
-one's own is a function of two lines. All here share that one clock, warm-up included: "divide at
-step 1000" means step 1000 whether or not there was a warm-up. After their last step they stay where
-they are.
+A schedule is any callable ``schedule(step) -> lr`` with steps (updates) counted from 0. All
+schedules count steps from the beginning of training, including the warm-up: "divide at step 1000"
+means step 1000 with or without a warm-up. After their last step they are constant.
 
 A training of n steps makes its updates at steps 0 to n - 1. `Polynomial`, `Cosine` and `Triangular`
-reach their final rate at step n, after the last update, as ``PolynomialLR`` and
-``CosineAnnealingLR`` of PyTorch do: where that rate is 0, the last update would be lost. `OneCycle`
-reaches it at step n - 1, as ``OneCycleLR`` does.
+reach their final rate at step n, after the last update, like ``PolynomialLR`` and
+``CosineAnnealingLR`` of PyTorch: with a final rate of 0, the last update would otherwise have no
+effect. `OneCycle` reaches it at step n - 1, like ``OneCycleLR``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pydtnn.utils.validate import number, whole
 
 Schedule = Callable[[int], float]
-"""``schedule(step)`` gives the learning rate of update number `step`, counted from 0."""
+"""``schedule(step)`` returns the learning rate of update number `step`, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,18 @@ class Constant:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A linear rise from near 0 to another schedule, which then goes on.
+    """A linear increase from near 0, followed by another schedule.
 
     ``lr(t) = (t + 1) / (steps + 1) * then(steps)`` for ``t < steps``, ``then(t)`` afterwards: the
-    first update is not wasted on a learning rate of 0.
+    first update has a learning rate above 0.
 
     Parameters
     ----------
     then : Schedule
-        What follows; it counts steps from the beginning of training, not from the end of the rise.
+        The following schedule; it counts steps from the beginning of training, not from the end of
+        the warm-up.
     steps : int
-        Length of the rise.
+        Length of the warm-up.
 
     References
     ----------
@@ -75,13 +75,13 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Step:
-    """A learning rate multiplied by `gamma` at given steps, or every so many.
+    """A learning rate multiplied by `gamma` at given steps or at a fixed interval.
 
     Parameters
     ----------
     lr : float
     boundaries : int or tuple of int
-        The steps from which one more `gamma` applies, rising; one number n means n, 2n, 3n and so
+        Increasing steps from which one more `gamma` applies; one number n means n, 2n, 3n and so
         on.
     gamma : float
     """
@@ -111,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A fall along ``(1 - p)^power``, where ``p`` runs from 0 at step `begin` to 1 at step `steps`.
+    """Decay as ``(1 - p)^power`` with ``p`` from 0 at step `begin` to 1 at step `steps`.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Polynomial:
     final : float
         Learning rate at step `steps`, after the last update.
     begin : int
-        Where the fall begins.
+        Step at which the decay begins.
     """
 
     lr: float
@@ -146,7 +146,7 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Cosine:
-    """A fall along half a cosine, from step `begin` to step `steps`.
+    """Cosine decay from step `begin` to step `steps`.
 
     ``lr(t) = final + (lr - final) (1 + cos(pi p)) / 2``, where ``p`` runs from 0 at `begin` to 1 at
     `steps`.
@@ -160,7 +160,7 @@ class Cosine:
     final : float
         Learning rate at step `steps`, after the last update.
     begin : int
-        Where the fall begins.
+        Step at which the decay begins.
 
     References
     ----------
@@ -184,11 +184,11 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Triangular:
-    """A linear rise from near 0 to `lr`, then a linear fall to 0.
+    """A linear increase from near 0 to `lr`, then a linear decrease to 0.
 
     With the peak at step ``p = round(rise * steps)``: ``lr (t + 1) / (p + 1)`` before it, ``lr
-    (steps - t) / (steps - p)`` from it on. No update is wasted on a learning rate of 0: the first
-    has ``lr / (p + 1)``, the last ``lr / (steps - p)``.
+    (steps - t) / (steps - p)`` from it on. All updates have a learning rate above 0: the first has
+    ``lr / (p + 1)``, the last ``lr / (steps - p)``.
 
     Parameters
     ----------
@@ -223,11 +223,11 @@ class Triangular:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Half a cosine up from ``lr / start`` to `lr`, then half a cosine down to ``lr / end``.
+    """Cosine increase from ``lr / start`` to `lr`, then cosine decrease to ``lr / end``.
 
-    The rise ends at step ``rise * steps - 1``, which need not be whole, and the fall at the last
-    step of the training, ``steps - 1``: the rates are those of PyTorch's ``OneCycleLR`` with its
-    defaults. The momentum stays as it is.
+    The increase ends at step ``rise * steps - 1``, which may be fractional, and the decrease at the
+    last step of the training, ``steps - 1``: the rates are those of PyTorch's ``OneCycleLR`` with
+    its defaults. The momentum is not changed.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class OneCycle:
     rise : float
         Share of the steps up to the peak, in [0, 1).
     start, end : float
-        By how much the first and the final learning rate are smaller than `lr`.
+        Ratios of `lr` to the first and the final learning rate.
 
     References
     ----------
@@ -279,12 +279,12 @@ def _check_span(schedule: object, begin: int, steps: int) -> None:
 
 
 def _peak(rise: float, steps: int) -> int:
-    """Step of the peak; at least one step is left to fall."""
+    """Step of the peak; at least one step follows it."""
     return min(round(rise * steps), steps - 1)
 
 
 def _progress(step: int, begin: float, end: int) -> float:
-    """How far `step` is on the way from `begin` (0) to `end` (1)."""
+    """Position of `step` between `begin` (0) and `end` (1)."""
     return min(max((step - begin) / (end - begin), 0.0), 1.0)
 
 

@@ -22,7 +22,7 @@ from pydtnn.utils.validate import number, whole
 
 @dataclass(frozen=True)
 class Run:
-    """What a named schedule must know of the training.
+    """Parameters of the training for a named schedule.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Run:
     steps, steps_per_epoch : int
         Of the whole training and of an epoch.
     warmup_steps : int
-        Steps of the linear rise at its beginning.
+        Steps of the initial linear increase.
     """
 
     lr: float
@@ -56,7 +56,7 @@ def _constant(run: Run) -> Schedule:
 
 
 def _warmup(run: Run) -> Schedule:
-    """Rise during a tenth of the training, unless told how long."""
+    """Warm up during a tenth of the training by default."""
     return WarmUp(Constant(run.lr), run.warmup_steps or run.steps // 10)
 
 
@@ -126,25 +126,24 @@ def get_schedule(
     warmup_steps: int = 0,
     **options: Any,
 ) -> Schedule:
-    """Make the schedule of a name, for a training of `total_steps`, or take a function as it is.
+    """Return the schedule of a name for a training of `total_steps`, or the argument itself.
 
     Parameters
     ----------
     schedule : str or callable
-        A name of `SCHEDULES` or `ALIASES`, or any function of the step, which gives the learning
-        rate itself, also as ``path/to/file.py:name``.
+        A name of `SCHEDULES` or `ALIASES`, or any function of the step that returns the learning
+        rate.
     lr : float
         The highest learning rate.
     total_steps, steps_per_epoch : int
         Steps (updates) of the whole training and of an epoch.
     warmup_steps : int
-        Length of a linear rise before, whatever the schedule. "cosine" and "polynomial" fall over
-        the rest; the steps and epochs of the others are still counted from the beginning of
-        training.
+        Length of an initial linear increase, for any schedule. "cosine" and "polynomial" decay over
+        the rest; the steps and epochs of the others are counted from the beginning of training.
     **options
-        By name: "step": `boundaries` (steps, or one number for every so many), `gamma`; "epochs":
-        `epochs`, `gamma`; "polynomial": `power`, `final`; "cosine": `final`; "triangular": `rise`;
-        "one_cycle": `rise`, `start`, `end`.
+        By name: "step": `boundaries` (steps, or one number for a fixed interval), `gamma`;
+        "epochs": `epochs`, `gamma`; "polynomial": `power`, `final`; "cosine": `final`;
+        "triangular": `rise`; "one_cycle": `rise`, `start`, `end`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Check that a layer, or a parallel scheme, keeps its contract: the library's and one's own."""
+"""Checks of the contracts of layers and parallel schemes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def check_layer(
     positive: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check that a layer keeps its contract, in training and in evaluation.
+    """Check the contract of a layer, in training and in evaluation.
 
-    The output has the shape that `build` says. The gradients of inputs and parameters are those of
-    central differences in float64. Two forward passes can be in flight. Gradients accumulate. What
-    may not be overwritten is left alone. `saves`, `new_output`, `new_gradient`,
-    `views`, `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32
-    and bfloat16 agree with float64 within their precision.
+    The output has the shape that `build` returns. The gradients of inputs and parameters agree with
+    central differences in float64. Two forward passes can be in flight. Gradients accumulate.
+    Arrays are not overwritten without permission. `saves`, `new_output`, `new_gradient`, `views`,
+    `may_overwrite_input` and `may_overwrite_dy` are true. A batch may be empty. float32 and
+    bfloat16 agree with float64 within their precision.
 
     Parameters
     ----------
     layer : Layer
-        Not yet part of a model; it is copied, so it can be used afterwards.
+        A layer that is not part of a model; it is copied, so it can be used afterwards.
     *input_shapes : tuple of int
         Shape of one sample of each input, without the batch axis.
     backend : Backend or str
@@ -57,7 +57,7 @@ def check_layer(
     Raises
     ------
     AssertionError
-        In one sentence: the layer, what is wrong, and by how much.
+        With the layer, the quantity that is wrong, and the difference.
 
     Examples
     --------

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0 if the scheme keeps its contract, 1 if not.
+        Exit status: 0 if the scheme passes all checks, 1 if not.
     """
     try:
         with printing():

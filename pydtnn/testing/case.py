@@ -1,4 +1,4 @@
-"""A layer alone in a model, with random inputs: what every check works on."""
+"""A model with a single layer and random inputs, for all checks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pydtnn.layers.base import Layer, Shape, StepContext
 from pydtnn.model import Model
 
 REPEATED = 1e-12
-"""Tolerance of a computation repeated in float64, where at most the order of sums changes."""
+"""Tolerance of a computation repeated in float64 with at most another order of sums."""
 
 
 @dataclass
 class Pass:
-    """What one forward and backward pass gave."""
+    """Results of one forward and backward pass."""
 
     y: Array
     dxs: tuple[Array, ...]
     grads: dict[str, Array]
 
     def named(self) -> Iterator[tuple[str, Array]]:
-        """Yield each array with what it is in words."""
+        """Yield each array with its description."""
         yield "the output", self.y
         for i, dx in enumerate(self.dxs):
             yield f"the gradient of input {i}", dx
@@ -36,7 +36,7 @@ class Pass:
 
 
 class Case:
-    """A layer alone in a float64 model, with random inputs, parameters and dy.
+    """A float64 model with a single layer, random inputs, parameters and dy.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Case:
         self.xs, self.dy = self.draw(batch)
 
     def build(self, dtype: str) -> Model:
-        """Make a model of a copy of the layer."""
+        """Create a model with a copy of the layer."""
         if self.template.bound:
             kind = type(self.template).__name__
             raise ValueError(f"check_layer: expected a new {kind}, got one of a model")
@@ -100,14 +100,14 @@ class Case:
         return tuple(map(self.backend.asarray, xs)), self.backend.asarray(dy)
 
     def context(self, batch: int) -> StepContext:
-        """Make the context of a pass over samples 0, 1, 2..."""
+        """Return the context of a pass over samples 0, 1, 2..."""
         return StepContext(training=self.training, samples=np.arange(batch))
 
     def forward(self, xs: tuple[Array, ...], model: Model | None = None) -> tuple[Array, list[Any]]:
-        """Run forward on these very arrays."""
+        """Run forward on these arrays, without copying."""
         try:
             return (model or self.model).forward(xs, self.context(len(xs[0])))
-        except (TypeError, ValueError) as error:  # the model refuses what forward returns
+        except (TypeError, ValueError) as error:  # raised by the model for invalid results
             raise self.fail(str(error)) from error
 
     def backward(
@@ -119,11 +119,11 @@ class Case:
         *,
         accumulate: bool = False,
     ) -> Pass:
-        """Run backward on this very dy."""
+        """Run backward on this dy, without copying."""
         model = model or self.model
         try:
             dx = model.backward(dy, residuals, accumulate=accumulate)
-        except ValueError as error:  # the model refuses a gradient of a wrong shape
+        except ValueError as error:  # raised by the model for gradients of a wrong shape
             raise self.fail(str(error)) from error
         grads = {name: p.grad.copy() for name, p in model.parameters.items()}
         return Pass(y, dx if isinstance(dx, tuple) else (dx,), grads)
@@ -134,12 +134,12 @@ class Case:
         return self.backward(y, dy.copy(), residuals, model)
 
     def fail(self, sentence: str) -> AssertionError:
-        """Make the error of a broken contract."""
+        """Return the error of a failed check."""
         mode = "training" if self.training else "evaluation"
         return AssertionError(f"{type(self.layer).__name__} in {mode}: {sentence}")
 
     def compare(self, got: Pass, want: Pass, when: str, tolerance: float = REPEATED) -> None:
-        """Check that two passes gave the same, within `tolerance` of each array's largest entry."""
+        """Check that two passes agree within `tolerance` of each array's largest entry."""
         for (what, a), (_, b) in zip(got.named(), want.named(), strict=True):
             a, b = self.backend.to_numpy(a), self.backend.to_numpy(b)
             if a.shape != b.shape:

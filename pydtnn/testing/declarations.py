@@ -1,4 +1,4 @@
-"""Checks of what a layer declares: which arrays it keeps, makes, passes on and overwrites."""
+"""Checks of a layer's declarations: arrays that it saves, creates, passes on and overwrites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydtnn.testing.case import Case
 
 
 def check_saves(case: Case) -> None:
-    """Check `saves` against what is alive after forward."""
+    """Check `saves` against the arrays that are referenced after forward."""
     xs = tuple(x.copy() for x in case.xs)
     y, residuals = case.forward(xs)
     shared = any(_owner(y) is _owner(x) for x in xs)
@@ -20,7 +20,7 @@ def check_saves(case: Case) -> None:
         "input": [weakref.ref(_owner(x)) for x in xs],
         "output": [weakref.ref(_owner(y))],
     }
-    del xs, y  # from here on only `residuals` keeps them
+    del xs, y  # now referenced only by `residuals`
     for what, refs in references.items():
         declares = what in case.layer.saves or (shared and case.layer.saves)
         if any(ref() is not None for ref in refs) and not declares:
@@ -60,7 +60,7 @@ def check_new_gradient(case: Case) -> None:
 
 
 def check_overwriting(case: Case) -> None:
-    """Check that working in place, where the layer offers it, happens and changes no result."""
+    """Check that in-place computation, if declared, is used and does not change results."""
     layer, want = case.layer, case.run(case.xs, case.dy)
     for over_input in {False, layer.may_overwrite_input}:
         for over_dy in {False, layer.may_overwrite_dy}:
@@ -68,7 +68,7 @@ def check_overwriting(case: Case) -> None:
             layer.overwrites_input, layer.overwrites_dy = over_input, over_dy
             try:
                 y, residuals = case.forward(xs)
-                kept = y.copy()  # backward may write where y lies no more than anybody else
+                kept = y.copy()  # backward must not overwrite y either
                 got = case.backward(kept, dy, residuals)
             finally:
                 layer.overwrites_input = layer.overwrites_dy = False

@@ -1,4 +1,4 @@
-"""Check that a parallel scheme keeps its contract: for the library's and for one's own."""
+"""Checks of the contract of parallel schemes."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ def check_scheme(
     seed: int = 0,
     timeout: float = 20.0,
 ) -> SchemeReport:
-    """Check that a parallel scheme keeps its contract, on several numbers of ranks.
+    """Check the contract of a parallel scheme, on several numbers of ranks.
 
-    The ranks are threads that train a small network in float64. Batches leave ranks with uneven
-    parts, and the last of each epoch leaves all ranks but one with none. The scheme must
+    The ranks are threads that train a small network in float64. Batches are divided unevenly, and
+    the last of each epoch has samples on one rank only. The scheme must
 
-    - compute what serial training does, or at least lower the loss, with one bucket or many;
-    - keep parameters equal on all ranks after every step if its `equal` says so, and in the end;
-    - compute the same bytes with random delays before and after every call, and touch no array
-      that belongs to a request under way;
-    - leave no message that is not received;
-    - compute the same bytes when it is saved, and when it is resumed in the middle of an epoch;
-    - complete what is under way when a step is abandoned, and go on;
-    - let the error of one rank end all of them.
+    - agree with serial training, or at least reduce the loss, with one bucket or many;
+    - keep parameters equal on all ranks after every step if it is `equal`, and at the end;
+    - compute the same bytes with random delays before and after every call, and not access arrays
+    of pending requests;
+    - receive every message;
+    - compute the same bytes when saved, and when resumed in the middle of an epoch;
+    - complete pending requests when a step is abandoned, and continue;
+    - terminate all ranks after an error of one.
 
     Parameters
     ----------
     scheme : type or callable
-        A subclass of `GradientExchange`, or whatever makes one of a communicator:
+        A subclass of `GradientExchange`, or a function that creates one from a communicator:
         ``lambda comm: LocalSGD(comm, period=2)``.
     ranks : sequence of int
         At most 11, the samples of a batch.
     equal_to_serial : bool, optional
-        Whether it must compute what serial training does. By default schemes must that are `equal`
-        and `sums_gradients`, which those that compress or are late do not.
+        Whether it must agree with serial training. By default this is required of schemes that are
+        `equal` and `sums_gradients`; set it to False for inexact or delayed gradients.
     optimizer : callable, optional
-        Makes the rule. By default SGD with momentum for schemes that sum gradients, and without
-        for others: a rank's own momentum is no part of serial training.
+        Creates the rule. By default SGD with momentum for schemes that sum gradients, and without
+        for others: separate momenta per rank do not occur in serial training.
     tolerance : float
         Largest difference from serial training, relative to the largest parameter.
     seed : int
         Of the data.
     timeout : float
-        Longest time that one run may take, in s; each takes some 50 ms.
+        Maximum duration of one run, in s; each takes about 50 ms.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def check_scheme(
     Raises
     ------
     AssertionError
-        In one sentence: the scheme, on how many ranks, what is wrong and by how much.
+        With the scheme, the number of ranks, the quantity that is wrong, and the difference.
 
     Examples
     --------

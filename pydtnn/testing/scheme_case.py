@@ -1,4 +1,4 @@
-"""A scheme on one number of ranks: what every check works on."""
+"""A scheme on one number of ranks, for all checks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Case:
     Parameters
     ----------
     scheme : callable
-        Makes the exchange of a communicator.
+        Creates the exchange from a communicator.
     ranks : int
     data : ArrayDataset
     optimizer : callable, optional
-        Makes the rule; by default one that suits the scheme.
+        Creates the rule; by default one for the type of scheme.
     equal_to_serial : bool or None
-        Whether it must compute what serial training does; None: if it promises so.
+        Whether it must agree with serial training; None: as declared by the scheme.
     tolerance : float
         Largest difference from serial training, relative to the largest parameter.
     timeout : float
@@ -39,11 +39,11 @@ class Case:
     Attributes
     ----------
     serial, quiet : Course
-        Serial training, and ranks that say nothing but what the trainer says.
+        Serial training, and ranks without communication of the scheme.
     plain : list of Course
-        Every rank's, with a bucket for every parameter and nothing peculiar.
+        Of every rank, with one bucket per parameter and no special conditions.
     must_be_serial : bool
-        Whether the scheme must compute what serial training does.
+        Whether the scheme must agree with serial training.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Case:
         self.plain = self.run(Plan())
 
     def _make(self) -> GradientExchange:
-        """Make the exchange once, to ask what it promises."""
+        """Create the exchange once, to read its declarations."""
         try:
             exchange = run_threads(self.ranks, self.scheme)[0]
         except Exception as error:
@@ -83,7 +83,7 @@ class Case:
         return exchange
 
     def run(self, plan: Plan, when: str = "") -> list[Course]:
-        """Make a run that nothing may go wrong in."""
+        """Run without expected errors."""
         try:
             return self._run(self.scheme, plan)
         except NotFiniteError as error:
@@ -93,7 +93,7 @@ class Case:
             self.fail(describe(error), when, error)
 
     def run_failing(self, plan: Plan) -> Exception | None:
-        """Make a run that a rank's error should end, and return the error."""
+        """Run with an injected error on one rank, and return the raised error."""
         try:
             self._run(self.scheme, plan)
         except Exception as error:
@@ -104,14 +104,14 @@ class Case:
         return run_ranks(self.ranks, scheme, self.optimizer, self.data, plan, timeout=self.timeout)
 
     def compare(self, values: np.ndarray, expected: np.ndarray) -> tuple[float, str]:
-        """Return the largest difference, relative to the largest value, and whose it is."""
+        """Return the largest difference, relative to the largest value, and its parameter."""
         apart = np.abs(values - expected)
         apart[np.isnan(apart)] = np.inf
         worst = int(apart.argmax())
         return float(apart[worst] / np.abs(expected).max()), self.serial.names[worst]
 
     def fail(self, what: str, when: str = "", error: Exception | None = None) -> NoReturn:
-        """Say in one sentence what is wrong."""
+        """Raise the error of a failed check."""
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         raise AssertionError(f"{self.name} on {ranks}{when and ', '}{when}: {what}") from error
 
@@ -121,5 +121,5 @@ def _with_momentum() -> Optimizer:
 
 
 def _without() -> Optimizer:
-    """For ranks that step alone: a momentum of their own is no part of serial training."""
+    """For ranks that update independently: serial training has no momenta per rank."""
     return SGD(0.5)

@@ -1,4 +1,4 @@
-"""What a scheme must do, whatever the number of ranks."""
+"""Requirements of a scheme for any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DELAYS = (1, 2)
 """Seeds of random delays."""
 
 LEAST_GAIN = 0.1
-"""Of what serial training takes off the loss; a scheme that takes off less does not train."""
+"""Required fraction of the loss reduction of serial training."""
 
 
 def check_buckets(case: Case) -> None:
-    """The result is right with a bucket for every parameter, and with one for all."""
+    """The result is correct with one bucket per parameter, and with one for all."""
     check_result(case, case.plain, "", case.serial)
     when = "with all parameters in one bucket"
     check_result(case, case.run(Plan(bucket_bytes=1 << 30), when), when, case.serial)
 
 
 def check_delays(case: Case) -> None:
-    """What is computed does not depend on who comes first."""
+    """The result does not depend on the order in which ranks arrive."""
     for seed in DELAYS:
         when = f"with random delays (seed {seed})"
         courses = case.run(Plan(delays=seed), when)
@@ -37,7 +37,7 @@ def check_delays(case: Case) -> None:
 
 
 def check_resume(case: Case) -> None:
-    """A checkpoint changes nothing, and going on from it gives the same bytes."""
+    """Saving a checkpoint changes nothing, and resuming gives the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
         when = f"saved after step {MIDDLE}"
         courses = case.run(Plan(save=Path(folder)), when)
@@ -50,7 +50,7 @@ def check_resume(case: Case) -> None:
 
 
 def check_abandon(case: Case) -> None:
-    """A step whose loss is NaN leaves nothing behind, and the next ones work."""
+    """A step with a loss of NaN has no effect, and the following steps work."""
     when = f"with step {BAD_STEP + 1} abandoned"
     courses = case.run(Plan(bad_step=True), when)
     serial = run_serial(case.optimizer, case.data, Plan(bad_step=True))
@@ -58,7 +58,7 @@ def check_abandon(case: Case) -> None:
 
 
 def check_failures(case: Case) -> None:
-    """The error of one rank ends all of them, with its name."""
+    """An error of one rank terminates all of them and is reported."""
     last = case.ranks - 1
     calls = case.plain[last].calls
     own = [number for number, call in enumerate(calls) if call not in case.quiet.calls]
@@ -73,7 +73,7 @@ def check_failures(case: Case) -> None:
 
 
 def check_result(case: Case, courses: Sequence[Course], when: str, serial: Course) -> None:
-    """Nothing is left over, ranks are equal where they must be, and parameters are right."""
+    """No request is pending, ranks are equal as declared, and parameters are correct."""
     first = courses[0]
     for rank, course in enumerate(courses):
         if course.unmet:
@@ -107,7 +107,7 @@ def check_result(case: Case, courses: Sequence[Course], when: str, serial: Cours
 
 
 def check_gain(case: Case, course: Course, when: str, serial: Course) -> None:
-    """The loss falls."""
+    """The loss decreases."""
     gain, usual = (run.first_loss - run.last_loss for run in (course, serial))
     if not gain > LEAST_GAIN * usual:
         case.fail(
@@ -119,7 +119,7 @@ def check_gain(case: Case, course: Course, when: str, serial: Course) -> None:
 
 
 def check_same(case: Case, courses: Sequence[Course], when: str, hint: str) -> None:
-    """All parameters of all ranks are the same bytes as in an ordinary run."""
+    """All parameters of all ranks have the same bytes as in an ordinary run."""
     for rank, (course, plain) in enumerate(zip(courses, case.plain, strict=True)):
         first = STEPS - len(course.values)
         for step, (values, expected) in enumerate(
@@ -135,7 +135,7 @@ def check_same(case: Case, courses: Sequence[Course], when: str, hint: str) -> N
 
 
 def _pairs(course: Course, other: Course) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Go through what must be equal: parameters after each step if always, else at the end."""
+    """Yield the arrays that must be equal: parameters after each step, or at the end."""
     if course.equal:
         for step, (values, expected) in enumerate(
             zip(course.values, other.values, strict=True), start=1

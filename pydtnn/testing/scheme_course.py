@@ -1,4 +1,4 @@
-"""A short training run: what is peculiar to it, and what a rank saw of it."""
+"""A short training run: its special conditions and its results on one rank."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ BATCH = 11
 
 STEPS = 18
 MIDDLE = 10
-"""Where a run is saved and resumed: within an epoch."""
+"""Step at which a run is saved and resumed: within an epoch."""
 
 BAD_STEP = 4
-"""Whose loss is NaN where a step is to be abandoned."""
+"""Step with a loss of NaN if a step is to be abandoned."""
 
 FAILING_STEP = 2
-"""In which a method of the scheme raises where it is to fail."""
+"""Step in which a method of the scheme raises if it is to fail."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is peculiar to one run.
+    """Special conditions of one run.
 
     Attributes
     ----------
     bucket_bytes : int
-        1 makes a bucket of every parameter.
+        1 gives one bucket per parameter.
     delays : int or None
         Seed of random delays.
     bad_step : bool
         Whether the loss of `BAD_STEP` is NaN on the last rank.
     save, resume : path or None
-        Folder into which `MIDDLE` is saved, or from which the run goes on.
+        Folder to which the state after `MIDDLE` is saved, or from which the run resumes.
     fails : str or int or None
-        What raises on the last rank: a method of the scheme, in `FAILING_STEP`, or the call of its
+        Failure on the last rank: a method of the scheme, in `FAILING_STEP`, or the call of its
         communicator with this number, counted from the first step.
     """
 
@@ -53,12 +53,12 @@ class Plan:
 
 @dataclass
 class Course:
-    """What one rank saw of a run.
+    """Results of a run on one rank.
 
     Attributes
     ----------
     equal : bool
-        Whether the scheme says that all ranks hold the same parameters between steps.
+        Whether the scheme declares that all ranks have the same parameters between steps.
     names : list of str
         For each element of the parameters, the name of its parameter.
     buckets, gradient_bytes : int
@@ -66,18 +66,18 @@ class Course:
     values : list of ndarray
         All parameters after each step.
     final : ndarray
-        All parameters at the end, averaged where the ranks' differ.
+        All parameters at the end, averaged if they differ between ranks.
     first_loss, last_loss : float
         Of all samples, before the first step and after the last.
     calls : list of str
-        What the rank called in all steps.
+        Calls of the rank in all steps.
     messages, bytes : int
         Traffic of all steps; bytes in B.
     waited, wall : float
         Time that all steps spent in communication, and their whole time, in s.
     under_way, unmet : list of str
-        Operations whose end the rank had not seen at the end of the run, and those of them that the
-        other ranks had not met.
+        Operations that were not complete on the rank at the end of the run, and those of them
+        without a counterpart on other ranks.
     """
 
     equal: bool
@@ -98,7 +98,7 @@ class Course:
 
 
 def problem(seed: int) -> ArrayDataset:
-    """Make a classification that a small network gets better at within a few steps."""
+    """Create a classification task that a small network learns within a few steps."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(SAMPLES, 5))
     return ArrayDataset(x, (x @ rng.normal(size=(5, 3))).argmax(axis=1))

@@ -1,4 +1,4 @@
-"""A short training run on ranks that are threads, which always ends."""
+"""A short training run with ranks as threads and a timeout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydtnn.testing.scheme_watch import Ledger
 
 
 def run_serial(optimizer: Callable[[], Optimizer], data: ArrayDataset, plan: Plan) -> Course:
-    """Train on one rank, as without any scheme."""
+    """Train on one rank without a scheme."""
     comm = create_communicator("serial")
     return Rank(comm, Ledger(), AllReduce, optimizer, data, plan).run()
 
@@ -31,14 +31,14 @@ def run_ranks(
     *,
     timeout: float,
 ) -> list[Course]:
-    """Train on so many ranks, of which every two share a host.
+    """Train on a number of ranks, with two ranks per host.
 
     Raises
     ------
     TimeoutError
-        If it lasts longer than `timeout` seconds: which rank was in which call.
+        If it takes longer than `timeout` seconds, with the current call of each rank.
     Exception
-        Whatever `run_threads` raises.
+        Errors of `run_threads`.
     """
     ledgers = [Ledger() for _ in range(ranks)]
     comms: list[Communicator] = []
@@ -55,7 +55,7 @@ def run_ranks(
         except BaseException as error:
             errors.append(error)
 
-    # From a thread, as a rank that computes without end and without a call cannot be ended.
+    # In a thread, as a rank in an endless computation without calls cannot be terminated.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -64,6 +64,6 @@ def run_ranks(
     if results:
         return results[0]
     doing = "; ".join(f"rank {r} {ledger.where()}" for r, ledger in enumerate(ledgers))
-    with contextlib.suppress(RuntimeError):  # which is how it ends the thread that calls it
+    with contextlib.suppress(RuntimeError):  # raised to end the calling thread
         comms[0].abort(1)
     raise TimeoutError(f"not finished after {timeout:g} s: {doing}")

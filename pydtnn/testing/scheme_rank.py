@@ -24,23 +24,23 @@ from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
 
 LONGEST_DELAY = 2e-4
-"""In s: some calls of the others fit into it."""
+"""In s: long enough for several calls of other ranks."""
 
 Scheme = Callable[[Communicator], GradientExchange]
 
 
 class Rank:
-    """A rank's trainer, and the course that it takes.
+    """A rank's trainer and its results.
 
     Parameters
     ----------
     comm : Communicator
     ledger : Ledger
-        Of what the scheme calls.
+        Records the calls of the scheme.
     scheme : callable
-        Makes the exchange of a communicator.
+        Creates the exchange from a communicator.
     optimizer : callable
-        Makes the rule.
+        Creates the rule.
     data : ArrayDataset
     plan : Plan
     """
@@ -63,7 +63,7 @@ class Rank:
             data.input_shape,
             backend="numpy",
             dtype="float64",
-            seed=comm.rank,  # ranks begin with different parameters if the scheme lets them
+            seed=comm.rank,  # initial parameters differ if the scheme does not broadcast
             bucket_bytes=plan.bucket_bytes,
         )
         self.trainer = Trainer(self.model, optimizer(), exchange=self.exchange, metrics=())
@@ -86,7 +86,7 @@ class Rank:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the rank to which things happen."""
+        """Whether special conditions apply to this rank."""
         return self.trainer.comm.rank == self.trainer.comm.size - 1
 
     def run(self) -> Course:
@@ -110,14 +110,14 @@ class Rank:
         if not self.exchange.equal:
             self.exchange.average_parameters()
         course.final = self._values()
-        trainer.comm.barrier()  # whatever can meet has met
+        trainer.comm.barrier()  # all matching operations are complete
         course.under_way = [request.what for request in self.ledger.under_way]
-        if plan.delays is None:  # a delayed request says "not yet" in any case
+        if plan.delays is None:  # a delayed request is never complete at the first test
             course.unmet = [r.what for r in self.ledger.under_way if not r.inner.test()]
         return course
 
     def _step(self, step: int) -> None:
-        """Make one step and take down what it took."""
+        """Run one step and record its cost."""
         epoch, index = divmod(step, len(self.loader))
         batch = next(self.loader.epoch(epoch, start=index))
         is_bad = self.plan.bad_step and step == BAD_STEP
@@ -139,7 +139,7 @@ class Rank:
         course.calls += self.ledger.calls[calls:]
 
     def _check_abandoned(self, before: np.ndarray) -> None:
-        """Nothing is under way after a step that was abandoned, and no parameter has changed."""
+        """No request is pending after an abandoned step, and no parameter has changed."""
         for request in self.ledger.under_way:
             raise ValueError(f"abandon() leaves {request.what} incomplete; wait for every request")
         if not np.array_equal(before, self._values()):

@@ -1,4 +1,4 @@
-"""What `check_scheme` measured, for people and for programs."""
+"""The report of `check_scheme`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class SchemeRow:
     must_be_serial : bool
         Whether `difference` was checked.
     always_equal : bool
-        Whether all ranks held the same parameters after every step; at the end all do.
+        Whether all ranks had the same parameters after every step; at the end all do.
     loss : float
-        Mean over all samples in the end.
+        Mean over all samples at the end.
     messages, bytes : float
-        What rank 0 sent in a step, on average: calls, and B (see `Traffic.bytes`).
+        Average traffic of rank 0 per step: calls, and B (see `Traffic.bytes`).
     least_bytes : float
-        What all-reduce must send at least, ``2 (P - 1) / P`` times the gradients, in B.
+        Lower bound of an all-reduce, ``2 (P - 1) / P`` times the gradients, in B.
     waiting : float
-        Share of a step's time spent in communication. Ranks that are threads share the
-        interpreter, so it tells more of the number of calls than of a cluster.
+        Share of a step's time spent in communication. Ranks are threads of one interpreter, so it
+        depends more on the number of calls than on a real network.
     """
 
     ranks: int
@@ -46,7 +46,7 @@ class SchemeRow:
 
 @dataclass(frozen=True)
 class SchemeReport:
-    """What `check_scheme` returns; its text is a table.
+    """Result of `check_scheme`; its string is a table.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class SchemeReport:
 
 
 def measure(case: Case) -> SchemeRow:
-    """Take the numbers from a case that has been checked."""
+    """Collect the numbers of a checked case."""
     first, size = case.plain[0], case.ranks
     return SchemeRow(
         ranks=size,

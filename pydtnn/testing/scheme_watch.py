@@ -1,4 +1,4 @@
-"""A communicator that holds its user to the rules of requests, and knows what is under way."""
+"""A communicator that checks the use of requests and records pending ones."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pydtnn.comm.wrapper import Wrapper
 
 
 class Injected(RuntimeError):
-    """The error of a rank that is made to fail."""
+    """An injected error."""
 
 
 @dataclass
 class Ledger:
-    """What one rank has called, on all of its groups.
+    """Calls of one rank on all of its groups.
 
     Attributes
     ----------
     calls : list of str
-        Every call so far, in order.
+        All calls so far, in order.
     doing : str
-        The call that the rank is in; empty where it is in none.
+        The current call of the rank, or an empty string.
     under_way : list of WatchedRequest
-        Operations whose end the rank has not seen yet, by `wait` or `test`.
+        Operations that have not completed in `wait` or `test`.
     fails_at : int
         The call, counted from 0, that raises `Injected`; -1 for none.
     filler : int
-        Every byte of an array that an operation under way will change. With 255 floats are NaN,
-        which spreads; with 63 they are small numbers, which any write there changes.
+        Value of every byte of an array that a pending operation will change. With 255 floats are
+        NaN, which propagates; with 63 they are small numbers, so that modifications are detected.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Ledger:
     filler: int = 255
 
     def begin(self, what: str, args: tuple[Any, ...]) -> None:
-        """Enter a call; its arrays must not be in use."""
+        """Record a call; its arrays must not be in use."""
         for array in (a for a in args if isinstance(a, np.ndarray)):
             for other in self.under_way:
                 if other.keeps(array):
@@ -55,11 +55,11 @@ class Ledger:
             raise Injected(f"injected failure in {what}")
 
     def where(self) -> str:
-        """Tell which call the rank is in."""
+        """Return the current call of the rank."""
         return f"in {self.doing}" if self.doing else "in no call"
 
     def inside(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call, known as what the rank is doing."""
+        """Run a call and record it as the current one."""
         self.doing = what
         result = call(*args)
         self.doing = ""
@@ -67,10 +67,10 @@ class Ledger:
 
 
 class Watched(Wrapper):
-    """Note every call in a ledger, and make misuse of arrays show always, not now and then.
+    """Record every call in a ledger, and detect incorrect use of arrays deterministically.
 
-    While an operation is under way that will change an array, it works on a copy, and the user's
-    array holds the ledger's filler.
+    While an operation that changes an array is pending, it uses a copy, and the user's array
+    contains the ledger's filler.
 
     Parameters
     ----------
@@ -83,16 +83,16 @@ class Watched(Wrapper):
         self.ledger = ledger
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Wrap a group that was split off; its calls go to the same ledger."""
+        """Wrap a group created by `split`; its calls are recorded in the same ledger."""
         return Watched(group, self.ledger)
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call that returns when it is done."""
+        """Run a blocking call."""
         self.ledger.begin(told := _told(what, args), args)
         return self.ledger.inside(told, call, *args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        """Make a call that returns a request."""
+        """Run a call that returns a request."""
         self.ledger.begin(told := _told(what, args), args)
         array, *more = args
         copy = array.copy()
@@ -117,7 +117,7 @@ class WatchedRequest(Request):
         self._ledger.under_way.append(self)
 
     def keeps(self, array: np.ndarray) -> bool:
-        """Whether this array may not be used elsewhere yet."""
+        """Whether this array must not be used elsewhere yet."""
         return self._changes and np.may_share_memory(array, self._array)
 
     def wait(self) -> None:
@@ -127,7 +127,7 @@ class WatchedRequest(Request):
     def test(self) -> bool:
         self._ledger.doing = self.what
         if not self.inner.test():
-            return False  # and the rank will ask again: it still does the same
+            return False  # the rank will test again: the current call does not change
         self._ledger.doing = ""
         self._complete()
         return True

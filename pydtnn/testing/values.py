@@ -1,4 +1,4 @@
-"""Checks of what a layer computes."""
+"""Checks of the values that a layer computes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydtnn.model import Model
 from pydtnn.testing.case import Case, Pass
 
 STEP = 1e-5
-"""Of central differences: their truncation and rounding errors are both near 1e-10 then."""
+"""Step of central differences: truncation and rounding errors are both near 1e-10."""
 
 DIFFERENCES = 1e-6
-"""Tolerance of gradients against differences: leaves room for functions much steeper than 1."""
+"""Tolerance of gradients against differences, which allows derivatives much larger than 1."""
 
 SINGLE = 1e-4
 """Tolerance of float32 against float64: its rounding error, 6e-8, times a thousand operations."""
@@ -23,7 +23,7 @@ HALF = 0.03
 """Tolerance of bfloat16 against float64: its rounding error, 2e-3, times a few roundings."""
 
 ENTRIES = 40
-"""Entries of each array that are moved one by one; random directions move all of them."""
+"""Entries of each array that are perturbed one by one; random directions perturb all of them."""
 
 
 def check_output(case: Case) -> None:
@@ -86,7 +86,7 @@ def _derivative(case: Case, array: Array, direction: np.ndarray) -> float:
 
 
 def check_in_flight(case: Case) -> None:
-    """Check that forward a, forward b, backward a, backward b is what a and b give alone."""
+    """Check that forward a, forward b, backward a, backward b agrees with separate passes."""
     batches = [(case.xs, case.dy), case.draw(len(case.dy))]
     alone = [case.run(xs, dy) for xs, dy in batches]
     passes = [case.forward(xs) for xs, _ in batches]
@@ -105,7 +105,7 @@ def check_accumulation(case: Case) -> None:
 
 
 def check_unneeded_gradient(case: Case) -> None:
-    """Check that parameters get the same gradients where dx is not needed."""
+    """Check that gradients of parameters are the same if dx is not needed."""
     want = case.run(case.xs, case.dy)
     y, residuals = case.forward(case.xs)
     case.layer.needs_dx = False
@@ -131,7 +131,7 @@ def check_empty_batch(case: Case) -> None:
 
 
 def check_float32(case: Case) -> None:
-    """Check that a float32 model computes in float32, and the same within its precision."""
+    """Check that a float32 model computes in float32 and agrees within its precision."""
     single = _alike(case, "float32")
     xs, dy = tuple(x.astype("float32") for x in case.xs), case.dy.astype("float32")
     _check_types(case, single, xs, dy)
@@ -140,7 +140,7 @@ def check_float32(case: Case) -> None:
 
 
 def check_16_bits(case: Case) -> None:
-    """Check that a layer computes the same in a bfloat16 model, within its precision."""
+    """Check that a bfloat16 model agrees within its precision."""
     half = _alike(case, "bfloat16")
     xs, dy = tuple(x.astype(half.dtype) for x in case.xs), case.dy.astype(half.dtype)
     _check_types(case, half, xs, dy)
@@ -149,7 +149,7 @@ def check_16_bits(case: Case) -> None:
 
 
 def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> None:
-    """Check that the layer gives what it is given: float32 if it does not take 16 bits."""
+    """Check the dtype of results: that of the arguments, float32 without `takes_16_bits`."""
     layer = model.layers[0]
     given = [layer.accept(x.copy()) for x in xs]
     y, saved = layer.forward(*given, context=case.context(len(dy)))
@@ -161,7 +161,7 @@ def _check_types(case: Case, model: Model, xs: tuple[Array, ...], dy: Array) -> 
 
 
 def _alike(case: Case, dtype: str) -> Model:
-    """Make a model of another dtype; what it rounds of the parameters, round in the case's too."""
+    """Create a model of another dtype, and round the case's parameters in the same way."""
     model, parameters = case.build(dtype), case.model.parameters
     for name, p in model.parameters.items():
         p.master[...] = parameters[name].value

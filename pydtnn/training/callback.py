@@ -1,4 +1,4 @@
-"""The base class of callbacks, and what they see of training."""
+"""The base class of callbacks, and their interface to training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydtnn.training.objective import Objective
 
 
 class Training(Protocol):
-    """What callbacks and checkpoints see of a `Trainer`, which documents it."""
+    """The interface of a `Trainer` for callbacks and checkpoints, documented there."""
 
     model: Model
     optimizer: Optimizer
@@ -32,25 +32,25 @@ class Training(Protocol):
 
     @property
     def callbacks(self) -> Sequence[Callback]:
-        """Those of the trainer."""
+        """Initialise the trainer's attributes."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Hold the same parameters and statistics on all ranks, to evaluate or save them."""
+        """Context in which all ranks have the same parameters and statistics."""
 
     def state(self) -> dict[str, Any]:
-        """Where training stands."""
+        """Return the state of training."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned."""
 
 
 class Callback:
-    """Something that follows training; this one does nothing.
+    """Base class of callbacks; its methods do nothing.
 
-    A subclass overrides what it needs. All ranks make the same calls, so what a callback decides
-    (to stop, to lower the learning rate) must follow from what is equal on all ranks, such as
-    ``trainer.logs`` and ``trainer.history``. What only one rank does, such as writing a file, it
-    does under ``trainer.comm.rank == 0``.
+    A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to
+    stop, to reduce the learning rate) must depend only on values that are equal on all ranks, such
+    as ``trainer.logs`` and ``trainer.history``. Actions of a single rank, such as writing a file,
+    are guarded by ``if trainer.comm.rank == 0``.
     """
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -60,7 +60,7 @@ class Callback:
         ----------
         trainer : Trainer
         epochs : int
-            Epochs that will be complete in the end.
+            Number of epochs at the end of training.
         steps : int
             Steps per epoch.
         """
@@ -69,10 +69,10 @@ class Callback:
         """Called when an epoch starts, or continues after resuming."""
 
     def on_step_end(self, trainer: Training) -> None:
-        """Called after a step; ``trainer.logs`` holds this epoch's means so far."""
+        """Called after a step; ``trainer.logs`` contains this epoch's means so far."""
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Called after an epoch and its evaluation; ``trainer.logs`` holds its results."""
+        """Called after an epoch and its evaluation; ``trainer.logs`` contains its results."""
 
     def on_fit_end(self, trainer: Training) -> None:
         """Called when training ends."""
@@ -81,7 +81,7 @@ class Callback:
         """Release resources such as the terminal; called last, also when training fails."""
 
     def state(self) -> dict[str, Any]:
-        """Return what must be saved to continue: arrays by name and JSON values."""
+        """Return the state to be saved: arrays by name and JSON values."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """Training steps as replays of one CUDA graph: forward, loss, backward, exchange and update.
 
-The host hands a step its input and a few numbers (`Feed`), launches the graph and goes on to the
-next batch; it reads losses one step late. A loss that is no number is noticed late, too, but
-nothing is lost: a flag on the device keeps all parameters as they were from that step on, so that
-the batch can be run again, kernel by kernel, to name the layer.
+The host copies the input and a few numbers of a step (`Feed`), launches the graph and continues
+with the next batch; it reads losses one step late. A loss that is not finite is therefore detected
+late, but a flag on the device prevents changes of the parameters from that step on, so that the
+batch can be run again, kernel by kernel, to find the layer.
 
-What cannot be captured is run kernel by kernel, and `graph` says why: schemes whose steps differ;
-messages that pass through the host. So is the last batch of an epoch, where it is shorter.
+Steps that cannot be captured run kernel by kernel, and `graph` contains the reason: schemes with
+varying steps; messages through the host. So does the last batch of an epoch, if it is shorter.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WORDS = np.empty((0, 0), "uint32")
 
 @dataclass
 class Fed:
-    """What all batches of one shape are brought to.
+    """Device arrays for all batches of one shape.
 
     Attributes
     ----------
     feed : Feed
     batch : Batch
-        Whose arrays are those on the device.
+        Batch with the arrays on the device.
     numbers : mapping of str to Array
         The epoch and the optimizer's terms, each one float64 on the device.
     said : Traffic
@@ -64,7 +64,7 @@ class Captured:
     Parameters
     ----------
     setup : Setup
-        For which `why_not` has nothing to say.
+        A setup for which `why_not` returns an empty string.
     """
 
     late = 1
@@ -78,7 +78,7 @@ class Captured:
 
     @property
     def graph(self) -> str:
-        """Whether steps are replays, or what went wrong when one was captured."""
+        """Whether steps are replays, or the reason why the capture failed."""
         reason = self._graphs.why_not
         return f"no CUDA graph: {reason}" if reason else "one CUDA graph"
 
@@ -109,7 +109,7 @@ class Captured:
         return Fed(feed, on_device, {name: numbers[i : i + 1] for i, name in enumerate(names)})
 
     def _work(self, fed: Fed, seed: int) -> Array:
-        """Make a step of what has been fed; on the host nothing changes, and nothing waits."""
+        """Run a step on the copied input, without changes or synchronisation on the host."""
         setup, backend = self._setup, self._backend
         terms = {name: number for name, number in fed.numbers.items() if name != "epoch"}
         try:
@@ -134,13 +134,13 @@ class Captured:
         if np.isfinite(totals.values).all():
             return totals
         backend.synchronize()
-        setup.optimizer.iterations = made  # nor have later ones changed anything
+        setup.optimizer.iterations = made  # later steps have not changed anything either
         backend.alive[...] = backend.go[...] = 1
         raise not_finite_at(setup, batch, epoch, seed, totals)
 
 
 def _key(batch: Batch, seed: int) -> Hashable:
-    """What decides on the kernels of a step and on all that they are told by value."""
+    """Key of the kernels of a step and of their arguments passed by value."""
     shapes = [(a.shape, a.dtype) for a in (batch.x, batch.y)]
     shards = [(number, rows.start, rows.stop) for number, rows in batch.shards]
     return seed, batch.total, batch.prepare, *shapes, *shards
@@ -152,7 +152,7 @@ def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
 
 
 def create_steps(setup: Setup, graph: bool) -> Steps:
-    """Make a trainer's steps, captured where they can be and `graph` asks for it."""
+    """Create a trainer's steps, captured if possible and if `graph` is true."""
     reason = why_not(setup) if graph else "not asked for"
     if setup.model.backend.name != "cuda":
         return Eager(setup)
@@ -160,7 +160,7 @@ def create_steps(setup: Setup, graph: bool) -> Steps:
 
 
 def why_not(setup: Setup) -> str:
-    """Say why steps cannot be one CUDA graph, as far as one knows beforehand; else nothing."""
+    """Return the reason why steps cannot be one CUDA graph, if it is known in advance."""
     if not setup.optimizer.capturable:
         return f"{type(setup.optimizer).__name__} does not say that it is `capturable`"
     if len(setup.model.input_shapes) > 1 or len(setup.model.graph.outputs) > 1:

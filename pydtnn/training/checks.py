@@ -1,4 +1,4 @@
-"""What a trainer refuses before it begins."""
+"""Checks of a trainer's arguments before training."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_parts(
 
 
 def check_options(setup: Setup, accumulation: int) -> None:
-    """Refuse options that do not go together.
+    """Raise ValueError if options are incompatible.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def check_options(setup: Setup, accumulation: int) -> None:
 
 
 def _check_exact(setup: Setup, accumulation: int) -> None:
-    """Refuse what would make exact training depend on ranks or machines."""
+    """Raise ValueError if exact training would depend on ranks or machines."""
     if setup.exchange.sums.shards is None:
         return
     if accumulation > 1:
@@ -86,7 +86,7 @@ def _check_exact(setup: Setup, accumulation: int) -> None:
 
 
 def _check_loss_scale(exchange: GradientExchange) -> None:
-    """Refuse what mixes gradients of several steps, where each step may have another scale."""
+    """Raise ValueError if gradients of steps with different scales would be combined."""
     parts: list[GradientExchange | Sums] = [exchange, exchange.sums]
     for what in parts:
         if what.keeps_gradients:
@@ -97,9 +97,9 @@ def _check_loss_scale(exchange: GradientExchange) -> None:
 
 
 def check_binding(optimizer: Optimizer, binding: object) -> None:
-    """Refuse an optimizer that has been bound again since: its state is not this trainer's.
+    """Raise ValueError if the optimizer has been bound by another trainer.
 
-    A captured step would go on writing to the arrays that it had.
+    A captured step would still write to the earlier arrays.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def check_binding(optimizer: Optimizer, binding: object) -> None:
 
 
 def check_validation(train: Dataset, validation: Dataset | None) -> None:
-    """Refuse what is no data set, or could not be evaluated after the first epoch.
+    """Check the data sets, so that the evaluation after the first epoch cannot fail.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
 
 
 def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
-    """Refuse more micro-batches than samples, and batch norm over a single row.
+    """Raise ValueError for more micro-batches than samples, and batch norm over a single row.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
 
 
 def _narrowest_norm(model: Model) -> tuple[str, int] | None:
-    """Name the batch norm that has the fewest rows in a sample, and count them."""
+    """Return the name and the rows per sample of the batch norm with the fewest rows."""
     rows = [
         (node.layer.statistics[0].name, math.prod(node.shape[:-1]))
         for node in model.graph.nodes
@@ -188,7 +188,7 @@ def _narrowest_norm(model: Model) -> tuple[str, int] | None:
 def check_plan(
     setup: Setup, plan: Mapping[str, int], was: Mapping[str, int], **others: int
 ) -> None:
-    """Refuse ranks that would do different work, and to continue with other batches than before.
+    """Raise AgreedError if plans differ between ranks or from that of the continued training.
 
     Collective: all ranks call it, before they exchange anything else.
 
@@ -196,9 +196,9 @@ def check_plan(
     ----------
     setup : Setup
     plan : mapping
-        Of the batches, by name with underscores; `others` are compared between ranks alone.
+        Of the batches, by name with underscores; `others` are compared only between ranks.
     was : mapping
-        The plan of the training that is continued, if any.
+        The plan of the continued training, if any.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def check_plan(
 
 
 def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
-    """Refuse ranks that would deadlock, or train apart unnoticed."""
+    """Raise AgreedError if ranks would deadlock or train with different settings."""
     shapes = [(p.name, p.shape) for p in setup.model.parameters.values()]
     facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
     facts |= {
@@ -231,7 +231,7 @@ def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
 
 
 def check_scale(setup: Setup) -> None:
-    """Refuse to go on where no update is made however small the loss is scaled.
+    """Raise AgreedError if gradients are infinite at the smallest loss scale.
 
     Collective: all ranks call it.
 

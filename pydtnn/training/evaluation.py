@@ -17,7 +17,7 @@ from pydtnn.utils.split import even_cut
 CONTEXT = StepContext(training=False)
 
 
-@np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
+@np.errstate(all="ignore")  # overflow is reported by `not_finite`
 def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float]:
     """Compute loss and metrics of a data set. Collective; see `Trainer.evaluate`."""
     model, comm, sums = setup.model, setup.comm, setup.exchange.sums
@@ -49,7 +49,7 @@ def _new_parts(setup: Setup, shards: range) -> dict[int, Totals]:
 
 
 def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
-    """Add what each shard of a batch contributes."""
+    """Add the contributions of the shards of a batch."""
     model = setup.model
     for number, rows in batch.shards:
         assert number is not None
@@ -58,7 +58,7 @@ def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
 
 
 def _first_broken(setup: Setup, batches: Iterator[Batch], shards: range) -> Batch:
-    """Find this rank's first batch whose loss or metric is not finite; else its last."""
+    """Find this rank's first batch with a loss or metric that is not finite, or its last batch."""
     for batch in batches:
         parts = _new_parts(setup, shards)
         _add_batch(setup, batch, parts)

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same data and the same loaded weights, from a few bytes of each."""
+"""Checks that all ranks have the same data and the same loaded weights, by checksums."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ROWS = 16
 
 
 def check_data(comm: Communicator, datasets: Sequence[tuple[str, Dataset | None]]) -> None:
-    """Refuse ranks whose data sets differ. Collective: all ranks call it.
+    """Raise AgreedError if data sets differ between ranks. Collective: all ranks call it.
 
-    A few samples, evenly spaced, are read and compared by their checksums, and the types and shapes
-    of what is read. A data set that does not read the same twice, because it augments by itself, is
-    compared by types and shapes alone.
+    A few evenly spaced samples are read, and their checksums, types and shapes are compared. If a
+    data set returns different values when read twice, because it applies augmentation, only types
+    and shapes are compared.
 
     Parameters
     ----------
     comm : Communicator
     datasets : sequence of (str, Dataset or None)
-        What each is, "training set", and the data set, of equal length on all ranks.
+        Description, such as "training set", and data set, of equal length on all ranks.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def check_data(comm: Communicator, datasets: Sequence[tuple[str, Dataset | None]
 
 
 def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bool) -> None:
-    """Refuse ranks that have loaded different weights. Collective: all ranks call it.
+    """Raise AgreedError if ranks have loaded different weights. Collective: all ranks call it.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bo
     loaded : str or None
         `Model.loaded`.
     before_broadcast : bool
-        Whether rank 0's weights will go to all ranks, so that others need not have loaded any.
+        Whether rank 0's weights will be sent to all ranks, so that others need not have loaded any.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Sums over samples, kept so that ranks can add them up: means are taken at the end only."""
+"""Sums over samples, which ranks can add; means are computed only at the end."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pydtnn.kernels.reference.family import Array, Number
 class Totals:
     """Sums of several quantities over the same samples, and the number of samples.
 
-    Means of means would be wrong as soon as two batches, or two ranks, differ in size; sums and
-    counts are exact.
+    Means of means are wrong if batches or ranks have different numbers of samples; sums and counts
+    are exact.
 
     Parameters
     ----------
     names : iterable of str
-        What is summed: "loss", "accuracy".
+        Names of the quantities, such as "loss", "accuracy".
     xp : module
-        Array module in whose memory the sums are; `means` and `count` are for those on the host.
+        Array module of the sums; `means` and `count` require sums on the host.
 
     Attributes
     ----------
     names : tuple of str
     values : Array of float64, shape (len(names) + 1,)
-        The sums in the order of `names`, then the count. An allreduce of this array adds up all
+        The sums in the order of `names`, then the count. An allreduce of this array sums over all
         ranks.
 
     Examples
@@ -53,16 +53,16 @@ class Totals:
         if len(sums) != len(self.names):
             raise ValueError(f"Totals: expected sums of {self.names}, got {len(sums)} numbers")
         for i, value in enumerate((*sums, count)):
-            part = self.values[i : i + 1]  # of a device, too, which the host does not wait for
+            part = self.values[i : i + 1]  # also on a device, without synchronisation
             part += value
 
     def load(self, values: Array) -> None:
-        """Take the `values` of others with the same names.
+        """Load the `values` of a `Totals` with the same names.
 
         Raises
         ------
         ValueError
-            If they have another shape; nothing is changed then.
+            If they have another shape; nothing is changed.
         """
         if np.shape(values) != self.values.shape:
             raise ValueError(
@@ -79,7 +79,7 @@ class Totals:
         return self
 
     def means(self) -> dict[str, float]:
-        """Divide the sums by the number of samples; NaN where there was none."""
+        """Divide the sums by the number of samples; NaN if there is none."""
         if not self.count:
             return dict.fromkeys(self.names, float("nan"))
         means = self.values[:-1] / self.values[-1]

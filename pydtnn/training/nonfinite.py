@@ -1,4 +1,4 @@
-"""What to say when a loss or a metric is no longer a number."""
+"""The error for a loss or a metric that is not finite."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class NotFiniteError(AgreedError):
 def not_finite(
     setup: Setup, batch: Batch, context: StepContext, totals: Totals, when: str
 ) -> NotFiniteError:
-    """Make the error that names the step and the first layer whose output is not finite.
+    """Return the error with the step and the first layer with an output that is not finite.
 
-    Collective: all ranks call it. Each runs its part of the batch again and looks at every node.
+    Collective: all ranks call it. Each runs its part of the batch again and checks every node.
 
     Parameters
     ----------
     setup : Setup
     batch : Batch
-        On which the loss is not finite, on one rank at least.
+        The batch with a loss that is not finite on at least one rank.
     context : StepContext
-        In which it was computed.
+        Context in which it was computed.
     totals : Totals
-        Of all ranks, on the host: where the loss is finite, the metrics are named that are not.
+        Of all ranks, on the host: if the loss is finite, a metric is reported.
     when : str
         "at epoch 1, step 2".
     """
@@ -65,7 +65,7 @@ def not_finite(
 
 
 def _names(totals: Totals) -> str:
-    """Name the values that are not finite: the loss, or otherwise those beside it."""
+    """Return the name of the value that is not finite: the loss, or otherwise a metric."""
     wrong = [n for n, v in zip(totals.names, totals.values, strict=False) if not np.isfinite(v)]
     losses = [name for name in wrong if name.endswith(".loss")]
     metrics = [name for name in wrong if name not in ("loss", *losses)]
@@ -77,7 +77,7 @@ def _names(totals: Totals) -> str:
 def not_finite_at(
     setup: Setup, batch: Batch, epoch: int, seed: int, totals: Totals
 ) -> NotFiniteError:
-    """Make the error for a training step. Collective: all ranks call it."""
+    """Return the error for a training step. Collective: all ranks call it."""
     context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
     when = f"at epoch {epoch + 1}, step {batch.index + 1}"
     return not_finite(setup, batch, context, totals, when)

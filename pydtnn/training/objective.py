@@ -1,4 +1,4 @@
-"""What a model is trained for: a loss for each of its outputs, and what is reported beside it."""
+"""The objective of training: a loss and metrics for each output of the model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Metrics = Sequence[Metric | str] | Sequence[Sequence[Metric | str]]
 class Objective:
     """The weighted sum of the losses of all outputs, and their metrics.
 
-    ``L = sum_i weight_i L_i``. With one output its values are called "loss" and by the metrics'
-    names; with several, "loss" is the sum, and those of output i are "output<i>.loss",
+    ``L = sum_i weight_i L_i``. With one output its values are named "loss" and after the metrics;
+    with several, "loss" is the sum, and those of output i are "output<i>.loss",
     "output<i>.accuracy" and so on.
 
     Parameters
@@ -40,7 +40,7 @@ class Objective:
     metrics : tuple of tuple of Metric
         For each output.
     better : dict of str to str
-        For each value by its name, "max" or "min": which way is better.
+        For each value by its name, "max" or "min": whether larger or smaller is better.
     names : tuple of str
         Names of the values, in the order of `Totals`.
 
@@ -78,7 +78,7 @@ class Objective:
         self.names = tuple(names)
 
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
-        """Refuse targets that losses or metrics cannot compare with outputs of these shapes."""
+        """Raise ValueError if targets do not fit losses and metrics of outputs of these shapes."""
         if len(targets) != len(self.losses):
             raise ValueError(
                 f"Trainer: expected {len(self.losses)} targets, one for each output of the model, "
@@ -94,7 +94,7 @@ class Objective:
     def compute(self, y: Any, target: Any, scale: Number, totals: Totals) -> Any:
         """Add all values to `totals`; return the gradient of the scaled loss.
 
-        Targets on the host are checked; those on a device have been checked before.
+        Targets on the host are checked; those on a device must have been checked before.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Objective:
 
 
 def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
-    """Return one thing for each output; without a list where there is one output."""
+    """Return one item per output; a single output needs no list."""
     if isinstance(given, Loss | str) and outputs == 1:
         return [given]
     if isinstance(given, Loss | str) or not isinstance(given, Sequence) or len(given) != outputs:
@@ -144,7 +144,7 @@ def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
 
 
 def _metrics(given: Any, outputs: int) -> Sequence[Sequence[Metric | str]]:
-    """Return a list of metrics for each output; a plain list where there is one output."""
+    """Return a list of metrics per output; a single output has a plain list."""
     nested = all(isinstance(own, list | tuple) for own in given)
     if outputs == 1 and not (nested and len(given) == 1):
         return [given]

@@ -1,4 +1,4 @@
-"""What is trained and how: the parts that steps, evaluation and the search for NaN work with."""
+"""The parts of a training run that steps, evaluation and the search for NaN use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydtnn.training.objective import Objective
 
 @dataclass(frozen=True)
 class Setup:
-    """The parts of a training run, which stay the same from its first step to its last.
+    """The parts of a training run that do not change during training.
 
     Attributes
     ----------
@@ -27,9 +27,9 @@ class Setup:
     optimizer : Optimizer
     exchange : GradientExchange
     objective : Objective
-        What is minimised and reported: losses, metrics and their names.
+        Losses, metrics and their names.
     loss_scale : LossScale or None
-        What the loss of a float16 model is multiplied by.
+        Factor on the loss of a float16 model.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks.
     """
@@ -47,17 +47,17 @@ class Setup:
         return self.exchange.comm
 
     def new_totals(self, xp: Any = np) -> Totals:
-        """Return sums of the loss and the metrics that are still 0, in the memory of a module."""
+        """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
         return Totals(self.objective.names, xp)
 
     def to_host(self, totals: Totals) -> Totals:
-        """Copy sums to the host, when they are there."""
+        """Copy sums to the host when they are complete."""
         result = self.new_totals()
         result.values[:] = self.model.backend.to_numpy(totals.values)
         return result
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
-        """Make the loader of this rank's part of a data set, as the model's device wants it."""
+        """Create the loader of this rank's part of a data set for the model's device."""
         return Loader(
             dataset,
             global_batch_size=batch_size,

@@ -1,8 +1,8 @@
-"""What a rank computes in one training step: forward and backward of each of its shards.
+"""Computation of a rank in one training step: forward and backward of each of its shards.
 
-A shard is a slice of the batch that is computed as one. By default a rank has one; with
-accumulation several, whose gradients backward adds up; in exact mode those that its number of ranks
-leaves to it, whose gradients, losses and statistics go into the fixed tree of `ExactSums`.
+A shard is a slice of the batch that is processed as a unit. By default a rank has one; with
+accumulation several, with gradients summed by backward; in exact mode a number that depends on the
+number of ranks, with gradients, losses and statistics summed by the fixed tree of `ExactSums`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydtnn.layers.parameters import Bucket
 from pydtnn.training.setup import Setup
 
 Part = tuple[int | None, Array]
-"""What a shard contributes to a sum over all shards; None is no shard at all."""
+"""Contribution of a shard to a sum over all shards; None without a shard."""
 
 
 class Passes:
@@ -30,7 +30,7 @@ class Passes:
     ----------
     setup : Setup
     batch : Batch
-        Its arrays may be the device's.
+        Its arrays may be on the device.
     epoch : Number
     seed : int
 
@@ -66,7 +66,7 @@ class Passes:
         summed: Request | None = None
         for group in groups:
             dys, residuals = self._forward(group)
-            if group is groups[-1]:  # backward hides the message
+            if group is groups[-1]:  # overlapped with backward
                 self.totals.values, summed = self.sums.add_up(self.losses)
             self._backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
         assert summed is not None
@@ -77,7 +77,7 @@ class Passes:
             statistics.sums[:] = total
 
     def _forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
-        """Compute outputs and losses; return the gradients of the losses and what was saved."""
+        """Compute outputs and losses; return the gradients of the losses and the saved values."""
         model, batch = self.model, self.batch
         xs = [batch.inputs(model.backend, shard.rows) for shard in group]
         contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
@@ -97,7 +97,7 @@ class Passes:
         return dys, residuals
 
     def _total(self, sums: Sequence[Array]) -> Array:
-        """Add up what the shards in flight contribute, over all ranks."""
+        """Sum the contributions of the shards in flight over all ranks."""
         total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
         request.wait()
         return total

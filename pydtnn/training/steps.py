@@ -1,8 +1,8 @@
-"""Training steps, one after the other: what `Trainer` hands each batch to.
+"""Training steps, to which `Trainer` passes each batch.
 
-Some devices are told of a step and go on by themselves (`pydtnn.training.capture`). So a step
-returns a function that waits for its losses, and the trainer may begin the next step before it
-calls that.
+Some devices run a step asynchronously (`pydtnn.training.capture`). A step therefore returns a
+function that waits for its losses, and the trainer may begin the next step before it calls this
+function.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ NotFiniteError, on all ranks, if these are no numbers."""
 
 
 class Steps(Protocol):
-    """Makes training steps. Collective: all ranks call it with their parts of the same batches."""
+    """Runs training steps. Collective: all ranks call it with their parts of the same batches."""
 
     late: int
-    """Steps that may be under way when another begins."""
+    """Steps that may be incomplete when another begins."""
 
     @property
     def graph(self) -> str:
-        """Whether steps are replays of a CUDA graph, or why not; empty where there is none."""
+        """Whether steps are replays of a CUDA graph, or why not; empty without graphs."""
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
         """Begin a step."""
 
 
 class Eager:
-    """Steps whose kernels are started one by one, by the Python of layers and optimizers.
+    """Steps with kernels launched one by one from Python.
 
     Parameters
     ----------
     setup : Setup
     graph : str
-        Why nothing is captured.
+        The reason why nothing is captured.
     """
 
     late = 0
@@ -53,7 +53,7 @@ class Eager:
         self._setup, self.graph = setup, graph
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Result:
-        """Make a whole step; the parameters are left as they were if the loss is not finite."""
+        """Run a whole step; the parameters are not changed if the loss is not finite."""
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics
         passes = Passes(setup, batch, epoch, seed)

@@ -42,41 +42,41 @@ class Trainer:
     model : Model
     optimizer : Optimizer
     loss : Loss or str
-        A list with one for each output, where the model has several.
+        A list with one loss per output if the model has several.
     metrics : sequence of Metric or str, optional
-        By default the accuracy. A list of metrics for each output, where the model has several; by
-        default none.
+        By default the accuracy. A list of metrics per output if the model has several; by default
+        none.
     loss_weights : sequence of float, optional
-        Factors with which the losses of several outputs are added up; by default 1.
+        Factors of the losses in the sum over several outputs; by default 1.
     exchange : GradientExchange, optional
-        The parallel scheme; by default gradients are summed over the ranks that an MPI launcher
-        started, if any.
+        The parallel scheme; by default gradients are summed over the ranks of an MPI launcher, if
+        any.
     callbacks : sequence of Callback
     accumulation : int
-        Micro-batches into which each rank cuts its part of a step, to save memory.
+        Micro-batches into which each rank divides its part of a step, to save memory.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
     graph : bool
-        Whether steps on a GPU are captured as one CUDA graph, where they can be.
+        Whether steps on a GPU are captured as one CUDA graph, if possible.
 
     Attributes
     ----------
     epoch, step : int
         Epochs completed, and steps of the current epoch completed.
     logs : dict
-        The current epoch's losses and metrics so far, over all ranks; where steps are captured,
-        without the last step's, which is still under way, and empty after the first.
+        The current epoch's losses and metrics so far, over all ranks; if steps are captured,
+        without the last step, which is not complete, and empty after the first.
     history : list of dict
         One entry per epoch completed.
     stop : bool
-        Set by a callback, on all ranks alike, to end training after this epoch.
+        Set by a callback, on all ranks, to stop training after this epoch.
     objective : Objective
-        What is minimised and reported: losses, metrics and their names.
+        Losses, metrics and their names.
     loss_scale : LossScale or None
-        What the loss of a float16 model is multiplied by.
+        Factor on the loss of a float16 model.
     setup : Setup
-        The parts above, as steps and evaluations are given them.
+        The parts above, passed to steps and evaluations.
     totals : Totals
         Losses and metrics of the current epoch, summed.
     seconds : dict
@@ -87,7 +87,7 @@ class Trainer:
     binding : object
         The optimizer's `binding` to this trainer.
     global_batch_size : int
-        Samples of all ranks in a step of `fit`, but for the last of an epoch; 0 before.
+        Samples of all ranks in a step of `fit`, except the last of an epoch; 0 before.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Trainer:
         seed: int = 0,
         loader_threads: int = 1,
     ) -> list[Logs]:
-        """Train until `epochs` epochs are complete, from wherever this trainer stands.
+        """Train until `epochs` epochs are complete, starting from the trainer's current state.
 
-        Collective: all ranks call it. In the end all ranks hold the same parameters and running
-        statistics. It begins from the parameters of rank 0, also where it is called again: weights
-        that rank 0 has loaded meanwhile are everyone's. What optimizer and exchange have kept
-        (momentum, residuals of compression, delayed gradients) stays; to begin without it, make
-        another trainer.
+        Collective: all ranks call it. At the end all ranks have the same parameters and running
+        statistics. Every call starts from the parameters of rank 0, so weights that rank 0 has
+        loaded in between are sent to all ranks. State of optimizer and exchange (momentum,
+        residuals of compression, delayed gradients) is kept; to start without it, create a new
+        trainer.
 
         Parameters
         ----------
@@ -170,11 +170,12 @@ class Trainer:
             Samples of all ranks per step; by default ``batch_size * ranks``.
         augment : sequence of Augmentation
         steps_per_epoch : int, optional
-            By default, as many as it takes to see every sample once; the last step may be smaller.
+            By default, the number of steps for one pass over all samples; the last step may be
+            smaller.
         seed : int
             Of the order of the samples, their augmentation and dropout.
         loader_threads : int
-            Threads that prepare batches ahead; with 0 each is prepared when it is needed.
+            Threads that prepare batches in advance; with 0 each is prepared when it is needed.
 
         Returns
         -------
@@ -253,10 +254,10 @@ class Trainer:
 
     @cached_property
     def steps(self) -> Steps:
-        """How steps are made, chosen before the first."""
+        """The implementation of steps, selected before the first."""
         return create_steps(self.setup, self._graph)
 
-    @np.errstate(all="ignore")  # what overflows is told in one sentence, by `not_finite`
+    @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
         checks.check_binding(self.optimizer, self.binding)
         steps = self.steps
@@ -266,13 +267,13 @@ class Trainer:
         return steps(batch, epoch, seed)
 
     def drain(self, late: int = 0) -> None:
-        """Wait until no more than so many steps are under way, and add up what the others lost."""
+        """Wait until at most `late` steps are incomplete, and add the losses of the others."""
         while len(self._results) > late:
             self.totals += self._clocked("steps", self._results.popleft())
             self.logs = self.totals.means()
 
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
-        """Make one step on this rank's part of a global batch.
+        """Run one step on this rank's part of a global batch.
 
         Collective: all ranks call it.
 
@@ -284,7 +285,7 @@ class Trainer:
         Raises
         ------
         NotFiniteError
-            On all ranks, if the loss is NaN or infinite; the parameters are left as they were.
+            On all ranks, if the loss is NaN or infinite; the parameters are not changed.
         """
         return self._begin(batch, epoch, seed)()
 
@@ -316,10 +317,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Hold the same parameters and statistics on all ranks, to evaluate or save them.
+        """Context in which all ranks have the same parameters and statistics.
 
-        Collective: all ranks call it. Where ranks train with different parameters each goes on with
-        its own afterwards.
+        Collective: all ranks call it. If ranks train with different parameters, each restores its
+        own afterwards.
         """
         self.synchronise()
         with self.exchange.averaged():
@@ -334,12 +335,12 @@ class Trainer:
         statistics = self.model.statistics
         shared = self.sync_batch_norm or self.exchange.sums.shards is not None
         if shared or not statistics.statistics:
-            return  # they are equal as it is
+            return  # they are always equal
         average(self.comm, [statistics.running], statistics.samples)
         statistics.samples = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Where training stands: epoch, step, history and the current epoch's sums."""
+        """Return the epoch, step, history and the current epoch's sums."""
         checks.check_binding(self.optimizer, self.binding)
         self.drain()
         return {
@@ -352,12 +353,12 @@ class Trainer:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned; the exchange has been started and loaded before.
+        """Load what `state` returned, after the exchange has been started and loaded.
 
         Raises
         ------
         ValueError
-            If it has other metrics, or numbers that cannot be; nothing is changed then.
+            If it has other metrics, or invalid numbers; nothing is changed.
         """
         if tuple(state["metrics"]) != self.totals.names:
             raise ValueError(

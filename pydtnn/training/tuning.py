@@ -1,9 +1,9 @@
-"""Ranks choose their algorithms together, before the first step.
+"""Common choice of algorithms by all ranks, before the first step.
 
-One rank of each kind of machine (CPU, build, instruction set, threads) carries out a step on
-made-up data, in which its backend meets every key and measures what its cache file does not know.
-The table then goes to all ranks of that kind, and from there on nothing is measured: all ranks
-compute alike, the last uneven batch and evaluations too, and checkpoints hold what they agreed on.
+One rank of each kind of machine (CPU, build, instruction set, threads) runs a step on generated
+data, in which its backend measures every key that is not in its cache file. The table is then sent
+to all ranks of that kind, and nothing is measured afterwards: all ranks use the same algorithms,
+also for the last smaller batch and evaluations, and checkpoints contain the choices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydtnn.model import Model
 
 
 def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) -> None:
-    """Make all ranks take the same algorithms from now on. Collective: all ranks call it.
+    """Select the same algorithms on all ranks. Collective: all ranks call it.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) ->
         Gradients and the statistics of a step are overwritten.
     comm : Communicator
     batch : int
-        Samples that the largest pass of any rank will have.
+        Samples of the largest pass of any rank.
     training : bool
-        Whether backward will be needed.
+        Whether backward is used.
     """
     autotuner = model.backend.autotuner
     kinds = comm.gather_object(autotuner.kind)
@@ -37,16 +37,16 @@ def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) ->
     table = autotuner.open()
     first = autotuner.kind is not None and kinds.index(autotuner.kind) == comm.rank
     if first:
-        with contextlib.suppress(Exception):  # the first step meets it again, and tells it better
+        with contextlib.suppress(Exception):  # raised again by the first step
             _rehearse(model, batch, training)
-        model.backend.trim()  # what candidates needed that were not chosen
+        model.backend.trim()  # memory of candidates that were not selected
     tables = comm.gather_object((autotuner.kind, table) if first else None)
     autotuner.freeze(dict(entry for entry in tables if entry))
 
 
 @np.errstate(all="ignore")
 def _rehearse(model: Model, batch: int, training: bool) -> None:
-    """Carry out one step of the model, without a loss and an update."""
+    """Run one step of the model, without loss and update."""
     rng = np.random.default_rng(0)
     backend, dtype = model.backend, model.dtype
     xs = tuple(

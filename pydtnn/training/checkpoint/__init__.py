@@ -1,9 +1,8 @@
-"""Checkpoints: everything that changes in training, through one protocol of state.
+"""Checkpoints of the whole training state, through one protocol.
 
 A checkpoint is a folder ``checkpoint-<step>``, renamed into place once, with
-``arrays.safetensors``, ``state.json`` and their checksums. It does not say how it came about: it
-holds no number of ranks, time or path, and its arrays have the parameters' names and shapes,
-whatever the buckets.
+``arrays.safetensors``, ``state.json`` and their checksums. It contains no number of ranks, time or
+path, and its arrays have the parameters' names and shapes, independently of the buckets.
 """
 
 from pydtnn.training.checkpoint.content import Stateful

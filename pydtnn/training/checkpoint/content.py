@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and how it becomes the content of two files."""
+"""The content of a checkpoint, and its conversion to two files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pydtnn.weights import decode, encode
 
 State = dict[str, Any]
 Parts = dict[str, list[State]]
-"""For each part one state, or one of every rank where ranks deliberately hold different things."""
+"""For each part one state, or one of every rank if ranks have different states."""
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold: choices, model, optimizer, exchange, callbacks and trainer."""
+    """An object with state: choices, model, optimizer, exchange, callbacks and trainer."""
 
     def state(self) -> State:
-        """Return NumPy arrays by name, and values by name that JSON can tell.
+        """Return NumPy arrays and JSON values by name.
 
         Called between any two steps, and before the first. Collective: all ranks call it.
         """
 
     def load(self, state: Any) -> None:
-        """Take what `state` returned; ValueError where it does not fit."""
+        """Load what `state` returned; ValueError if it does not fit."""
 
 
 def parts_of(trainer: Training) -> dict[str, Stateful]:
-    """Name everything that has state; the trainer, which says how far the rest has come, last."""
+    """Return all objects with state by name; the trainer, with the progress of the others, last."""
     parts: dict[str, Stateful] = {
         "choices": trainer.model.backend.autotuner,
         "model": trainer.model,
@@ -52,13 +52,13 @@ def parts_of(trainer: Training) -> dict[str, Stateful]:
 
 
 def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
-    """Turn the parts into the contents of a checkpoint's files.
+    """Convert the parts to the contents of a checkpoint's files.
 
     Parameters
     ----------
     parts : dict of str to list of dict
     about : mapping
-        What else `state.json` tells.
+        Additional content of `state.json`.
     """
     arrays: dict[str, np.ndarray] = {}
     entries: dict[str, list[State]] = {}
@@ -74,12 +74,12 @@ def pack(parts: Parts, about: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes]) -> Parts:
-    """Turn the contents of a checkpoint's files into the parts.
+    """Convert the contents of a checkpoint's files to the parts.
 
     Raises
     ------
     ValueError
-        If they are of another version of pydtnn, parts or arrays are missing, or something is of
+        If they were written by another version of pydtnn, or parts or arrays are missing or have
         another type.
     """
     arrays = decode(files[ARRAYS])
@@ -96,7 +96,7 @@ def unpack(files: Mapping[str, bytes]) -> Parts:
 
 
 def _take(arrays: dict[str, np.ndarray], prefix: str, names: Sequence[str]) -> State:
-    """Take the arrays of a state out of those of all."""
+    """Remove and return the arrays of one state."""
     for name in names:
         if prefix + name not in arrays:
             raise ValueError(f"{ARRAYS} does not contain the array {prefix}{name}")
@@ -116,14 +116,14 @@ def split(state: State) -> tuple[dict[str, np.ndarray], State]:
 
 
 def _prefix(name: str, rank: int, states: int) -> str:
-    """Return what goes before the names of a part's arrays."""
+    """Return the prefix of the names of a part's arrays."""
     return f"{name}/" if states == 1 else f"{name}/rank{rank}/"
 
 
 def _to_json(content: State) -> bytes:
-    # Keys stay in their order: that of a log is that of a table's columns. Finite floats come
-    # back to the last bit; NaN and infinities are written in Python's way, as only Python needs
-    # to read them.
+    # Keys keep their order, which is that of the columns of a table of logs. Finite floats are
+    # restored exactly; NaN and infinities are written in Python's notation, as only Python reads
+    # them.
     return (json.dumps(content, indent=1, default=_plain) + "\n").encode()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: written whole, checked when read, the last few kept.
+"""Checkpoints as folders: written atomically, verified when read, with a limited number kept.
 
 A checkpoint is a folder ``checkpoint-<step>`` with
 
@@ -6,9 +6,9 @@ A checkpoint is a folder ``checkpoint-<step>`` with
 - ``state.json``: every number, and the configuration,
 - ``SHA256SUMS``: their checksums, for ``sha256sum --check`` too.
 
-It is written under another name, brought to the disk and renamed once, and to be removed it is
-renamed first, so a folder of this name is complete. Whatever ends the process, and wherever, a
-checkpoint that was complete is found again until a later one is in its place.
+It is written under another name, flushed to the disk and renamed once, and it is renamed before it
+is removed, so a folder of this name is complete. After any termination of the process, a complete
+checkpoint is therefore available until a later one replaces it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PARTIAL = re.compile(r"\.checkpoint-\d{8,}\.partial")
 
 
 def find_checkpoints(directory: str | Path) -> list[Path]:
-    """List the checkpoints in a folder, newest last; none where there is no folder.
+    """List the checkpoints in a folder, newest last; none if there is no folder.
 
-    One that was moved aside for its replacement, which then never came, is among them.
+    This includes a checkpoint that was renamed for a replacement that was not completed.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -43,33 +43,33 @@ def find_checkpoints(directory: str | Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step that a checkpoint's name tells."""
+    """Return the step in a checkpoint's name."""
     return int(path.name.removesuffix(".replaced").rpartition("-")[2])
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
-    """Return where the checkpoint after so many steps lies."""
+    """Return the path of the checkpoint after a number of steps."""
     return Path(directory) / f"checkpoint-{step:08d}"
 
 
 def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
-    """Write a checkpoint, then remove what is no longer wanted.
+    """Write a checkpoint, then remove older ones.
 
     Parameters
     ----------
     path : Path
-        As `checkpoint_path` returns it. Its folder is made if need be; a checkpoint there is
-        replaced.
+        As returned by `checkpoint_path`. Its folder is created if necessary; an existing checkpoint
+        is replaced.
     files : mapping of str to bytes
         Contents of `ARRAYS` and `STATE`.
     keep : int
-        How many to keep, this one included. Those of later steps go too: they are damaged, or
-        belong to a course of training that was given up.
+        Number of checkpoints to keep, including this one. Those of later steps are removed too:
+        they are damaged, or belong to a run that was abandoned.
 
     Raises
     ------
     OSError
-        If it cannot be written. Nothing of it is left then, and the earlier checkpoints stay.
+        If it cannot be written. No incomplete files remain, and earlier checkpoints are kept.
     """
     directory = path.parent
     partial, aside = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
@@ -88,7 +88,7 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
     except OSError as error:
         raise unwritable("checkpoint", path, error) from error
     finally:
-        with contextlib.suppress(OSError):  # what is aside is found there, too
+        with contextlib.suppress(OSError):  # the renamed one is found as well
             tidy(directory)
     present = find_checkpoints(directory)
     older = [other for other in present if step_of(other) < step_of(path)]
@@ -129,9 +129,9 @@ def _digest(data: bytes) -> str:
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a process that was killed may have left, and put back what it had moved aside.
+    """Remove incomplete files of a killed process, and restore checkpoints that it had renamed.
 
-    No other process may be writing there.
+    No other process may be writing in the folder.
     """
     for path in _matching(directory, _PARTIAL):
         shutil.rmtree(path, ignore_errors=True)
@@ -144,9 +144,9 @@ def tidy(directory: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; where that is interrupted, what is left does not look like one."""
+    """Remove a checkpoint; after an interruption the rest does not have the name of one."""
     partial = path.with_name(f".{checkpoint_path(path.parent, step_of(path)).name}.partial")
-    with contextlib.suppress(OSError):  # then it stays, whole
+    with contextlib.suppress(OSError):  # then it remains, complete
         path.rename(partial)
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -21,37 +21,37 @@ _log = logging.getLogger("pydtnn.training.checkpoint")
 
 
 def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
-    """Continue from the newest checkpoint in a folder that is whole.
+    """Continue from the newest valid checkpoint in a folder.
 
-    Collective: all ranks call it. Rank 0 reads and tells the others, so they need not see the
-    folder. Where the newest is damaged or holds something else, the one before it is taken, and the
-    logger "pydtnn.training.checkpoint" warns of that. Every part of the trainer takes its state on
-    every rank, or none does on any.
+    Collective: all ranks call it. Rank 0 reads the files and sends them to the others, which need
+    no access to the folder. If the newest checkpoint is damaged or has invalid content, the
+    preceding one is used, and the logger "pydtnn.training.checkpoint" logs a warning. Either every
+    part of the trainer is loaded on every rank, or no part on any rank.
 
     Parameters
     ----------
     directory : str or Path
     trainer : Trainer
-        Built as it was when the checkpoint was saved. Callbacks that the checkpoint does not know
-        start afresh.
+        Constructed as when the checkpoint was saved. Callbacks without saved state keep their
+        initial state.
 
     Returns
     -------
     Path or None
-        The checkpoint; None where there is none at all.
+        The checkpoint; None if there is none.
 
     Raises
     ------
     AgreedError
-        On all ranks, if every checkpoint is damaged, or the one taken does not fit the trainer on
-        one of them, naming what differs. The trainer then has the parameters and states it had.
+        On all ranks, if every checkpoint is damaged, or the selected one does not fit the trainer
+        on one of them; the message contains the difference. The trainer is not changed.
     """
     comm = trainer.comm
     path, files = on_rank_0(comm, _read_newest, Path(directory)) or (None, {})
     path = comm.gather_object(path)[0]
     if path is None:
         return None
-    trainer.exchange.start(trainer.model.buckets)  # what it sets up, its state then fills
+    trainer.exchange.start(trainer.model.buckets)  # allocates the arrays that `load` fills
     parts = parts_of(trainer)
     before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
@@ -64,14 +64,14 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     except AgreedError:
         for name, part in parts.items():
             if before[name]:
-                with contextlib.suppress(Exception):  # of one such part; the others are put back
+                with contextlib.suppress(Exception):  # of this part; the others are restored
                     part.load(before[name])
         raise
     return Path(path)
 
 
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
-    """Read the newest checkpoint that is whole and holds what it should; warn of others."""
+    """Read the newest valid checkpoint; log warnings about others."""
     problems: list[str] = []
     for path in reversed(find_checkpoints(directory)):
         try:
@@ -92,7 +92,7 @@ def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
 
 
 def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Tell all ranks the contents that rank 0 has read. Collective: all ranks call it."""
+    """Broadcast the contents that rank 0 has read. Collective: all ranks call it."""
     state, size = comm.gather_object((files.get(STATE), len(files.get(ARRAYS, b""))))[0]
     data = np.zeros(size, np.uint8)
     if comm.rank == 0:
@@ -102,7 +102,7 @@ def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:
-    """Hand every part its state."""
+    """Load the state of every part."""
     for name, states in saved.items():
         if len(states) not in (1, comm.size):
             raise ValueError(

@@ -32,10 +32,10 @@ def save_checkpoint(
 ) -> Path:
     """Write ``checkpoint-<step>`` and remove all but the last `keep`.
 
-    Collective: all ranks call it; rank 0 writes. Where ranks train with different parameters, the
-    model's part is their average, and the exchange's has each rank's own. Running statistics are
-    made equal on all ranks first, which belongs to the course of training: runs on several ranks
-    that are to end in the same bytes save at the same steps.
+    Collective: all ranks call it; rank 0 writes. If ranks train with different parameters, the
+    model's part is their average, and the exchange's part contains those of each rank. Running
+    statistics are first made equal on all ranks, which affects training: to give the same bytes,
+    runs on several ranks must save at the same steps.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def save_checkpoint(
     trainer : Trainer
         Between two steps.
     config : mapping, optional
-        Whatever the caller wants to find again in `state.json`; JSON must be able to tell it.
+        Additional content of `state.json`; JSON values only.
     keep : int
 
     Returns
@@ -55,8 +55,8 @@ def save_checkpoint(
     Raises
     ------
     AgreedError
-        On all ranks, if it cannot be written: a full disk, a folder that is not ours. The earlier
-        checkpoints stay.
+        On all ranks, if it cannot be written, for example on a full disk or without permission.
+        Earlier checkpoints are kept.
     """
     with trainer.averaged():
         parts = _gather(trainer.comm, parts_of(trainer))
@@ -75,10 +75,10 @@ def save_checkpoint(
 
 
 def _gather(comm: Communicator, parts: Mapping[str, Stateful]) -> Parts:
-    """Ask every part for its state: one where all ranks agree, otherwise one of every rank.
+    """Return the state of every part: one if all ranks agree, otherwise one of every rank.
 
-    Collective: all ranks call it. What agrees is compared by its checksum, and not sent. What
-    differs goes to rank 0, its arrays as they are; on other ranks nothing is returned.
+    Collective: all ranks call it. States are compared by checksums. States that differ are sent to
+    rank 0, arrays without conversion; on other ranks nothing is returned.
     """
     states = {name: state for name, part in parts.items() if (state := part.state())}
     checksums = comm.gather_object({name: checksum(state) for name, state in states.items()})
@@ -93,7 +93,7 @@ def _gather(comm: Communicator, parts: Mapping[str, Stateful]) -> Parts:
 
 
 def _to_rank_0(comm: Communicator, states: list[State]) -> list[list[State]]:
-    """Bring states to rank 0, which returns those of every rank. Collective: all ranks call it."""
+    """Gather states on rank 0, which returns those of every rank. Collective: all ranks call it."""
     own = [split(state) for state in states]
     about = comm.gather_object(
         [

@@ -1,7 +1,7 @@
-"""What the files of a checkpoint must hold, checked before any part takes its state.
+"""Validation of the content of checkpoint files, before any state is loaded.
 
-Checksums tell that files are what was written; they do not tell that what was written is a
-checkpoint, as any program can write sums that are right.
+Checksums verify that files have not changed since they were written, but not that they contain a
+checkpoint, as any program can write valid checksums.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 FORMAT = 1
-"""Of `state.json`; another one is refused."""
+"""Format of `state.json`; others raise an error."""
 
 REQUIRED = ("model", "optimizer", "trainer")
-"""Parts of every checkpoint; what it does not know of other parts, these start afresh."""
+"""Parts of every checkpoint; other parts that are missing keep their initial state."""
 
 
 def read_content(state: bytes) -> dict[str, Any]:
-    """Return the content of `state.json`, whose parts are lists of states with values and arrays.
+    """Return the content of `state.json`, with parts that are lists of states.
 
     Raises
     ------
     ValueError
-        If it is no JSON, of another format, or made in another way.
+        If it is not JSON, or has another format or structure.
     """
     try:
         content = json.loads(state)
@@ -52,12 +52,12 @@ def read_content(state: bytes) -> dict[str, Any]:
 
 
 def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Refuse states of the parts of every training that have values of another type.
+    """Raise ValueError if states of the required parts have values of another type.
 
     Raises
     ------
     ValueError
-        Naming the part and the value.
+        The message contains the part and the value.
     """
     for name, states in parts.items():
         for state in states:
@@ -73,7 +73,7 @@ def check_states(parts: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def _check_weights(state: Mapping[str, Any]) -> None:
-    """Refuse weights that training cannot go on with."""
+    """Raise ValueError if weights are not finite floating-point numbers."""
     for name, array in state.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise ValueError(f"model: {name} must be an array of floating-point numbers")
@@ -123,7 +123,7 @@ def _is_object(value: object, fits: Callable[[Any], bool]) -> bool:
 
 
 def _is_table(value: object, depth: int) -> bool:
-    """Whether these are objects in objects, and in the innermost names by whole numbers."""
+    """Whether this is a nested object that maps integers to names at the innermost level."""
     if depth > 0:
         return _is_object(value, lambda inner: _is_table(inner, depth - 1))
     return (
@@ -148,4 +148,4 @@ VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
         "plan": (_is_plan, "an object with whole numbers"),
     },
 }
-"""What the states of some parts have, and what it must be."""
+"""Required values of the states of some parts, and their types."""

@@ -1,4 +1,4 @@
-"""Data sets, augmentation and the loader that gives each rank its shard.
+"""Data sets, augmentation and the loader of each rank's shard.
 
 >>> train, test = load_dataset("synthetic", samples=64)
 >>> loader = Loader(train, global_batch_size=32, augment=create_augmentations("crop:4,flip"))
@@ -39,7 +39,7 @@ DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "mnist": load_mnist,
     "synthetic": load_synthetic,
 }
-"""The data sets by name: functions of keyword arguments that return training and test set."""
+"""Data sets by name: functions of keyword arguments that return training and test set."""
 
 DATASET: Kind[tuple[Dataset, Dataset]] = Kind(
     "data set", DATASETS, tuple, "a pair of data sets, to train with and to test with"
@@ -58,34 +58,33 @@ def load_dataset(
     Parameters
     ----------
     name : str or callable
-        One of `DATASETS`, a function like theirs, or ``path/to/file.py:function``.
+        One of `DATASETS`, a function with the same interface, or ``path/to/file.py:function``.
     data_dir : path, optional
         Folder of the files; by default $PYDTNN_DATA, otherwise pydtnn's folder in the user's cache.
     download : bool, default False
-        Whether to fetch files that are missing. Where several ranks share a disk, let one of them
-        do it first.
+        Whether to download missing files. If several ranks share a disk, call it on one of them
+        first.
     seed : int, default 0
-        Of data that are computed.
+        Of computed data.
     **options
-        What the data set's own function takes, such as ``samples`` and ``shape`` of "synthetic" or
+        Arguments of the data set's function, such as ``samples`` and ``shape`` of "synthetic" or
         ``labels`` of "cifar100".
 
     Returns
     -------
     (Dataset, Dataset)
-        The training set, and the test set, which takes the training set's statistics.
+        The training set, and the test set, which uses the training set's statistics.
 
     Raises
     ------
     ValueError
-        If the name or an option is unknown (the nearest names are offered), or a file is not what
-        it should be.
+        If the name or an option is unknown (the message lists similar names), or a file is invalid.
     TypeError
         If a function does not return two data sets.
     FileNotFoundError
-        If the files are missing; the message says how to get them.
+        If the files are missing; the message explains how to get them.
     ImportError
-        If the data set needs a package that is not installed.
+        If the data set requires a package that is not installed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A data set of arrays that are already in memory (or mapped into it)."""
+"""A data set of arrays in memory (or mapped into it)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ Array = NDArray[Any]
 
 
 class ArrayDataset(Dataset):
-    """Samples `x` and targets `y` of one's own.
+    """Samples `x` and targets `y` in arrays.
 
     Parameters
     ----------
     x : array, shape ``(n, H, W, C)`` or ``(n, features)`` or any other ``(n, ...)``
-        uint8 pixels are normalised with the statistics of the training set; floats are taken as
-        they are. A tuple of arrays where a sample has several inputs.
+        uint8 pixels are normalised with the statistics of the training set; floats are not changed.
+        A tuple of arrays if a sample has several inputs.
     y : array
-        Labels ``(n,)`` of integers from 0, or float targets ``(n, ...)``. A tuple of arrays where a
+        Labels ``(n,)`` of integers from 0, or float targets ``(n, ...)``. A tuple of arrays if a
         sample has several targets, one for each output of a model.
     classes : int, optional
         Number of classes; by default that of `like`, or one more than the largest label. A tuple
-        where there are several targets.
+        for several targets.
     like : Dataset, optional
-        The training set, where this one is a test set: its statistics and number of classes hold
-        here too.
+        The training set, if this one is a test set: its statistics and number of classes are used.
     channels_first : bool, default False
         Whether `x` is ``(n, C, H, W)``; it is read as ``(n, H, W, C)``.
     name : str, default "array"
@@ -39,7 +38,7 @@ class ArrayDataset(Dataset):
     ValueError
         If lengths or shapes do not fit, or a label is not in ``0..classes-1``.
     TypeError
-        If `x` holds neither uint8 nor floats, or `y` neither integers nor floats.
+        If `x` contains neither uint8 nor floats, or `y` neither integers nor floats.
 
     Examples
     --------
@@ -147,7 +146,7 @@ def _for_each(name: str, classes: Any, targets: tuple[Array, ...]) -> tuple[int 
 
 
 def _arrays(value: Any) -> Any:
-    """Return a tuple of arrays as it is, anything else as one array."""
+    """Return a tuple of arrays unchanged, anything else as one array."""
     several = isinstance(value, tuple) and value and all(np.ndim(part) > 0 for part in value)
     if not several:
         return np.asarray(value)

@@ -1,4 +1,4 @@
-"""Random changes of training images, a batch at a time, by (seed, epoch, sample) alone."""
+"""Random augmentation of batches of training images, keyed by (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pydtnn.utils.registry import Kind
 Array = NDArray[Any]
 
 WORDS = 4
-"""Random 32-bit words that every augmentation gets for every sample: one block of Philox."""
+"""Random 32-bit words of each augmentation per sample: one block of Philox."""
 
 
 class Augmentation(ABC):
-    """A random change of images. A subclass is a frozen dataclass and writes ``__call__``."""
+    """A random change of images. A subclass is a frozen dataclass and implements ``__call__``."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raise ValueError, in one sentence, where it does not suit images of this shape."""
+        """Raise ValueError if it is not applicable to images of this shape."""
 
     @abstractmethod
     def __call__(self, x: Array, words: Array, fill: Array) -> Array:
@@ -36,15 +36,15 @@ class Augmentation(ABC):
         words : ndarray of uint32, shape ``(n, 4)``
             The random bits of each sample.
         fill : ndarray, shape ``(C,)``, of the dtype of `x`
-            The training set's mean pixel, which becomes zero (within rounding) after normalisation.
+            The training set's mean pixel, which is normalised to zero (within rounding).
         """
 
 
 @dataclass(frozen=True)
 class RandomCrop(Augmentation):
-    """Pad every side by `padding` pixels and cut out an image of the old size at random.
+    """Pad every side by `padding` pixels and crop an image of the original size at random.
 
-    The border has the mean colour, that is zero after normalisation, as in He et al., "Deep
+    The border has the mean colour, which is zero after normalisation, as in He et al., "Deep
     residual learning for image recognition" (2016), section 4.2.
     """
 
@@ -55,7 +55,7 @@ class RandomCrop(Augmentation):
             raise ValueError(f"RandomCrop: padding must be at least 1 pixel, got {self.padding}")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Refuse a border that is wider than the image, which could be cut out of it alone."""
+        """Raise ValueError if the border is wider than the image."""
         if self.padding > min(input_shape[:2]):
             raise ValueError(
                 f"RandomCrop: padding must be at most {min(input_shape[:2])} pixels for images of "
@@ -66,7 +66,7 @@ class RandomCrop(Augmentation):
         n, height, width, channels = x.shape
         p = self.padding
         padded = np.empty((n, height + 2 * p, width + 2 * p, channels), x.dtype)
-        # A row at a time: a broadcast of C elements would make an inner loop of length C.
+        # One row at a time: a broadcast of C elements would have an inner loop of length C.
         padded.reshape(-1, (width + 2 * p) * channels)[:] = np.tile(fill, width + 2 * p)
         padded[:, p : p + height, p : p + width] = x
         # View (n, row, shift, W * C): the W pixels from `shift` on in each padded row, so that a
@@ -95,7 +95,7 @@ class HorizontalFlip(Augmentation):
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
-    """Paint a square of `size` pixels in the mean colour; its centre may be at the very edge.
+    """Fill a square of `size` pixels with the mean colour; its centre may be at the edge.
 
     DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout"
     (2017).
@@ -125,7 +125,7 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "flip": HorizontalFlip,
     "cutout": Cutout,
 }
-"""The augmentations by the name they have on the command line."""
+"""Augmentations by their name on the command line."""
 
 AUGMENTATION: Kind[Augmentation] = Kind(
     "augmentation", AUGMENTATIONS, Augmentation, "an Augmentation or what makes one"

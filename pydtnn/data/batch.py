@@ -1,4 +1,4 @@
-"""What one rank computes in one step."""
+"""The data of one rank in one step."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ALL = slice(None)
 class Batch:
     """A rank's part of a global batch; its arrays are new and contiguous.
 
-    They are the host's; `dataclasses.replace` may put arrays of a device in their place.
+    They are on the host; `dataclasses.replace` can replace them by arrays of a device.
 
     Attributes
     ----------
     x : ndarray, shape ``(n, *input_shape)``; n may be 0 in the last step
-        Of the model's dtype, or uint8 as it was read, where `prepare` is there. For a model with
-        several inputs a tuple of one array each.
+        Of the model's dtype, or raw uint8 if `prepare` is set. For a model with several inputs a
+        tuple of one array each.
     y : ndarray, labels int64 ``(n,)``, or targets ``(n, ...)`` of the dtype of a model's outputs
-        The model's own, or float32 where that has 16 bits. For a model with several outputs a tuple
+        The model's dtype, or float32 if that has 16 bits. For a model with several outputs a tuple
         of one array each.
     samples : ndarray of int64, shape ``(n,)``
         Indices in the data set.
@@ -41,11 +41,11 @@ class Batch:
     total : int
         Samples of the global batch: the n of all ranks together.
     shards : tuple of Shard
-        The pieces that are computed one by one; where there are none, all rows together are one.
-    words : ndarray of uint32, shape ``(n, prepare.words)``, or None where `x` is ready
+        The slices that are computed one by one; if empty, all rows are one slice.
+    words : ndarray of uint32, shape ``(n, prepare.words)``, or None if `x` is prepared
         Random bits of the augmentations.
     prepare : Prepare or None
-        What is still to be done to `x`.
+        Preparation of `x` on the device, if any.
     """
 
     x: Any
@@ -61,7 +61,7 @@ class Batch:
         return len(self.samples)
 
     def inputs(self, backend: Backend, rows: slice = ALL) -> Any:
-        """Bring rows of `x` to the device, augmented, normalised and of the model's dtype."""
+        """Copy rows of `x` to the device, augmented, normalised and of the model's dtype."""
         x = each(lambda part: backend.asarray(part[rows]), self.x)
         if self.prepare is None:
             return x

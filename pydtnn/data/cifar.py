@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: 50,000 and 10,000 colour photographs of 32 x 32 pixels.
 
 Krizhevsky, "Learning multiple layers of features from tiny images" (2009). Both the binary and the
-Python version are read. Files hold the colours of an image one after the other; they are put side
-by side once, because that takes several times longer than to read an image afterwards.
+Python version are read. Files contain the colour planes of an image one after the other; they are
+interleaved once when loading, because that takes several times longer than reading an image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 SIDE, CHANNELS = 32, 3
 PIXELS = CHANNELS * SIDE * SIDE
-CHUNK = 100  # images that stay in the cache while their colours are put side by side
+CHUNK = 100  # images that fit in the cache while their planes are interleaved
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 LAYOUTS_10 = (
@@ -71,15 +71,15 @@ def load_cifar10(
     data_dir, download
         See `pydtnn.data.load_dataset`.
     any_size : bool, default False
-        Whether files may hold fewer or more images than the 10,000 of the original ones.
+        Whether files may contain fewer or more images than the 10,000 of the original ones.
 
     Raises
     ------
     FileNotFoundError
         If a file is missing.
     ValueError
-        If a file is truncated, holds no CIFAR images, another number of them or wrong labels, or is
-        a pickle that asks for more than data.
+        If a file is truncated, does not contain CIFAR images, has another number of them or invalid
+        labels, or is a pickle with anything but data.
     """
     get = partial(fetch, "cifar10", (SOURCE_10,)) if download else None
     layout, paths = locate("cifar10", LAYOUTS_10, data_dir, get)
@@ -106,7 +106,8 @@ def load_cifar100(
     labels : "fine" or "coarse", default "fine"
         The 100 classes, or the 20 groups of them.
     any_size : bool, default False
-        Whether files may hold fewer or more images than the 50,000 and 10,000 of the original ones.
+        Whether files may contain fewer or more images than the 50,000 and 10,000 of the original
+        ones.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def load_cifar100(
 def _check_counts(
     name: str, paths: list[Path], files: list[tuple[Array, Array]], counts: Sequence[int]
 ) -> None:
-    """Refuse files that were cut between two images, which nothing else in them shows."""
+    """Raise ValueError for files truncated between two images, which no other check detects."""
     for path, (_, labels), count in zip(paths, files, counts, strict=True):
         if len(labels) != count:
             raise ValueError(
@@ -141,7 +142,7 @@ def _check_counts(
 
 
 def _split(name: str, files: list[tuple[Array, Array]], classes: int) -> tuple[Dataset, Dataset]:
-    """Make the training set of all files but the last, and the test set of the last."""
+    """Create the training set from all files but the last, and the test set from the last."""
     train = _dataset(name, files[:-1], classes)
     return train, _dataset(name, files[-1:], classes, train)
 
@@ -155,7 +156,7 @@ def _dataset(
     for pixels, _ in files:
         for start in range(0, len(pixels), CHUNK):
             planes = pixels[start : start + CHUNK].reshape(-1, CHANNELS, SIDE, SIDE)
-            # Three times faster than one transposed copy, whose inner loop has length C.
+            # Three times faster than one transposed copy with an inner loop of length C.
             for c in range(CHANNELS):
                 x[first : first + len(planes), ..., c] = planes[:, c]
             first += len(planes)
@@ -167,7 +168,7 @@ def _read_binary(
 ) -> tuple[Array, Array]:
     """Read a file of records: labels, then pixels.
 
-    It is not mapped into memory: that would end the process where the file is cut meanwhile.
+    It is not mapped into memory: truncation of a mapped file would terminate the process.
     """
     record, data = label_bytes + PIXELS, np.frombuffer(path.read_bytes(), np.uint8)
     if len(data) == 0 or len(data) % record:

@@ -1,4 +1,4 @@
-"""What a data set is: samples that are read by index, and the statistics that normalise them."""
+"""Base class of data sets: samples read by index, and statistics that normalise them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array = NDArray[Any]
 
 
 class Dataset(ABC):
-    """Samples by index; what a subclass writes is the attributes below, ``__len__`` and `read`.
+    """Samples by index; a subclass defines the attributes below, ``__len__`` and `read`.
 
     Attributes
     ----------
     name : str
     input_shape : tuple of int
-        Shape of one sample, channels last: ``(H, W, C)`` for images. A tuple of shapes where a
-        sample has several inputs.
+        Shape of one sample, channels last: ``(H, W, C)`` for images. A tuple of shapes if a sample
+        has several inputs.
     classes : int or None
-        Number of classes; None where the targets are no labels. A tuple where a sample has several
+        Number of classes; None if the targets are not labels. A tuple if a sample has several
         targets.
     pixels : bool, default True
-        Whether `read` gives uint8 pixels, which are normalised with `mean` and `std`. Where samples
-        have several inputs, each is normalised that is uint8.
+        Whether `read` returns uint8 pixels, which are normalised with `mean` and `std`. If samples
+        have several inputs, each uint8 input is normalised.
     like : Dataset or None
-        The training set whose statistics this one takes; None for the training set itself.
+        The training set that provides the statistics; None for the training set itself.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Dataset(ABC):
         Returns
         -------
         x : ndarray, shape ``(n, *input_shape)``, uint8 or float
-            A new array: augmentation changes it in place. A tuple of arrays where a sample has
-            several inputs.
+            A new array: augmentation changes it in place. A tuple of arrays if a sample has several
+            inputs.
         y : ndarray of int64, shape ``(n,)``, or float targets, shape ``(n, ...)``
-            A tuple of arrays where a sample has several targets, one for each output of a model.
+            A tuple of arrays if a sample has several targets, one for each output of a model.
         """
 
     @cached_property
     def statistics(self) -> Any:
-        """Mean and deviation of the training set, or None where nothing is normalised.
+        """Mean and deviation of the training set, or None without normalisation.
 
-        A tuple where samples have several inputs.
+        A tuple if samples have several inputs.
         """
         if self.like is not None:
             return self.like.statistics
@@ -99,7 +99,7 @@ class Dataset(ABC):
         return each(lambda s: s and s.std, self.statistics)
 
     def normalize(self, x: Any, dtype: DTypeLike = np.float32) -> Any:
-        """Turn samples, as `read` gives them, into what a model is trained on."""
+        """Normalise samples that `read` returned for a model."""
         if not is_several(self.input_shape):
             return Normalize(self.statistics, self.input_shape, dtype)(x)
         statistics = self.statistics or (None,) * len(self.input_shape)
@@ -152,19 +152,19 @@ class Subset(Dataset):
 
 
 def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """Cut a random part off a training set, the same part for the same `seed`.
+    """Split a random part from a training set, the same part for the same `seed`.
 
     Parameters
     ----------
     train : Dataset
     fraction : float
-        Part of the samples that validate, between 0 and 1; both parts get at least one sample.
+        Fraction of validation samples, between 0 and 1; both parts have at least one sample.
     seed : int, default 0
 
     Returns
     -------
     (Subset, Subset)
-        What is left to train with, and the samples to validate with.
+        The remaining training samples, and the validation samples.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Getting the files of a data set from the net, with a checksum (through pooch)."""
+"""Download of the files of a data set, with checksums (using pooch)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """A file on the net.
+    """A file to download.
 
     Attributes
     ----------
@@ -21,10 +21,10 @@ class Source:
     sha256 : str
         Checksum of the file, in hexadecimal digits.
     folder : str
-        Folder it goes to, below the data folder.
+        Destination folder, below the data folder.
     members : tuple of str
-        For a tar archive the files to take out of it, by their names without folders; empty for a
-        plain file.
+        For a tar archive the files to extract, by their names without folders; empty for a plain
+        file.
     """
 
     url: str
@@ -34,16 +34,16 @@ class Source:
 
 
 def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
-    """Bring all `sources` below `root`.
+    """Download all `sources` to `root`.
 
-    A file appears whole or not at all, also when several ranks download at once.
+    Files are created atomically, also if several ranks download at the same time.
 
     Raises
     ------
     ImportError
         If pooch is not installed.
     OSError
-        If a file cannot be had, is not what its checksum says, or cannot be written.
+        If a file cannot be downloaded, does not match its checksum, or cannot be written.
     """
     try:
         import pooch
@@ -51,12 +51,12 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
         raise ImportError(
             f"{dataset}: --download requires pooch; install it with: pip install 'pydtnn[data]'"
         ) from None
-    pooch.get_logger().setLevel("ERROR")  # a library does not talk
+    pooch.get_logger().setLevel("ERROR")  # a library does not print
     for source in sources:
         folder = root / source.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A directory of its own, on the same disk, so that each file can be renamed into place.
+            # A separate directory on the same disk, so that each file can be renamed into place.
             with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
                 got = Path(pooch.retrieve(source.url, f"sha256:{source.sha256}", path=scratch))
                 if source.members:
@@ -72,7 +72,7 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
 
 
 def _extract(archive: Path, members: tuple[str, ...], folder: Path, scratch: Path) -> None:
-    """Take the named files out of a tar archive, and nothing else, wherever it puts them."""
+    """Extract only the given files from a tar archive, from any of its folders."""
     wanted = set(members)
     with tarfile.open(archive) as tar:
         for entry in tar:

@@ -19,18 +19,18 @@ UBYTE = 0x08
 """Element type in the third byte of the magic number; the fourth counts the dimensions."""
 
 MOST = 1032
-"""Greatest ratio of DEFLATE: a header that promises more bytes than that cannot be true."""
+"""Largest ratio of DEFLATE: a header that specifies more bytes is invalid."""
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
     """Read an idx file of unsigned bytes.
 
-    It is not mapped into memory: that would end the process where the file is cut later.
+    It is not mapped into memory: truncation of a mapped file would terminate the process.
 
     Parameters
     ----------
     path : Path
-        A name that ends in ".gz" says that the file is gzipped.
+        A name that ends in ".gz" means that the file is gzipped.
     dimensions : int
         3 for images, 1 for labels.
 
@@ -51,7 +51,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
             expected, size = math.prod(shape), path.stat().st_size
             if zipped and expected > MOST * size:
                 raise EOFError("shorter than its header specifies")
-            # A byte more shows a file that is too long.
+            # One more byte detects a file that is too long.
             body = stream.read(expected + 1 if zipped else min(expected + 1, size))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
@@ -67,7 +67,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
 
 
 def _header(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
-    """Return the shape that the header tells."""
+    """Return the shape in the header."""
     magic = int.from_bytes(header[:4], "big")
     if len(header) >= 4 and magic != UBYTE << 8 | dimensions:
         raise ValueError(

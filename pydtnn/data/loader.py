@@ -26,15 +26,14 @@ class Loader:
     """The batches of one rank.
 
     Step s of epoch e uses ``permutation(seed, e)[s * B : (s + 1) * B]``; each rank reads its slice.
-    The order and the augmentation depend on (seed, epoch, sample) alone, not on the ranks or
-    threads; so the loader has no state to save: epoch and step are enough to go on with
-    ``epoch(e, start=step)``.
+    The order and the augmentation depend only on (seed, epoch, sample), not on ranks or threads;
+    the loader therefore has no state to save: ``epoch(e, start=step)`` continues at any step.
 
     Parameters
     ----------
     dataset : Dataset
     global_batch_size : int
-        B, the samples of a step on all ranks; the last step of an epoch has the rest.
+        B, the samples of a step on all ranks; the last step of an epoch has the remaining ones.
     rank, size : int, default 0 and 1
         This rank and the number of ranks.
     seed : int, default 0
@@ -43,35 +42,35 @@ class Loader:
     augment : sequence of Augmentation
         Applied in order, before normalisation; their randomness changes with the epoch.
     dtype : dtype, default float32
-        Of the model: of ``Batch.x``, and of targets that are no labels if it has at least 32 bits.
+        Of the model: of ``Batch.x``, and of targets other than labels if it has at least 32 bits.
     prefetch : int, default 2
-        Batches prepared ahead; with 0 each is prepared when it is asked for, in the caller's
-        thread.
+        Batches prepared in advance; with 0 each is prepared on request, in the caller's thread.
     threads : int, default 1
         Threads that prepare them.
     steps_per_epoch : int, optional
-        Fewer steps than the data would give.
+        A limit on the number of steps.
     shards : int, optional
-        Slices into which each batch is cut; a rank has a run of them. By default one per rank.
+        Slices into which each batch is divided; a rank has consecutive ones. By default one per
+        rank.
     raw : bool, default False
-        Leave uint8 images as they are read, and augmentation and normalisation to the device: see
-        `Batch.inputs`. Other samples are prepared here all the same.
+        Return uint8 images without augmentation and normalisation, which the device performs: see
+        `Batch.inputs`. Other samples are prepared here in any case.
 
     Attributes
     ----------
     prepare : Prepare
-        Augmentation and normalisation, wherever they are done; of the first input, where samples
+        Augmentation and normalisation, on the host or on the device; of the first input if samples
         have several.
     why_not_raw : str
-        With `raw`, why samples are prepared here even so, in one sentence; otherwise empty.
+        With `raw`, the reason why samples are prepared here, if they are; otherwise empty.
 
     Raises
     ------
     TypeError
-        If `dataset` or `augment` are something else, or a number is not whole.
+        If `dataset` or `augment` have another type, or a number is not an int.
     ValueError
-        If the batch is larger than the data (and `shuffle` says that this is training), or there
-        are more ranks than samples in a batch, or a number is out of range.
+        If the batch is larger than the data (and `shuffle` is true), or there are more ranks than
+        samples in a batch, or a number is out of range.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Loader:
             pixels = "" if dataset.pixels else f"{dataset.name} has no uint8 pixels"
             self.why_not_raw = pixels or self.prepare.why_not
         self._raw = raw and not self.why_not_raw
-        # Threads start with their first task, so a pool that is never used costs nothing.
+        # Threads start with their first task, so an unused pool has no cost.
         self._pool = (
             ThreadPoolExecutor(threads, thread_name_prefix="pydtnn-loader") if prefetch else None
         )
@@ -132,15 +131,15 @@ class Loader:
         return self._steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return the batches of an epoch from step `start` on; loading begins at once.
+        """Return the batches of an epoch from step `start` on; loading begins immediately.
 
-        An exception in a thread is raised where its batch is taken. The iterator may be left at any
+        An exception in a thread is raised when its batch is requested. Iteration may stop at any
         time.
 
         Raises
         ------
         ValueError
-            If there is no such epoch or step.
+            If the epoch or step does not exist.
         """
         if epoch < 0 or not 0 <= start <= len(self):
             raise ValueError(
@@ -165,7 +164,7 @@ class Loader:
         epoch: int,
         steps: Iterator[int],
     ) -> Iterator[Batch]:
-        """Yield batches in the order of their steps, however many threads prepare them."""
+        """Yield batches in the order of their steps for any number of threads."""
         try:
             while waiting:
                 batch = waiting.popleft().result()
@@ -194,11 +193,11 @@ class Loader:
         return Batch(x, y, samples, step, len(chosen), shards)
 
     def _target(self, y: Array) -> Array:
-        # losses compare in at least float32
+        # losses use at least float32
         return y.astype(self.prepare.normalize.arithmetic) if y.dtype.kind == "f" else y
 
     def close(self) -> None:
-        """End the threads; batches that have not been taken are dropped."""
+        """Stop the threads and discard remaining batches."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -215,8 +214,8 @@ class Loader:
 
 
 def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Read samples, and check what a user's own data set returns."""
-    if not len(samples):  # which a user's own may not be able to do
+    """Read samples and check the results of a custom data set."""
+    if not len(samples):  # not every custom data set supports this
         x, y = read_samples(dataset, np.zeros(1, np.int64))
         return each(_none, x), each(_none, y)
     result = dataset.read(samples)
@@ -242,7 +241,7 @@ def _none(part: Array) -> Array:
 
 
 def _targets(y: Any) -> Any:
-    """Return an array of targets; a tuple of arrays, where there is one for each output."""
+    """Return an array of targets, or a tuple with one array per output."""
     if isinstance(y, tuple) and y and all(np.ndim(part) > 0 for part in y):
         return tuple(map(np.asarray, y))
     return np.asarray(y)
@@ -253,12 +252,12 @@ def _and(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def check_dataset(who: str, dataset: Any) -> None:
-    """Refuse what is no data set, or does not say what its samples are.
+    """Raise TypeError if an object is not a data set or lacks attributes.
 
     Raises
     ------
     TypeError
-        In one sentence that begins with `who`.
+        With a message that begins with `who`.
     """
     kind = type(dataset).__name__
     if not isinstance(dataset, Dataset):
@@ -281,7 +280,7 @@ def _check(
     prefetch: int,
     threads: int,
 ) -> None:
-    """Refuse what cannot work, in one sentence each."""
+    """Raise TypeError or ValueError for invalid arguments."""
     check_dataset("Loader", dataset)
     if isinstance(augment, str) or not all(isinstance(a, Augmentation) for a in augment):
         raise TypeError(

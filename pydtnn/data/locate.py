@@ -1,4 +1,4 @@
-"""Where the files of a data set are, and what to tell the user when they are not there."""
+"""Search for the files of a data set, and the error message if they are missing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from pydtnn.utils.files import user_cache
 
 VARIABLE = "PYDTNN_DATA"
-"""Environment variable that names the data folder."""
+"""Environment variable with the path of the data folder."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way a data set lies on disk.
+    """One possible layout of a data set on disk.
 
     Attributes
     ----------
     folders : tuple of str
-        Where the files may be, relative to the data folder; "." is the data folder itself.
+        Possible folders of the files, relative to the data folder; "." is the data folder itself.
     files : tuple of str
-        All files of the data set; each may also be there gzipped, with ".gz" after its name.
+        All files of the data set; each may be gzipped, with ".gz" after its name.
     """
 
     folders: tuple[str, ...]
@@ -30,7 +30,7 @@ class Layout:
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Return `data_dir`, or what $PYDTNN_DATA says, or pydtnn's folder in the user's cache."""
+    """Return `data_dir`, or $PYDTNN_DATA, or pydtnn's folder in the user's cache."""
     chosen = data_dir or os.environ.get(VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache()
 
@@ -46,13 +46,13 @@ def locate(
     Parameters
     ----------
     dataset : str
-        Name for the messages.
+        Name in messages.
     layouts : sequence of Layout
         In order of preference.
     data_dir : path, optional
-        As of `data_folder`.
+        See `data_folder`.
     fetch : function of the data folder, optional
-        Called to get the files where they are not there.
+        Called to download missing files.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def locate(
     Raises
     ------
     FileNotFoundError
-        If files are missing; the message says which, and how to get them.
+        If files are missing; the message lists them and explains how to get them.
     """
     root = data_folder(data_dir)
     places = [
@@ -87,7 +87,7 @@ def _existing(folder: Path, file: str) -> Path | None:
 
 
 def _missing(dataset: str, root: Path, places: list[tuple[int, Path, tuple[str, ...]]]) -> str:
-    """Write the sentence: a part of the files is there, or none, or not even the folder."""
+    """Return the message for some files, all files or the folder missing."""
     get = (
         f"specify the folder that contains them with --data-dir or ${VARIABLE}, or download them "
         f"with --download (load_dataset({dataset!r}, download=True) in a program)"

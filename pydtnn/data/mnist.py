@@ -41,7 +41,7 @@ def load_mnist(
     FileNotFoundError
         If a file is missing.
     ValueError
-        If a file is truncated, is of another kind, or its labels do not belong to the images.
+        If a file is truncated, has another format, or labels do not match the images.
     """
     get = partial(fetch, "mnist", SOURCES) if download else None
     _, paths = locate("mnist", LAYOUTS, data_dir, get)

@@ -1,4 +1,4 @@
-"""Which samples come when, and which rank reads them: functions without a state."""
+"""Order of the samples and their distribution over ranks: stateless functions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pydtnn.utils.split import even_cut
 def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[np.int64]:
     """Shuffle ``0..n-1``: sort by 64 random bits, keyed by (seed, name, epoch, sample).
 
-    Every rank computes the same permutation by itself, whatever the number of ranks, and whatever
-    NumPy's version: NumPy's own generators may change their streams from one version to the next.
+    Every rank computes the same permutation for any number of ranks and any NumPy version: NumPy's
+    generators may change their streams between versions.
     """
     words = bits(seed, stream(name), epoch, np.arange(n), 2).astype(np.uint64)
     return np.argsort(words[:, 0] << np.uint64(32) | words[:, 1], kind="stable")
 
 
 def rank_slice(n: int, rank: int, size: int) -> slice:
-    """Rows of `rank` where `n` rows are cut into `size` runs whose lengths differ by at most 1.
+    """Rows of `rank`, with `n` rows divided into `size` ranges of nearly equal length.
 
     >>> [rank_slice(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -31,9 +31,9 @@ def rank_slice(n: int, rank: int, size: int) -> slice:
 
 
 class Shard(NamedTuple):
-    """One of the slices into which a batch is cut, and where a rank finds it among its own rows.
+    """One of the slices of a batch, with its position among the rows of a rank.
 
-    A rank without any has rows of no number, and of no sample.
+    A rank without shards has one with number None and no rows.
     """
 
     number: int | None
@@ -41,21 +41,21 @@ class Shard(NamedTuple):
 
 
 def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[Shard, ...]]:
-    """Cut `n` rows into shards, which depend on no number of ranks, and deal these out in runs.
+    """Divide `n` rows into shards, independent of ranks, and assign consecutive shards to ranks.
 
     Parameters
     ----------
     n : int
     shards : int
-        At least `size`; those that get no row come last and are left out.
+        At least `size`; empty shards come last and are omitted.
     rank, size : int
 
     Returns
     -------
     rows : slice
-        What the rank owns of the `n` rows.
+        The rank's range of the `n` rows.
     shards : tuple of Shard
-        In order; empty where `rows` is.
+        In order; empty if `rows` is.
 
     >>> rows, (first, second) = own_shards(10, 4, 1, 2)
     >>> rows, second
@@ -71,5 +71,5 @@ def own_shards(n: int, shards: int, rank: int, size: int) -> tuple[slice, tuple[
 
 
 def below(words: NDArray[np.uint32], n: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Turn random 32-bit words into integers of ``0..n-1``: the upper half of a 64-bit product."""
+    """Map random 32-bit words to integers in ``0..n-1``: the upper half of a 64-bit product."""
     return (words.astype(np.uint64) * np.asarray(n, np.uint64) >> np.uint64(32)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""From the raw samples of a batch to what a model computes with, on the host or on its device."""
+"""Augmentation and normalisation of the raw samples of a batch, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 MOST_CHANGES, MOST_CHANNELS = 4, 4
-"""Augmentations, and channels of an image, for which the kernel of a device has room."""
+"""Maximum number of augmentations, and of channels of an image, in the kernel of a device."""
 
 
 class Prepare:
-    """Augment and normalise samples; the same bytes wherever that happens.
+    """Augment and normalise samples, with the same bytes on the host and on a device.
 
-    Two that do the same are equal, and so are their hashes.
+    Objects with equal parameters are equal and have equal hashes.
 
     Parameters
     ----------
     augment : sequence of Augmentation
         Applied in order, before normalisation.
     statistics : Statistics or None
-        Of the training set; None where samples are only converted.
+        Of the training set; None if samples are only converted.
     input_shape : tuple of int
         Shape of one sample, channels last.
     dtype : dtype of the result
@@ -40,9 +40,9 @@ class Prepare:
     Attributes
     ----------
     words : int
-        Random 32-bit words that a sample needs.
+        Random 32-bit words per sample.
     why_not : str
-        Why the device cannot do this to uint8 samples, in one sentence; empty where it can.
+        Reason why the device cannot prepare uint8 samples; empty if it can.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Prepare:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type of what is returned."""
+        """Element type of the result."""
         return self.normalize.dtype
 
     def __call__(self, backend: Backend, x: Array, words: Array) -> Array:
-        """Return a new array of the backend's, for `x` as it was read; `x` stays as it is.
+        """Return a new array of the backend from raw samples `x`; `x` is not changed.
 
         On a device with a kernel for it nothing is copied from the host, so that it may be captured
-        in a graph; `why_not` must be empty there.
+        in a graph; this requires that `why_not` is empty.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class Prepare:
         return self.normalize(x)
 
     def _fill(self, dtype: DTypeLike) -> Array:
-        """Colour of what comes from outside of an image, ``(C,)``: the mean, or zero."""
+        """Colour of pixels outside an image, ``(C,)``: the mean, or zero."""
         mean = self.normalize.mean
         return (np.rint(255 * mean) if np.dtype(dtype) == np.uint8 else mean).astype(dtype)
 
@@ -119,7 +119,7 @@ _KNOWN: dict[type[Augmentation], Any] = {
     HorizontalFlip: lambda change: ("flip", 0),
     Cutout: lambda change: ("cutout", change.size),
 }
-"""What the kernel is told: of these classes, not of those derived from them, which differ."""
+"""Parameters of the kernel for these classes, not for subclasses."""
 
 
 def _why_not(augment: tuple[Augmentation, ...], input_shape: tuple[int, ...]) -> str:

@@ -9,7 +9,7 @@ Shape = tuple[int, ...]
 
 
 def parts(value: Any) -> tuple[Any, ...]:
-    """Return one thing, or a tuple of several, as a tuple.
+    """Return one object, or a tuple of several, as a tuple.
 
     >>> parts(1), parts((1, 2))
     ((1,), (1, 2))
@@ -18,7 +18,7 @@ def parts(value: Any) -> tuple[Any, ...]:
 
 
 def each(call: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Call a function with a thing, or with each of several; return one result, or a tuple.
+    """Call a function with an object, or with each of several; return one result, or a tuple.
 
     >>> each(abs, -1), each(abs, (-1, -2))
     (1, (1, 2))

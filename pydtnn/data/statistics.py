@@ -1,4 +1,4 @@
-"""Mean and standard deviation of pixels, per channel, and the normalisation they are for."""
+"""Mean and standard deviation of pixels, per channel, and normalisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 Array = NDArray[Any]
 
 CHUNK_BYTES, CHUNK_ROWS = 4 << 20, 1024
-"""What is summed at once at most: it stays in the cache, and 1024 * 255**2 stays below 2**32."""
+"""Maximum number of terms summed at once: fits in the cache, and 1024 * 255**2 < 2**32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ def pixel_statistics(
 ) -> Statistics:
     """Measure the first `n` samples, in exact integers.
 
-    A channel that never changes gets a standard deviation of 1, so that it can be divided by.
+    The standard deviation of a constant channel is set to 1, to allow division.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def pixel_statistics(
 
 
 class Normalize:
-    """Turn samples into the model's dtype: ``(pixel - mean) / std``, or a mere cast.
+    """Convert samples to the model's dtype: ``(pixel - mean) / std``, or only a cast.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Normalize:
         self, statistics: Statistics | None, input_shape: tuple[int, ...], dtype: DTypeLike
     ) -> None:
         self.statistics, self.dtype = statistics, np.dtype(dtype)
-        # What 16 bits hold is computed in float32 and rounded once.
+        # 16-bit results are computed in float32 and rounded once.
         self.arithmetic = np.dtype("float64" if self.dtype.itemsize == 8 else "float32")
         self.channels = input_shape[-1]
         # An image row: one long inner loop instead of one of C elements.
@@ -85,13 +85,13 @@ class Normalize:
 
     @property
     def mean(self) -> Array:
-        """Mean per channel, float64 ``(C,)``: the sample that becomes zero, within rounding."""
+        """Mean per channel, float64 ``(C,)``: the value normalised to zero, within rounding."""
         return self.statistics.mean if self.statistics else np.zeros(self.channels)
 
     def coefficients(self, dtype: DTypeLike) -> tuple[Array, Array]:
         """Return (scale, shift) per channel, of type `arithmetic`, for samples of a type.
 
-        A sample becomes ``x scale + shift``: a product, rounded, and then a sum.
+        The normalised sample is ``x scale + shift``, with a rounded product.
         """
         if self.statistics is None:
             return np.ones(self.channels, self.arithmetic), np.zeros(self.channels, self.arithmetic)
@@ -101,7 +101,7 @@ class Normalize:
         return scale.astype(self.arithmetic), shift.astype(self.arithmetic)
 
     def __call__(self, x: Array) -> Array:
-        """Return a new contiguous array of the shape of `x`; uint8 counts in 255ths."""
+        """Return a new contiguous array of the shape of `x`; uint8 values are divided by 255."""
         if self.statistics is None:
             return np.array(x, dtype=self.dtype, order="C")
         scale, shift = (np.tile(c, self.width // self.channels) for c in self.coefficients(x.dtype))

@@ -5,11 +5,12 @@ class is the pair of bands that the frequencies (u, v) come from. Everything els
 frequencies inside their bands, the phases a and b, the window's place and size, the strength and
 sign of the texture in each channel, the background colour, and noise. The random phases make the
 mean of every pixel the same for every class, and each image as likely as its negative, so a linear
-model of the pixels finds next to nothing; a few small filters see the frequencies wherever the
-window is. A mirrored or shifted texture is of the same class, so flips and crops do no harm.
+model of the pixels learns almost nothing; a few small filters detect the frequencies at any
+position of the window. A mirrored or shifted texture has the same class, so flips and crops are
+valid augmentations.
 
 All arithmetic is in small integers, one long row at a time: the same bytes on every machine, and
-fast enough to compute images when they are read. A rank computes its own shard and nothing is
+fast enough to compute images when they are read. A rank computes only its own shard, and nothing is
 stored.
 """
 
@@ -32,15 +33,15 @@ from pydtnn.kernels.reference.random import bits, stream
 Array = NDArray[Any]
 
 LOWEST, HIGHEST = 0.10, 0.40
-"""Middle of the lowest and of the highest band, in cycles per pixel; pixels show at most 0.5."""
+"""Middle of the lowest and of the highest band, in cycles per pixel; the limit is 0.5."""
 
 SMALLEST = 8
 """Smallest height and width in pixels: one window."""
 
 MEASURED = 1000
-"""Samples that the statistics are measured on: enough for three digits."""
+"""Number of samples for the statistics: sufficient for three digits."""
 
-CONTRAST = (48, 80)  # least and greatest; with the background and the noise no pixel leaves 0..255
+CONTRAST = (48, 80)  # least and greatest; with background and noise all pixels are in 0..255
 BACKGROUND = (100, 155)
 NOISE = (-19, 19)
 STRIP = 1 << 16  # places in a strip of noise where an image's noise may start
@@ -59,16 +60,16 @@ class Synthetic(Dataset):
     classes : int, default 10
     seed : int, default 0
     split : str, default "train"
-        Data of another name are other samples of the same classes.
+        Other names give other samples of the same classes.
     like : Dataset, optional
-        The training set, where this is the test set.
+        The training set, if this is the test set.
 
     Raises
     ------
     ValueError
         If there are no samples, fewer than two classes, or images smaller than 8 x 8.
     TypeError
-        If one of these is no whole number.
+        If one of these is not an int.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Synthetic(Dataset):
         return self._samples
 
     def measure(self) -> Statistics:
-        """Measure the first samples: what all of them would show, without computing all of them."""
+        """Compute the statistics from the first samples only, as an estimate for all."""
         return pixel_statistics(self.read, self.input_shape, min(MEASURED, len(self)))
 
     def read(self, indices: Array) -> tuple[Array, Array]:
@@ -109,7 +110,7 @@ class Synthetic(Dataset):
         strength, sign, colour = np.split(words[:, 9:], 3, axis=1)  # (n, C) each
         contrast = np.where(sign >> 31, np.int16(1), np.int16(-1)) * _between(CONTRAST, strength)
 
-        # An image row holds W * C numbers; the product of two numbers of -127..127 fits 16 bits.
+        # An image row has W * C numbers; the product of two numbers in -127..127 fits 16 bits.
         row = (across[:, :, None] * contrast[:, None, :]) >> 7  # (n, W, C)
         x = down[:, :, None] * row.reshape(-1, 1, width * channels)  # (n, H, W * C)
         x >>= 7
@@ -126,7 +127,7 @@ def load_synthetic(
     classes: int = 10,
     seed: int = 0,
 ) -> tuple[Dataset, Dataset]:
-    """Make the training and the test set; parameters as of `Synthetic`."""
+    """Create the training and the test set; parameters as for `Synthetic`."""
     train = Synthetic(samples, shape=shape, classes=classes, seed=seed)
     test = Synthetic(
         test_samples, shape=shape, classes=classes, seed=seed, split="test", like=train
@@ -154,16 +155,16 @@ def _check(samples: int, shape: tuple[int, ...], classes: int) -> None:
 
 def _bands(classes: int) -> NDArray[np.int64]:
     """Choose each class's bands of v and u: (classes, 2, 2), their ends in CYCLEths per pixel."""
-    levels = math.isqrt(classes - 1) + 1  # the smallest square grid that has room
+    levels = math.isqrt(classes - 1) + 1  # the smallest square grid for all classes
     cells = np.linspace(0, levels * levels - 1, classes).round().astype(np.int64)
     middle = np.linspace(LOWEST, HIGHEST, levels)
-    half = 0.3 * (HIGHEST - LOWEST) / (levels - 1)  # bands keep 0.4 of their distance between them
+    half = 0.3 * (HIGHEST - LOWEST) / (levels - 1)  # gaps between bands are 0.4 of their distance
     grid = (np.stack([middle - half, middle + half], axis=1) * CYCLE).round().astype(np.int64)
     return grid[np.stack(np.divmod(cells, levels), axis=1)]
 
 
 def _between(limits: tuple[int, int], words: Array) -> NDArray[np.int16]:
-    """Turn random words into 16-bit integers from the lower to the upper limit, both included."""
+    """Convert random words to 16-bit integers from the lower to the upper limit, both included."""
     low, high = limits
     return (low + below(words, high - low + 1)).astype(np.int16)
 

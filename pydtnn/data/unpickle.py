@@ -1,11 +1,10 @@
-"""Reading the pickles of CIFAR without trusting them.
+"""Safe reading of the pickles of CIFAR.
 
-A pickle is a program for a machine with a stack and a memo: it may name any function and have it
-called, nest objects so deeply that hashing them overflows the stack of C, and declare sizes that no
-memory holds. The machine here knows the instructions of plain data and nothing else. Where the
-program names what NumPy writes for an array of bytes, it gets a stand-in that checks what it is
-given; any other name is refused. So a pickle builds arrays of bytes, strings, numbers, lists and
-dictionaries, or nothing.
+A pickle is a program for a stack machine with a memo: it may call any function, nest objects so
+deeply that hashing them overflows the C stack, and declare sizes that exceed the memory. The
+interpreter here implements only the instructions of plain data. The names that NumPy writes for an
+array of bytes are replaced by classes that check their arguments; any other name raises an error. A
+pickle can therefore only create arrays of bytes, strings, numbers, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 
 class _Array:
-    """Stands in for ``numpy.ndarray`` and for the function that makes an empty one."""
+    """Replacement of ``numpy.ndarray`` and of the function that creates an empty array."""
 
     def __init__(self, *empty: object) -> None:
         self.values: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -39,7 +38,7 @@ class _Array:
 
 
 class _ByteType:
-    """Stands in for ``numpy.dtype``, of which only the unsigned byte is known."""
+    """Replacement of ``numpy.dtype``, for unsigned bytes only."""
 
     def __init__(self, code: str | bytes, *flags: object) -> None:
         if not isinstance(code, str | bytes) or code not in ("u1", b"u1"):
@@ -47,7 +46,7 @@ class _ByteType:
             raise ValueError(f"an array of {given}")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment say nothing about bytes."""
+        """Ignore byte order and alignment, which do not apply to bytes."""
 
 
 STANDINS = {
@@ -67,17 +66,17 @@ VALUES = {
 """Instructions that push their argument."""
 
 STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-"""Strings of Python 2: bytes, which `pickletools` shows as if they were Latin-1."""
+"""Strings of Python 2: bytes, which `pickletools` decodes as Latin-1."""
 
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Refused(Exception):
-    """The pickle names something that is not data."""
+    """The pickle contains a name that is not plain data."""
 
 
 class _Machine:
-    """Carries out a pickle, one method call per instruction."""
+    """Interpreter of a pickle, with one method call per instruction."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -143,7 +142,7 @@ class _Machine:
             raise _Refused(f"an object {what}")
 
     def popped(self, count: int) -> list[Any]:
-        """Take so many values off the stack, down to the last mark at most."""
+        """Pop `count` values from the stack, down to the last mark at most."""
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
             raise ValueError("the stack is empty")
         items = self.stack[-count:]
@@ -151,19 +150,19 @@ class _Machine:
         return items
 
     def since_mark(self) -> list[Any]:
-        """Take all values after the last mark off the stack."""
+        """Pop all values after the last mark."""
         items = self.stack[self.marks[-1] :]
         del self.stack[self.marks.pop() :]
         return items
 
     def top(self, *kinds: type) -> Any:
-        """Return the last value, which stays where it is."""
+        """Return the last value without removing it."""
         if not isinstance(self.stack[-1], kinds):
             raise ValueError("an update of an object that is not a list or dictionary")
         return self.stack[-1]
 
     def filled(self, into: dict[str, Any], items: list[Any]) -> dict[str, Any]:
-        """Add keys and values that alternate; keys are text, so hashing them is quick and safe."""
+        """Add alternating keys and values; keys must be strings, so hashing them is safe."""
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes):
                 raise ValueError(f"a key that is not a string but of type {type(key).__name__}")
@@ -177,12 +176,12 @@ def read_pickle(path: Path) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        Written by Python 2 or 3. Keys come back as str, other strings of Python 2 as bytes.
+        Written by Python 2 or 3. Keys are returned as str, other strings of Python 2 as bytes.
 
     Raises
     ------
     ValueError
-        If the pickle wants anything else, such as to run code, or is damaged.
+        If the pickle contains anything else, such as a function call, or is damaged.
     """
     program = path.read_bytes()
     try:
@@ -207,5 +206,5 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
-    """Return what an error says, in which the pickle's own text may have ends of lines."""
+    """Return the message of an error in one line; text of the pickle may contain line breaks."""
     return " ".join(str(error).split())

@@ -1,12 +1,12 @@
-"""Which of several algorithms a kernel takes: measured, or read from a rule.
+"""Winner between several algorithms of a kernel, by measurement or by rule.
 
 A key is an operation, a geometry, a batch and a dtype; instruction set and threads are the
-backend's. What a convolution does in passing (a deferred input, sums, an activation) is no part of
-it: that costs every algorithm about the same; on a GPU, whether it is done in passing is a choice
-of its own. Another batch of the same geometry takes the choice
-of the nearest one, so the last batch of an epoch and an evaluation are not measured again.
+backend's. Operations fused into a convolution (a deferred input, sums, an activation) are not part
+of the key: they cost about the same for every algorithm; on a GPU, fusion is a separate choice.
+Another batch of the same geometry uses the choice of the nearest one, so the last batch of an epoch
+and an evaluation are not measured again.
 
-The idea is that of PyDTNN's BestOf, which times alternatives the first times they are called.
+The idea is from PyDTNN's BestOf, which times alternatives in their first calls.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MODES = ("measure", "fixed", "direct")
 VARIABLE = "PYDTNN_TUNING"
 
 ADVANTAGE = 0.97
-"""Share of the first candidate's time that another may take at most, to be chosen instead of it: so
-that noise does not decide between equals."""
+"""Largest time of another candidate, relative to the first, to be chosen instead of it: noise must
+not decide between equals."""
 
 ALIKE = 2
-"""Largest ratio of two batches of which the second need not be measured."""
+"""Largest ratio of two batches that share a measurement."""
 
 Key = tuple[str, ConvGeometry, int, Any]
 
@@ -42,22 +42,22 @@ class Autotuner:
     Parameters
     ----------
     mode : str
-        "measure": candidates are timed, once for this machine; `rule` decides where it is too busy.
+        "measure": candidates are timed, once per machine; `rule` is used if it is too busy.
         "fixed": always `rule`. "direct": always the first candidate.
     setting : str
         Instruction set and threads of the backend, in words.
     file : AutotunerFile, optional
-        Where measured choices are kept; by default the user's.
+        File of measured choices; by default in the user's cache.
     clock, disturbances : callable
         For `shortest_times`.
 
     Attributes
     ----------
     resolved : dict
-        What `pick` has returned, by (operation, geometry, batch, dtype): to be looked up first, in
-        every call of a kernel.
+        Results of `pick`, by (operation, geometry, batch, dtype), looked up in every call of a
+        kernel.
     frozen : bool
-        Whether nothing is measured any more.
+        Whether measuring is disabled.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Autotuner:
         batch : int
         dtype : dtype
         candidates : tuple of str
-            The first is the one to beat.
+            The first is the default.
         run : callable
-            Carries out the operation with the candidate it is given, on the caller's arrays. The
-            output is worthless afterwards: the caller computes it again with the winner.
+            Runs the operation with the given candidate on the caller's arrays. The output is
+            undefined afterwards: the caller computes it again with the chosen candidate.
 
         Returns
         -------
@@ -145,13 +145,13 @@ class Autotuner:
     def drop(
         self, operation: str, geometry: ConvGeometry, batch: int, dtype: Any, name: str, why: str
     ) -> None:
-        """Forget what was picked for a key, since a candidate is none any more; report why."""
+        """Remove the choice for a key after a candidate became invalid; record the reason."""
         self.resolved.pop((operation, geometry, batch, dtype), None)
         what = f"conv.{operation} {geometry} {dtype}, batch {batch}"
         self._reasons[f"{what}, without {name}"] = why
 
     def report(self) -> dict[str, str]:
-        """Say for each key what was chosen, and why.
+        """Return the choice and the reason for each key.
 
         Returns
         -------
@@ -160,21 +160,21 @@ class Autotuner:
         """
         return dict(self._reasons)
 
-    # -- agreeing on them -------------------------------------------------------------------------
+    # -- agreement -------------------------------------------------------------------------
 
     @property
     def kind(self) -> str | None:
-        """What measured choices hold for: ranks of one kind share a table. None: no measuring."""
+        """Key of machines that share a table of choices. None: no measuring."""
         return f"{self.file.machine}, {self.setting}" if self.mode == "measure" else None
 
     def open(self) -> Table:
-        """Measure what is new from now on; return the table that this adds to."""
+        """Enable measuring of new keys; return the table to which these are added."""
         self.frozen = False
         self.resolved.clear()
         return self._table
 
     def freeze(self, tables: Mapping[str, Table]) -> None:
-        """Measure no more, and choose by the table of this kind.
+        """Disable measuring, and use the table of this kind.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class Autotuner:
         self.resolved.clear()
 
     def state(self) -> dict[str, Any]:
-        """The tables that were agreed on, without times: what it takes to continue alike."""
+        """Return the common tables without times, to continue with the same choices."""
         names = {
             kind: {
                 what: {str(batch): choice.name for batch, choice in batches.items()}
@@ -198,7 +198,7 @@ class Autotuner:
         return {"measured": names} if names else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned; on another kind of machine it will be measured again."""
+        """Load what `state` returned; other kinds of machines measure again."""
         self._agreed = {
             kind: {
                 what: {int(batch): Winner(name, {}) for batch, name in batches.items()}
@@ -213,19 +213,19 @@ class Autotuner:
 def create_autotuner(
     mode: str | None, setting: str, file: AutotunerFile | None = None
 ) -> Autotuner:
-    """Make the autotuner of a backend.
+    """Create the autotuner of a backend.
 
     Parameters
     ----------
     mode : str, optional
-        By default what `PYDTNN_TUNING` says, and without it "measure".
+        By default `PYDTNN_TUNING`, otherwise "measure".
     setting, file
         See `Autotuner`.
 
     Raises
     ------
     ValueError
-        If there is no such mode.
+        If the mode is unknown.
     """
     name = mode or os.environ.get(VARIABLE) or MODES[0]
     if name not in MODES:
@@ -234,9 +234,9 @@ def create_autotuner(
 
 
 def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
-    """Choose without measuring: what was fastest nearly everywhere, for all operations.
+    """Choose by a fixed rule: the algorithm that was fastest in nearly all measurements.
 
-    Winograd's transforms want some channels to pay for them, and its tiles a map to fit on.
+    Winograd's transforms require enough channels to be efficient, and maps larger than its tiles.
     """
     if min(geometry.channels, geometry.filters) < 16 or min(geometry.output) < 2:
         return candidates[0]
@@ -247,7 +247,7 @@ def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
 def fastest(times: Mapping[str, float], otherwise: str) -> str:
     """Return the candidate with the shortest time, or the first one if that is about as fast.
 
-    `otherwise` is returned where a time is missing.
+    `otherwise` is returned if a time is missing.
     """
     if max(times.values()) == math.inf:
         return otherwise
@@ -257,12 +257,12 @@ def fastest(times: Mapping[str, float], otherwise: str) -> str:
 
 def nearest(batches: Iterable[int], batch: int) -> int | None:
     """Return the batch with the smallest ratio to this one; of two, the smaller."""
-    batches = (b for b in batches if b > 0)  # a file that was edited may hold others
+    batches = (b for b in batches if b > 0)  # an edited file may contain others
     return min(batches, key=lambda b: (max(b, batch) / min(b, batch), b), default=None)
 
 
 def _told(choice: Winner) -> str:
-    """Say why: "measured: winograd4 0.58 ms, direct 1.04 ms"."""
+    """Format the reason: "measured: winograd4 0.58 ms, direct 1.04 ms"."""
     if not choice.seconds:
         return "as agreed on before"
     if max(choice.seconds.values()) == math.inf:

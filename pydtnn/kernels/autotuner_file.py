@@ -1,9 +1,9 @@
-"""What was measured on this machine, in a file of the user's cache, so that it is measured once.
+"""Measured choices of this machine, in a file of the user's cache.
 
-There is one file per model of CPU, version of pydtnn and build of its kernels: what another of
-them has measured is neither believed nor overwritten. The first measurement is kept: a process
-that comes later with other figures takes those that are there. So runs that tune at the same time
-end with the same choices, and a command that is repeated makes the same ones again.
+There is one file per model of CPU, version of pydtnn and build of its kernels: measurements of
+another one are neither used nor overwritten. The first measurement is kept: a later process with
+other figures uses the stored ones. Runs that tune at the same time therefore have the same choices,
+and a repeated command makes the same choices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydtnn.utils.files import user_cache, write_file
 from pydtnn.utils.machine import cpu_model
 
 VARIABLE = "PYDTNN_CACHE"
-"""Environment variable that names the folder."""
+"""Environment variable with the path of the folder."""
 
 _UNUSABLE = (
     "measured choices cannot be stored, so another run may choose other algorithms; "
@@ -32,34 +32,34 @@ _UNUSABLE = (
 )
 
 PATIENCE = 5.0
-"""Seconds to wait for a process that holds the lock of the file, which takes milliseconds: one
-that has been stopped meanwhile must not stop others."""
+"""Seconds to wait for a process that holds the lock of the file, normally for milliseconds: a
+suspended process must not block others."""
 
 _log = logging.getLogger("pydtnn.kernels")
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The candidate that was chosen, and the s that each one took where that is known."""
+    """The chosen candidate, and the times of all candidates in s, if known."""
 
     name: str
     seconds: dict[str, float]
 
 
 Table = dict[str, dict[int, Winner]]
-"""Choices by operation (with its geometry and dtype, in words), then by batch."""
+"""Choices by operation (a string with geometry and dtype), then by batch."""
 
 
 class AutotunerFile:
     """The choices of this machine, by setting (instruction set and threads).
 
-    A file that cannot be read or written is no error: choices are then measured again in the next
-    run, of which the logger "pydtnn.kernels" warns once.
+    A file that cannot be read or written is not an error: choices are then measured again in the
+    next run, and the logger "pydtnn.kernels" logs one warning.
 
     Parameters
     ----------
     machine : str, optional
-        What the figures hold for; by default CPU, version and kernels of this process.
+        Key of the measurements; by default CPU, version and kernels of this process.
     """
 
     def __init__(self, machine: str | None = None) -> None:
@@ -70,31 +70,31 @@ class AutotunerFile:
 
     @property
     def machine(self) -> str:
-        """What the figures hold for."""
+        """Key of the measurements."""
         return self._machine or this_machine()
 
     @property
     def path(self) -> Path:
-        """Where the file is.
+        """Path of the file.
 
         Raises
         ------
         RuntimeError
-            If the user has no home, and neither PYDTNN_CACHE nor XDG_CACHE_HOME is set.
+            If the user has no home directory, and neither PYDTNN_CACHE nor XDG_CACHE_HOME is set.
         """
         folder = os.environ.get(VARIABLE)
         name = hashlib.sha256(self.machine.encode()).hexdigest()[:12]
         return (Path(folder).expanduser() if folder else user_cache()) / f"choices-{name}.json"
 
     def count(self) -> int:
-        """Count the choices that are kept, in all settings."""
+        """Count the stored choices, in all settings."""
         tables = self._read().values()
         return sum(len(batches) for table in tables for batches in table.values())
 
     def find(
         self, setting: str, operation: str, batch: int, candidates: Sequence[str]
     ) -> Winner | None:
-        """Return what was chosen among just these candidates, if anything was."""
+        """Return the choice among exactly these candidates, if there is one."""
         if self._settings is None:
             self._settings = self._read()
         choice = self._settings.get(setting, {}).get(operation, {}).get(batch)
@@ -102,7 +102,7 @@ class AutotunerFile:
         return choice if known else None
 
     def add(self, setting: str, operation: str, batch: int, choice: Winner) -> Winner:
-        """Keep a choice, unless another process was faster; return the one that is valid now."""
+        """Store a choice, unless another process has stored one; return the valid one."""
         if self._locked_out:
             return choice
         try:
@@ -121,7 +121,7 @@ class AutotunerFile:
         return choice
 
     def _read(self) -> dict[str, Table]:
-        """Read the file; what was found out so far if there is none that can be used."""
+        """Read the file; return the known choices if it cannot be used."""
         known = self._settings or {}
         try:
             content = json.loads(self.path.read_bytes())
@@ -132,7 +132,7 @@ class AutotunerFile:
             return known
         except (OSError, RuntimeError) as error:
             self._warn(_UNUSABLE.format(error))
-        except (ValueError, TypeError, KeyError, AttributeError):  # cut short, or edited
+        except (ValueError, TypeError, KeyError, AttributeError):  # truncated, or edited
             self._warn(f"{self.path} is damaged; it is replaced, and algorithms measured again")
         return known
 
@@ -143,12 +143,12 @@ class AutotunerFile:
 
 
 def to_table(content: dict[str, Any]) -> Table:
-    """Make a table of what JSON has made of one.
+    """Convert the JSON form of a table.
 
     Raises
     ------
     ValueError, TypeError, KeyError, AttributeError
-        If it is none.
+        If it is invalid.
     """
     return {
         str(operation): {
@@ -161,14 +161,14 @@ def to_table(content: dict[str, Any]) -> Table:
 
 def _seconds(times: Mapping[str, Any]) -> dict[str, float]:
     try:
-        return {str(name): float(time) for name, time in times.items()}  # NaN: not known
+        return {str(name): float(time) for name, time in times.items()}  # NaN: unknown
     except OverflowError as error:  # of a whole number above all floats
         raise ValueError(str(error)) from error
 
 
 @cache
 def this_machine() -> str:
-    """Name what figures hold for: the CPU, the version, and a digest of the compiled kernels."""
+    """Return the CPU, the version, and a digest of the compiled kernels as a key."""
     from pydtnn import __version__
     from pydtnn.kernels.cpu import _conv
 
@@ -178,7 +178,7 @@ def this_machine() -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing the file; where locks do not work, go on without.
+    """Lock the file against changes by other processes, if the file system supports locks.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _locked(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.01)
                 continue
-            except OSError:  # some network file systems have no locks
+            except OSError:  # not supported by some network file systems
                 pass
             break
         yield

@@ -1,4 +1,4 @@
-"""Backends: one small object per device, holding an array module and families of kernels."""
+"""Backends: one small object per device, with an array module and families of kernels."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ class Backend:
     Parameters
     ----------
     name : str
-        What users call it: "cpu", "cuda" or "numpy".
+        "cpu", "cuda" or "numpy".
     xp : module
         Array module: arrays of this backend are ``xp.ndarray``.
     threads : int
         Threads that each kernel uses. Results do not depend on it, but measured choices may.
     isa : str
-        Instruction set of the compiled kernels, of a GPU "sm_90" and so on; "none" where none are.
+        Instruction set of the compiled kernels, for a GPU "sm_90" and so on; "none" without these.
     autotuner : Autotuner
-        Which algorithms the kernels take.
+        The algorithms of the kernels.
     linear, conv, pool, norm, fused, elementwise, loss, update, random
         The families of kernels.
     memory : MemoryPool or None
-        Where large arrays come from; None where they are the array module's own.
+        The pool of large arrays; None if the array module allocates them.
     keeps_values : bool
-        Whether what convolutions evaluate of deferred inputs is kept for backward: where they
-        cannot evaluate in passing, memory is cheaper than evaluating it again.
+        Whether the values of deferred inputs are stored for backward: if convolutions cannot
+        evaluate them while reading, storing costs less than a second evaluation.
     gates : bool
-        Whether convolutions gate the gradient of a deferred input in passing: where they cannot,
-        the layer that deferred it does it, in one kernel with what batch norm makes of the sums.
+        Whether convolutions apply the ReLU mask to the gradient of a deferred input: otherwise the
+        layer that deferred it does, in one kernel with the coefficients of batch norm.
     go : Array or None
-        One float64 in the device's memory, 1 at rest: where it is 0, kernels that update leave
-        everything as it is. None on the host, which decides by itself.
+        One float64 in the device's memory, normally 1: if it is 0, update kernels change nothing.
+        None on the host.
     images : object or None
-        Kernels that augment and normalise raw images; None where the host does that.
+        Kernels that augment and normalise raw images; None if the host does this.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Backend:
         return (self.memory or self.xp).zeros(shape, dtype)
 
     def recycling(self) -> AbstractContextManager[None]:
-        """Return a context in which NumPy's large arrays, too, come from this backend's memory."""
+        """Return a context in which NumPy allocates large arrays from this backend's memory."""
         return self.memory.recycling() if self.memory else nullcontext()
 
     def trim(self) -> None:
-        """Return memory that only waits to be used again to the system, as far as it can be."""
+        """Return unused memory to the system, as far as possible."""
         if self.memory:
             self.memory.trim()
 
@@ -97,12 +97,12 @@ class Backend:
         return self.xp.asarray(value, dtype, order="C")
 
     def to_numpy(self, array: Array) -> np.ndarray:
-        """Bring an array of the device to the host, without a copy where none is needed."""
+        """Convert an array of the device to the host; copies only if necessary."""
         return np.asarray(array)
 
 
 def recycled(method: Method) -> Method:
-    """Let a method of an object that has a `backend` run in the context `Backend.recycling`."""
+    """Decorate a method of an object with a `backend` to run in the context `Backend.recycling`."""
 
     @wraps(method)
     def within(self: Any, *args: Any, **options: Any) -> Any:
@@ -121,29 +121,30 @@ def create_backend(
     device: int | None = None,
     tf32: bool | None = None,
 ) -> Backend:
-    """Make a backend.
+    """Create a backend.
 
     Parameters
     ----------
     name : str
         "cpu" (compiled kernels), "cuda" (a GPU) or "numpy" (the readable reference, slow).
     threads : int, optional
-        Threads per kernel; by default `OMP_NUM_THREADS`, else the cores this process may use.
+        Threads per kernel; by default `OMP_NUM_THREADS`, otherwise the cores available to this
+        process.
     isa : str, optional
-        "avx512", "avx2" or "generic"; by default the best the CPU has, which `PYDTNN_ISA` lowers.
+        "avx512", "avx2" or "generic"; by default the best of the CPU, or `PYDTNN_ISA`.
     tuning : str, optional
-        How algorithms are chosen, see `Autotuner`: "measure", "fixed" or "direct"; by default what
-        `PYDTNN_TUNING` says, and without it "measure". The reference has nothing to choose.
+        How algorithms are chosen, see `Autotuner`: "measure", "fixed" or "direct"; by default
+        `PYDTNN_TUNING`, otherwise "measure". The reference has one algorithm only.
     device, tf32 : optional
         Of a "cuda" backend, see `pydtnn.kernels.cuda.create_cuda_backend`.
 
     Raises
     ------
     ValueError
-        For an unknown name or tuning, an instruction set that this CPU or build lacks, or a GPU
-        that is not there.
+        For an unknown name or tuning, an instruction set that this CPU or build does not support,
+        or a GPU that does not exist.
     ImportError
-        If the backend is "cuda" and there is no GPU, or no library, that can be used.
+        If the backend is "cuda" and there is no usable GPU, or a library is missing.
     """
     if name not in BACKENDS:
         raise ValueError(unknown("backend", name, BACKENDS))
@@ -165,13 +166,13 @@ def create_backend(
 
 
 def report(backend: Backend) -> dict[str, str]:
-    """Say for each kernel whether the device has its own or runs the reference, and what it chose.
+    """Return for each kernel whether it is the device's or the reference, and the choices made.
 
     Returns
     -------
     dict
-        ``{"conv.forward": "cpu", "pool.adaptive_forward": "reference", ...}``; then what was chosen
-        so far, and why: ``{"conv.forward 3x3 16->16 on 32x32 padding 1 float32, batch 64":
+        ``{"conv.forward": "cpu", "pool.adaptive_forward": "reference", ...}``; then the choices so
+        far, with reasons: ``{"conv.forward 3x3 16->16 on 32x32 padding 1 float32, batch 64":
         "winograd4, measured: winograd4 0.58 ms, direct 1.04 ms"}``.
     """
     kernels = {

@@ -1,8 +1,8 @@
-"""Arrays that are not there yet: an elementwise map of arrays that are, computed where it is read.
+"""Arrays that are computed when they are read, as elementwise maps of other arrays.
 
 Batch norm, the addition of a residual block and ReLU are maps per element with coefficients per
-channel. The layer that reads their result, a convolution that packs its input anyway, can apply
-them in passing, and the result need not be written to memory, nor read again.
+channel. The layer that reads their result, a convolution that packs its input, can apply them while
+packing, so that the result is neither written to memory nor read again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Array = Any
 class Term(NamedTuple):
     """``factor (x - pivot)``: an array ``(..., C)`` with a factor and a pivot (C,) or None.
 
-    Subtracting a pivot near the mean before multiplying keeps the digits of an array whose mean is
-    large beside its deviation.
+    Subtracting a pivot near the mean before multiplying preserves precision for an array with a
+    mean that is large relative to its deviation.
     """
 
     x: Array
@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
 
 class Deferred:
-    """``v = shift + sum of factor (x - pivot) over one or two terms``, then ``max(v, 0)`` if asked.
+    """``v = shift + sum of factor (x - pivot)`` over one or two terms, then a ReLU if `relu`.
 
     Parameters
     ----------
@@ -37,11 +37,12 @@ class Deferred:
     Attributes
     ----------
     array : Array or None
-        The values, once they have been computed and kept.
+        The values, once they have been computed and stored.
     keep : bool
-        Whether who computes the values shall keep them in `array`, for others who read them.
+        Whether the first reader must store the values in `array`, for other readers.
     sums : ndarray or None
-        Float64 sums over the rows that were taken in passing; who sets them says which.
+        Float64 sums over the rows, computed by the kernel that wrote the array; defined by the
+        producer.
     """
 
     __slots__ = ("array", "keep", "relu", "shift", "sums", "terms")
@@ -56,7 +57,7 @@ class Deferred:
 
     @classmethod
     def of(cls, array: Array, sums: Any) -> Deferred:
-        """Wrap an array that is there, with sums over its rows."""
+        """Wrap an existing array, with sums over its rows."""
         value = cls(Term(array))
         value.array, value.sums = array, sums
         return value

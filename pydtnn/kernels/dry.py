@@ -1,4 +1,4 @@
-"""Backends whose kernels do nothing: with them a step can be rehearsed for what it allocates."""
+"""Backends with kernels that do nothing, to measure the allocations of a step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydtnn.kernels.reference import FAMILIES, Norm
 
 
 class Idle:
-    """Stands in for a family of kernels: every kernel returns 0 and writes nothing.
+    """Replacement of a family of kernels: every kernel returns 0 and writes nothing.
 
     Attributes
     ----------
     geometries : set of ConvGeometry
-        Of the convolutions that were asked for.
+        Of all convolutions that were called.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Idle:
 
 
 class IdleNorm(Idle):
-    """Idle kernels of normalisation; what layers ask about sums is answered as by `norm`."""
+    """Idle kernels of normalisation; lengths of sums are those of `norm`."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class IdleNorm(Idle):
 
 
 def dry_backend(backend: Backend, threshold: int) -> Backend:
-    """Make a backend like another one that has memory of its own and computes nothing.
+    """Create a copy of a backend with separate memory and without computation.
 
-    Its arrays have addresses, but are never written, so they take no memory.
+    Its arrays have addresses, but are never written, so they use no physical memory.
 
     Parameters
     ----------
     backend : Backend
     threshold : int
-        Bytes from which on arrays come from its pool, ``memory``, and are counted there.
+        Minimum bytes of arrays that are allocated from its pool, ``memory``, and counted there.
     """
     from pydtnn.kernels.cpu import MemoryPool
 
@@ -68,19 +68,19 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
 
 
 def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
-    """Estimate the bytes that kernels of a backend allocate for themselves at one time, at most.
+    """Estimate the maximum scratch memory of kernels of a backend, in bytes.
 
     Parameters
     ----------
     backend : Backend
     dry : Backend
-        Its `dry_backend`, after the rehearsal.
+        Its `dry_backend`, after the dry run.
     itemsize : int
         Bytes of an element.
     """
     if backend.name == "cuda":
-        return int(backend.memory.scratch.nbytes)  # what libraries have needed so far
-    if backend.name != "cpu" or itemsize == 2:  # what the reference allocates is not counted
+        return int(backend.memory.scratch.nbytes)  # the maximum of libraries so far
+    if backend.name != "cpu" or itemsize == 2:  # allocations of the reference are not counted
         return 0
     from pydtnn.kernels.cpu.scratch import conv_scratch
 

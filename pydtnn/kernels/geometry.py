@@ -1,8 +1,8 @@
 """Geometry of windows that slide over images: sizes, strides, padding, dilation.
 
 A geometry is a value: two layers of equal shape have equal geometries, so a backend may use one as
-the key of whatever it caches. Every spatial quantity is a tuple with one entry per axis; nothing
-here knows how many axes there are.
+the key of a cache. Every spatial quantity is a tuple with one entry per axis, for any number of
+axes.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ConvGeometry:
     channels, filters : int
         Channels of the input and of the output.
     groups : int
-        Filters of group ``g`` see the channels of group ``g`` only.
+        Filters of group ``g`` use the channels of group ``g`` only.
 
     Raises
     ------
     ValueError
-        Where a number other than the size and the padding is below 1.
+        If a number other than the size and the padding is below 1.
     """
 
     size: tuple[int, ...]
@@ -78,14 +78,14 @@ class ConvGeometry:
     @classmethod
     @lru_cache(maxsize=1024)
     def shared(cls, *fields: Any) -> ConvGeometry:
-        """Return one and the same object for equal fields, which caches find without comparing."""
+        """Return the same object for equal fields, which caches find without comparisons."""
         return cls(*fields)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]  # of eight fields, in every kernel call
 
     def __str__(self) -> str:
-        """Say all of it in few words: "3x3 16->32 on 8x8 stride 2x2 padding 1"."""
+        """Format the geometry: "3x3 16->32 on 8x8 stride 2x2 padding 1"."""
         words = [_by(self.kernel), f"{self.channels}->{self.filters}", f"on {_by(self.size)}"]
         if max(self.stride) > 1:
             words.append(f"stride {_by(self.stride)}")

@@ -1,4 +1,4 @@
-"""How long candidates take, on a machine that may have other things to do."""
+"""Timing of candidates on a machine that may run other processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ BUDGET = 0.04
 """Seconds for all candidates together, after a first call of each."""
 
 PATIENCE = 0.4
-"""Seconds after which a machine that keeps disturbing is given up."""
+"""Maximum seconds on a machine with constant disturbances."""
 
 ROUNDS = (3, 25)
-"""Times that each candidate is measured: at least, whatever the budget; and at most."""
+"""Minimum and maximum number of measurements of each candidate."""
 
 
 UNDISTURBED = 2
-"""Calls without a disturbance that a candidate must have had."""
+"""Required calls of a candidate without a disturbance."""
 
 
 def switches() -> int:
-    """Count the times that the system has taken a core away from a thread of this process."""
+    """Count the involuntary context switches of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
@@ -34,11 +34,11 @@ def shortest_times(
 ) -> dict[str, float]:
     """Time candidates in turns; return the shortest time of each, in s.
 
-    Whatever else the machine does adds to a time, and in turns it adds to all alike. A call that
-    lost a core on the way says nothing, above all with several threads that wait for each other: it
-    is not counted. A candidate that was hardly ever left alone has an infinite time.
+    Other processes increase times, and in turns they affect all candidates equally. A call during
+    which a thread lost its core is discarded, as its time is not meaningful, in particular with
+    several threads. A candidate with too few valid calls has an infinite time.
     """
-    for name in candidates:  # pages, caches and instructions come in
+    for name in candidates:  # warm up pages and caches
         run(name)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     least, most = ROUNDS

@@ -20,7 +20,7 @@ from pydtnn.training.step import Passes
 
 Result = Callable[[], Totals]
 """Waits for a step and returns its loss and metrics, summed over all ranks, on the host; raises
-NotFiniteError, on all ranks, if these are no numbers."""
+NotFiniteError, on all ranks, if these are NaN or infinite."""
 
 
 class Steps(Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import pydtnn.kernels.cpu.openmp  # noqa: F401  # before all that links its runtime
+import pydtnn.kernels.cpu.openmp  # noqa: F401  # before modules that link its runtime
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._memory import MemoryPool
@@ -37,9 +37,9 @@ __all__ = ["MemoryPool", "available", "create_families", "select_isa"]
 
 
 def create_families(threads: int, isa: str, autotuner: Autotuner) -> dict[str, Any]:
-    """Make every family of kernels for `threads` threads and instruction set `isa`, by name.
+    """Create every family of kernels for `threads` threads and instruction set `isa`, by name.
 
-    Convolutions take their algorithms from `autotuner`.
+    Convolutions choose their algorithms with `autotuner`.
     """
     families: dict[str, Any] = {
         name: COMPILED[name](np, isa, threads) if name in COMPILED else family(np)

@@ -1,4 +1,4 @@
-"""What compiled families share: a table of kernels, a number of threads, the arrays they take."""
+"""Base class of compiled families: kernels, number of threads, supported arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REALS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Compiled:
-    """Mixed into a reference family, whose kernels the subclass replaces by compiled ones.
+    """Mixin for a reference family; the subclass replaces kernels by compiled ones.
 
-    A kernel that meets arrays for which `native` is false (another type, an output that is not
-    contiguous) hands them to the reference; inputs that are not contiguous are copied.
+    Kernels call the reference for arrays for which `native` is false (another type, an output that
+    is not contiguous); inputs that are not contiguous are copied.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ class Compiled:
     """Extension class of the family, constructed with the number of the instruction set."""
 
     def __init__(self, xp: Any, isa: str, threads: int) -> None:
-        super().__init__(xp)  # type: ignore[call-arg]  # the reference family comes after us
+        super().__init__(xp)  # type: ignore[call-arg]  # the reference family follows in the MRO
         self._threads = threads
         self.kernels = self.table(number(isa))
 
     @property
     def threads(self) -> int:
-        """How many threads a kernel that is called now may use."""
+        """Number of threads for a kernel call."""
         return usable(self._threads)

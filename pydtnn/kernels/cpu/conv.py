@@ -21,13 +21,13 @@ from pydtnn.kernels.reference.family import Array
 
 @lru_cache(maxsize=1024)
 def shape_of(geometry: ConvGeometry) -> Shape | None:
-    """A geometry as the kernels see it; None where the reference computes it, with three axes."""
+    """A geometry for the compiled kernels; None for three axes, which the reference computes."""
     return Shape(geometry) if len(geometry.size) <= 2 else None
 
 
 @lru_cache(maxsize=1024)
 def candidates(geometry: ConvGeometry) -> tuple[str, ...]:
-    """The algorithms that suit a geometry, by name; the first suits all."""
+    """The algorithms that support a geometry, by name; the first supports all."""
     winograd = (
         geometry.kernel == (3, 3)
         and geometry.stride == geometry.dilation == (1, 1)
@@ -40,13 +40,13 @@ class Conv(Compiled, reference.Conv):
     """Convolutions on the CPU; shapes as in the reference.
 
     Inputs that are not contiguous are copied. Three axes, outputs that are not contiguous and
-    mixed types run on the reference. `algorithm` is one of `candidates`; by default `autotuner`
-    decides.
+    mixed types run on the reference. `algorithm` is one of `candidates`; by default that of
+    `autotuner`.
 
     Attributes
     ----------
     autotuner : Autotuner
-        Which of the algorithms that suit a geometry is taken where the caller does not say.
+        Default algorithm among those that support a geometry.
     """
 
     table = ConvKernels
@@ -95,7 +95,7 @@ class Conv(Compiled, reference.Conv):
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Whether `forward` takes sums in passing: not of doubles, which need two parts."""
+        """Whether `forward` computes sums: not of doubles, which require two parts."""
         return dtype != np.float64
 
     def backward_data(
@@ -110,7 +110,7 @@ class Conv(Compiled, reference.Conv):
         sums: Array | None = None,
         algorithm: str | None = None,
     ) -> None:
-        """Compute the gradient of the input into `out`, with what `Fused.gate` makes of it."""
+        """Compute the gradient of the input into `out`, with `Fused.gate` applied."""
         shape = shape_of(geometry)
         if shape is None or not ready(out, dy, w, add, gate):
             dy, w, add, gate = _packed(dy), _packed(w), _packed(add), _packed(gate)
@@ -155,9 +155,9 @@ class Conv(Compiled, reference.Conv):
         sums: Array | None = None,
         algorithm: str | None = None,
     ) -> None:
-        """Compute both gradients; where the filters are small, from one pass over `x` and `dy`.
+        """Compute both gradients; if the filters are small, in one pass over `x` and `dy`.
 
-        `dx` may overlap `x`, which costs a pass, but not `dy`.
+        `dx` may overlap `x`, which requires another pass, but not `dy`.
         """
         shape = shape_of(geometry)
         if shape is None or not ready(dx, x, dy, w, dw, add, gate):
@@ -173,7 +173,7 @@ class Conv(Compiled, reference.Conv):
             x, dy, w, shape, data, filters, dx, dw, accumulate, add, gate, sums, self.threads
         )
 
-    # -- which algorithm ------------------------------------------------------------------------
+    # -- choice of the algorithm ----------------------------------------------------------------
 
     def _data_algorithm(
         self,
@@ -227,7 +227,7 @@ class Conv(Compiled, reference.Conv):
     def _find(
         self, operation: str, geometry: ConvGeometry, batch: Any, algorithm: str | None
     ) -> int | None:
-        """Number of the algorithm that the caller asks for or `autotuner` knows; else None."""
+        """Number of the algorithm that the caller specifies or `autotuner` contains, or None."""
         if algorithm is None:
             algorithm = self.autotuner.resolved.get((operation, geometry, len(batch), batch.dtype))
             return None if algorithm is None else NUMBERS[algorithm]
@@ -244,9 +244,9 @@ class Conv(Compiled, reference.Conv):
         scratch: Array,
         run: Callable[[int, Array], None],
     ) -> int:
-        """Pick an algorithm; what is computed on the way goes to `scratch`.
+        """Choose an algorithm; measurements write to `scratch`.
 
-        That is the output itself unless something in it is still needed.
+        This is the output itself unless its memory contains an input.
         """
         name = self.autotuner.pick(
             operation,
@@ -259,7 +259,7 @@ class Conv(Compiled, reference.Conv):
         return NUMBERS[name]
 
     def _storing(self, x: Array | Deferred, store: Array) -> tuple[Any, Array | None]:
-        """The input and the store to hand to a kernel.
+        """Return the input and the store for a kernel.
 
         Neighbouring blocks both read the rows between them, so that a store over a term would be
         read as the term.
@@ -273,7 +273,7 @@ class Conv(Compiled, reference.Conv):
 
 
 def _shares(out: Array, value: Array | Deferred | None) -> bool:
-    """Whether a value that is still needed may lie in the memory of `out`."""
+    """Whether a required value may be stored in the memory of `out`."""
     if value is None:
         return False
     arrays = (
@@ -283,7 +283,7 @@ def _shares(out: Array, value: Array | Deferred | None) -> bool:
 
 
 def _packed(value: Any) -> Any:
-    """A copy in which all elements lie in order, where they do not; None stays None."""
+    """Return a contiguous copy, or the array itself if it is contiguous; None for None."""
     if not isinstance(value, Deferred):
         return None if value is None else contiguous(value)
     terms = (type(term)(*map(_packed, term)) for term in value.terms)

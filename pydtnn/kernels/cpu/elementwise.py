@@ -11,7 +11,7 @@ from pydtnn.kernels.reference.family import Array
 class Elementwise(Compiled, reference.Elementwise):
     """Activations by name, sums of arrays, and softmax, on the CPU.
 
-    An activation that only the reference has runs there.
+    Activations without a compiled kernel run on the reference.
     """
 
     table = ElementwiseKernels

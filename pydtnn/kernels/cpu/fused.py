@@ -25,8 +25,8 @@ class Fused(Compiled, reference.Fused):
         self.norm = Norm(xp, isa, threads)
 
     def values(self, x: Array | Deferred) -> Array:
-        """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""
-        return super().values(x)  # whose evaluate is ours
+        """Return `x` itself, or the values of a deferred array: the stored ones, or new ones."""
+        return super().values(x)  # calls the compiled evaluate
 
     def evaluate(self, value: Deferred, *, out: Array) -> None:
         """Compute the values into `out`, which may be the array of a term."""
@@ -43,7 +43,7 @@ class Fused(Compiled, reference.Fused):
         sums: Array | None = None,
         add: Array | None = None,
     ) -> None:
-        """Compute ``out = dy + add`` where `value` is positive or has no ReLU, and its sums."""
+        """Compute ``out = dy + add``, masked by the ReLU of `value`, and its sums."""
         if not ready(out, dy, value, add):
             return super().gate(dy, value, out=out, sums=sums, add=add)
         self.kernels.gate(dy, value, out, sums, add, self.threads)

@@ -1,4 +1,4 @@
-"""Instruction sets of the compiled kernels: which were built, which exist here, which to use."""
+"""Selection of the instruction set of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pydtnn.kernels.cpu._isa as _isa
 
 INSTRUCTION_SETS = ("generic", "avx2", "avx512")
-"""Names, narrowest first; the index is the number by which the compiled kernels know them."""
+"""Names, narrowest first; the index is the number in the compiled kernels."""
 
 VARIABLE = "PYDTNN_ISA"
 
@@ -23,8 +23,8 @@ def select_isa(name: str | None = None) -> str:
     Parameters
     ----------
     name : str, optional
-        One of `INSTRUCTION_SETS`; by default what the environment variable ``PYDTNN_ISA`` says,
-        and without it the widest one available.
+        One of `INSTRUCTION_SETS`; by default the environment variable ``PYDTNN_ISA``, otherwise the
+        widest one available.
 
     Returns
     -------
@@ -47,5 +47,5 @@ def select_isa(name: str | None = None) -> str:
 
 
 def number(name: str) -> int:
-    """Return the number by which the compiled kernels know instruction set `name`."""
+    """Return the number of instruction set `name` in the compiled kernels."""
     return INSTRUCTION_SETS.index(name)

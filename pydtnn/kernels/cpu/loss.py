@@ -64,5 +64,5 @@ def _alike(out: Array, y: Array, target: Array) -> bool:
 
 
 def _classes(target: Array) -> Array:
-    """Bring classes of any integer type to contiguous int64."""
+    """Convert classes of any integer type to contiguous int64."""
     return np.require(target, np.int64, ["C", "A"]) if target.dtype.kind in "iu" else target

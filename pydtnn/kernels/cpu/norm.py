@@ -16,7 +16,7 @@ class Norm(Compiled, reference.Norm):
     """Normalisation on the CPU; shapes as in the reference.
 
     Coefficients per channel may be float32 or float64. In float64, the affine maps of float32 data
-    do not cancel where the mean is much larger than the deviation.
+    have no cancellation if the mean is much larger than the deviation.
     """
 
     table = NormKernels
@@ -29,7 +29,7 @@ class Norm(Compiled, reference.Norm):
         if len(out) != 1 + 4 * channels:
             self.kernels.statistics(contiguous(x), out, accumulate, self.threads)
             return
-        # in two parts: relative to the mean that sums in one part give
+        # in two parts: relative to the mean from sums in one part
         sums = np.empty(1 + 2 * channels)
         self.kernels.statistics(contiguous(x), sums, False, self.threads)
         pivot = sums[1 : 1 + channels] / max(sums[0], 1)
@@ -199,5 +199,5 @@ class Norm(Compiled, reference.Norm):
 
 
 def _doubles(array: Array) -> bool:
-    """Whether the kernels can write or read this array of statistics as it is."""
+    """Whether the kernels can access this array of statistics without a copy."""
     return array.dtype == FLOAT64 and array.flags.carray

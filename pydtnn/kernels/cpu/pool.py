@@ -11,7 +11,7 @@ from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
 
 INDICES = (np.dtype(np.uint8), np.dtype(np.int32))
-"""Types of `index`; uint8 holds the taps of windows of up to 256."""
+"""Types of `index`; uint8 for windows of up to 256 taps."""
 
 
 class Pool(Compiled, reference.Pool):
@@ -20,14 +20,14 @@ class Pool(Compiled, reference.Pool):
     table = PoolKernels
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
-        """Take the maximum of each window; `index` receives which tap it was."""
+        """Take the maximum of each window; `index` receives the index of its tap."""
         if not _native(out, x) or index.dtype not in INDICES or not index.flags.carray:
             return super().max_forward(x, geometry, out=out, index=index)
         reference.check_index(index, geometry)
         self.kernels.max_forward(contiguous(x), geometry, out, index, self.threads)
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
-        """Send each gradient to the input that was the maximum; overlapping windows add."""
+        """Add each gradient to the input that was the maximum."""
         if not _native(out, dy) or index.dtype not in INDICES:
             return super().max_backward(dy, index, geometry, out=out)
         reference.check_index(index, geometry)
@@ -44,7 +44,7 @@ class Pool(Compiled, reference.Pool):
     def average_backward(
         self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
-        """Share each gradient equally among the inputs of its window."""
+        """Distribute each gradient equally over the inputs of its window."""
         if not _native(out, dy):
             return super().average_backward(dy, geometry, out=out, count_padding=count_padding)
         self.kernels.average_backward(contiguous(dy), geometry, out, count_padding, self.threads)
@@ -56,12 +56,12 @@ class Pool(Compiled, reference.Pool):
         self.kernels.average_forward(contiguous(x), None, out, False, self.threads)
 
     def adaptive_backward(self, dy: Array, *, out: Array) -> None:
-        """Share each gradient equally among the inputs of its bin; overlapping bins add."""
+        """Distribute each gradient equally over the inputs of its bin; overlapping bins add."""
         if not _native(out, dy):
             return super().adaptive_backward(dy, out=out)
         self.kernels.average_backward(contiguous(dy), None, out, False, self.threads)
 
 
 def _native(out: Array, array: Array) -> bool:
-    """Whether the kernels take these: images of one real type."""
+    """Whether the kernels support these: images of one real type."""
     return out.ndim == 4 and native(out, array)

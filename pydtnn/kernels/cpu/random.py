@@ -1,4 +1,4 @@
-"""Compiled kernels that draw random numbers."""
+"""Compiled kernels with random numbers."""
 
 from __future__ import annotations
 

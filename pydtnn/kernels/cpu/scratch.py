@@ -1,4 +1,4 @@
-"""How much memory convolutions allocate for themselves, about: the part that filters decide."""
+"""Estimate of the scratch memory of convolutions that depends on the filters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.geometry import ConvGeometry
 
-# As in src/conv_filter.c and src/conv_winograd_filter.c: the gradient of the filters is summed in
-# so many parts at most, one of which has so many filters, and all of them so many bytes.
+# As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the
+# gradient of the filters, filters per part, and bytes of all parts.
 PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
@@ -18,7 +18,7 @@ BLOCK_BYTES = 1 << 20
 def conv_scratch(
     geometries: Iterable[ConvGeometry], itemsize: int, threads: int, *, winograd: bool
 ) -> int:
-    """Estimate the most that any convolution of a model allocates and frees again.
+    """Estimate the maximum scratch memory of any convolution of a model.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def conv_scratch(
         Bytes of an element.
     threads : int
     winograd : bool
-        Whether Winograd's algorithms are candidates, which are all tried where they suit.
+        Whether Winograd's algorithms are candidates, which are all measured if applicable.
     """
     largest = 0
     for g in geometries:

@@ -24,7 +24,7 @@ class Update(Compiled, reference.Update):
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """Step along the gradient or, with a velocity, along its running sum."""
+        """SGD, with momentum if there is a velocity."""
         if not _native(w, g, velocity):
             return super().sgd(
                 w, g, velocity, lr=lr, decay=decay, momentum=momentum, nesterov=nesterov
@@ -42,7 +42,7 @@ class Update(Compiled, reference.Update):
         rho: float,
         epsilon: float,
     ) -> None:
-        """Step along the gradient over the root of its running mean square."""
+        """RMSProp."""
         if not _native(w, g, square):
             return super().rmsprop(w, g, square, lr=lr, decay=decay, rho=rho, epsilon=epsilon)
         self.kernels.rmsprop(w, contiguous(g), square, lr, decay, rho, epsilon, self.threads)
@@ -122,7 +122,7 @@ class Update(Compiled, reference.Update):
         self.kernels.nadam(w, contiguous(g), m, v, *factors, self.threads)
 
     def squared_norm(self, x: Array) -> float:
-        """Sum of squares of a flat array, added up in float64."""
+        """Sum of squares of a flat array, in float64."""
         if not native(x):
             return super().squared_norm(x)
         return self.kernels.squared_norm(x, self.threads)
@@ -135,5 +135,5 @@ class Update(Compiled, reference.Update):
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:
-    """Whether the kernels take these; what they write to must not need a copy."""
+    """Whether the kernels support these; outputs must not require a copy."""
     return native(w, g, *slots) and all(slot is None or slot.flags.carray for slot in slots)

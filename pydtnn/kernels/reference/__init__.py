@@ -1,9 +1,9 @@
 """The readable reference of every kernel, by family.
 
-Each class is constructed with an array module ``xp`` and works on its arrays. Inputs come first,
-``out=`` last and by keyword; ``out`` is overwritten unless ``accumulate=True`` says that it is
-added to. A device's family inherits from the one here and replaces what it does better; tests hold
-it to these lines.
+Each class is constructed with an array module ``xp`` and operates on its arrays. Inputs come first,
+``out=`` last and by keyword; ``out`` is overwritten unless ``accumulate=True``, which adds to it. A
+device's family inherits from the one here and overrides kernels; tests compare it with the
+reference.
 """
 
 from pydtnn.kernels.reference.conv import Conv
@@ -27,7 +27,7 @@ FAMILIES = {
     "update": Update,
     "random": Random,
 }
-"""The families by the name they have on a `Backend`."""
+"""Families by their attribute name on a `Backend`."""
 
 __all__ = [
     "FAMILIES",

@@ -1,10 +1,10 @@
 """Reference convolution: one matrix product per tap of the kernel.
 
-A convolution is a sum over the offsets of its kernel. At each offset every output position meets
-one input position, so the inputs it meets are a strided slice of the padded input. The three
-directions are the same loop with the roles of the three arrays exchanged. Any number of spatial
-axes. Beside 16-bit arrays, biases and gradients of filters are float32; sums are taken in float32
-and rounded once.
+A convolution is a sum over the offsets of its kernel. At each offset every output position uses one
+input position, so these inputs are a strided slice of the padded input. The three directions are
+the same loop with the roles of the three arrays exchanged. Any number of spatial axes. Beside
+16-bit arrays, biases and gradients of filters are float32; sums are computed in float32 and rounded
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Index = tuple[int, ...]
 
 
 def taps(geometry: ConvGeometry) -> Iterator[tuple[Index, tuple[slice, ...]]]:
-    """Yield each offset of the kernel with the slices of the padded input that it meets."""
+    """Yield each offset of the kernel with its slices of the padded input."""
     for offset in product(*map(range, geometry.kernel)):
         yield (
             offset,
@@ -65,11 +65,11 @@ class Conv(Family):
         geometry : ConvGeometry
         out : Array
         relu : bool
-            Whether `out` is cut off below 0.
+            Whether to apply a ReLU to `out`.
         store : Array, optional
             Shaped like `x`; receives the values of a deferred `x`. May be the array of a term.
         sums : Array, shape (1 + 2 O,), float64, optional
-            Receives what `Norm.statistics` computes of `out`.
+            Receives `Norm.statistics` of `out`.
         """
         x, w = self._values(x, store), wide(w)
         padded = self._pad(x, geometry)
@@ -85,7 +85,7 @@ class Conv(Family):
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Whether `forward` takes sums in passing; if not, `Norm` can do more with the output."""
+        """Whether `forward` computes sums; if not, `Norm` computes them from the output."""
         return False
 
     def backward_data(
@@ -99,9 +99,9 @@ class Conv(Family):
         gate: Deferred | None = None,
         sums: Array | None = None,
     ) -> None:
-        """Compute the gradient of the input into `out`: what forward gathers, this scatters.
+        """Compute the gradient of the input into `out`, the transpose of forward.
 
-        With `add` (which may be `out`), `gate` and `sums`, what `Fused.gate` makes of it.
+        With `add` (which may be `out`), `gate` and `sums`, apply `Fused.gate` to it.
         """
         dy, w = wide(self._values(dy)), wide(w)
         padded = self._padded_zeros(out, geometry)

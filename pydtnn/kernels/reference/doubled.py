@@ -1,6 +1,6 @@
-"""Sums of doubles in two parts each: where the mean of data is far larger than its deviation.
+"""Sums of doubles in two parts each, for data with a mean far larger than the deviation.
 
-``sum x^2 / n - mean^2`` loses the square of mean / deviation: of 16 digits none is left where that
+``sum x^2 / n - mean^2`` loses the square of mean / deviation: none of 16 digits is correct if that
 is 1e8. Sums in two parts have 79 bits, 24 digits. The first part has 26 of them, so that up to a
 hundred million such sums, of shards and ranks, add up without an error, element by element and in
 any order, as other sums do.
@@ -19,7 +19,7 @@ Array = Any
 
 
 def split(x: Array) -> tuple[Array, Array]:
-    """Cut `x` into a part of 26 bits and the rest."""
+    """Split `x` into a part of 26 bits and the rest."""
     high = x * 134217729.0  # 2^27 + 1
     high = high - (high - x)
     return high, x - high
@@ -47,7 +47,7 @@ def total(first: Array, *others: Array) -> tuple[Array, Array]:
 def about_zero(
     count: float, pivot: Array, offsets: Array, squares: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Turn sums about a pivot into sums about zero.
+    """Convert sums about a pivot to sums about zero.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def about_zero(
 def moments(
     count: Array, x: Array, xx: Array, x_rest: Array, xx_rest: Array
 ) -> tuple[Array, Array]:
-    """Return mean and variance from what `about_zero` returns; it may be a little below zero."""
+    """Return mean and variance from the result of `about_zero`; it may be slightly below zero."""
     mean = (x + x_rest) / count
     square, rest = product(mean, mean)
     cross, cross_rest = product(2 * mean, x)

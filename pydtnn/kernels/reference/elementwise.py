@@ -1,8 +1,7 @@
 """Reference activations and elementwise arithmetic.
 
-An activation has `forward` and `backward`; what its backward reads is its output where that
-suffices (ReLU, sigmoid), otherwise its input. `out` may be the first array argument, so that a
-layer may work in place.
+An activation has `forward` and `backward`; backward reads the output if that is sufficient (ReLU,
+sigmoid), otherwise the input. `out` may be the first array argument, for in-place computation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 class Activation(NamedTuple):
-    """A function, its derivative times dy, and which of its arrays the derivative reads.
+    """A function, its derivative times dy, and the array that the derivative reads.
 
     ``forward(xp, x, alpha) -> y`` and ``backward(xp, dy, z, alpha) -> dx`` where ``z`` is the
     output if `reads` is "output", the input if "input". `alpha` is a parameter of the function, for
@@ -30,14 +29,14 @@ class Activation(NamedTuple):
 
 
 def _sigmoid(xp: Any, x: Array) -> Array:
-    # Of e^x and e^-x only the one that cannot overflow is used.
+    # Only that of e^x and e^-x is used that cannot overflow.
     e = xp.exp(-abs(x))
     return xp.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
 def _gelu(xp: Any, x: Array) -> tuple[Array, Array]:
     # tanh form of Hendrycks and Gimpel (2016), section 2: (1 + tanh(u / 2)) / 2 = sigmoid(u), which
-    # loses nothing where tanh is close to -1. Returns the sigmoid and du / dx.
+    # is accurate where tanh is close to -1. Returns the sigmoid and du / dx.
     c = 2 * sqrt(2 / pi)
     s = _sigmoid(xp, c * (x + 0.044715 * x**3))
     return s, c * (1 + 3 * 0.044715 * x**2)
@@ -56,7 +55,7 @@ def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(
         lambda xp, x, alpha: xp.maximum(x, 0),
-        lambda xp, dy, y, alpha: xp.where(y <= 0, 0, dy),  # where y is NaN, dy passes
+        lambda xp, dy, y, alpha: xp.where(y <= 0, 0, dy),  # dy passes if y is NaN
         "output",
     ),
     "relu6": Activation(
@@ -118,7 +117,7 @@ class Elementwise(Family):
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Multiply `dy` by the derivative.
 
-        `z` is what `ACTIVATIONS` says it reads; `out` may be `dy`.
+        `z` is the array specified in `ACTIVATIONS`; `out` may be `dy`.
         """
         out[...] = ACTIVATIONS[name].backward(self.xp, wide(dy), wide(z), alpha)
 
@@ -128,7 +127,7 @@ class Elementwise(Family):
 
     def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
         """Copy `x` into `out`, or add it, between any two floating types."""
-        with np.errstate(over="ignore"):  # beyond the range is infinite, as on any device
+        with np.errstate(over="ignore"):  # values out of range become infinite, as on any device
             out[...] = out + x if accumulate else x
 
     def softmax_forward(self, x: Array, *, out: Array) -> None:

@@ -1,18 +1,18 @@
-"""What all families of kernels have in common: an array module."""
+"""Base class of all families of kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Array = Any
-"""A ``numpy.ndarray`` or an array of the backend's own module."""
+"""A ``numpy.ndarray`` or an array of the backend's module."""
 
 Number = Any
 """A number, or an array of one float64 in the backend's memory, which the host does not read."""
 
 
 def wide(x: Array) -> Array:
-    """Widen an array of 16-bit floats to float32, with which they are computed; others stay."""
+    """Convert an array of 16-bit floats to float32 for computation; return others unchanged."""
     return x.astype("float32") if x.dtype.itemsize == 2 else x
 
 

@@ -1,4 +1,4 @@
-"""Reference kernels of deferred arrays: what batch norm, residual sums and ReLU do, in one pass.
+"""Reference kernels of deferred arrays: batch norm, residual sums and ReLU in one pass.
 
 Coefficients of 16-bit arrays are float32.
 """
@@ -14,7 +14,7 @@ from pydtnn.kernels.reference.norm import Norm, NormGradient
 
 
 class Fused(Family):
-    """Elementwise maps ``v = shift + sum of factor (x - pivot)``, cut off below 0 or not."""
+    """Elementwise maps ``v = shift + sum of factor (x - pivot)``, with an optional ReLU."""
 
     def __init__(self, xp: Any) -> None:
         super().__init__(xp)
@@ -39,11 +39,11 @@ class Fused(Family):
         sums: Array | None = None,
         add: Array | None = None,
     ) -> None:
-        """Compute the gradient that passes the ReLU of `value`, and its sums over the rows.
+        """Apply the ReLU mask of `value` to a gradient, and compute its sums over the rows.
 
         ``out = dy + add`` where the value is positive or NaN or has no ReLU, otherwise 0; `out`
         may be `dy` or `add`. `sums` (1 + terms, C) float64 receives ``sum out`` and, for each term,
-        ``sum out (x - pivot)``: all that the backward of batch norm needs.
+        ``sum out (x - pivot)``: the sums for the backward of batch norm.
         """
         total = wide(dy) if add is None else wide(dy) + wide(add)
         if value.relu:
@@ -67,9 +67,9 @@ class Fused(Family):
         out: Array,
         sums: Array,
     ) -> None:
-        """Compute `gate` with `sums`, and what `Norm.backward_coefficients` makes of them.
+        """Compute `gate` with `sums`, then `Norm.backward_coefficients`.
 
-        `norms` has an entry for each term; None for one that was not normalised.
+        `norms` has an entry for each term; None for one without batch norm.
         """
         self.gate(dy, value, out=out, sums=sums)
         for i, (term, norm) in enumerate(zip(value.terms, norms, strict=True), start=1):
@@ -78,7 +78,7 @@ class Fused(Family):
                 self.norm.backward_coefficients(pair, pivot=term.pivot, **norm._asdict())
 
     def values(self, x: Array | Deferred) -> Array:
-        """Return `x` itself, or the values of a deferred array: those it keeps, or new ones."""
+        """Return `x` itself, or the values of a deferred array: the stored ones, or new ones."""
         if not isinstance(x, Deferred):
             return x
         if x.array is not None:

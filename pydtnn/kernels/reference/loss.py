@@ -1,8 +1,8 @@
 """Reference losses: the sum over the samples, and its gradient times a scale.
 
 A loss is summed, never averaged: `scale` (usually 1 / global batch) multiplies the gradient, so
-that uneven shards add up exactly. Each returns a Python float, added up in float64. What is given
-in 16 bits is widened first.
+that uneven shards add up exactly. Each returns a Python float, summed in float64. 16-bit arguments
+are converted first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Loss(Family):
         """Softmax cross-entropy of logits (N, K) with classes (N,) int64.
 
         ``L = -sum_k q_k log softmax(x)_k`` with ``q = (1 - s) onehot + s / K``;
-        ``dx = softmax(x) - q``. Label smoothing: Szegedy et al. 2016, section 7. A class is ruled
-        out by a logit of -infinity. A target that is no class raises IndexError.
+        ``dx = softmax(x) - q``. Label smoothing: Szegedy et al. 2016, section 7. A logit of
+        -infinity excludes a class. A target that is not a class raises IndexError.
         """
         xp, classes = self.xp, logits.shape[1]
         rows = self._rows("cross_entropy", target, classes)
@@ -70,7 +70,7 @@ class Loss(Family):
         """Multi-class hinge loss of scores (N, K) with classes (N,) int64.
 
         ``L = sum_{k != t} max(0, 1 + y_k - y_t)`` (Weston and Watkins 1999, equation 6). A target
-        that is no class raises IndexError.
+        that is not a class raises IndexError.
         """
         xp, rows, y = self.xp, self._rows("hinge", target, y.shape[1]), wide(y)
         margin = 1 + y - y[rows, target][:, None]
@@ -81,7 +81,7 @@ class Loss(Family):
         return float(xp.maximum(margin, 0).sum(dtype="float64"))
 
     def _rows(self, loss: str, target: Array, classes: int) -> Array:
-        """Number the rows, once each has a class: negative ones would count from the end."""
+        """Return the row indices after checking classes: negative ones would index from the end."""
         wrong = (target < 0) | (target >= classes)
         if wrong.any():
             row = int(wrong.argmax())

@@ -1,9 +1,9 @@
 """Reference kernels of batch, layer and group normalisation.
 
-Batch norm comes in phases, so that statistics of several shards or ranks can be added between them:
-`statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
-float64: ``sum x^2 / n - mean^2`` then keeps nine digits even where the mean is a thousand times the
-deviation. Sums of float64 arrays have two parts each, see `doubled`. Beside 16-bit arrays,
+Batch norm has several phases, so that statistics of several shards or ranks can be added between
+them: `statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
+float64: ``sum x^2 / n - mean^2`` then has nine correct digits even if the mean is a thousand times
+the deviation. Sums of float64 arrays have two parts each, see `doubled`. Beside 16-bit arrays,
 parameters, their gradients and coefficients are float32.
 """
 
@@ -16,7 +16,7 @@ from pydtnn.kernels.reference.family import Array, Family, Number, wide
 
 
 class NormGradient(NamedTuple):
-    """What `Norm.backward_coefficients` is given besides the sums and the pivot."""
+    """Arguments of `Norm.backward_coefficients` besides the sums and the pivot."""
 
     rows: Number
     moments: Array
@@ -33,7 +33,7 @@ class Norm(Family):
     # -- batch norm: one mean and variance per channel, over all other axes
 
     def sums_length(self, channels: int, dtype: Any) -> int:
-        """Length of the sums of `statistics` that arrays of `dtype` are normalised with."""
+        """Length of the sums of `statistics` for arrays of `dtype`."""
         return 1 + (4 if dtype == "float64" else 2) * channels
 
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
@@ -66,7 +66,7 @@ class Norm(Family):
         self.store(sums, out, accumulate)
 
     def constant_sums(self, mean: Array, variance: Array, dtype: Any) -> Array:
-        """Return sums, as of `statistics`, of one row that has these moments."""
+        """Return sums, as of `statistics`, of one row with these moments."""
         if self.sums_length(len(mean), dtype) > 1 + 2 * len(mean):
             sums = self.xp.empty(self.sums_length(len(mean), dtype), "float64")
             self._store_parts(1, mean, self.xp.zeros_like(mean), variance, sums)
@@ -131,11 +131,11 @@ class Norm(Family):
         out: Array,
         collect: Array | None = None,
     ) -> None:
-        """Compute from the sums of `statistics` what normalises: ``factor (x - pivot) + shift``.
+        """Compute the map ``factor (x - pivot) + shift`` from the sums of `statistics`.
 
         `moments` (2, C) float64 receives the mean and 1 / deviation, `out` (3, C) the pivot, which
         is the mean rounded to the type of `out`, the factor and the shift. `sums` are added to
-        `collect`, if it is there.
+        `collect`, if given.
         """
         if collect is not None:
             collect += sums
@@ -157,7 +157,7 @@ class Norm(Family):
         out: Array,
         collect: Array | None = None,
     ) -> None:
-        """Compute `statistics` into `sums`, and what `coefficients` makes of them."""
+        """Compute `statistics` into `sums`, then `coefficients`."""
         self.statistics(x, out=sums)
         self.coefficients(sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect)
 
@@ -176,8 +176,8 @@ class Norm(Family):
     ) -> None:
         """Compute the map ``dx = a dz + b (x - pivot) + c``, and the gradients of the parameters.
 
-        `sums` (2, C) float64 are ``sum dz`` and ``sum dz (x - pivot)`` over the `rows` that the
-        moments come from, infinitely many if these are constants; `out` (3, C) receives a, b, c.
+        `sums` (2, C) float64 are ``sum dz`` and ``sum dz (x - pivot)`` over the `rows` of the
+        moments, infinitely many if these are constants; `out` (3, C) receives a, b, c.
         """
         (mean, inv_std), (total, product) = moments, sums
         offset = mean - pivot
@@ -189,10 +189,10 @@ class Norm(Family):
         out[0], out[1], out[2] = a, b, -a * total / rows - b * offset
 
     def fold(self, sums: Array, running: Array, indices: Array, momentum: Array) -> None:
-        """Move running means and variances towards those of a step's sums, and clear these.
+        """Update running means and variances from a step's sums, and clear these.
 
-        ``running += momentum (new - running)`` with the unbiased variance; what saw nothing stays.
-        A device whose flag `go` is 0 changes nothing.
+        ``running += momentum (new - running)`` with the unbiased variance; a count of 0 changes
+        nothing. If the device's flag `go` is 0, nothing is changed.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class Norm(Family):
         running : Array, shape (2 C,), float64
             Means of the channels of all layers, then their variances.
         indices : Array, shape (3, C) or (5, C), int64
-            Where in `sums` each channel finds its count, sum and sum of squares, and their second
+            Positions in `sums` of each channel's count, sum and sum of squares, and of their second
             parts.
         momentum : Array, shape (C,), float64
         """

@@ -12,7 +12,7 @@ from pydtnn.kernels.reference.family import Array, Family, wide
 
 
 def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
-    """Yield, per offset in row-major order, the slices of the padded input that it meets."""
+    """Yield the slices of the padded input for each offset, in row-major order."""
     for offset in product(*map(range, geometry.kernel)):
         yield tuple(
             slice(o, o + s * (n - 1) + 1, s)
@@ -21,7 +21,7 @@ def taps(geometry: PoolGeometry) -> Iterator[tuple[slice, ...]]:
 
 
 def check_index(index: Array, geometry: PoolGeometry) -> None:
-    """Raise ValueError where the type of `index` cannot number all taps of a window."""
+    """Raise ValueError if the type of `index` cannot represent all taps of a window."""
     if index.dtype.itemsize == 1 and (taps := prod(geometry.kernel)) > 256:
         raise ValueError(
             f"max pooling: the index for windows of {taps} taps must be int32, got {index.dtype}, "
@@ -35,11 +35,11 @@ class Pool(Family):
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
         """Take the maximum of each window.
 
-        `index` (uint8 or int32, the shape of `out`) receives which tap it was; uint8 is refused
-        for windows of more than 256 taps.
+        `index` (uint8 or int32, the shape of `out`) receives the index of the tap; uint8 raises
+        ValueError for windows of more than 256 taps.
 
-        Taps count in row-major order within the window; of equal values the first wins; padding
-        never wins. A NaN in a window is its maximum.
+        Taps are counted in row-major order within the window; of equal values the first is chosen;
+        padding is never chosen. A NaN in a window is its maximum.
         """
         check_index(index, geometry)
         x = wide(x)
@@ -53,7 +53,7 @@ class Pool(Family):
         index[...] = (wins & real[:, None, ..., None]).argmax(axis=0)
 
     def max_backward(self, dy: Array, index: Array, geometry: PoolGeometry, *, out: Array) -> None:
-        """Send each gradient to the input that was the maximum; overlapping windows add."""
+        """Add each gradient to the input that was the maximum."""
         check_index(index, geometry)
         padded = self._padded_zeros(out, geometry)
         for tap, window in enumerate(taps(geometry)):
@@ -71,7 +71,7 @@ class Pool(Family):
     def average_backward(
         self, dy: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
-        """Share each gradient equally among the inputs of its window."""
+        """Distribute each gradient equally over the inputs of its window."""
         share = wide(dy) / self._counts(geometry, count_padding, arithmetic(dy.dtype))
         padded = self._padded_zeros(out, geometry)
         for window in taps(geometry):
@@ -84,7 +84,7 @@ class Pool(Family):
             out[:, *position] = wide(x[:, *window]).mean(axis=tuple(range(1, x.ndim - 1)))
 
     def adaptive_backward(self, dy: Array, *, out: Array) -> None:
-        """Share each gradient equally among the inputs of its bin; overlapping bins add."""
+        """Distribute each gradient equally over the inputs of its bin; overlapping bins add."""
         dx = self.xp.zeros(out.shape, arithmetic(out.dtype))
         axes = tuple(range(1, out.ndim - 1))
         for position, window in self._bins(out.shape[1:-1], dy.shape[1:-1]):

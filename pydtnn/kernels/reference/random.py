@@ -2,7 +2,7 @@
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
 2011): ten rounds of multiplication turn a 128-bit counter and a 64-bit key into 128 random bits.
-Nothing has a state: who knows the counter knows the number.
+There is no state: the counter determines the number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def philox4x32(counter: Array, key: Array) -> Array:
         p0, p1 = c[0] * MULTIPLIERS[0], c[2] * MULTIPLIERS[1]
         c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & low, (p0 >> 32) ^ c[3] ^ k[1], p0 & low]
         k = [(k[0] + WEYL[0]) & low, (k[1] + WEYL[1]) & low]
-    return np.stack(c, axis=-1).astype("uint32")  # CuPy arrays answer np.stack themselves
+    return np.stack(c, axis=-1).astype("uint32")  # CuPy arrays implement np.stack
 
 
 def bits(seed: int, stream: int, epoch: int, samples: Array, count: int) -> Array:
@@ -68,7 +68,7 @@ def uniform(seed: int, stream: int, epoch: int, samples: Array, count: int) -> A
 
 
 class Random(Family):
-    """Kernels that draw: dropout."""
+    """Kernels with random numbers: dropout."""
 
     def dropout(
         self,
@@ -83,9 +83,9 @@ class Random(Family):
     ) -> None:
         """Zero each element with probability `rate`, multiply the others by ``1 / (1 - rate)``.
 
-        Element ``j`` of sample ``samples[i]`` (its features in C order) is kept where its `bits`
-        word is at least ``floor(rate 2**32)``. The same call on `dy` is the backward pass. `out`
-        may be `x`. Srivastava et al. 2014.
+        Element ``j`` of sample ``samples[i]`` (its features in C order) is kept if its `bits` word
+        is at least ``floor(rate 2**32)``. The same call on `dy` is the backward pass. `out` may be
+        `x`. Srivastava et al. 2014.
         """
         words = bits(seed, stream, epoch, samples, max(x[:1].size, 1) if len(x) else 0)
         keep = (words >= np.uint32(int(rate * 2.0**32))).reshape(x.shape)

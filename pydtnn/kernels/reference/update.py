@@ -1,11 +1,11 @@
-"""Reference updates of flat parameters, in place, and the numbers that steer them.
+"""Reference updates of flat parameters, in place, and computation of their coefficients.
 
-Each rule takes the parameters `w`, the gradient `g` (left as it is) and the state arrays, all flat
+Each rule takes the parameters `w`, the gradient `g` (not changed) and the state arrays, all flat
 and of equal length. `decay` is the L2 coefficient added to the gradient, except in AdamW, where it
 shrinks the parameter itself.
 
 A `Number` is a float here, and on a device possibly one float64 in its memory. Flags are float64
-arrays (1,), 1 or 0: a device whose `go` is 0 leaves parameters and state as they are.
+arrays (1,), 1 or 0: if the device's `go` is 0, parameters and state are not changed.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Update(Family):
         v += (1 - beta2) * g * g
 
     def squared_norm(self, x: Array) -> Number:
-        """Sum of squares of a flat array, added up in float64."""
+        """Sum of squares of a flat array, in float64."""
         return float(self.xp.square(x, dtype="float64").sum())
 
     def scale(self, x: Array, factor: Number) -> None:
@@ -135,10 +135,10 @@ class Update(Family):
     # -- numbers of a step
 
     def clip_factor(self, square: Number, limit: float) -> Number:
-        """Compute what gradients of this squared norm are scaled by: ``min(1, limit / norm)``.
+        """Compute the clipping factor for a squared norm of gradients: ``min(1, limit / norm)``.
 
-        Pascanu et al. 2013, algorithm 1. Gradients that are not finite stay as they are: a product
-        with such a factor would spoil the padding between parameters for good.
+        Pascanu et al. 2013, algorithm 1. Gradients that are not finite are not scaled: such a
+        factor would make the padding between parameters NaN permanently.
         """
         norm = math.sqrt(square)
         return limit / norm if limit < norm < math.inf else 1.0
@@ -146,7 +146,7 @@ class Update(Family):
     def trust(
         self, lr: Number, square_w: Number, square_u: Number, *, factor: float, decay: float
     ) -> Number:
-        """Scale a learning rate: ``lr factor |w| / (|u| + decay |w|)``, `lr` where either is 0.
+        """Scale a learning rate: ``lr factor |w| / (|u| + decay |w|)``, `lr` if either is 0.
 
         `square_w` and `square_u` are the squared norms of a parameter and of its step. You et al.
         2017 (LARS) and 2020 (LAMB).
@@ -157,12 +157,12 @@ class Update(Family):
         return lr
 
     def watch(self, totals: Array, alive: Array, go: Array) -> None:
-        """Clear `alive` for good where a total is not finite, and set `go` to `alive`."""
+        """Clear `alive` permanently if a total is not finite, and set `go` to `alive`."""
         alive *= np.isfinite(totals).all()
         go[...] = alive
 
     def unscale(self, g: Array, scale: Array, go: Array) -> None:
-        """``g /= scale``, in place; clears `go` where an element of the result is not finite."""
+        """``g /= scale``, in place; clears `go` if an element of the result is not finite."""
         g /= g.dtype.type(scale[0])
         go *= np.isfinite(g).all()
 
@@ -176,10 +176,10 @@ class Update(Family):
         backoff: float = 0.5,
         interval: int = 2000,
     ) -> None:
-        """Adapt the scale of the loss, in place: dynamic loss scaling.
+        """Update the scale of the loss, in place: dynamic loss scaling.
 
-        A step that was made counts in `good`; after `interval` of them `scale` grows. After one
-        that was not (`go` is 0) it shrinks, and `good` starts again. Micikevicius et al. 2018,
+        A valid step increments `good`; after `interval` of them `scale` is increased. After a
+        skipped step (`go` is 0) it is reduced, and `good` is reset. Micikevicius et al. 2018,
         section 3.2.
 
         Parameters
@@ -188,7 +188,7 @@ class Update(Family):
         growth, backoff : float
             Factors above and below 1.
         interval : int
-            Steps in a row.
+            Number of consecutive steps.
         """
         good[...] = good + 1 if go[0] else 0
         if not go[0]:

@@ -91,7 +91,7 @@ def collect(*, probe: bool = False) -> dict[str, Any]:
 def main(arguments: Sequence[str] = ()) -> None:
     """Print the report as text."""
     if arguments:
-        sys.exit("usage: python -m pydtnn.info  (no options: it reports what runs here)")
+        sys.exit("usage: python -m pydtnn.info  (no options)")
     try:
         with printing():
             for name, value in _lines(collect(probe=True)):
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of each line of the report."""
+    """Return name and value of each line of the report."""
     cpu = found["cpu"]
     return [
         ("pydtnn", f"{found['pydtnn']} ({found['commit'] or 'no git checkout'})"),
@@ -154,7 +154,7 @@ def _cpu() -> dict[str, Any]:
     }
     try:
         from pydtnn.kernels.cpu import available, select_isa
-    except ImportError as error:  # a checkout whose extensions were never built
+    except ImportError as error:  # a checkout without built extensions
         return cpu | {"instruction_sets": [], "isa": f"none, the kernels are not built ({error})"}
     return cpu | {"instruction_sets": list(available()), "isa": select_isa()}
 
@@ -166,12 +166,12 @@ def _tuning() -> str:
     autotuner = create_autotuner(None, "")
     try:
         return f"{autotuner.mode}; {autotuner.file.count()} choices in {autotuner.file.path}"
-    except (ImportError, RuntimeError) as error:  # kernels that were never built, or no home
-        return f"{autotuner.mode}; no choices are kept ({error})"
+    except (ImportError, RuntimeError) as error:  # kernels not built, or no home
+        return f"{autotuner.mode}; no choices are stored ({error})"
 
 
 def _blas() -> list[str]:
-    """Each loaded BLAS in words: name, version, the architecture it chose, and its threads."""
+    """Describe each loaded BLAS: name, version, selected architecture and threads."""
     import numpy as np  # noqa: F401  # loads its BLAS, which threadpoolctl then sees
     from threadpoolctl import threadpool_info
 

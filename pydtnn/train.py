@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 if all went well.
+    """Run the command; return the exit status, 0 on success.
 
-    Collective: all ranks call it. What goes wrong is told in one line on the standard error, and
-    with PYDTNN_TRACEBACK=1 the traceback before it. With several ranks the error leaves this
-    function, and the hook that the communicator has installed tells it and ends all ranks.
+    Collective: all ranks call it. Errors are printed in one line on the standard error, with
+    PYDTNN_TRACEBACK=1 after the traceback. With several ranks this function raises the error, and
+    the hook that the communicator has installed prints it and terminates all ranks.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of this process.
+        Default: the arguments of this process.
     """
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  a daemon has none
     try:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _main(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has gone, as in `... --help | head -1`
+    except BrokenPipeError:  # the output pipe is closed, as in `... --help | head -1`
         discard()
         return 128 + signal.SIGPIPE
 
@@ -61,17 +61,17 @@ def _main(arguments: Sequence[str] | None) -> int:
             except SystemExit as error:
                 if comm.size == 1:
                     raise
-                # Of a user's own code: this rank would leave, and the others wait for it.
+                # Called by user code: this rank would exit, and the other ranks would deadlock.
                 raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
     except BrokenPipeError as error:
         if comm is None or comm.size == 1:
             raise
-        discard()  # this rank cannot leave in silence: the others would wait for it
-        raise OSError("the reader of the standard output has gone") from error
+        discard()  # this rank cannot exit silently: the other ranks would deadlock
+        raise OSError("the pipe of the standard output is closed") from error
     except (Exception, KeyboardInterrupt) as error:
         if comm is not None and comm.size > 1:
             raise
-        # Without a communicator, all ranks of a host lack MPI, or have the same bad variable.
+        # Without a communicator, all ranks of a host lack MPI or have the same invalid variable.
         alike = comm is None and isinstance(error, ImportError | ValueError)
         if not alike or is_first_on_host():
             print(f"{traceback_if_wanted(error)}{describe(error)}", file=sys.stderr)
@@ -81,14 +81,16 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def _terminated_in_order(comm: Communicator) -> Iterator[None]:
-    """Let a signal end a single rank like an exception: the terminal is given back, files closed.
+    """Convert signals of a single rank to exceptions, so that terminal and files are restored.
 
-    Where that takes too long, as in a kernel, or a second signal arrives, the process ends at once.
+    If that takes too long, as in a kernel, or a second signal arrives, the process ends at once.
     """
     told = threading.Lock()
 
     def tell(number: int) -> None:
-        if number != signal.SIGINT and told.acquire(blocking=False):  # KeyboardInterrupt is told
+        if number != signal.SIGINT and told.acquire(
+            blocking=False
+        ):  # KeyboardInterrupt is reported by main
             os.write(2, f"{SIGNALS[number]}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -96,7 +98,7 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
         raise SystemExit(128 + number)
 
     if comm.size > 1 or threading.current_thread() is not threading.main_thread():
-        yield  # the communicator acts on signals, or nothing may
+        yield  # the communicator handles signals, or this thread cannot install handlers
         return
     watch = SignalWatch(leave, act=tell)
     try:
@@ -107,7 +109,7 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
 
 def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
     with contextlib.ExitStack() as stack:
-        if comm.rank > 0:  # the help page is for one reader
+        if comm.rank > 0:  # print the help page once
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
         return parse(arguments)
@@ -125,7 +127,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
 
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     cupy = _together(comm, take_gpu, config, comm)
-    if config.exact:  # other kernels would round in another way
+    if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}
         _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
     threads = _together(comm, threads_per_rank, comm)
@@ -133,7 +135,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     comm = _together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
-        _say(comm, f"{shared}, so each of them is slower than alone")
+        _say(comm, f"{shared}, which reduces the speed of each")
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
@@ -185,7 +187,9 @@ def _resume(job: Job) -> None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"
         _say(job.trainer.comm, f"{verb} {path}")
     elif job.config.evaluate_only:
-        raise AgreedError(f"--resume: there is no checkpoint in {job.directory} to evaluate")
+        raise AgreedError(
+            f"--resume: expected a checkpoint in {job.directory}, found none; use --load"
+        )
     else:
         _say(job.trainer.comm, f"no checkpoint in {job.directory} yet: starting from the beginning")
 
@@ -196,14 +200,14 @@ def _say(comm: Communicator, line: str) -> None:
 
 
 def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
-    """Do work that every rank does for itself; if it fails anywhere, all ranks raise `AgreedError`.
+    """Call `work` on every rank; if it fails on any rank, all ranks raise `AgreedError`.
 
-    What is no sentence for the user is a fault, and left to end the run by itself.
+    Only errors in `EXPLAINED` are agreed on; others propagate and terminate the run.
     """
     result, problem = None, None
     try:
         result = work(*args)
-    except BrokenPipeError:  # our reader has gone: no word can reach it
+    except BrokenPipeError:  # the output pipe is closed: no message can be printed
         raise
     except EXPLAINED as error:
         problem = error
@@ -212,7 +216,7 @@ def _together(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
 
 
 def _require_equal(comm: Communicator, facts: dict[str, Any]) -> None:
-    """Refuse ranks that were started with different options or differ otherwise."""
+    """Raise AgreedError if ranks were started with different options or on different hardware."""
     advice = "start them with one command, on machines of one kind"
     require_equal(comm, "train", facts, advice)
 

@@ -78,33 +78,33 @@ ARGUMENTS = {
     "option": (["--epoch=3"], "unknown option '--epoch'; did you mean '--epochs'"),
     "option like none": (["-x"], "unknown option '-x'; see --help"),
     # numbers and words
-    "negative learning rate": (["--lr=-1"], "--lr must be above 0, not -1"),
+    "negative learning rate": (["--lr=-1"], "--lr must be above 0, got -1"),
     "learning rate 0": (["--lr=0"], "--lr must be above 0"),
-    "infinite learning rate": (["--lr=.inf"], "--lr must be above 0, not inf"),
-    "no number": (["--lr=fast"], "--lr must be a number, not 'fast'"),
-    "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, not 1.5"),
+    "infinite learning rate": (["--lr=.inf"], "--lr must be above 0, got inf"),
+    "no number": (["--lr=fast"], "--lr must be a number, got 'fast'"),
+    "no whole number": (["--epochs=1.5"], "--epochs must be a whole number, got 1.5"),
     "more threads than a process bears": (["--threads=100000"], "--threads must be at most 1024"),
     "a number beyond 64 bits": ([f"--epochs={2**64}"], "--epochs must be at most 1844674407370"),
     "a number of 400 digits": (
         [f"--epochs={10**400}"],
         "--epochs must be a whole number",
     ),
-    "too small": (["--epochs=0"], "--epochs must be at least 1, not 0"),
+    "too small": (["--epochs=0"], "--epochs must be at least 1, got 0"),
     "no dictionary": (["--model-options=A"], "--model-options must be names and values"),
-    "no value": (["--epochs"], "--epochs needs a value"),
-    "a value too many": (["--resume=yes"], "--resume takes no value, so not 'yes'"),
+    "no value": (["--epochs"], "--epochs requires a value"),
+    "a value too many": (["--resume=yes"], "--resume must have no value, got 'yes'"),
     "a stray word": (["resnet44"], "unexpected argument 'resnet44'; options begin with --"),
     "a step that is no number": (
         ["--schedule=step", '--schedule-options={"boundaries": ["a"]}'],
-        "Step: each of boundaries must be a whole number, not 'a'",
+        "Step: each of boundaries must be a whole number, got 'a'",
     ),
     "steps that are a word": (
         ["--schedule=step", '--schedule-options={"boundaries": "abc"}'],
-        "Step: boundaries must be a whole number, not 'abc'",
+        "Step: boundaries must be a whole number, got 'abc'",
     ),
     "neither true nor false": (
         ['--optimizer-options={"nesterov": "often"}'],
-        "SGD: nesterov must be true or false, not 'often'",
+        "SGD: nesterov must be true or false, got 'often'",
     ),
     "a crop beside the image": (
         ["--augment=crop:100000"],
@@ -114,15 +114,15 @@ ARGUMENTS = {
     "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],
-        "--momentum: adam takes no `momentum`; leave it out, or use ",
+        "--momentum: adam has no parameter `momentum`; omit it or use ",
     ),
     "smoothing of mse": (
         ["--loss=mse", "--label-smoothing=0.1"],
-        "--label-smoothing: mse takes no `label_smoothing`; leave it out, or use cross_entropy",
+        "--label-smoothing: mse has no parameter `label_smoothing`; omit it or use cross_entropy",
     ),
     "an option in the wrong place": (
         ['--optimizer-options={"lr": 0.1}'],
-        "--optimizer-options: lr is not set here but by --lr",
+        "--optimizer-options: lr cannot be set here; use --lr",
     ),
     "an option of a wrong type": (
         ["--model=mlp", '--model-options={"hidden": 5}'],
@@ -130,10 +130,10 @@ ARGUMENTS = {
     ),
     "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, got 5"),
     # what does not go together
-    "warm-up": (["--warmup-epochs=2"], "--warmup-epochs 2 must be below --epochs 2"),
-    "resume what": (["--resume"], "--resume needs --output-dir"),
-    "NCCL without GPUs": (["--comm=nccl"], "--comm nccl needs --device cuda"),
-    "evaluate what": (["--evaluate-only"], "--evaluate-only needs weights: give --load"),
+    "warm-up": (["--warmup-epochs=2"], "--warmup-epochs must be below --epochs 2, got 2"),
+    "resume what": (["--resume"], "--resume requires --output-dir"),
+    "NCCL without GPUs": (["--comm=nccl"], "--comm nccl requires --device cuda"),
+    "evaluate what": (["--evaluate-only"], "--evaluate-only requires weights; add --load"),
     "a batch larger than the data": (
         ["--global-batch-size=200"],
         "must be at most the 120 samples of synthetic, got 200; use a batch of at most 120",
@@ -146,16 +146,16 @@ ARGUMENTS = {
     # models and schemes of one's own
     "no name in a file": (
         ["--model=own.py"],
-        "own.py needs the name of what is in it; give own.py:n",
+        "expected path/to/file.py:name, got own.py; use own.py:n",
     ),
-    "no such file": (["--model=nowhere.py:net"], "there is no file nowhere.py; give path/to/file"),
+    "no such file": (["--model=nowhere.py:net"], "file nowhere.py does not exist; use path/to/"),
     "no such name": (
         ["--model=failing.py:grups"],
         "name in failing.py 'grups'; did you mean 'groups'?",
     ),
     "no function": (
         ["--model=failing.py:number"],
-        "number: expected a layer, a block or a function of (classes, input_shape), not 3",
+        "number: expected a layer, a block or a function of (classes, input_shape), got 3",
     ),
     "one argument": (
         ["--model=failing.py:one_argument"],
@@ -163,15 +163,15 @@ ARGUMENTS = {
     ),
     "no model": (
         ["--model=failing.py:nothing"],
-        "nothing: expected a layer, a block or a function of (classes, input_shape), not None",
+        "nothing: expected a layer, a block or a function of (classes, input_shape), got None",
     ),
     "no parameters": (["--model=failing.py:no_parameters"], "the model has no parameters to train"),
     "no Python": (["--model=wrong.py:net"], "wrong.py cannot be imported: line 2: "),
     "a fault of one's own": (["--model=failing.py:fault"], "KeyError: 'thing' ("),
-    "no scheme": (["--scheme=failing.py:number"], "expected a subclass of GradientExchange, not 3"),
+    "no scheme": (["--scheme=failing.py:number"], "expected a subclass of GradientExchange, got 3"),
     "option of another scheme": (
         ["--scheme=failing.py:Plain", "--no-overlap"],
-        "--no-overlap: failing.py:Plain takes no `overlap`; leave it out, or use allreduce",
+        "--no-overlap: failing.py:Plain has no parameter `overlap`; omit it or use allreduce",
     ),
     "channels and groups": (
         ["--model=failing.py:groups"],
@@ -204,11 +204,11 @@ ARGUMENTS = {
         ["--dataset=cifar10", "--dataset-options={}", "--data-dir=."],
         "or download them with --download",
     ),
-    "weights": (["--load=nowhere.safetensors"], "there is no file nowhere.safetensors"),
+    "weights": (["--load=nowhere.safetensors"], "file nowhere.safetensors does not exist"),
     "no weights": (["--load=failing.py"], "load_weights: failing.py: "),
     "output folder is a file": (
         ["--output-dir=failing.py"],
-        "--output-dir: failing.py is a file; choose",
+        "--output-dir: expected a folder, got the file failing.py; choose",
     ),
     "output folder in a file": (
         ["--output-dir=failing.py/run"],
@@ -216,8 +216,11 @@ ARGUMENTS = {
     ),
     "output folder nowhere": (["--output-dir=/proc/run"], "cannot write /proc/run: "),
     "weights nowhere": (["--save=/proc/w.safetensors"], "--save: cannot write /proc: "),
-    "weights in place of a folder": (["--save=."], "--save: . is a folder; give the name of a"),
-    "configuration file": (["--config=nowhere.yaml"], "--config: there is no file nowhere.yaml"),
+    "weights in place of a folder": (
+        ["--save=."],
+        "--save: expected a file, got the folder .; name a file",
+    ),
+    "configuration file": (["--config=nowhere.yaml"], "--config: file nowhere.yaml does not exist"),
 }
 
 
@@ -236,49 +239,58 @@ def test_a_bad_argument_is_one_sentence(
 YAML = {
     "unknown key": ("epochz: 3", "unknown key in the configuration file 'epochz'; did you mean"),
     "no YAML": ("lr: [1, 2", "--config: the file is not valid YAML: "),
-    "no names": ("- lr", "--config: the file must hold lines like 'epochs: 3'"),
-    "empty": ("", "--config: the file must hold lines like 'epochs: 3'"),
-    "no number": ("epochs: many", "--epochs must be a whole number, not 'many'"),
-    "no word": ("model: [resnet44]", "model must be text, not ['resnet44']; quote it"),
-    "neither true nor false": ("resume: 3", "--resume must be true or false, not 3"),
-    "out of limits": ("lr: -1", "--lr must be above 0, not -1"),
+    "no names": ("- lr", "--config: expected lines such as 'epochs: 3'"),
+    "empty": ("", "--config: expected lines such as 'epochs: 3'"),
+    "no number": ("epochs: many", "--epochs must be a whole number, got 'many'"),
+    "no word": ("model: [resnet44]", "model must be text, got ['resnet44']; quote it"),
+    "neither true nor false": ("resume: 3", "--resume must be true or false, got 3"),
+    "out of limits": ("lr: -1", "--lr must be above 0, got -1"),
     "a misspelt key": ("optimizer_option: {}", "configuration file 'optimizer_option'; did you me"),
-    "a key twice": ("lr: 1\nepochs: 2\nlr: 2", "'lr' is there twice; leave one out (line 3)"),
-    "a key in two spellings": ("batch-size: 1\nbatch_size: 2", "'batch_size' is there twice"),
-    "an inner key twice": ("model_options: {a: 1, a: 2}", "'a' is there twice; leave one out"),
-    "a time": ("keep: '12:30:00'", "--keep must be a whole number, not '12:30:00'"),
-    "a time without quotes": ("keep: 12:30:00", "--keep must be a whole number, not '12:30:00'"),
-    "a quoted number": ("threads: '0x10'", "--threads must be a whole number, not '0x10'"),
-    "an octal number": ("seed: 010", "--seed must be a whole number, not '010'"),
-    "true for a number": ("epochs: true", "--epochs must be a whole number, not True"),
-    "infinite": ("lr: .inf", "--lr must be above 0, not inf"),
-    "no number at all": ("lr: .nan", "--lr must be above 0, not nan"),
-    "too many digits": (f"epochs: {'9' * 5000}", "--epochs must be a whole number, not '9999"),
+    "a key twice": (
+        "lr: 1\nepochs: 2\nlr: 2",
+        "key 'lr' occurs twice; remove one of them (line 3)",
+    ),
+    "a key in two spellings": ("batch-size: 1\nbatch_size: 2", "key 'batch_size' occurs twice"),
+    "an inner key twice": (
+        "model_options: {a: 1, a: 2}",
+        "key 'a' occurs twice; remove one of them",
+    ),
+    "a time": ("keep: '12:30:00'", "--keep must be a whole number, got '12:30:00'"),
+    "a time without quotes": ("keep: 12:30:00", "--keep must be a whole number, got '12:30:00'"),
+    "a quoted number": ("threads: '0x10'", "--threads must be a whole number, got '0x10'"),
+    "an octal number": ("seed: 010", "--seed must be a whole number, got '010'"),
+    "true for a number": ("epochs: true", "--epochs must be a whole number, got True"),
+    "infinite": ("lr: .inf", "--lr must be above 0, got inf"),
+    "no number at all": ("lr: .nan", "--lr must be above 0, got nan"),
+    "too many digits": (f"epochs: {'9' * 5000}", "--epochs must be a whole number, got '9999"),
     "too many threads": (
         "threads: 99999999999999999999",
         "--threads must be at most 1024",
     ),
     "an alias of itself": (
         "model_options: &a {x: *a}",
-        "aliases are not read; write the value out",
+        "aliases are not supported; repeat the value",
     ),
     "many aliases": (
         "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]",
-        "aliases are not read; write the value out (line 2)",
+        "aliases are not supported; repeat the value (line 2)",
     ),
-    "deep": ("model_options: " + "[" * 100_000, "it is nested more than 50 deep"),
-    "a number as a name": ("model_options: {1: 2}", "a name must be text; quote it (line 1)"),
-    "a list as a name": ("? [a]\n: 2", "a name must be text; quote it (line 1)"),
-    "a tag": ("lr: !!float 1", "the tag tag:yaml.org,2002:float is not read (line 1)"),
+    "deep": ("model_options: " + "[" * 100_000, "nesting is deeper than 50 levels"),
+    "a number as a name": ("model_options: {1: 2}", "a key must be text; quote it (line 1)"),
+    "a list as a name": ("? [a]\n: 2", "a key must be text; quote it (line 1)"),
+    "a tag": (
+        "lr: !!float 1",
+        "the tag tag:yaml.org,2002:float is not supported; remove it (line 1)",
+    ),
     "a character that files cannot have": (
         'output_dir: "\\0"',
-        "--output-dir must not have characters",
+        "--output-dir must contain only characters",
     ),
-    "half a character": ('save: "\\ud800"', "--save must not have characters that names of files"),
+    "half a character": ('save: "\\ud800"', "--save must contain only characters that file names"),
     "a tab": ("\tlr: 1", "found character '\\t' that cannot start any token (line 1)"),
     "two documents": ("lr: 1\n---\nlr: 2", "but found another document (line 2)"),
     "binary": ("\x01", "the file is not valid YAML: unacceptable character #x0001"),
-    "null": ("augment: null", "--augment must be text, not None"),
+    "null": ("augment: null", "--augment must be text, got None"),
     "code": (
         "lr: !!python/object/apply:os.getpid []",
         "valid YAML: the tag tag:yaml.org,2002:python",
@@ -344,7 +356,7 @@ def test_a_loss_that_is_not_finite_after_the_last_step_is_told_too(fail: Fail) -
 def test_a_folder_with_checkpoints_is_not_written_over(fail: Fail) -> None:
     assert main([*TINY, "--epochs=1", "--output-dir=run"]) == 0
     failure = fail(*TINY, "--output-dir=run")
-    assert "run holds the checkpoints of an earlier run; add --resume" in failure.sentence
+    assert "run contains checkpoints of an earlier run; add --resume" in failure.sentence
 
 
 def test_a_damaged_checkpoint_is_left_and_the_one_before_it_taken(

@@ -128,7 +128,7 @@ def test_the_schemes_learn_and_end_with_equal_parameters(block: str) -> None:
 def test_the_scheme_takes_its_option() -> None:
     comm = create_communicator("serial")
     assert run("scheme")(comm, period=4).period == 4
-    with pytest.raises(ValueError, match="LocalSGD: period must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="LocalSGD: period must be at least 1, got 0"):
         run("scheme")(comm, period=0)
 
 

@@ -127,7 +127,7 @@ def test_a_metric_of_ones_own_is_one_method():
             lambda: get_metric("top5_accuracy")(np, SCORES, TARGET),
             "TopKAccuracy: k must be at most the number of classes 3, got 5",
         ),
-        (lambda: TopKAccuracy(0), "TopKAccuracy: k must be at least 1, not 0"),
+        (lambda: TopKAccuracy(0), "TopKAccuracy: k must be at least 1, got 0"),
         (
             lambda: get_metric("acuracy"),
             "unknown metric 'acuracy'; did you mean 'accuracy'",

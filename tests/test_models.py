@@ -203,5 +203,5 @@ def test_depths_that_do_not_exist_are_told() -> None:
 
 
 def test_layer_options_are_checked_by_the_layers() -> None:
-    with pytest.raises(ValueError, match="Linear: features must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="Linear: features must be at least 1, got 0"):
         mlp(0, (4,))

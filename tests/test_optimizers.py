@@ -481,7 +481,7 @@ def test_a_schedule_that_returns_nothing_is_told(backend):
     optimizer = SGD(lambda step: None)
     optimizer.bind(backend, [make(backend)])
     with pytest.raises(
-        TypeError, match="SGD: lr of the schedule at step 0 must be a number, not N"
+        TypeError, match="SGD: lr of the schedule at step 0 must be a number, got N"
     ):
         optimizer.step()
 
@@ -579,17 +579,17 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(backend):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, not -0.1"),
-        ("adam", {"lr": math.nan}, "Adam: lr (the learning rate) must be at least 0, not nan"),
-        ("sgd", {"momentum": 1.0}, "SGD: momentum must be at least 0 and below 1, not 1.0"),
+        ("sgd", {"lr": -0.1}, "SGD: lr (the learning rate) must be at least 0, got -0.1"),
+        ("adam", {"lr": math.nan}, "Adam: lr (the learning rate) must be at least 0, got nan"),
+        ("sgd", {"momentum": 1.0}, "SGD: momentum must be at least 0 and below 1, got 1.0"),
         ("sgd", {"nesterov": True}, "SGD: nesterov requires a momentum above 0"),
-        ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0, not -1"),
-        ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0, not 0"),
-        ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1, not 1"),
-        ("adamw", {"beta2": 1.1}, "AdamW: beta2 must be at least 0 and below 1, not 1.1"),
-        ("nadam", {"epsilon": 0}, "Nadam: epsilon must be above 0, not 0"),
-        ("nadam", {"momentum_decay": -1}, "Nadam: momentum_decay must be at least 0, not -1"),
-        ("lars", {"trust": 0}, "LARS: trust must be above 0, not 0"),
+        ("sgd", {"weight_decay": -1}, "SGD: weight_decay must be at least 0, got -1"),
+        ("sgd", {"clip_norm": 0}, "SGD: clip_norm must be above 0, got 0"),
+        ("rmsprop", {"rho": 1}, "RMSProp: rho must be at least 0 and below 1, got 1"),
+        ("adamw", {"beta2": 1.1}, "AdamW: beta2 must be at least 0 and below 1, got 1.1"),
+        ("nadam", {"epsilon": 0}, "Nadam: epsilon must be above 0, got 0"),
+        ("nadam", {"momentum_decay": -1}, "Nadam: momentum_decay must be at least 0, got -1"),
+        ("lars", {"trust": 0}, "LARS: trust must be above 0, got 0"),
         ("adm", {}, "unknown optimizer 'adm'; did you mean 'adam'"),
         ("sgd", {"momentun": 0.9}, "unknown option of sgd 'momentun'; did you mean 'momentum'?"),
     ],

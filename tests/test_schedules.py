@@ -144,16 +144,16 @@ def test_a_function_is_a_schedule_already():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, not -0.1"),
-        (lambda: Cosine(0.1, 0), "Cosine: steps must be at least 1, not 0"),
+        (lambda: Constant(-0.1), "Constant: lr (the learning rate) must be at least 0, got -0.1"),
+        (lambda: Cosine(0.1, 0), "Cosine: steps must be at least 1, got 0"),
         (lambda: Cosine(0.1, 10, begin=10), "Cosine: begin must be below steps=10, got 10"),
-        (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, not 0"),
+        (lambda: Polynomial(0.1, 10, power=0), "Polynomial: power must be above 0, got 0"),
         (lambda: Step(0.1, (20, 10)), "Step: boundaries must increase, got (20, 10)"),
-        (lambda: Step(0.1, 0), "Step: boundaries must be at least 1, not 0"),
-        (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, not 0"),
+        (lambda: Step(0.1, 0), "Step: boundaries must be at least 1, got 0"),
+        (lambda: Step(0.1, 10, gamma=0), "Step: gamma must be above 0, got 0"),
         (lambda: Triangular(0.1, 10, rise=1), "Triangular: rise must be at least 0 and below 1"),
-        (lambda: OneCycle(0.1, 10, start=0.5), "OneCycle: start must be at least 1, not 0.5"),
-        (lambda: WarmUp(Constant(1), -1), "WarmUp: steps must be at least 0, not -1"),
+        (lambda: OneCycle(0.1, 10, start=0.5), "OneCycle: start must be at least 1, got 0.5"),
+        (lambda: WarmUp(Constant(1), -1), "WarmUp: steps must be at least 0, got -1"),
         (
             lambda: get_schedule("cosin", 0.1, 10, 1),
             "unknown schedule 'cosin'; did you mean 'cosine'",
@@ -164,7 +164,7 @@ def test_a_function_is_a_schedule_already():
         ),
         (
             lambda: get_schedule("cosine", -0.1, 10, 1),
-            "schedule: lr (the learning rate) must be at least 0, not -0.1",
+            "schedule: lr (the learning rate) must be at least 0, got -0.1",
         ),
         (
             lambda: get_schedule("cosine", 0.1, 10, 1, warmup_steps=10),
@@ -178,6 +178,6 @@ def test_mistakes_are_refused_in_a_sentence(call, sentence):
 
 
 def test_a_learning_rate_that_is_no_number_is_refused():
-    with pytest.raises(TypeError, match=r"must be a number, not '0\.1'"):
+    with pytest.raises(TypeError, match=r"must be a number, got '0\.1'"):
         Constant("0.1")
     assert Constant(Fraction(1, 2))(0) == 0.5

@@ -65,7 +65,7 @@ def test_arrays_in_fortran_order_and_without_axes_are_encoded_by_value() -> None
 
 def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
-    with pytest.raises(FileNotFoundError, match=f"^load_weights: there is no file {path}$"):
+    with pytest.raises(FileNotFoundError, match=f"^load_weights: file {path} does not exist$"):
         load_weights(small_model(), path)
 
 

@@ -1,1 +1,1 @@
-"""From the command line to a run: configuration, parser, the objects it asks for, its folder."""
+"""Command line of a training run: configuration, parser, construction of objects, run folder."""

@@ -1,4 +1,4 @@
-"""From a configuration to the objects that carry it out."""
+"""Construction of the objects of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
-"""Where the user does not say and the rule's own default is none at all."""
+"""Defaults of options that the user omits and for which the update rule has no default."""
 
 
 @dataclass
@@ -74,12 +74,12 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     Raises
     ------
     ValueError, TypeError, OSError
-        In one sentence, for whatever the configuration asks that cannot be.
+        If the configuration cannot be satisfied.
     """
     train, validation = create_data(config)
     global_batch = config.global_batch_size or config.batch_size * comm.size
     augment = create_augmentations(config.augment)
-    steps = len(  # the loader refuses whatever does not fit
+    steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
             global_batch_size=global_batch,
@@ -120,7 +120,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
 
 
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
-    """Load the training set and what to validate on: the test set, or a part cut off the former."""
+    """Load the training set and the validation set: the test set, or a split of the former."""
     found, options = find(config, "dataset")
     train, test = load_dataset(found, config.data_dir, config.download, **options)
     if config.validation_split:
@@ -129,13 +129,13 @@ def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
 
 
 def fetch_data(config: TrainConfig, comm: Communicator) -> None:
-    """Download the data on one rank of each host, before all of them read."""
+    """Download the data on one rank of each host, before all ranks read them."""
     if comm.local_rank == 0:
         create_data(config)
 
 
 def create_loss(config: TrainConfig) -> Loss:
-    """Make the loss that `--loss` names."""
+    """Create the loss that `--loss` names."""
     found, _ = find(config, "loss")
     if not config.label_smoothing:
         return found.make({})
@@ -144,12 +144,12 @@ def create_loss(config: TrainConfig) -> Loss:
 
 
 def create_metrics(config: TrainConfig) -> list[Metric]:
-    """Make the metrics that `--metrics` lists."""
+    """Create the metrics that `--metrics` lists."""
     return [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
 
 
 def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
-    """Return the value to watch: by default the first metric of the validation, or its loss."""
+    """Return the name of the value to monitor: by default the first validation metric or loss."""
     names = [*(metric.name for metric in metrics), "loss"]
     choices = [*(f"val_{name}" for name in names), *names]
     if config.monitor is not None and config.monitor not in choices:
@@ -158,20 +158,20 @@ def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
 
 
 def create_network(config: TrainConfig, data: Dataset) -> Net:
-    """Make the network that `--model` names, for the classes and shape of a data set."""
+    """Create the network that `--model` names, for the classes and shape of a data set."""
     if data.classes is None:
         raise ValueError(
-            f"--dataset: {data.name} has no classes; train on it from Python, with a model of "
-            "your own"
+            f"--dataset: expected a data set with classes, got {data.name} without; train on it "
+            "from Python, with a custom model"
         )
     found, options = find(config, "model")
     return found.make(options, data.classes, data.input_shape)
 
 
 def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
-    """Refuse a model that cannot be trained, or whose output the loss or a metric cannot judge.
+    """Raise an error if the model has no parameters or its output does not fit loss or metrics.
 
-    They are shown the last class, and the shape of the output.
+    Loss and metrics are checked with the shape of the output and the last class as target.
     """
     if not model.parameters:
         raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
@@ -183,11 +183,11 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
-    """Make the optimizer with its schedule; `steps` is the length of an epoch."""
+    """Create the optimizer with its schedule; `steps` is the length of an epoch."""
     found, options = find(config, "optimizer")
     usual = {name: None if p.default is p.empty else p.default for name, p in found.takes.items()}
     if "lr" not in usual:
-        raise ValueError(f"--optimizer: {config.optimizer} must take the learning rate as `lr`")
+        raise ValueError(f"--optimizer: {config.optimizer} must have a parameter `lr`; add it")
     numbers: dict[str, Any] = {"lr": create_schedule(config, usual["lr"], global_batch, steps)}
     for name, ours in USUAL.items():
         given = getattr(config, name)
@@ -198,7 +198,7 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
 
 
 def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: int) -> Schedule:
-    """Make the schedule that `--schedule` names; `usual` is the rule's own learning rate."""
+    """Create the schedule that `--schedule` names; `usual` is the update rule's default rate."""
     lr = usual if config.lr is None else config.lr
     found, options = find(config, "schedule")
     if found.ready:
@@ -208,9 +208,9 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
             ("--lr-scaling", config.lr_scaling != "none"),
         ):
             if given:
-                raise ValueError(f"{flag}: {config.schedule} gives the learning rate; leave it out")
+                raise ValueError(f"{flag}: {config.schedule} sets the learning rate; omit {flag}")
     elif not isinstance(lr, Real):
-        raise ValueError(f"--lr: {config.optimizer} has no learning rate of its own; give one")
+        raise ValueError(f"--lr: {config.optimizer} has no default learning rate; set --lr")
     ratio = global_batch / config.lr_base_batch
     scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[config.lr_scaling]
     return get_schedule(
@@ -224,7 +224,7 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
-    """Make the callbacks; the one that saves the others' state comes last."""
+    """Create the callbacks; the one that saves the state of the others is last."""
     if config.evaluate_only:
         return []
     callbacks: list[Callback] = [
@@ -232,7 +232,7 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
         RunFolder(directory, every_steps=config.checkpoint_steps),
     ]
     if config.plateau:
-        # "after so many epochs": one fewer than these are allowed
+        # `--plateau` counts the epochs until the reduction: one more than the patience
         callbacks.append(ReduceOnPlateau(monitor, config.plateau_factor, config.plateau - 1))
     if config.early_stopping:
         callbacks.append(EarlyStopping(monitor, config.early_stopping))

@@ -21,15 +21,15 @@ MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All that a run is told; the defaults train ResNet-44 on embedded data in minutes.
+    """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
 
     Raises
     ------
     TypeError, ValueError
-        In one sentence that names the option, for a value of another type or out of its limits, and
-        for options that do not go together.
+        If a value has a wrong type or is out of range, or options are incompatible. The message
+        names the option.
     """
 
     model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
@@ -43,10 +43,10 @@ class TrainConfig:
     data_dir: str | None = option(
         MODEL,
         str,
-        "where the data are; otherwise $PYDTNN_DATA, otherwise the user's cache",
+        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
         metavar="FOLDER",
     )
-    download: bool = option(MODEL, False, "fetch the data if they are not there")
+    download: bool = option(MODEL, False, "download the data if they are missing")
     validation_split: float = option(
         MODEL,
         0.0,
@@ -55,12 +55,12 @@ class TrainConfig:
         below=1,
     )
     augment: str = option(
-        MODEL, "", "how to vary training images: crop:4,flip,cutout:8", metavar="LIST"
+        MODEL, "", "augmentation of training images: crop:4,flip,cutout:8", metavar="LIST"
     )
 
-    epochs: int = option(TRAINING, 4, "times to go through the training set", at_least=1)
+    epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(
-        TRAINING, int, "shorten epochs to so many steps", at_least=1
+        TRAINING, int, "limit epochs to this number of steps", at_least=1
     )
     batch_size: int = option(TRAINING, 64, "samples per rank and step", at_least=1)
     global_batch_size: int | None = option(
@@ -72,24 +72,24 @@ class TrainConfig:
     accumulation: int = option(
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
     )
-    loss: str = option(TRAINING, "cross_entropy", "what to minimise, or path/to/file.py:Class")
+    loss: str = option(TRAINING, "cross_entropy", "loss to minimise, or path/to/file.py:Class")
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
     metrics: str = option(
         TRAINING,
         "accuracy",
-        "what to report besides the loss: accuracy,top5_accuracy,path/to/file.py:Class",
+        "metrics reported besides the loss: accuracy,top5_accuracy,path/to/file.py:Class",
         metavar="LIST",
     )
     monitor: str | None = option(
         TRAINING,
         str,
-        "value that decides on the best weights, --early-stopping, --stop-at and --plateau; "
-        "by default the first metric, of the validation",
+        "value monitored for the best weights, --early-stopping, --stop-at and --plateau; "
+        "by default the first validation metric",
     )
     early_stopping: int | None = option(
-        TRAINING, int, "stop after so many epochs without a better value", at_least=1
+        TRAINING, int, "stop after this number of epochs without improvement", at_least=1
     )
-    stop_at: float | None = option(TRAINING, float, "stop when the value is as good as this")
+    stop_at: float | None = option(TRAINING, float, "stop when the monitored value reaches this")
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )
@@ -135,13 +135,13 @@ class TrainConfig:
     schedule: str = option(
         OPTIMIZER,
         "triangular",
-        "how the learning rate moves, or path/to/file.py:function of the step",
+        "learning rate schedule, or path/to/file.py:function of the step",
     )
     schedule_options: dict[str, Any] = option(
         OPTIMIZER, {}, 'options of the schedule, such as {"rise": 0.3}'
     )
     warmup_epochs: float = option(
-        OPTIMIZER, 0.0, "epochs of linear rise before the schedule", at_least=0
+        OPTIMIZER, 0.0, "epochs of linear warm-up before the schedule", at_least=0
     )
     lr_scaling: str = option(
         OPTIMIZER,
@@ -155,10 +155,10 @@ class TrainConfig:
     plateau: int | None = option(
         OPTIMIZER,
         int,
-        "lower the learning rate after so many epochs without a better value",
+        "reduce the learning rate after this number of epochs without improvement",
         at_least=1,
     )
-    plateau_factor: float = option(OPTIMIZER, 0.1, "by which it is lowered", above=0, below=1)
+    plateau_factor: float = option(OPTIMIZER, 0.1, "factor of that reduction", above=0, below=1)
 
     scheme: str = option(
         COMMUNICATION, "allreduce", "how ranks train together, or path/to/file.py:Class"
@@ -169,7 +169,7 @@ class TrainConfig:
     compress: str | None = option(
         COMMUNICATION,
         str,
-        "how gradients are compressed on the way, or path/to/file.py:compressor",
+        "compression of gradients in messages, or path/to/file.py:compressor",
     )
     compress_options: dict[str, Any] = option(
         COMMUNICATION, {}, 'options of the compressor, such as {"share": 0.01}'
@@ -183,7 +183,7 @@ class TrainConfig:
     overlap: bool = option(
         COMMUNICATION,
         True,
-        "exchange gradients while backward runs; --no-overlap shows what it gains",
+        "exchange gradients while backward runs; --no-overlap to measure the gain",
     )
     bucket_bytes: int | None = option(
         COMMUNICATION,
@@ -195,17 +195,17 @@ class TrainConfig:
     comm: str = option(
         COMMUNICATION,
         "auto",
-        "what carries arrays between GPUs: auto is nccl where there are several ranks; mpi goes "
-        "through memory of the host",
+        "transport of arrays between GPUs: auto is nccl if there are several ranks; mpi copies "
+        "through host memory",
         among=("auto", "mpi", "nccl"),
     )
     cuda_aware: bool = option(
-        COMMUNICATION, False, "with --comm mpi: the MPI library takes arrays of GPUs as they are"
+        COMMUNICATION, False, "with --comm mpi: pass GPU arrays directly to the MPI library"
     )
     check_messages: bool = option(
         COMMUNICATION,
         False,
-        "compare every collective call over the ranks before it is made, to find mistakes in a "
+        "compare the arguments of every collective call across ranks, to find errors in a "
         "scheme (slow)",
     )
     device: str = option(
@@ -217,39 +217,37 @@ class TrainConfig:
     tf32: bool | None = option(
         DEVICE,
         bool,
-        "with --device cuda: round float32 to 10 bits before it is multiplied; otherwise "
+        "with --device cuda: round float32 to 10 bits before multiplication; by default "
         "PYDTNN_TF32, otherwise yes",
     )
     graph: bool = option(
         DEVICE,
         True,
-        "with --device cuda: replay the training step as one CUDA graph where that can be done",
+        "with --device cuda: replay the training step as one CUDA graph where possible",
     )
-    fusion: bool = option(
-        DEVICE, True, "let convolutions do batch norm, additions and ReLU in passing"
-    )
+    fusion: bool = option(DEVICE, True, "fuse batch norm, additions and ReLU into convolutions")
     threads: int | None = option(
         DEVICE,
         int,
-        "per rank; otherwise OMP_NUM_THREADS, otherwise cores / ranks of the host",
+        "threads per rank; by default OMP_NUM_THREADS, otherwise cores / ranks of the host",
         at_least=1,
         at_most=MOST_THREADS,
     )
     tuning: str | None = option(
         DEVICE,
         str,
-        "measure which algorithm of a convolution is fastest, take it by a rule, or only direct "
-        "ones; otherwise PYDTNN_TUNING, otherwise measure",
+        "choose convolution algorithms by measurement, by a fixed rule, or only direct "
+        "ones; by default PYDTNN_TUNING, otherwise measure",
         among=("measure", "fixed", "direct"),
     )
     loader_threads: int = option(
-        DEVICE, 1, "that prepare batches ahead; with 0 each is made when it is needed", at_least=0
+        DEVICE, 1, "threads that prefetch batches; with 0, batches are made on demand", at_least=0
     )
 
     output_dir: str | None = option(
         OUTPUT,
         str,
-        "where the run goes; by default a new folder, runs/MODEL-DATASET-NUMBER",
+        "folder of the run; by default a new one, runs/MODEL-DATASET-NUMBER",
         metavar="FOLDER",
     )
     save: str | None = option(
@@ -259,7 +257,9 @@ class TrainConfig:
         OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
     )
     resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
-    evaluate_only: bool = option(OUTPUT, False, "evaluate what --load or --resume gives, and leave")
+    evaluate_only: bool = option(
+        OUTPUT, False, "evaluate the weights of --load or --resume, and exit"
+    )
     checkpoint_epochs: int = option(
         OUTPUT, 1, "epochs between checkpoints; 0 writes none after epochs", at_least=0
     )
@@ -269,16 +269,16 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
-                f"train: --warmup-epochs {self.warmup_epochs:g} must be below --epochs "
-                f"{self.epochs}; shorten the warm-up or train for longer"
+                f"train: --warmup-epochs must be below --epochs {self.epochs}, got "
+                f"{self.warmup_epochs:g}; shorten the warm-up or increase --epochs"
             )
         if self.resume and self.output_dir is None:
             raise ValueError(
-                "train: --resume needs --output-dir, the folder of the run to continue"
+                "train: --resume requires --output-dir, the folder of the run to continue"
             )
         if self.evaluate_only and not (self.load or self.resume):
             raise ValueError(
-                "train: --evaluate-only needs weights: give --load FILE, or --resume with "
+                "train: --evaluate-only requires weights; add --load FILE, or --resume with "
                 "--output-dir"
             )
         self._check_device()
@@ -287,7 +287,7 @@ class TrainConfig:
             self._check_exact()
 
     def _check_partners(self) -> None:
-        """Refuse what would have no effect, since it is about something that was not asked for."""
+        """Raise ValueError if an option has no effect because the option it refers to is unset."""
         usual = flags(TrainConfig)
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
@@ -295,28 +295,28 @@ class TrainConfig:
             ("plateau_factor", "--plateau", self.plateau is None),
         ):
             if missing and getattr(self, name) != usual[name].default:
-                raise ValueError(f"train: {usual[name].label} needs {partner}")
+                raise ValueError(f"train: {usual[name].label} requires {partner}")
 
     def _check_device(self) -> None:
         cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
         for wrong, sentence in (
-            (self.comm == "nccl" and not cuda, "--comm nccl needs --device cuda"),
-            (self.cuda_aware and not cuda, "--cuda-aware needs --device cuda"),
-            (self.cuda_aware and self.comm != "mpi", "--cuda-aware needs --comm mpi"),
+            (self.comm == "nccl" and not cuda, "--comm nccl requires --device cuda"),
+            (self.cuda_aware and not cuda, "--cuda-aware requires --device cuda"),
+            (self.cuda_aware and self.comm != "mpi", "--cuda-aware requires --comm mpi"),
             (
                 schedule and cuda and self.comm != "mpi",
-                f"--allreduce {self.allreduce} with --device cuda needs --comm mpi: NCCL sums in "
-                "its own way",
+                f"--allreduce {self.allreduce} with --device cuda requires --comm mpi: NCCL has "
+                "its own allreduce",
             ),
             (
                 schedule and self.cuda_aware,
-                f"--allreduce {self.allreduce} does not go with --cuda-aware: it adds up in "
-                "memory of the host; leave one of them out",
+                f"--allreduce {self.allreduce} cannot be combined with --cuda-aware: it sums in "
+                "host memory; omit one of them",
             ),
-            (self.tf32 and not cuda, "--tf32 needs --device cuda"),
+            (self.tf32 and not cuda, "--tf32 requires --device cuda"),
             (
                 self.tf32 and self.dtype != "float32",
-                f"--tf32 needs --dtype float32, not {self.dtype}",
+                f"--tf32 requires --dtype float32, got {self.dtype}",
             ),
         ):
             if wrong:
@@ -324,17 +324,17 @@ class TrainConfig:
 
     def _check_exact(self) -> None:
         for option_, wrong, instead in (
-            ("--global-batch-size", self.global_batch_size is None, "say how many samples"),
-            ("--accumulation", self.accumulation > 1, "leave it out and use more --shards"),
-            ("--compress", self.compress is not None, "leave it out"),
+            ("--global-batch-size", self.global_batch_size is None, "set the number of samples"),
+            ("--accumulation", self.accumulation > 1, "omit it and use more --shards"),
+            ("--compress", self.compress is not None, "omit it"),
             ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
         ):
             if wrong:
-                verb = "needs" if self.global_batch_size is None else "does not go with"
+                verb = "requires" if self.global_batch_size is None else "cannot be combined with"
                 raise ValueError(f"train: --exact {verb} {option_}; {instead}")
 
     def course(self) -> dict[str, Any]:
-        """Return the options that decide the course of training: no paths, no ranks, no threads."""
+        """Return the options that affect the result of training: no paths, ranks or threads."""
         groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download")
         return {
             name: getattr(self, name)

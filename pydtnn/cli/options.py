@@ -1,4 +1,4 @@
-"""What an option of the command line is: an option of a class with its flag and its help."""
+"""Options of the command line: options of a class with a flag and a help text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from pydtnn.utils.option import Option, options_of
 
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", dict: "JSON"}
-"""What stands for a value on the help page, by the option's type."""
+"""Placeholders of values on the help page, by the option's type."""
 
 
 class Flag(Option):
-    """An option of the command line.
+    """Option of the command line.
 
     Attributes
     ----------
     group : str
-        Where it stands on the help page.
+        Group on the help page.
     help : str
-        What is said of it there.
+        Description on the help page.
     metavar : str
-        What stands for its value there; empty where it has none.
+        Placeholder of the value on the help page; empty if the option has no value.
     """
 
     def __init__(self, group: str, help: str, metavar: str | None, *declared: Any) -> None:
@@ -34,18 +34,18 @@ class Flag(Option):
 
     @property
     def label(self) -> str:
-        """What it is called on the command line."""
+        """Name on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any, who: str = "train") -> Any:
-        """Return a value that suits; text must not be empty, unless it is a list."""
+        """Return a validated value; text must not be empty, unless it is a list."""
         value = super().check(value, "train")
         if value == "" and self.metavar != "LIST":
-            raise ValueError(f"train: {self.label} must not be empty")
+            raise ValueError(f"train: {self.label} must not be empty; set a value or omit it")
         if isinstance(value, str) and not _can_be_a_name(value):
             raise ValueError(
-                f"train: {self.label} must not have characters that names of files cannot have, as "
-                f"in {value!r}"
+                f"train: {self.label} must contain only characters that file names can have, got "
+                f"{value!r}"
             )
         return value
 
@@ -64,7 +64,7 @@ def option(
     Parameters
     ----------
     group, help, metavar : str
-        See `Flag`; by default its choices, or one of `PLACEHOLDERS`, stand for a value.
+        See `Flag`; the default placeholder is the list of choices, or one of `PLACEHOLDERS`.
     default, among, **limits
         See `pydtnn.utils.option.option`.
     """
@@ -77,7 +77,7 @@ def flags(config: type) -> dict[str, Flag]:
 
 
 def _can_be_a_name(text: str) -> bool:
-    """Whether text has neither the character 0 nor halves of characters."""
+    """Return whether text contains neither a null character nor lone surrogates."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""From a configuration to how the ranks train together."""
+"""Construction of allreduce, scheme and compression from the configuration."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from pydtnn.parallel.sums import Sums
 
 
 def choose_allreduce(config: TrainConfig, comm: Communicator) -> Communicator:
-    """Give the communicator the allreduce that `--allreduce` names. Collective: all ranks call it.
+    """Return the communicator with the allreduce of `--allreduce`. Collective: all ranks call it.
 
     Raises
     ------
     ValueError
-        For an unknown name, and for an algorithm of a file that does not add up on these ranks.
+        If the name is unknown, or a custom algorithm does not compute the sum on these ranks.
     """
     found, _ = find(config, "allreduce")
     if found.ready:
-        check(found.target, comm.hosts)  # it would hang, or sum wrongly
-    # On GPUs, whatever carries their arrays sums them, unless they go through host memory.
+        check(found.target, comm.hosts)  # an incorrect one would deadlock or sum wrongly
+    # On GPUs the transport sums arrays, unless they are staged in host memory.
     device = config.device == "cuda" and (config.comm != "mpi" or config.cuda_aware)
     return create_allreduce(VENDOR if device and found.name == RULE else found, comm)
 
 
 def check_messages(config: TrainConfig, comm: Communicator) -> Communicator:
-    """Let calls be compared over the ranks where `--check-messages` says so. Collective."""
+    """Wrap the communicator in `Checked` if `--check-messages` is set. Collective."""
     return Checked(comm) if config.check_messages else comm
 
 
 def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange:
-    """Make the parallel scheme that `--scheme` names, or a file's class.
+    """Create the parallel scheme that `--scheme` names.
 
     Raises
     ------
     ValueError, TypeError
-        In one sentence, for what is unknown or does not go together.
+        If a name is unknown or options are incompatible.
     """
     found, options = find(config, "scheme")
-    if found.ready:  # with a communicator of its own
-        raise TypeError(f"scheme {found.name}: expected {found.kind.expected}, not an object of it")
+    if found.ready:  # an instance has its own communicator
+        raise TypeError(f"scheme {found.name}: expected {found.kind.expected}, got an instance")
     sums = create_sums_of(config)
     if not config.overlap:
         refuse_unless_taken(found, "overlap", "--no-overlap")
@@ -58,12 +58,12 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
 
 
 def create_sums_of(config: TrainConfig) -> Callable[[Communicator], Sums]:
-    """Choose how gradients are added up: exactly, compressed, or as the communicator does it."""
+    """Return the factory of sums: reproducible, compressed, or those of the communicator."""
     if config.exact:
         return partial(ExactSums, shards=config.shards)
     if config.compress is None:
         if config.compress_options:
-            raise ValueError("--compress-options: say with --compress whose options they are")
+            raise ValueError("--compress-options requires --compress; add --compress NAME")
         return Sums
     found, options = find(config, "compress")
     return found.make(options)

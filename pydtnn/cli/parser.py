@@ -26,21 +26,21 @@ EXAMPLES = """examples:
 """
 
 WIDEST = 100
-"""Columns of the help page, at most."""
+"""Maximum width of the help page, in columns."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
-    """Read the command line, and the YAML files it names, into a configuration.
+    """Parse the command line, and the YAML files it names, into a configuration.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of this process.
+        Default: the arguments of this process.
 
     Raises
     ------
     TypeError, ValueError
-        In one sentence, for an unknown option or key, a value of another type or out of range.
+        If an option or key is unknown, or a value has a wrong type or is out of range.
     SystemExit
         After --help and --print-config.
     """
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
 
 
 def _whole(arguments: Sequence[str]) -> Iterator[str]:
-    """Write ``--model-options.shortcut A`` as ``--model-options=.shortcut=A``, one word."""
+    """Rewrite ``--model-options.shortcut A`` as one argument, ``--model-options=.shortcut=A``."""
     dictionaries = [own.label for own in flags(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)
     for argument in rest:
@@ -76,34 +76,34 @@ def _whole(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _read_configuration(file: str) -> dict[str, Any]:
-    """Read the options in a YAML file."""
+    """Return the options in a YAML file."""
     who = "train: --config"
     try:
         text = read_file(who, file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{who}: {file} is no text in UTF-8 ({error})") from error
+        raise ValueError(f"{who}: expected text in UTF-8 in {file} ({error})") from error
     try:
         content = plain_yaml.load(text)
     except ValueError as error:
         raise ValueError(f"{who}: the file is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         start = " ".join(text.split())[:40]
-        raise ValueError(f"{who}: the file must hold lines like 'epochs: 3', not {start!r}")
+        raise ValueError(f"{who}: expected lines such as 'epochs: 3' in {file}, got {start!r}")
     own, values = flags(TrainConfig), {}
     for key, value in content.items():
         name = key.replace("-", "_")
         if name not in own:
             raise ValueError(_nearest("key in the configuration file", key, [*own]))
         if name in values:
-            raise ValueError(f"{who}: {name!r} is there twice; leave one out")
+            raise ValueError(f"{who}: key {name!r} occurs twice; remove one of them")
         if own[name].kind is str and not isinstance(value, str | None):
-            raise TypeError(f"{who}: {name} must be text, not {value!r}; quote it")
+            raise TypeError(f"{who}: {name} must be text, got {value!r}; quote it")
         values[name] = value
     return values
 
 
 def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
-    """Make a value of a word of the command line; `before` is what the option is so far."""
+    """Convert an argument of the command line to a value; `before` is the option's value so far."""
     if isinstance(text, bool):
         return text
     if text == "null" and own.optional:
@@ -126,7 +126,7 @@ def _read_value(own: Flag, text: str | bool, before: Any) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, raised as an exception."""
+    """Parser that raises its errors as exceptions with a one-sentence message."""
 
     def error(self, message: str) -> Any:
         raise _explain(" ".join(message.split()))
@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help page as wide as the terminal, on which names of options stay whole."""
+    """Help page as wide as the terminal; names of options are not broken at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=_columns())
@@ -165,10 +165,10 @@ def _parser() -> _Parser:
         argument_default=argparse.SUPPRESS,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action="help", help="show this page, and leave")
-    read = "read options from this YAML file; the command line wins"
+    parser.add_argument("-h", "--help", action="help", help="show this page and exit")
+    read = "read options from this YAML file; the command line overrides them"
     parser.add_argument("--config", action="append", metavar="FILE", help=read)
-    shown = "print all options as YAML, and leave"
+    shown = "print all options as YAML and exit"
     parser.add_argument("--print-config", action="store_true", help=shown)
     groups: dict[str, Any] = {}
     for own in flags(TrainConfig).values():
@@ -185,7 +185,7 @@ def _parser() -> _Parser:
 
 
 def _names() -> str:
-    """List what can be named, for the end of the help page."""
+    """Return the list of available names, for the end of the help page."""
     from pydtnn.cli.parts import PARTS
 
     widest = max(map(len, PARTS))
@@ -202,7 +202,7 @@ def _names() -> str:
 
 
 def _explain(message: str) -> Exception:
-    """Turn a parser's message into one sentence, with the nearest name where one is unknown."""
+    """Convert a message of argparse to one sentence, with the nearest name for an unknown one."""
     own = flags(TrainConfig)
     names = [*(o.label for o in own.values()), "--config", "--print-config", "--help"]
     if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
@@ -210,12 +210,12 @@ def _explain(message: str) -> Exception:
             return ValueError(_nearest("option", match[1], names))
         return ValueError(f"train: unexpected argument {match[1]!r}; options begin with --")
     if match := re.search(r"argument .*?(--[\w-]+): expected one argument", message):
-        return ValueError(f"train: {match[1]} needs a value")
+        return ValueError(f"train: {match[1]} requires a value")
     if match := re.search(r"argument .*?(--[\w-]+).*: ignored explicit argument '(.*)'", message):
-        return ValueError(f"train: {match[1]} takes no value, so not {match[2]!r}")
+        return ValueError(f"train: {match[1]} must have no value, got {match[2]!r}; remove it")
     return ValueError(f"train: {message}")
 
 
 def _nearest(kind: str, name: str, choices: list[str]) -> str:
-    """Offer the nearest of many names, but not all of them where none is near."""
+    """Return the message for an unknown name, without the full list if no name is near."""
     return re.sub(r"; choose one of .*", "; see --help", unknown(kind, name, choices))

@@ -1,4 +1,4 @@
-"""The parts of a run that options name, and the one way from such an option to an object."""
+"""Table of the options that name objects, and the lookup of these objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS: dict[str, Kind[Any]] = {
     "compress": COMPRESSOR,
     "allreduce": ALLREDUCE,
 }
-"""What each option names, in the order of the help page."""
+"""The kind of object that each option names, in the order of the help page."""
 
 ELSEWHERE = {
     "model": {"classes": "the data set", "input_shape": "the data set"},
@@ -50,11 +50,11 @@ ELSEWHERE = {
     },
     "scheme": {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"},
 }
-"""What sets those options of a part that do not belong to its ``--...-options``."""
+"""Where the arguments that cannot be given in ``--...-options`` are set instead."""
 
 
 def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
-    """Return what an option names, before it is made, and the options to make it with.
+    """Return the object or factory that an option names, and the arguments to construct it.
 
     Parameters
     ----------
@@ -65,19 +65,19 @@ def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
     Raises
     ------
     TypeError, ValueError
-        In one sentence, for what is unknown, and for options that are set elsewhere.
+        If the name is unknown, or an argument is set by another option.
     """
     options: dict[str, Any] = getattr(config, f"{part}_options", {})
     for name, flag in ELSEWHERE.get(part, {}).items():
         if name in options:
-            raise ValueError(f"--{part}-options: {name} is not set here but by {flag}")
+            raise ValueError(f"--{part}-options: {name} cannot be set here; use {flag}")
     return PARTS[part].find(getattr(config, part)), options
 
 
 def refuse_unless_taken(found: Found[Any], name: str, flag: str) -> None:
-    """Refuse a flag that would have no effect, as what was found has no such option."""
+    """Raise ValueError if a flag has no effect because `found` has no such parameter."""
     if name not in found.takes:
         others = [key for key in found.kind.registry if name in found.kind.find(key).takes]
         raise ValueError(
-            f"{flag}: {found.name} takes no `{name}`; leave it out, or use {some(others, 3)}"
+            f"{flag}: {found.name} has no parameter `{name}`; omit it or use {some(others, 3)}"
         )

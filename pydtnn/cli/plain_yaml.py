@@ -1,8 +1,8 @@
-"""YAML as far as a configuration needs it, read without surprises.
+"""Reader and writer for the subset of YAML that configurations use.
 
 Values have the types of YAML 1.2's core schema, so that ``12:30:00`` is text and not 45000, and
-what is quoted is text. ``yes``, ``no``, ``on`` and ``off`` are booleans too, as in YAML 1.1. A key
-that comes twice, an alias, a tag and a key that is no text are refused.
+quoted values are text. ``yes``, ``no``, ``on`` and ``off`` are booleans too, as in YAML 1.1.
+Duplicate keys, aliases, tags and keys that are not text raise ValueError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 DEEPEST = 50
-"""Lists and mappings in each other, at most."""
+"""Maximum nesting depth of lists and mappings."""
 
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -26,22 +26,22 @@ _ZEROS = re.compile(r"[-+]?0[0-9]+")
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 _LONGEST = 300
-"""Digits of a number, at most: what is longer is none."""
+"""Maximum length of a number, in characters; longer words are text."""
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 
 class _Loader(yaml.BaseLoader):
-    """Makes nodes of text; aliases, which may refer to themselves, are refused."""
+    """Loader of nodes; raises for aliases, which may refer to themselves."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise _refused("aliases are not read; write the value out", event)
+            raise _refused("aliases are not supported; repeat the value", event)
         if self.depth > DEEPEST:
-            raise _refused(f"it is nested more than {DEEPEST} deep", event)
+            raise _refused(f"nesting is deeper than {DEEPEST} levels", event)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -49,12 +49,12 @@ class _Loader(yaml.BaseLoader):
 
 
 def load(text: str) -> Any:
-    """Return the value that a document of YAML holds; None for an empty one.
+    """Return the value of a YAML document; None for an empty one.
 
     Raises
     ------
     ValueError
-        In one sentence, if it is no YAML or has what is not read.
+        If the text is not valid YAML or uses an unsupported feature.
     """
     try:
         node = yaml.compose(text, _Loader)
@@ -67,7 +67,7 @@ def load(text: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """Return the value of a word that is not quoted.
+    """Return the value of an unquoted scalar.
 
     >>> scalar("3"), scalar("1e-3"), scalar("12:30:00"), scalar("null")
     (3, 0.001, '12:30:00', None)
@@ -110,7 +110,7 @@ def _quoted(character: str) -> str:
 
 def _value(node: yaml.Node) -> Any:
     if node.tag not in _PLAIN_TAGS:
-        raise _refused(f"the tag {node.tag} is not read", node)
+        raise _refused(f"the tag {node.tag} is not supported; remove it", node)
     if isinstance(node, yaml.ScalarNode):
         return scalar(node.value) if node.style is None else node.value
     if isinstance(node, yaml.SequenceNode):
@@ -119,9 +119,9 @@ def _value(node: yaml.Node) -> Any:
     for name, item in node.value:
         key = _value(name)
         if not isinstance(key, str):
-            raise _refused("a name must be text; quote it", name)
+            raise _refused("a key must be text; quote it", name)
         if key in found:
-            raise _refused(f"{key!r} is there twice; leave one out", name)
+            raise _refused(f"key {key!r} occurs twice; remove one of them", name)
         found[key] = _value(item)
     return found
 

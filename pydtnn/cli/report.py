@@ -1,4 +1,4 @@
-"""What a run leaves: a file that says how it was made, and a table that says how it went."""
+"""Reports of a run: the file run.json with its configuration, and a table of its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_run_file(job: Job) -> None:
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     trainer = job.trainer
     backend, optimizer = trainer.model.backend, trainer.optimizer
@@ -59,7 +59,7 @@ def write_run_file(job: Job) -> None:
 
 
 def print_report(job: Job) -> None:
-    """Print the table that ends a run: what was reached, how fast, and where the time went.
+    """Print the table at the end of a run: results, throughput and time per activity.
 
     Collective: all ranks call it; rank 0 prints.
     """
@@ -79,7 +79,7 @@ def print_report(job: Job) -> None:
 
 
 def describe_gpu(job: Job) -> dict[str, Any]:
-    """Say what computes on a GPU, and how arrays come there and to others; nothing of a CPU."""
+    """Return name, libraries, precision and transport of the GPU; empty for other devices."""
     trainer = job.trainer
     backend = trainer.model.backend
     if backend.name != "cuda":
@@ -96,7 +96,7 @@ def describe_gpu(job: Job) -> dict[str, Any]:
 
 
 def _images(job: Job) -> str:
-    """Say where images are augmented and normalised, and why not on the GPU."""
+    """Describe where images are augmented and normalised, and why if not on the GPU."""
     shards = job.trainer.exchange.sums.shards or job.trainer.comm.size
     total = job.global_batch_size
     loader = job.trainer.setup.loader(job.train, total, shards, augment=job.augment)
@@ -105,7 +105,7 @@ def _images(job: Job) -> str:
 
 
 def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Name and value of each line: times are means over the ranks, memory is the largest."""
+    """Return name and value of each line: mean times over the ranks, maximum memory."""
     trainer = job.trainer
     backend = trainer.model.backend
     steps, communication, data, evaluation = (
@@ -118,7 +118,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
     gpu_peak = max(r["gpu_peak"] for r in ranks)
     exchanged = [("exchanged per rank", f"{megabytes:.1f} MB")] if len(ranks) > 1 else []
     threads = f"with {backend.threads} thread{'s' * (backend.threads > 1)} each"
-    # A GPU carries its messages out by itself; the host does not learn how long they take.
+    # Messages between GPUs are asynchronous; the host cannot measure how long they take.
     times = [("time in steps", f"{steps:.1f} s")]
     if backend.name != "cuda" or not trainer.comm.capturable:
         times = [
@@ -131,7 +131,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
         *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
-        ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was made"),
+        ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),
         *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
@@ -143,7 +143,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _gpu(job: Job) -> list[tuple[str, str]]:
-    """Say what computed on a GPU, and how."""
+    """Return the lines that describe the GPU."""
     gpu = describe_gpu(job)
     if not gpu:
         return []
@@ -159,7 +159,7 @@ def _gpu(job: Job) -> list[tuple[str, str]]:
 
 
 def _communication(job: Job) -> list[tuple[str, str]]:
-    """Say how the ranks trained together, where that is not the usual way."""
+    """Return the lines that describe scheme and allreduce, where they are not the defaults."""
     config, inner = job.config, job.trainer.comm.inner
     inner = inner.inner if isinstance(inner, Staged) else inner  # schedules sum in host memory
     words = [
@@ -180,7 +180,7 @@ def _communication(job: Job) -> list[tuple[str, str]]:
 
 
 def _buckets(job: Job) -> list[tuple[str, str]]:
-    """Say how long the messages with gradients are, where hosts make a difference."""
+    """Return number and size of the buckets if there are several hosts."""
     buckets, comm = job.trainer.model.buckets, job.trainer.comm
     if len(set(comm.hosts)) == 1:
         return []
@@ -189,7 +189,7 @@ def _buckets(job: Job) -> list[tuple[str, str]]:
 
 
 def _choice(choice: Choice) -> str:
-    """Say what was fastest, beside MPI's own way where that can sum such elements."""
+    """Describe the fastest allreduce, with MPI's own if it supports the element type."""
     size = f"{choice.nbytes} B" if choice.nbytes < 1024 else f"{choice.nbytes / 1024:g} KiB"
     times = f"{1e3 * choice.seconds[choice.name]:.3g} ms"
     if VENDOR in choice.seconds:
@@ -202,12 +202,12 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _title(name: str) -> str:
-    """Say in words what a log calls "val_top5_accuracy"."""
+    """Return the title of a logged value: "val_loss" is "validation loss"."""
     part = "validation" if name.startswith("val_") else "training"
     return f"{part} {name.removeprefix('val_').replace('_', ' ')}"
 
 
 def peak_memory() -> int:
-    """Largest resident memory of this process so far, in B."""
+    """Return the peak resident memory of this process, in B."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,4 +1,4 @@
-"""The folder of a run: chosen, made and tried before any work is done."""
+"""The folder of a run: chosen, created and tested for writing before training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pydtnn.training.checkpoint import find_checkpoints, tidy
 from pydtnn.utils.files import remove_unfinished, unwritable
 
 RUNS = Path("runs")
-"""Where runs go that are not told where."""
+"""Parent of the folders of runs without `--output-dir`."""
 
 FILES = ("run.json", "history.csv", "history.json", "best.safetensors")
-"""What a run writes there besides checkpoints."""
+"""Files that a run writes besides checkpoints."""
 
 _LOST = "was removed or renamed while the run was writing in it"
 
@@ -30,19 +30,19 @@ _log = logging.getLogger("pydtnn.run")
 
 @contextlib.contextmanager
 def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
-    """Make the folder of the run, and try to write there.
+    """Create the folder of the run and test that it is writable.
 
-    Collective: all ranks call it; rank 0 makes and tries. Without `--output-dir` it is the first
-    free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start at the same moment get
-    different ones. A folder that is still empty in the end is removed again. Nothing is made for
-    `--evaluate-only`. What runs that were killed have left unfinished is removed.
+    Collective: all ranks call it; rank 0 creates and tests. Without `--output-dir` the folder is
+    the first free one of ``runs/MODEL-DATASET-1``, ``-2``, ...; runs that start simultaneously get
+    different ones. A folder that is empty at the end is removed. No folder is created for
+    `--evaluate-only`. Unfinished files of killed runs are removed.
 
     Raises
     ------
     AgreedError
-        On all ranks, if the folder or that of `--save` cannot be written, if another run is
-        writing there, or if it holds another run's checkpoints and `--resume` is not given. In the
-        end, if it is not the folder any more that it was.
+        On all ranks, if the folder or that of `--save` is not writable, if another run is writing
+        there, or if it contains checkpoints of another run and `--resume` is not set. At the end,
+        if the folder has been replaced.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as held:
@@ -53,19 +53,19 @@ def run_directory(config: TrainConfig, comm: Communicator) -> Iterator[Path]:
             on_rank_0(comm, _require_same, path, identity)
         finally:
             for folder in made:
-                with contextlib.suppress(OSError):  # mostly because it is not empty
+                with contextlib.suppress(OSError):  # usually because it is not empty
                     folder.rmdir()
 
 
 def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) -> Path:
-    """Return the folder of the run, which is ours until `held` is closed.
+    """Return the folder of the run, locked until `held` is closed.
 
-    What did not exist before is added to `made`, innermost first.
+    Folders that are created are appended to `made`, innermost first.
     """
     if config.save:
         save = Path(config.save)
         if save.is_dir():
-            raise ValueError(f"--save: {save} is a folder; give the name of a file in it")
+            raise ValueError(f"--save: expected a file, got the folder {save}; name a file in it")
         _make("--save", save.parent, made)
     if config.evaluate_only:
         return Path(config.output_dir or ".")
@@ -78,17 +78,17 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
         remove_unfinished(path, FILES)
     if not config.resume and find_checkpoints(path):
         raise ValueError(
-            f"--output-dir: {path} holds the checkpoints of an earlier run; add --resume to "
+            f"--output-dir: {path} contains checkpoints of an earlier run; add --resume to "
             "continue it, or choose another folder"
         )
     return path
 
 
 def _claim(path: Path, held: contextlib.ExitStack) -> bool:
-    """Keep other runs from writing in the folder too, until `held` is closed or this process ends.
+    """Lock the folder against other runs until `held` is closed or this process ends.
 
-    Such as one that the queue starts again while the first still runs. Some network file systems
-    cannot lock a folder, where False is returned: then other runs are not noticed.
+    A batch system may restart a run while the first one is still active. Returns False on network
+    file systems that cannot lock a folder; other runs are then not detected.
     """
     descriptor = os.open(path, os.O_RDONLY)
     held.callback(os.close, descriptor)
@@ -96,8 +96,8 @@ def _claim(path: Path, held: contextlib.ExitStack) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BlockingIOError(
-            f"--output-dir: another run is writing in {path}; wait for its end, or choose another "
-            "folder"
+            f"--output-dir: another run is writing in {path}; wait until it ends, or choose "
+            "another folder"
         ) from None
     except OSError:
         return False
@@ -105,7 +105,7 @@ def _claim(path: Path, held: contextlib.ExitStack) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Tell a folder from others that had or will have its name; None where there is none."""
+    """Return device and inode of a folder, to detect that it was replaced; None if it is absent."""
     try:
         found = path.stat()
     except OSError:
@@ -116,22 +116,22 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _require_same(path: Path, identity: tuple[int, int] | None) -> None:
     if _identity(path) != identity:
         raise FileNotFoundError(
-            f"--output-dir: {path} {_LOST}: what it had written until then is not there"
+            f"--output-dir: {path} {_LOST}; files written before that are missing from it"
         )
 
 
 class RunFolder(Callback):
-    """Notice that the folder of the run was removed or renamed, before others write there.
+    """Detect that the folder of the run was removed or renamed, before other callbacks write there.
 
-    The run goes on in a new folder of the same name, so that its results are not lost, and the
-    logger "pydtnn.run" warns of that.
+    The run continues in a new folder of the same name, so that its results are not lost, and the
+    logger "pydtnn.run" emits a warning.
 
     Parameters
     ----------
     directory : Path
-        Exists when training begins.
+        Folder of the run; it must exist when training starts.
     every_steps : int, optional
-        How often something is written within an epoch.
+        Steps between writes within an epoch. Default: no writes within an epoch.
     """
 
     def __init__(self, directory: Path, *, every_steps: int | None = None) -> None:
@@ -141,26 +141,26 @@ class RunFolder(Callback):
         self._held = contextlib.ExitStack()
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
-        """Remember the folder, on rank 0."""
+        """Store the identity of the folder, on rank 0."""
         self._identity = _identity(self.directory) if trainer.comm.rank == 0 else None
 
     def on_step_end(self, trainer: Training) -> None:
-        """Look at the folder if something will be written. Collective: all ranks call it."""
+        """Check the folder if files will be written. Collective: all ranks call it."""
         if self.every_steps and trainer.optimizer.iterations % self.every_steps == 0:
             on_rank_0(trainer.comm, self._look)
 
     def on_epoch_end(self, trainer: Training) -> None:
-        """Look at the folder. Collective: all ranks call it.
+        """Check the folder. Collective: all ranks call it.
 
         Raises
         ------
         AgreedError
-            On all ranks, if another folder is in its place, where others may be writing.
+            On all ranks, if the folder was replaced by another one, which other runs may use.
         """
         on_rank_0(trainer.comm, self._look)
 
     def close(self) -> None:
-        """Let other runs write in the new folder."""
+        """Release the lock of the new folder."""
         self._held.close()
 
     def _look(self) -> None:
@@ -169,13 +169,13 @@ class RunFolder(Callback):
             return
         if found is not None:
             raise FileExistsError(
-                f"--output-dir: {self.directory} is not the folder any more in which this run "
-                "began to write; continue it with --resume where that is now"
+                f"--output-dir: {self.directory} has been replaced by another folder during the "
+                "run; continue with --resume in the original folder"
             )
         _make("--output-dir", self.directory, [])
         _claim(self.directory, self._held)
         self._identity = _identity(self.directory)
-        _log.warning("%s %s; the run goes on in a new folder of that name", self.directory, _LOST)
+        _log.warning("%s %s; the run continues in a new folder of that name", self.directory, _LOST)
 
 
 def _next_free(config: TrainConfig, made: list[Path]) -> Path:
@@ -184,14 +184,14 @@ def _next_free(config: TrainConfig, made: list[Path]) -> Path:
     while True:
         path = RUNS / f"{name}-{number}"
         if not path.exists():
-            with contextlib.suppress(FileExistsError):  # another run was faster
+            with contextlib.suppress(FileExistsError):  # another run has created it
                 _make("--output-dir", path, made, exist_ok=False)
                 return path
         number += 1
 
 
 def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> None:
-    """Make a folder and try to write in it."""
+    """Create a folder and test that it is writable."""
     try:
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=exist_ok)
@@ -202,7 +202,9 @@ def _make(who: str, path: Path, made: list[Path], *, exist_ok: bool = True) -> N
             os.fsync(file.fileno())
     except FileExistsError:
         if exist_ok:
-            raise NotADirectoryError(f"{who}: {path} is a file; choose another folder") from None
+            raise NotADirectoryError(
+                f"{who}: expected a folder, got the file {path}; choose another folder"
+            ) from None
         raise
     except OSError as error:
         raise unwritable(who, path, error) from error

@@ -1,4 +1,4 @@
-"""From a configuration to the GPU of each rank, and to what carries arrays between them."""
+"""Selection of each rank's GPU and of the communicator for its arrays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pydtnn.comm.wrapper import Wrapper
 
 
 def take_gpu(config: TrainConfig, comm: Communicator) -> Any:
-    """Make this rank's GPU the current one of this thread.
+    """Make this rank's GPU the current device of this thread.
 
     Returns
     -------
     module or None
-        CuPy; None where `--device` is none of its devices.
+        CuPy, or None if `--device` is not "cuda".
 
     Raises
     ------
     ImportError
-        In one sentence, where CuPy or a GPU is missing.
+        If CuPy or a GPU is missing.
     """
     if config.device != "cuda":
         return None
@@ -33,32 +33,32 @@ def take_gpu(config: TrainConfig, comm: Communicator) -> Any:
 
 
 def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Communicator:
-    """Make the communicator that takes arrays of the device. Collective: all ranks call it.
+    """Create the communicator for arrays of the device. Collective: all ranks call it.
 
     Parameters
     ----------
     config : TrainConfig
     comm : Communicator
-        Of the host, with the allreduce that `--allreduce` names.
+        Communicator for host arrays, with the allreduce that `--allreduce` names.
     cupy : module or None
-        What `take_gpu` returned.
+        Return value of `take_gpu`.
 
     Raises
     ------
     AgreedError
-        On all ranks, where NCCL is wanted and cannot be used.
+        On all ranks, if NCCL is requested and cannot be used.
     """
     if cupy is None:
         return comm
     if config.comm == "nccl" or (config.comm == "auto" and comm.size > 1):
         return create_nccl(comm, cupy)
     if config.comm == "auto":
-        return Serial()  # one rank has no messages, though mpirun may have started it
+        return Serial()  # one rank sends no messages, even if mpirun started it
     return CudaAware(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
 
 
 def describe_transport(comm: Communicator) -> str:
-    """Say what carries arrays of a device; empty where there is no other rank."""
+    """Describe the transport of device arrays; empty if there is no other rank."""
     while isinstance(comm, Wrapper):
         if isinstance(comm, NcclCommunicator):
             return f"NCCL {comm.version}"
@@ -71,7 +71,7 @@ def describe_transport(comm: Communicator) -> str:
 
 
 def gpu_facts(cupy: Any) -> dict[str, str]:
-    """Name what may decide on the last bits of a GPU's results."""
+    """Return the facts that can change the last bits of a GPU's results."""
     runtime = cupy.cuda.runtime
     number = runtime.runtimeGetVersion()
     return {

@@ -1,4 +1,4 @@
-"""Winner between several algorithms of a kernel, by measurement or by rule.
+"""Choice between several algorithms of a kernel, by measurement or by rule.
 
 A key is an operation, a geometry, a batch and a dtype; instruction set and threads are the
 backend's. Operations fused into a convolution (a deferred input, sums, an activation) are not part

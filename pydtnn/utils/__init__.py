@@ -1,1 +1,1 @@
-"""What every part of the library may use: errors, files, names, limits, facts of this machine."""
+"""Utilities without dependencies on other packages: errors, files, names, checks, machine facts."""

@@ -1,8 +1,8 @@
-"""Beside a device's kernels: streams of our own, events, and pinned memory of the host.
+"""Streams, events and pinned host memory of a device.
 
-Nothing here waits for the device. Work of the current stream and of our own is put in order by
-events, in both directions: ours begins after what the caller has enqueued so far, and what the
-caller enqueues later begins after ours.
+No function here blocks until the device is done. Events order the work of the current stream and
+of the copy streams in both directions: a copy starts after all work enqueued so far, and work
+enqueued later starts after the copy.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 
 Event = Any
-"""An event of CUDA: ``done`` asks, ``synchronize()`` waits."""
+"""A CUDA event: ``done`` is its status, ``synchronize()`` blocks until it is complete."""
 
 DeviceArray = Any
 
 
 class Device:
-    """The device on which the arrays of a module live.
+    """The device on which the arrays of a module are stored.
 
     Parameters
     ----------
     xp : module
-        CuPy, or what behaves like it; it is handed on because nothing here may import it.
+        CuPy, or a module with the same interface; an argument, as this file must not import CuPy.
 
     Attributes
     ----------
     down, up : stream
-        For copies to the host and to the device, which may run at the same time.
+        Streams of copies to the host and to the device, which can run concurrently.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -38,39 +38,39 @@ class Device:
         self._flying: deque[tuple[Event, np.ndarray]] = deque()
 
     def stream(self) -> Any:
-        """Make a stream that does not wait for the legacy default stream."""
+        """Return a new stream that does not synchronize with the legacy default stream."""
         return self.xp.cuda.Stream(non_blocking=True)
 
     @property
     def current(self) -> Any:
-        """The stream on which the caller's work goes."""
+        """The current stream of the calling thread."""
         return self.xp.cuda.get_current_stream()
 
     @property
     def capturing(self) -> bool:
-        """Whether the caller's work is being captured in a graph instead of carried out."""
+        """Whether the current stream is being captured in a graph instead of executed."""
         return bool(self.current.is_capturing())
 
     def mark(self, stream: Any) -> Event:
-        """Record an event after what a stream has been given so far."""
+        """Record an event after the work enqueued on a stream so far."""
         return stream.record(self.xp.cuda.Event(disable_timing=True))
 
     def pinned(self, array: DeviceArray) -> np.ndarray:
-        """Take page-locked memory for a copy of an array: only such copies run by themselves."""
+        """Allocate page-locked memory for a copy of an array, as asynchronous copies require."""
         memory = self.xp.cuda.alloc_pinned_memory(max(array.nbytes, 1))  # from CuPy's pool
         return np.frombuffer(memory, np.uint8)[: array.nbytes].view(array.dtype)
 
     def download(self, array: DeviceArray, after: Event) -> tuple[np.ndarray, Event]:
-        """Start to copy an array to the host, once `after` has happened; the event is its end."""
+        """Copy an array to the host asynchronously, after `after`; return copy and end event."""
         mirror = self.pinned(array)
         self.down.wait_event(after)
         array.get(stream=self.down, out=mirror, blocking=False)
         return mirror, self.mark(self.down)
 
     def upload(self, mirror: np.ndarray, array: DeviceArray, after: Event) -> None:
-        """Start to copy pinned memory to an array, once `after` has happened.
+        """Copy pinned memory to an array asynchronously, after the event `after`.
 
-        What the current stream is given from now on comes after the copy.
+        Work enqueued on the current stream from now on starts after the copy.
         """
         self.up.wait_event(after)
         array.set(mirror, stream=self.up)
@@ -78,4 +78,4 @@ class Device:
         self.current.wait_event(copied)
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
-        self._flying.append((copied, mirror))  # else CuPy gave the memory to the next who asks
+        self._flying.append((copied, mirror))  # keeps CuPy from reusing the memory

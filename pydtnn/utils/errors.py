@@ -1,4 +1,4 @@
-"""Errors of a run on several ranks, and how any error is told in one line."""
+"""Errors of a run on several ranks, and the description of any error in one line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 class AgreedError(Exception):
     """An error that every rank raises at the same point of the program.
 
-    The ranks know of each other's failure, so none of them waits for the others: rank 0 prints the
-    message and all of them leave in the ordinary way, with a non-zero status and without an abort.
-    Raise it (or a subclass) where all ranks see the same cause, such as a loss summed over all of
-    them; use `pydtnn.comm.agree` where only some ranks may have failed.
+    Since all ranks raise it, no rank waits for the others: rank 0 prints the message and all ranks
+    exit normally, with a non-zero status and without an abort. Raise it (or a subclass) where all
+    ranks detect the same cause, such as a loss summed over all of them; use `pydtnn.comm.agree`
+    where only some ranks may have failed.
 
     Parameters
     ----------
     message : str
         One sentence: who, what was expected, what was given, what to do.
     ranks : sequence of int
-        The ranks on which the error occurred; empty where the message concerns all of them.
+        The ranks on which the error occurred; empty if the message concerns all of them.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -29,14 +29,14 @@ class AgreedError(Exception):
 
 
 class RankError(RuntimeError):
-    """An error of one rank, told by another: its message begins with "rank r:".
+    """An error of one rank, raised on another: its message begins with "rank r:".
 
     Parameters
     ----------
     rank : int
         The rank that failed.
     reason : str
-        Its error in one line, as `describe` writes it.
+        Its error in one line, as returned by `describe`.
     """
 
     def __init__(self, rank: int, reason: str) -> None:
@@ -45,14 +45,14 @@ class RankError(RuntimeError):
 
 
 EXPLAINED = (ValueError, TypeError, OSError, ImportError, AgreedError, RankError)
-"""Errors whose message is a sentence for the user; any other is a fault, told with its place."""
+"""Errors whose message is a sentence for the user; others are reported with type and location."""
 
 
 def describe(error: BaseException) -> str:
-    """Tell an error in one line.
+    """Return the description of an error in one line.
 
-    The message alone where it is a sentence written for the user (`EXPLAINED`); otherwise also the
-    type and the place, and how to see more.
+    For errors with a sentence for the user (`EXPLAINED`), the message alone; otherwise also the
+    type, the location and how to obtain the traceback.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def describe(error: BaseException) -> str:
     Returns
     -------
     str
-        One line without its end. Characters that are not printable, such as those that control a
+        One line without line break. Characters that are not printable, such as terminal control
     terminal, are written as escapes: a text may come from a file or from another machine.
 
     Examples
@@ -79,7 +79,7 @@ def describe(error: BaseException) -> str:
         text = " ".join(str(error).split())
         if isinstance(error, EXPLAINED) and text:
             return printable(text)
-    except BaseException as second:  # the caller is about to end a run
+    except BaseException as second:  # the caller is terminating the run
         text = f"its message cannot be shown, because __str__ raises {type(second).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""
@@ -87,14 +87,14 @@ def describe(error: BaseException) -> str:
 
 
 def traceback_if_wanted(error: BaseException) -> str:
-    """Return the traceback of an error where PYDTNN_TRACEBACK=1 asks for it, otherwise nothing."""
+    """Return the traceback of an error if PYDTNN_TRACEBACK=1 is set, otherwise an empty string."""
     if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
         return ""
     return printable("".join(traceback.format_exception(error)))
 
 
 def printable(text: str) -> str:
-    r"""Write characters that are not printable as escapes, but for the ends of lines.
+    r"""Escape characters that are not printable, except line breaks.
 
     >>> print(printable("no file \x1b[2J"))
     no file \x1b[2J

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place and renamed into it."""
+"""Atomic writes: files are written under a temporary name and renamed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def user_cache() -> Path:
-    """Return pydtnn's folder in the user's cache; RuntimeError where the user has no home."""
+    """Return pydtnn's folder in the user's cache; RuntimeError if there is no home directory."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "pydtnn"
 
 
 def write_file(who: str, path: str | Path, data: bytes) -> None:
-    """Replace a file at once: readers see the old content or the new one, also after a crash.
+    """Replace a file atomically: readers see the old or the new content, also after a crash.
 
     Parameters
     ----------
     who : str
-        Begins the sentence of an error.
+        First word of error messages.
     path : str or Path
-        Its folder is made if need be.
+        File to write; its folder is created if necessary.
     data : bytes
-        The whole content.
+        Content of the file.
 
     Raises
     ------
     OSError
-        In one sentence, if the file cannot be written; what was there before is left as it was.
+        If the file cannot be written; an existing file is unchanged.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -48,12 +48,12 @@ def write_file(who: str, path: str | Path, data: bytes) -> None:
     except OSError as error:
         raise unwritable(who, path, error) from error
     finally:
-        with contextlib.suppress(OSError):  # mostly because it has its name by now
+        with contextlib.suppress(OSError):  # usually because it was renamed
             temporary.unlink()
 
 
 def remove_unfinished(directory: Path, names: Collection[str]) -> None:
-    """Remove what a process that was killed in `write_file` has left of files with these names."""
+    """Remove temporary files of these names that a process killed in `write_file` has left."""
     for path in directory.iterdir():
         name, _, number = path.name.removeprefix(".").rpartition(".")
         if path.name == f".{name}.{number}" and name in names and _NUMBER.fullmatch(number):
@@ -61,7 +61,7 @@ def remove_unfinished(directory: Path, names: Collection[str]) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Write a new file and return when it is on the disk, not merely in the system's memory."""
+    """Write a new file and flush it to disk."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -69,10 +69,10 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def flush_directory(path: Path) -> None:
-    """Bring the names in a folder to the disk, so that a rename outlives a power failure."""
+    """Flush a folder to disk, so that a rename survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Some network file systems cannot do this for folders; they keep names safe by themselves.
+        # Some network file systems do not support fsync of folders; they persist names themselves.
         with contextlib.suppress(OSError):
             os.fsync(descriptor)
     finally:
@@ -80,23 +80,23 @@ def flush_directory(path: Path) -> None:
 
 
 def read_file(who: str, path: str | Path) -> bytes:
-    """Read a file.
+    """Return the content of a file.
 
     Raises
     ------
     OSError
-        In one sentence, if there is none or it cannot be read.
+        If the file does not exist or cannot be read.
     """
     try:
         return Path(path).read_bytes()
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{who}: there is no file {path}") from error
+        raise FileNotFoundError(f"{who}: file {path} does not exist") from error
     except OSError as error:
         raise type(error)(f"{who}: cannot read {path}: {_reason(error)}") from error
 
 
 def unwritable(who: str, path: str | Path, error: OSError) -> OSError:
-    """Make the sentence of a file that could not be written; an error of the same type."""
+    """Return an error of the same type with a message for a file that could not be written."""
     advice = "free some space or choose another folder"
     if error.errno not in _FULL:
         advice = "choose another folder"

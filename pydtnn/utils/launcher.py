@@ -1,4 +1,4 @@
-"""What the launcher of this process, such as mpirun or srun, says in the environment."""
+"""Environment variables set by the launcher of this process, such as mpirun or srun."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _LOCAL_SIZES = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
     "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
 )
-"""Variables in which a launcher says how many ranks it started on this host."""
+"""Variables with the number of ranks that a launcher started on this host."""
 
 
 def launched_ranks() -> int | None:
-    """Return how many processes the launcher says it started, or None where it does not say."""
+    """Return the number of processes according to the launcher, or None if it is not set."""
     return next(filter(None, map(number, _SIZE_VARIABLES)), None)
 
 
 def is_first_on_host() -> bool:
-    """Return whether this is the first rank of its host; True where the launcher does not say.
+    """Return whether this is the first rank of its host; True if the launcher does not specify it.
 
-    For what all ranks of a host find out alike and need not report more than once.
+    Used for errors that are the same on all ranks of a host and are reported once.
     """
     ranks = (os.environ.get(name, "").strip() for name in _LOCAL_RANK_VARIABLES)
     return next(filter(None, ranks), "0") == "0"
 
 
 def number(name: str) -> int | None:
-    """Read a positive number from a variable of the environment; None where it is not set.
+    """Return a positive number from an environment variable; None if it is not set.
 
     Raises
     ------
     ValueError
-        Where it is set to anything else.
+        If the variable is not a positive number.
     """
     text = os.environ.get(name, "").strip()
     if not text:
@@ -58,16 +58,16 @@ def number(name: str) -> int | None:
 
 
 def ranks_here() -> int:
-    """Return how many ranks are on this host according to the launcher; 1 where there is none.
+    """Return the number of ranks on this host according to the launcher; 1 without a launcher.
 
-    Where it says only how many there are in all, as srun may, all of them might be here.
+    If only the total number of ranks is known, as with srun, returns the total.
     """
     known = next(filter(None, map(number, _LOCAL_SIZES)), None)
     return known or _tasks_here() or launched_ranks() or 1
 
 
 def _tasks_here() -> int | None:
-    """Tasks of this step of Slurm on this host: of "4(x2),3" and node 2, the third, 3."""
+    """Return the tasks of this Slurm step on this host: for "4(x2),3" and node 2 (the third), 3."""
     tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE"), os.environ.get("SLURM_NODEID")
     if not tasks or not node:
         return None

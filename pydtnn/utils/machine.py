@@ -1,4 +1,4 @@
-"""What distinguishes this machine from others, and how much of it this process may use."""
+"""Name and model of the CPU, and limits of the CPU time of this process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from fractions import Fraction
 from pathlib import Path
 
 NUMBERS = ("cpu family", "model", "CPU implementer", "CPU part")
-"""What Linux tells of a CPU beside its name, which hypervisors shorten and ARM's lack."""
+"""Fields that identify a CPU besides its name: hypervisors shorten names, ARM CPUs have none."""
 
 
 def cpu_name() -> str:
-    """Return the name of the CPU in its maker's words, or at least its architecture."""
+    """Return the vendor's name of the CPU, or its architecture if the name is unknown."""
     return _cpu().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU with the numbers that tell its generation."""
+    """Return the name of the CPU with the numbers that identify its generation."""
     cpu = _cpu()
     return ", ".join([cpu_name(), *(f"{name} {cpu[name]}" for name in NUMBERS if name in cpu)])
 
@@ -24,22 +24,22 @@ def cpu_model() -> str:
 def cpu_quotas(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> dict[str, Fraction]:
-    """Return how many cores' worth of time Linux grants this process and others together.
+    """Return the limits of CPU time, in cores, of the Linux control groups of this process.
 
     Containers and batch systems limit the time of a control group of processes, not the cores they
-    may run on. A group shares what its parents may use, so there may be several limits.
+    may run on. The limits of parent groups apply too, so there may be several.
 
     Parameters
     ----------
     groups : Path
-        Where the system names the groups of this process, versions 1 and 2.
+        File with the groups of this process, versions 1 and 2.
     mounted : Path
-        Where it shows them.
+        Mount point of the control groups.
 
     Returns
     -------
     dict
-        Cores by group; empty where nothing is limited, or on another system than Linux.
+        Cores by group; empty without limits, or on systems other than Linux.
     """
     quotas = {}
     for line in _text(groups).splitlines():
@@ -56,7 +56,7 @@ def cpu_quotas(
 
 
 def _quota(folder: Path) -> tuple[int, int]:
-    """CPU time that a control group may use in a period, in us; at most 0 where it has no limit."""
+    """Return quota and period of a control group, in us; a quota of at most 0 means no limit."""
     words = _text(folder / "cpu.max").split() or [  # version 2, else version 1
         *_text(folder / "cpu.cfs_quota_us").split(),
         *_text(folder / "cpu.cfs_period_us").split(),
@@ -69,7 +69,7 @@ def _quota(folder: Path) -> tuple[int, int]:
 
 
 def _text(path: Path) -> str:
-    """Contents of a file of the system; nothing where it has no such file."""
+    """Return the content of a system file; empty if it does not exist."""
     try:
         return path.read_text()
     except OSError:
@@ -77,7 +77,7 @@ def _text(path: Path) -> str:
 
 
 def _cpu() -> dict[str, str]:
-    """What Linux tells of the first core."""
+    """Return the entries of /proc/cpuinfo for the first core."""
     text = _text(Path("/proc/cpuinfo"))  # empty on another system
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}

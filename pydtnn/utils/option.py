@@ -1,6 +1,6 @@
-"""What can be set: an attribute of a class that checks whatever it is set to.
+"""Options: class attributes that validate the values assigned to them.
 
-Schemes declare their options so, and so does the configuration of the command line.
+Schemes and the configuration of the command line declare their options with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import number, truth, whole
 
 EXPECTED = {str: "text", dict: 'names and values, such as {"name": 1}'}
-"""Values by their type, in words, where they are no numbers."""
+"""Descriptions of types in error messages, for types that are not numbers."""
 
 
 def option(default: Any, *, among: Iterable[str] = (), **limits: float) -> Any:
@@ -23,30 +23,33 @@ def option(default: Any, *, among: Iterable[str] = (), **limits: float) -> Any:
     Parameters
     ----------
     default : bool, int, float, str, dict or a type
-        Of its kind are all values. Where it is a type, the default is None, and values may be None.
+        Default value; its type is the type of all values. If a type is given, the default is
+        None, and values may be None.
     among : iterable of str
-        Words there are to choose from; any by default.
+        Allowed values of text. Default: any.
     **limits : float
-        Of a number, see `pydtnn.utils.validate`.
+        Limits of a number, see `pydtnn.utils.validate`.
     """
     return Option(default, among, limits)
 
 
 class Option:
-    """A descriptor that holds one value per object, and the default until it is set.
+    """Descriptor with one value per object; the default until a value is assigned.
 
     Attributes
     ----------
     name : str
+        Name of the attribute.
     optional : bool
-        Whether it may be None, which is then the default.
+        Whether the value may be None, which is then the default.
     default : object
+        Value until one is assigned.
     kind : type
-        Of a value that is not None.
+        Type of values other than None.
     choices : tuple of str
-        All values that there are; empty where they cannot be listed.
+        Allowed values; empty if they are not enumerated.
     limits : mapping
-        Of a number.
+        Limits of a number.
     """
 
     def __init__(self, default: Any, among: Iterable[str], limits: Mapping[str, Any]) -> None:
@@ -59,7 +62,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """What the user calls it."""
+        """Name of the option in error messages."""
         return self.name
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -69,17 +72,17 @@ class Option:
         return self if instance is None else vars(instance).get(self.name, self.default)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        if value is self:  # what a dataclass takes for the default
+        if value is self:  # a dataclass passes the descriptor as default
             value = copy.copy(self.default)
         vars(instance)[self.name] = self.check(value, type(instance).__name__)
 
     def check(self, value: Any, who: str) -> Any:
-        """Return a value that suits, as the type that it should have.
+        """Return the validated value, converted to the declared type.
 
         Raises
         ------
         TypeError, ValueError
-            In one sentence that begins with `who`, for another type or a value out of limits.
+            If the type is wrong or the value out of range. The message begins with `who`.
         """
         if value is None and self.optional:
             return None
@@ -91,7 +94,7 @@ class Option:
             return truth(who, self.label, value)
         if not isinstance(value, self.kind):
             expected = EXPECTED.get(self.kind, f"a {self.kind.__name__}")
-            raise TypeError(f"{who}: {self.label} must be {expected}, not {value!r}")
+            raise TypeError(f"{who}: {self.label} must be {expected}, got {value!r}")
         if self.choices and value not in self.choices:
             raise ValueError(f"{who}: {unknown(f'value of {self.label}', value, self.choices)}")
         return value
@@ -113,7 +116,7 @@ def set_options(instance: Any, values: Mapping[str, Any]) -> None:
     Raises
     ------
     TypeError, ValueError
-        For one that its class does not declare, and for a value that does not suit.
+        If the class does not declare an option, or a value is invalid.
     """
     cls = type(instance)
     for name, value in values.items():
@@ -123,7 +126,7 @@ def set_options(instance: Any, values: Mapping[str, Any]) -> None:
 
 
 def signature_of(cls: type) -> inspect.Signature:
-    """Return how a class is called: its options take the place of ``**options``."""
+    """Return the signature of a class, with its options in place of ``**options``."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     parameters = list(signature.parameters.values())[1:]  # without self
     if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:

@@ -1,4 +1,4 @@
-"""What a command prints: its reader may go away, and its disk may be full."""
+"""Standard output of a command: handling of closed pipes and full disks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Let a command print, and see to it that all of it has arrived in the end.
+    """Context manager for a command that prints: flush the output at the end.
 
     Raises
     ------
     SystemExit
-        Where the reader of the output has gone, as in ``... | head -1``, with the status of a
-        program that SIGPIPE has ended. Nothing more is printed then, not even by the interpreter.
+        If the output pipe is closed, as in ``... | head -1``, with the status of a program
+        terminated by SIGPIPE. Nothing more is printed then, not even by the interpreter.
     OSError
-        In one sentence, where the output cannot be written.
+        If the output cannot be written.
     """
     try:
         try:
@@ -32,7 +32,7 @@ def printing() -> Iterator[None]:
 
 
 def discard() -> None:
-    """Let what is still to be written to the standard output vanish."""
+    """Discard buffered and further output to the standard output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

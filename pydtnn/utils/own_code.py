@@ -1,4 +1,4 @@
-"""What a user has written, on the command line: ``path/to/file.py:name``."""
+"""Import of user code named on the command line as ``path/to/file.py:name``."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from pydtnn.utils.suggest import unknown
 
 
 def import_object(where: str, who: str) -> Any:
-    """Import ``path/to/file.py:name``.
+    """Import an object from a file.
 
     Parameters
     ----------
     where : str
+        ``path/to/file.py:name``.
     who : str
-        Begins the sentence of an error: "model".
+        First word of error messages, such as "model".
 
     Raises
     ------
     ValueError
-        If there is no such file, it cannot be imported, or it has no such name.
+        If the file does not exist, cannot be imported, or does not define the name.
     """
     path, colon, name = where.rpartition(":")
     if not colon:
-        raise ValueError(f"{who}: {where} needs the name of what is in it; give {where}:name")
+        raise ValueError(f"{who}: expected path/to/file.py:name, got {where}; use {where}:name")
     if not Path(path).is_file():
-        raise ValueError(f"{who}: there is no file {path}; give path/to/file.py:name")
+        raise ValueError(f"{who}: file {path} does not exist; use path/to/file.py:name")
     module_name = f"pydtnn_own_{Path(path).stem}"  # a file called json.py must not hide json
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{who}: {path} is not a Python file; give path/to/file.py:name")
+        raise ValueError(f"{who}: {path} is not a Python file; use path/to/file.py:name")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up there
+    sys.modules[module_name] = module  # required by dataclasses
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:

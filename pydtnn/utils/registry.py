@@ -1,7 +1,7 @@
-"""Things by name: how a word of the command line becomes a loss, an optimizer or a schedule.
+"""Registries: conversion of a name to an object such as a loss, an optimizer or a schedule.
 
-What can be given is the same for all kinds: a name of the library's, ``path/to/file.py:name``, an
-object that is one already, or a class or function that makes one.
+All kinds accept a name from the library, ``path/to/file.py:name``, an instance, or a class or
+function that returns an instance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def key_of(name: str) -> str:
-    """Return a name as registries have it: lower case, words joined by "_".
+    """Return the key of a name in registries: lower case, words joined by "_".
 
     >>> key_of("Local-SGD")
     'local_sgd'
@@ -29,20 +29,20 @@ def key_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """What can be named, and what one of a user's own must be.
+    """A kind of object that can be specified by name, and the requirements on custom ones.
 
     Attributes
     ----------
     name : str
-        Of the kind, for the sentence of an error: "optimizer".
+        Name of the kind in error messages, such as "optimizer".
     registry : mapping of str to callable
-        What makes those of the library, by name: lower case, words joined by "_".
+        Factories of the library's objects by name: lower case, words joined by "_".
     base : type
-        Of what is one already.
+        Base class of instances.
     expected : str
-        What else than a name can be given, in words, for the sentence of an error.
+        Description of accepted arguments other than names, for error messages.
     aliases : mapping of str to str, optional
-        Other names of the registry's entries.
+        Alternative names of the registry's entries.
 
     Examples
     --------
@@ -61,19 +61,21 @@ class Kind(Generic[T]):
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, given: Any) -> Found[T]:
-        """Return what is given, by its name or as it is.
+        """Find an object or factory by name, or wrap the given one.
 
         Parameters
         ----------
         given : str, object, callable or Found
-            In a name, capitals, spaces and hyphens do not matter.
+            Name, instance or factory. Names are case-insensitive; spaces, hyphens and underscores
+            are equivalent.
 
         Raises
         ------
         TypeError
-            If it is neither one of its kind nor what could make one.
+            If `given` is neither an instance of this kind nor callable.
         ValueError
-            For an unknown name, with the nearest ones, and for a file that cannot be imported.
+            If the name is unknown (the message contains the nearest names), or a file cannot be
+            imported.
         """
         if isinstance(given, Found):
             return given
@@ -92,24 +94,26 @@ class Kind(Generic[T]):
             return Found(self, name, target, {}, ready=True)
         other = isinstance(target, type) and not issubclass(target, self.base)
         if other or not callable(target):
-            raise TypeError(f"{who}: expected {expected}, not {target!r}")
+            raise TypeError(f"{who}: expected {expected}, got {target!r}")
         return Found(self, name, target, parameters(target))
 
 
 @dataclass(frozen=True)
 class Found(Generic[T]):
-    """What was given: one of its kind, or what makes one.
+    """Result of `Kind.find`: an instance, or a factory of instances.
 
     Attributes
     ----------
     kind : Kind
+        The kind of object.
     name : str
-        What it is called in the sentence of an error.
+        Name in error messages.
     target : object or callable
+        The instance or factory.
     takes : mapping of str to inspect.Parameter
-        Parameters of what makes one, with those of its base class where it hands them on.
+        Parameters of the factory, with those of its base class if it passes ``**kwargs`` on.
     ready : bool
-        Whether `target` is one, instead of making one.
+        Whether `target` is an instance.
     """
 
     kind: Kind[T]
@@ -119,23 +123,23 @@ class Found(Generic[T]):
     ready: bool = False
 
     def make(self, options: Mapping[str, Any], *leading: Any, **shared: Any) -> T:
-        """Make one with the options, or return it as it is.
+        """Call the factory with the options, or return the instance.
 
         Parameters
         ----------
         options : mapping
-            Keyword arguments, as the user gave them.
+            Keyword arguments set by the user.
         *leading
-            Leading arguments, which are no options.
+            Positional arguments, which the user cannot set.
         **shared
-            Keyword arguments that are no options either; those that it does not take are left out.
+            Keyword arguments that the user cannot set; those without a parameter are omitted.
 
         Raises
         ------
         TypeError
-            If what was made is not of this kind, or the options are of wrong types.
+            If the result is not of this kind, or options have wrong types.
         ValueError
-            For an unknown option, with the nearest ones, and for one that is missing.
+            If an option is unknown (the message contains the nearest names) or missing.
         """
         shared = {name: value for name, value in shared.items() if name in self.takes}
         further = list(self.takes.values())[len(leading) :]
@@ -153,18 +157,18 @@ class Found(Generic[T]):
             raise ValueError(f"{who}: {error}{f'; {expected}' * own}") from None
         try:
             made = self.target(*leading, **shared, **options)
-        except TypeError as error:  # of Python itself, as a rule: "'int' object is not iterable"
+        except TypeError as error:  # usually from Python: "'int' object is not iterable"
             if not options:
                 raise
             given = json.dumps(dict(options), default=str)
             raise TypeError(f"{who} {given}: {error}") from error
         if not isinstance(made, self.kind.base):
-            raise TypeError(f"{who}: {expected}, not {made!r}")
+            raise TypeError(f"{who}: {expected}, got {made!r}")
         return made
 
 
 def parameters(target: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a class and those that it hands on to its base."""
+    """Return the parameters of a function or class, including those passed on to a base class."""
     own = dict(inspect.signature(target).parameters)
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     return {**parameters(target.__base__), **own} if hands_on and isinstance(target, type) else own

@@ -1,10 +1,10 @@
-"""How things are dealt out evenly: samples to ranks, parts of an array to those who add them up."""
+"""Even partitions, such as of samples over ranks or of an array over the ranks that reduce it."""
 
 from __future__ import annotations
 
 
 def even_cut(n: int, pieces: int, piece: int) -> int:
-    """Where piece number `piece` begins, see `even_cuts`; ``even_cut(n, pieces, pieces)`` is n.
+    """Return the start of piece `piece`, see `even_cuts`; ``even_cut(n, pieces, pieces)`` is n.
 
     >>> [even_cut(5, 3, piece) for piece in range(4)]
     [0, 2, 4, 5]
@@ -14,7 +14,9 @@ def even_cut(n: int, pieces: int, piece: int) -> int:
 
 
 def even_cuts(n: int, pieces: int) -> list[int]:
-    """Where `n` things are cut into runs whose lengths differ by at most 1, longer ones first.
+    """Return the boundaries of `pieces` pieces of `n` items; lengths differ by at most 1.
+
+    Longer pieces come first.
 
     >>> even_cuts(5, 3)
     [0, 2, 4, 5]

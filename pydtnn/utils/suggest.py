@@ -1,4 +1,4 @@
-"""Names in messages: what a user may have meant by an unknown one, and lists that stay short."""
+"""Names in error messages: suggestions for unknown names, and abbreviated lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Say that `name` is no `kind`, and offer the nearest of `choices`, or all if none is near.
+    """Return a message for an unknown name, with the nearest of `choices`, or all if none is near.
 
     >>> unknown("data set", "cifer10", ["mnist", "cifar10", "cifar100"])
     "unknown data set 'cifer10'; did you mean 'cifar10' or 'cifar100'?"
@@ -28,7 +28,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
 
 
 def some(items: Sequence[str], most: int = 8) -> str:
-    """List a few items and count the others.
+    """Return the first few items and the number of the others.
 
     >>> some(["a", "b", "c", "d"], most=2), some([])
     ('a, b and 2 more', 'nothing')

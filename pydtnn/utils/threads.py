@@ -1,4 +1,4 @@
-"""How many threads each rank may use."""
+"""Number of threads per rank."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from threadpoolctl import threadpool_limits
 
 MOST_THREADS = 1024
-"""Of a rank: more than a host has cores, and fewer than end a process."""
+"""Maximum threads of a rank: above the cores of any host, below the limits of a process."""
 
 
 def default_threads() -> int:
-    """Return OMP_NUM_THREADS where it is set, else this process's share of the cores.
+    """Return OMP_NUM_THREADS if it is set, otherwise this process's share of the cores.
 
-    Without asking other ranks: the cores it may run on, divided by the ranks that the MPI launcher
-    says it started on this host, unless it has pinned this one to some of them, and no more than
-    its share of the CPU time that a control group may use. `pydtnn.comm.cores` is exact, also for
-    unequal shares.
+    Computed without communication: the cores that this process may run on, divided by the number
+    of ranks on this host according to the MPI launcher (unless this rank is pinned to a subset of
+    the cores), and at most its share of the CPU time of its control groups. `pydtnn.comm.cores` is
+    exact, also for unequal shares.
 
     Raises
     ------
     ValueError
-        Where OMP_NUM_THREADS, or what the launcher has set, is not a positive number.
+        If OMP_NUM_THREADS or a variable of the launcher is not a positive number.
     """
     cores = cores_here()
     pinned = len(cores) < (os.cpu_count() or 1)
@@ -39,10 +39,10 @@ def default_threads() -> int:
 
 
 def limit_blas_threads(threads: int) -> threadpool_limits:
-    """Set the number of threads of every BLAS library that is loaded, for the whole process.
+    """Set the number of threads of every loaded BLAS library, for the whole process.
 
-    For programs (the trainer, the command line), never at import: it changes what other code of the
-    process sees.
+    For programs (the trainer, the command line), never at import: it affects other code in the
+    process.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def limit_blas_threads(threads: int) -> threadpool_limits:
     Returns
     -------
     threadpool_limits
-        Restores the former numbers at the end of a `with` block, or by `restore_original_limits()`.
+        Restores the previous numbers at the end of a `with` block or in
+        `restore_original_limits()`.
     """
     from threadpoolctl import threadpool_limits
 
@@ -67,7 +68,7 @@ def cores_here() -> list[int]:
 
 
 def threads_wanted() -> int | None:
-    """Return OMP_NUM_THREADS: of a list such as "4,2" the first, for the outermost level."""
+    """Return OMP_NUM_THREADS; of a list such as "4,2", the first number (outermost level)."""
     text = os.environ.get("OMP_NUM_THREADS", "").strip()
     if not text:
         return None

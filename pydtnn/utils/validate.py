@@ -1,4 +1,4 @@
-"""The sentence for a number out of its limits: who, which number, what was expected and given."""
+"""Validation of numbers: errors contain owner, name, expected range and the given value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 2**64 - 1
-"""Of whole numbers: as many as there are seeds."""
+"""Default maximum of whole numbers: the largest seed."""
 
 
 def number(
@@ -27,18 +27,18 @@ def number(
     Parameters
     ----------
     who, name : str
-        Whose number, and what it is called there: they begin the sentence.
+        Owner and name of the number, the first words of error messages.
     value : object
-        What the user gave.
+        Value to check.
     at_least, above, at_most, below : float, optional
-        Limits, closed and open, from below and from above.
+        Closed and open lower limit, closed and open upper limit.
 
     Raises
     ------
     TypeError
-        If `value` is no number.
+        If `value` is not a number.
     ValueError
-        If it is not finite or out of the limits.
+        If `value` is not finite or out of range.
 
     Examples
     --------
@@ -46,13 +46,13 @@ def number(
     0.9
     >>> number("SGD", "momentum", 1.5, at_least=0, below=1)
     Traceback (most recent call last):
-    ValueError: SGD: momentum must be at least 0 and below 1, not 1.5
+    ValueError: SGD: momentum must be at least 0 and below 1, got 1.5
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{who}: {name} must be a number, not {value!r}")
+        raise TypeError(f"{who}: {name} must be a number, got {value!r}")
     try:
         given = float(value)
-    except OverflowError:  # of a whole number, below or above all floats
+    except OverflowError:  # an integer beyond the range of floats
         given = math.inf
     if (
         not math.isfinite(given)
@@ -72,7 +72,7 @@ def number(
             if limit is not None
         ]
         expected = " and ".join(limits) or "a finite number"
-        raise ValueError(f"{who}: {name} must be {expected}, not {value}")
+        raise ValueError(f"{who}: {name} must be {expected}, got {value}")
     return given
 
 
@@ -82,22 +82,22 @@ def whole(who: str, name: str, value: Any, *, at_least: int, at_most: int = LARG
     Raises
     ------
     TypeError
-        If `value` is no whole number.
+        If `value` is not a whole number.
     ValueError
-        If it is too small or too large.
+        If `value` is too small or too large.
 
     Examples
     --------
     >>> whole("Cosine", "steps", 0, at_least=1)
     Traceback (most recent call last):
-    ValueError: Cosine: steps must be at least 1, not 0
+    ValueError: Cosine: steps must be at least 1, got 0
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{who}: {name} must be a whole number, not {value!r}")
+        raise TypeError(f"{who}: {name} must be a whole number, got {value!r}")
     if value < at_least:
-        raise ValueError(f"{who}: {name} must be at least {at_least}, not {value}")
+        raise ValueError(f"{who}: {name} must be at least {at_least}, got {value}")
     if int(value) > at_most:
-        raise ValueError(f"{who}: {name} must be at most {at_most}, not {value}")
+        raise ValueError(f"{who}: {name} must be at most {at_most}, got {value}")
     return int(value)
 
 
@@ -107,14 +107,14 @@ def truth(who: str, name: str, value: Any) -> bool:
     Raises
     ------
     TypeError
-        If it is something else, be it 1 or "false", which would count as true.
+        If `value` is anything else, including 1 or "false", which would convert to True.
 
     Examples
     --------
     >>> truth("SGD", "nesterov", "no")
     Traceback (most recent call last):
-    TypeError: SGD: nesterov must be true or false, not 'no'
+    TypeError: SGD: nesterov must be true or false, got 'no'
     """
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{who}: {name} must be true or false, not {value!r}")
+        raise TypeError(f"{who}: {name} must be true or false, got {value!r}")
     return bool(value)

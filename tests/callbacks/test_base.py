@@ -67,16 +67,16 @@ def test_training_without_callbacks_prints_nothing(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EarlyStopping("loss", 0), "EarlyStopping: patience must be at least 1, not 0"),
+        (lambda: EarlyStopping("loss", 0), "EarlyStopping: patience must be at least 1, got 0"),
         (
             lambda: EarlyStopping("loss", 1, -1),
-            "EarlyStopping: min_delta must be at least 0, not -1",
+            "EarlyStopping: min_delta must be at least 0, got -1",
         ),
         (lambda: EarlyStopping("loss", mode="up"), "EarlyStopping: mode must be 'min' or 'max'"),
-        (lambda: StopAtMetric("loss", NAN), "StopAtMetric: value must be a finite number, not nan"),
+        (lambda: StopAtMetric("loss", NAN), "StopAtMetric: value must be a finite number, got nan"),
         (lambda: ReduceOnPlateau(factor=1), "ReduceOnPlateau: factor must be above 0 and below 1"),
-        (lambda: ReduceOnPlateau(cooldown=-1), "ReduceOnPlateau: cooldown must be at least 0, not"),
-        (lambda: ProgressBar(interval=-1), "ProgressBar: interval must be at least 0, not -1"),
+        (lambda: ReduceOnPlateau(cooldown=-1), "ReduceOnPlateau: cooldown must be at least 0, got"),
+        (lambda: ProgressBar(interval=-1), "ProgressBar: interval must be at least 0, got -1"),
         (
             lambda: Checkpointer("x", every_epochs=0),
             "Checkpointer: every_epochs must be at least 1",
@@ -85,7 +85,7 @@ def test_training_without_callbacks_prints_nothing(capsys: pytest.CaptureFixture
             lambda: Checkpointer("x", every_epochs=None),
             "Checkpointer: expected every_epochs or every_steps",
         ),
-        (lambda: Checkpointer("x", keep=0), "Checkpointer: keep must be at least 1, not 0"),
+        (lambda: Checkpointer("x", keep=0), "Checkpointer: keep must be at least 1, got 0"),
     ],
 )
 def test_mistakes_are_refused_when_a_callback_is_made(make: Any, message: str) -> None:

@@ -58,7 +58,7 @@ def test_a_scheme_of_a_file_has_options_too(tmp_path: Path) -> None:
     made = exchange(scheme=f"{file}:Own", scheme_options={"strength": 2.0}, overlap=False)
     assert made.strength == 2.0
     assert not made.overlap
-    with pytest.raises(TypeError, match="ready: expected a subclass of GradientExchange, not an"):
+    with pytest.raises(TypeError, match="ready: expected a subclass of GradientExchange, got an"):
         exchange(scheme=f"{file}:ready")
 
 
@@ -70,7 +70,7 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         "other = 3\n"
     )
     assert isinstance(exchange(compress=f"{file}:half").sums, CompressedSums)
-    with pytest.raises(TypeError, match="other: expected a Compressor or what makes one, not 3"):
+    with pytest.raises(TypeError, match="other: expected a Compressor or what makes one, got 3"):
         exchange(compress=f"{file}:other")
     with pytest.raises(ValueError, match="unknown option of .*half 'share'; there is none"):
         exchange(compress=f"{file}:half", compress_options={"share": 0.1})
@@ -87,12 +87,12 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         ({"scheme": "local_sgd", "scheme_options": {"period": 0}}, "period must be at least 1"),
         (
             {"scheme_options": {"overlap": False}},
-            "--scheme-options: overlap is not set here but by --no-overlap",
+            "--scheme-options: overlap cannot be set here; use --no-overlap",
         ),
-        ({"scheme": "gossip", "overlap": False}, "--no-overlap: gossip takes no `overlap`"),
+        ({"scheme": "gossip", "overlap": False}, "--no-overlap: gossip has no parameter `overlap`"),
         ({"compress": "top_j"}, "unknown compressor 'top_j'; did you mean 'top_k'"),
         ({"compress": "top_k", "compress_options": {"share": 2}}, "share must be"),
-        ({"compress_options": {"share": 0.1}}, "say with --compress whose options they are"),
+        ({"compress_options": {"share": 0.1}}, "--compress-options requires --compress"),
         (
             {"compress": "sign", "scheme": "local_sgd"},
             "LocalSGD: ranks do not sum gradients, so these cannot be compressed",
@@ -101,14 +101,14 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
             {"exact": True, "global_batch_size": 8, "scheme": "stale"},
             "StaleGradients: its course depends on the number of ranks, so it cannot be exact",
         ),
-        ({"exact": True}, "--exact needs --global-batch-size; say how many samples"),
+        ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
         (
             {"exact": True, "global_batch_size": 8, "compress": "sign"},
-            "--exact does not go with --compress; leave it out",
+            "--exact cannot be combined with --compress; omit it",
         ),
         (
             {"exact": True, "global_batch_size": 8, "tuning": "measure"},
-            "--exact does not go with --tuning measure; use fixed or direct",
+            "--exact cannot be combined with --tuning measure; use fixed or direct",
         ),
     ],
 )

@@ -107,7 +107,8 @@ def test_a_file_before_which_there_is_an_option_is_printed_as_it_will_be_used(
 def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(
-        ValueError, match="^train: --config: .*run.yaml is no text in UTF-8 .'utf-8' codec can't"
+        ValueError,
+        match="^train: --config: expected text in UTF-8 in .*run.yaml .'utf-8' codec can't",
     ):
         parse(["--config", str(tmp_path / "run.yaml")])
 
@@ -172,7 +173,7 @@ def test_the_help_page_has_groups_names_and_examples(page: str) -> None:
     for own in flags(TrainConfig).values():
         assert own.help in words
     assert "--[no-]overlap exchange gradients" in words
-    assert "--epochs N times to go through the training set (default: 4)" in words
+    assert "--epochs N passes over the training set (default: 4)" in words
     assert "mpirun -np 2 python -m pydtnn.train" in page
 
 

@@ -25,7 +25,7 @@ def test_a_folder_in_which_another_run_is_writing_is_refused(
     comm: Communicator, tmp_path: Path
 ) -> None:
     config = TrainConfig(output_dir=str(tmp_path / "run"), resume=True)
-    words = f"--output-dir: another run is writing in {tmp_path / 'run'}; wait for its end, or"
+    words = f"--output-dir: another run is writing in {tmp_path / 'run'}; wait until it ends, or"
     with run_directory(config, comm) as path:
         (path / "something").touch()
         comm.barrier()
@@ -119,8 +119,8 @@ def test_a_folder_that_is_lost_is_told_at_the_next_write_and_the_run_fails_with_
     monkeypatch.setattr(RunFolder, "on_epoch_end", lose)
     arguments = [*TINY, "--epochs=3", f"--output-dir={run}", f"--save={tmp_path / 'w'}"]
     assert main(arguments) == 1
-    assert f"{run} {LOST}; the run goes on in a new folder of that name" in caplog.text
-    assert f"--output-dir: {run} {LOST}: what it had written until then is not there" in (
+    assert f"{run} {LOST}; the run continues in a new folder of that name" in caplog.text
+    assert f"--output-dir: {run} {LOST}; files written before that are missing from it" in (
         capsys.readouterr().err
     )
     assert len((run / "history.csv").read_text().splitlines()) == 4
@@ -139,7 +139,7 @@ def test_another_folder_in_the_place_of_the_lost_one_is_not_written_to(tmp_path:
             (run / "mine").touch()
 
     trainer = small_trainer(None, Recorder(on_epoch=exchange), RunFolder(run))
-    words = f"--output-dir: {run} is not the folder any more in which this run began to write"
+    words = f"--output-dir: {run} has been replaced by another folder during the run"
     with pytest.raises(AgreedError, match=words):
         small_fit(trainer)
     assert [path.name for path in run.iterdir()] == ["mine"]

@@ -339,7 +339,7 @@ def test_a_reader_that_leaves_ends_all_ranks(
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     assert first.startswith("epoch 1/100000  loss ")
-    assert last == "rank 0: the reader of the standard output has gone"
+    assert last == "rank 0: the pipe of the standard output is closed"
 
 
 def test_the_module_runs_from_elsewhere_whatever_the_encoding(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_closing_waits_for_a_batch_that_is_being_read_and_drops_the_others() -> 
     ("options", "reason"),
     [
         ({"global_batch_size": 24}, "must be at most the 23 samples of images, got 24"),
-        ({"global_batch_size": 0}, "global batch must be at least 1, not 0"),
+        ({"global_batch_size": 0}, "global batch must be at least 1, got 0"),
         (
             {"global_batch_size": 3, "size": 4},
             r"one rank per sample of the global batch \(3\), got 4",
@@ -264,8 +264,8 @@ def test_numbers_that_cannot_work_are_refused_in_one_sentence(
             {"dataset": np.zeros((4, 2))},
             r"expected a data set, got ndarray; .* ArrayDataset\(x, y\)",
         ),
-        ({"global_batch_size": 2.5}, "the global batch must be a whole number, not 2.5"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"global_batch_size": 2.5}, "the global batch must be a whole number, got 2.5"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
         (
             {"augment": "flip"},
             "augment must be a list of augmentations, got 'flip'; use",

@@ -38,7 +38,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("threads", [0, -2])
 def test_fewer_than_one_thread_is_refused(threads: int) -> None:
-    with pytest.raises(ValueError, match=f"threads must be at least 1, not {threads}"):
+    with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
         create_backend("cpu", threads=threads)
 
 

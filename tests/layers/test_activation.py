@@ -82,7 +82,7 @@ def test_softmax_gives_probabilities_even_of_large_logits(backend: Backend) -> N
 
 @pytest.mark.parametrize("layer", [LeakyReLU, ELU])
 def test_alpha_must_be_positive(layer: Callable) -> None:
-    with pytest.raises(ValueError, match=r"(LeakyReLU|ELU): alpha must be above 0, not 0"):
+    with pytest.raises(ValueError, match=r"(LeakyReLU|ELU): alpha must be above 0, got 0"):
         layer(0)
 
 

@@ -102,8 +102,8 @@ def test_options_that_do_not_fit_the_input_are_told(options: dict[str, Any], sen
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"filters": 0}, "Conv2d: filters must be at least 1, not 0"),
-        ({"groups": 0}, "Conv2d: groups must be at least 1, not 0"),
+        ({"filters": 0}, "Conv2d: filters must be at least 1, got 0"),
+        ({"groups": 0}, "Conv2d: groups must be at least 1, got 0"),
         ({"kernel_size": 0}, "Conv2d: kernel_size must be a positive int or 2 of them, got 0"),
         ({"kernel_size": (3, 3, 3)}, "Conv2d: kernel_size must be a positive int or 2 of them"),
         ({"stride": 1.5}, r"Conv2d: stride must be a positive int or 2 of them, got 1\.5"),

@@ -97,7 +97,7 @@ def test_a_function_of_ones_own_is_an_initializer():
         ),
         (
             lambda: Constant(float("nan")),
-            "Constant: value must be a finite number, not nan",
+            "Constant: value must be a finite number, got nan",
         ),
     ],
 )

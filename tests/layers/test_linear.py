@@ -31,9 +31,9 @@ def test_weight_decay_leaves_out_the_bias() -> None:
 
 
 def test_features_must_be_a_positive_whole_number() -> None:
-    with pytest.raises(ValueError, match="Linear: features must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="Linear: features must be at least 1, got 0"):
         Linear(0)
-    with pytest.raises(TypeError, match=r"Linear: features must be a whole number, not 2\.5"):
+    with pytest.raises(TypeError, match=r"Linear: features must be a whole number, got 2\.5"):
         Linear(2.5)  # type: ignore[arg-type]
 
 

@@ -117,12 +117,12 @@ def test_options_that_do_not_fit_are_told() -> None:
     ):
         Model(LayerNorm(axes=3), (4, 3), backend="numpy")
     with pytest.raises(
-        ValueError, match="BatchNorm: momentum must be above 0 and at most 1, not 0"
+        ValueError, match="BatchNorm: momentum must be above 0 and at most 1, got 0"
     ):
         BatchNorm(momentum=0)
-    with pytest.raises(ValueError, match="LayerNorm: epsilon must be above 0, not -1"):
+    with pytest.raises(ValueError, match="LayerNorm: epsilon must be above 0, got -1"):
         LayerNorm(epsilon=-1)
-    with pytest.raises(ValueError, match="GroupNorm: groups must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="GroupNorm: groups must be at least 1, got 0"):
         GroupNorm(0)
 
 

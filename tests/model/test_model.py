@@ -221,7 +221,7 @@ def test_predict_refuses_samples_of_another_shape(given: tuple[int, ...], senten
         model.predict(np.zeros(given))
     with pytest.raises(ValueError, match="Model: " + sentence):
         model.forward(np.zeros(given), StepContext(training=True))
-    with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"Model\.predict: batch_size must be at least 1, got 0"):
         build().predict(np.zeros((2, *SHAPE)), batch_size=0)
 
 
@@ -296,9 +296,9 @@ def test_a_dtype_that_does_not_exist_is_told() -> None:
 
 @pytest.mark.parametrize(("option", "least"), [("seed", 0), ("bucket_bytes", 1)])
 def test_numbers_of_a_model_are_whole_and_not_too_small(option: str, least: int) -> None:
-    with pytest.raises(ValueError, match=f"Model: {option} must be at least {least}, not -3"):
+    with pytest.raises(ValueError, match=f"Model: {option} must be at least {least}, got -3"):
         Model(Linear(3), (2,), backend="numpy", **{option: -3})
-    with pytest.raises(TypeError, match=f"Model: {option} must be a whole number, not '1'"):
+    with pytest.raises(TypeError, match=f"Model: {option} must be a whole number, got '1'"):
         Model(Linear(3), (2,), backend="numpy", **{option: "1"})
 
 

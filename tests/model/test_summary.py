@@ -94,5 +94,5 @@ def test_memory_grows_with_the_batch_and_the_rest_does_not() -> None:
 
 
 def test_an_empty_batch_has_no_summary() -> None:
-    with pytest.raises(ValueError, match="summary: batch must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="summary: batch must be at least 1, got 0"):
         small().summary(0)

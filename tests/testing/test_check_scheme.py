@@ -363,7 +363,7 @@ def test_the_command_takes_the_library_s_schemes_with_options(
     [
         (f"{__file__}:DividesBySize", "DividesBySize on 2 ranks: parameters differ from those of"),
         (f"{__file__}:Nothing", "scheme: unknown name in "),
-        (f"{__file__}:SGD", "scheme .*:SGD: expected a subclass of GradientExchange, not <class"),
+        (f"{__file__}:SGD", "scheme .*:SGD: expected a subclass of GradientExchange, got <class"),
         ("allreduse", r"^unknown scheme 'allreduse'; did you mean 'allreduce'\?$"),
     ],
 )

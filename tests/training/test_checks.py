@@ -104,7 +104,7 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
         "callback must be a Callback, got <built-in funct",
     ),
     "a word": ({"metrics": "accuracy"}, r"metrics must be a list, such as \['accuracy'\], got"),
-    "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, not 1.5"),
+    "half a pass": ({"accumulation": 1.5}, "accumulation must be a whole number, got 1.5"),
 }
 
 
@@ -118,11 +118,11 @@ def test_what_a_trainer_is_not_made_of_is_told(change: dict[str, Any], words: st
 def test_numbers_of_epochs_and_samples_are_whole() -> None:
     train, _ = small_data()
     trainer = small_trainer()
-    with pytest.raises(TypeError, match=r"^Trainer: epochs must be a whole number, not 1\.5$"):
+    with pytest.raises(TypeError, match=r"^Trainer: epochs must be a whole number, got 1\.5$"):
         trainer.fit(train, epochs=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^Trainer: epochs must be at least 0, not -1$"):
+    with pytest.raises(ValueError, match=r"^Trainer: epochs must be at least 0, got -1$"):
         trainer.fit(train, epochs=-1)
-    with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, not 0$"):
+    with pytest.raises(ValueError, match=r"^Trainer: batch_size must be at least 1, got 0$"):
         trainer.evaluate(train, batch_size=0)
 
 

@@ -40,16 +40,16 @@ def test_options_have_defaults_until_they_are_set() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("cups", 0, "MilkTea: cups must be at least 1, not 0"),
-        ("cups", 1.5, "MilkTea: cups must be a whole number, not 1.5"),
-        ("cups", True, "MilkTea: cups must be a whole number, not True"),
-        ("strength", 1, "MilkTea: strength must be above 0 and below 1, not 1"),
-        ("strength", "much", "MilkTea: strength must be a number, not 'much'"),
-        ("hot", 1, "MilkTea: hot must be true or false, not 1"),
+        ("cups", 0, "MilkTea: cups must be at least 1, got 0"),
+        ("cups", 1.5, "MilkTea: cups must be a whole number, got 1.5"),
+        ("cups", True, "MilkTea: cups must be a whole number, got True"),
+        ("strength", 1, "MilkTea: strength must be above 0 and below 1, got 1"),
+        ("strength", "much", "MilkTea: strength must be a number, got 'much'"),
+        ("hot", 1, "MilkTea: hot must be true or false, got 1"),
         ("kind", "blak", "MilkTea: unknown value of kind 'blak'; did you mean 'black'?"),
-        ("kind", 3, "MilkTea: kind must be text, not 3"),
-        ("sugar", -1, "MilkTea: sugar must be at least 0, not -1"),
-        ("extras", 1, 'MilkTea: extras must be names and values, such as {"name": 1}, not 1'),
+        ("kind", 3, "MilkTea: kind must be text, got 3"),
+        ("sugar", -1, "MilkTea: sugar must be at least 0, got -1"),
+        ("extras", 1, 'MilkTea: extras must be names and values, such as {"name": 1}, got 1'),
         ("mlik", 3, "unknown option of MilkTea 'mlik'; did you mean 'milk'?"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_dataclass_takes_them_for_its_defaults() -> None:
     first = Cup(size=1)
     first.notes["hot"] = 1
     assert (first.size, type(first.size), Cup().size, Cup().notes) == (1.0, float, 0.25, {})
-    with pytest.raises(ValueError, match="Cup: size must be above 0, not 0"):
+    with pytest.raises(ValueError, match="Cup: size must be above 0, got 0"):
         Cup(size=0)
     with pytest.raises(FrozenInstanceError):
         first.size = 2.0  # type: ignore[misc]
@@ -77,7 +77,7 @@ def test_a_dataclass_takes_them_for_its_defaults() -> None:
 def test_they_are_checked_when_they_are_set_later_too() -> None:
     tea = Tea("soft")
     tea.strength = 0.25
-    with pytest.raises(ValueError, match="strength must be above 0 and below 1, not 2"):
+    with pytest.raises(ValueError, match="strength must be above 0 and below 1, got 2"):
         tea.strength = 2
     assert tea.strength == 0.25
 

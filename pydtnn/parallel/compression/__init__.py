@@ -61,6 +61,6 @@ def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Com
     --------
     >>> create_sums("top_k", share=2.0)
     Traceback (most recent call last):
-    ValueError: top_k: share must be above 0 and at most 1, not 2.0
+    ValueError: top_k: share must be above 0 and at most 1, got 2.0
     """
     return COMPRESSOR.find(name).make(options)

@@ -61,7 +61,7 @@ class Format:
             ("mantissa", self.mantissa, 1, 22),
         ):
             if whole("float", name, value, at_least=low) > high:
-                raise ValueError(f"float: {name} must be at most {high} bits, not {value}")
+                raise ValueError(f"float: {name} must be at most {high} bits, got {value}")
 
     @property
     def width(self) -> int:

@@ -254,7 +254,7 @@ MISTAKES = {
     "draw ring --hosts 99x99": "--hosts 99x99 are more than 1024 ranks; take fewer",
     "draw ring --hosts 2x2 -np 3": "--hosts 2x2 are 4 ranks, but -np says 3; leave one of them out",
     "draw ring --output ring.gif": "draw: the name of ring.gif must end in one of .png, .pdf",
-    "draw none.py:f": "allreduce schedule: there is no file none.py; give path/to/file.py:name",
+    "draw none.py:f": "allreduce schedule: file none.py does not exist; use path/to/file.py:name",
     "draw ring --colour": "unrecognized arguments: --colour; python -m pydtnn.comm --help",
     "paint ring": "argument {list,draw,check}: invalid choice: 'paint'",
     "": "the following arguments are required: {list,draw,check}; python -m pydtnn.comm",
@@ -274,7 +274,7 @@ def test_what_is_no_function_is_refused(tmp_path, capsys):
     (tmp_path / "own.py").write_text(OWN)
     assert main(["draw", f"{tmp_path / 'own.py'}:number"]) == 1
     assert (
-        "number: expected a function that yields rounds for a group, not 3"
+        "number: expected a function that yields rounds for a group, got 3"
         in capsys.readouterr().err
     )
 

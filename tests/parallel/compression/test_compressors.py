@@ -216,15 +216,15 @@ def test_what_is_not_finite_does_not_become_so(name, bad):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("top_k", {"share": 0}, "top_k: share must be above 0 and at most 1, not 0"),
+        ("top_k", {"share": 0}, "top_k: share must be above 0 and at most 1, got 0"),
         ("top_k", {"shar": 0.1}, "unknown option of top_k 'shar'; did you mean 'share'"),
-        ("random_k", {"share": 1.5}, "random_k: share must be above 0 and at most 1, not 1.5"),
-        ("int8", {"block": 0}, "int8: block must be at least 1, not 0"),
-        ("sign", {"block": -1}, "sign: block must be at least 1, not -1"),
+        ("random_k", {"share": 1.5}, "random_k: share must be above 0 and at most 1, got 1.5"),
+        ("int8", {"block": 0}, "int8: block must be at least 1, got 0"),
+        ("sign", {"block": -1}, "sign: block must be at least 1, got -1"),
         ("float16", {"scale": 0}, "float16: scale must be at least 1e-30"),
         ("float", {"exponent": 5}, "compressor float: missing a required argument: 'mantissa'"),
         ("float", {"exponent": 11, "mantissa": 3}, "float: exponent must be at most 8 bits"),
-        ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, not 0"),
+        ("power_sgd", {"rank": 0}, "power_sgd: rank must be at least 1, got 0"),
         ("topk2", {}, "unknown compressor 'topk2'; did you mean"),
     ],
 )
@@ -234,5 +234,5 @@ def test_mistakes_are_refused_in_a_sentence(name, options, sentence):
 
 
 def test_an_option_of_a_wrong_type_is_refused():
-    with pytest.raises(TypeError, match="top_k: share must be a number, not 'few'"):
+    with pytest.raises(TypeError, match="top_k: share must be a number, got 'few'"):
         create_sums("top_k", share="few")

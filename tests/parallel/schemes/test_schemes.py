@@ -206,19 +206,19 @@ def test_a_scheme_says_in_one_sentence_what_it_does_not_know(name: str) -> None:
     [
         ("locals_gd", {}, "unknown scheme 'locals_gd'; did you mean 'local_sgd'"),
         ("local_sgd", {"perod": 3}, "unknown option of local_sgd 'perod'; did you mean 'period'?"),
-        ("local_sgd", {"period": 0}, "LocalSGD: period must be at least 1, not 0"),
+        ("local_sgd", {"period": 0}, "LocalSGD: period must be at least 1, got 0"),
         (
             *("local_sgd", {"period": 2.0}),
-            'scheme local_sgd {"period": 2.0}: LocalSGD: period must be a whole number, not 2.0',
+            'scheme local_sgd {"period": 2.0}: LocalSGD: period must be a whole number, got 2.0',
         ),
-        ("post_local_sgd", {"after": -1}, "PostLocalSGD: after must be at least 0, not -1"),
-        ("elastic", {"beta": 1.5}, "ElasticAveraging: beta must be above 0 and at most 1, not 1.5"),
+        ("post_local_sgd", {"after": -1}, "PostLocalSGD: after must be at least 0, got -1"),
+        ("elastic", {"beta": 1.5}, "ElasticAveraging: beta must be above 0 and at most 1, got 1.5"),
         (
             *("gossip", {"graph": "rign"}),
             "Gossip: unknown value of graph 'rign'; did you mean 'ring'?",
         ),
-        ("gossip", {"graph": 3}, 'scheme gossip {"graph": 3}: Gossip: graph must be text, not 3'),
-        ("stale", {"delay": -1}, "StaleGradients: delay must be at least 0, not -1"),
+        ("gossip", {"graph": 3}, 'scheme gossip {"graph": 3}: Gossip: graph must be text, got 3'),
+        ("stale", {"delay": -1}, "StaleGradients: delay must be at least 0, got -1"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, Any], sentence: str) -> None:

@@ -126,12 +126,19 @@ def set_options(instance: Any, values: Mapping[str, Any]) -> None:
 
 
 def signature_of(cls: type) -> inspect.Signature:
-    """Return the signature of a class, with its options in place of ``**options``."""
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    parameters = list(signature.parameters.values())[1:]  # without self
-    if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
-        parameters[-1:] = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-            for name, option in options_of(cls).items()
-        ]
-    return signature.replace(parameters=parameters)
+    """Return the signature of a class, with its options in place of ``**options``.
+
+    Parameters of ``__init__`` of a base class that are passed by ``**options`` are included.
+    """
+    named: dict[str, inspect.Parameter] = {}
+    for base in (base for base in cls.__mro__[:-1] if "__init__" in vars(base)):  # but object
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]  # no self
+        rest = own.pop() if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD else None
+        named = {**{parameter.name: parameter for parameter in own}, **named}
+        if rest is None:
+            return inspect.Signature(list(named.values()))
+    for name, option in options_of(cls).items():
+        named[name] = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default
+        )
+    return inspect.Signature(list(named.values()))

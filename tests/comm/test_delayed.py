@@ -42,10 +42,13 @@ def test_ranks_meet_in_many_orders() -> None:
 
 
 MISUSE: list[tuple[str, Callable[[Communicator, np.ndarray], Any]]] = [
-    ("allreduce of 3 float64 was written before", lambda comm, x: x.fill(1)),
-    ("an array on which iallreduce of 3 float64 is under way", lambda comm, x: comm.iallreduce(x)),
+    ("allreduce of 3 float64 was modified before", lambda comm, x: x.fill(1)),
     (
-        "an array on which iallreduce of 3 float64 is under way",
+        "uses an array of iallreduce of 3 float64, which is not complete",
+        lambda comm, x: comm.iallreduce(x),
+    ),
+    (
+        "uses an array of iallreduce of 3 float64, which is not complete",
         lambda comm, x: comm.isend(x[:1], 0),
     ),
 ]

@@ -261,7 +261,7 @@ def test_an_index_of_bytes_is_refused_for_windows_of_more_than_256_taps(name: st
     x = backend.asarray(np.arange(17 * 16 * 3, dtype="float32").reshape(1, 17, 16, 3))
     y, dx = backend.empty((1, 1, 1, 3), "float32"), backend.empty(x.shape, "float32")
     index = backend.empty(y.shape, "uint8")
-    message = "index of windows of 272 taps must be int32, not uint8"
+    message = "index for windows of 272 taps must be int32, got uint8"
     with pytest.raises(ValueError, match=message):
         backend.pool.max_forward(x, g, out=y, index=index)
     with pytest.raises(ValueError, match=message):

@@ -1,5 +1,5 @@
-/* Sums over rows, and affine maps of rows, with one coefficient per channel: what all
- * normalisations are made of.
+/* Sums over rows, and affine maps of rows, with one coefficient per channel, the basis of all
+ * normalisations.
  *
  * Rows shorter than a few vectors are folded: k rows of C channels are one row of k C columns, k C
  * a multiple of LANES, so that any C runs in whole vectors, several rows in each where C < LANES.
@@ -8,9 +8,9 @@
  *
  * Sums: a vector of columns is loaded for GROUP lines in turn, which amortises the loads and stores
  * of its accumulators (L1). Floats are accumulated relative to a pivot near the mean (statistics:
- * the mean of the block's first lines), so that nothing cancels, and for BLOCK_LINES lines only;
- * then the sums about zero are worked out in double. With a pivot k deviations away the variance
- * loses eps k^2, and whatever the data k^2 is at most 2 on average. Three operations a vector
+ * the mean of the block's first lines), to avoid cancellation, and for BLOCK_LINES lines only; then
+ * the sums about zero are computed in double. With a pivot k deviations from the mean the variance
+ * has an error of eps k^2, and k^2 is at most 2 on average for any data. Three operations a vector
  * (subtract, add, multiply-add) and one load: faster than memory.
  */
 #ifndef PYDTNN_CHANNELS_H
@@ -194,7 +194,7 @@ static inline void finish_products(const struct lines *o, const real *x, const r
 
 /* -- affine maps */
 
-/* Tables of one coefficient per column; `b` is read in BACKWARD alone. */
+/* Tables of one coefficient per column; `b` is read only in BACKWARD. */
 struct map {
     const real *p, *a, *b, *c;
 };

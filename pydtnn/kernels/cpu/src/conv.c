@@ -1,12 +1,12 @@
 /* Convolutions over NHWC images: the table of kernels. Every direction and algorithm is a walk over
  * blocks (conv_walk.c). Forward and backward of data are gathers (conv_gather.c), backward of
  * filters is a sum over pixels (conv_filter.c); depthwise convolutions have a walk for all
- * directions (conv_depthwise.c). conv_block.c says what their blocks are. Winograd's algorithms
- * have blocks of their own (conv_winograd.c). */
+ * directions (conv_depthwise.c). Blocks are defined in conv_block.c. Winograd's algorithms have
+ * separate blocks (conv_winograd.c). */
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
-/* The side of an output tile of Winograd's algorithms, which suit filters of 3x3, no groups, and
+/* The side of an output tile of Winograd's algorithms, which support filters of 3x3, no groups, and
  * strides and dilations of 1. */
 static int tile_of(int algorithm) { return algorithm == WINOGRAD4 ? 4 : 2; }
 

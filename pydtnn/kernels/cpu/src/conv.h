@@ -16,8 +16,8 @@ struct conv_shape {
 /* The numbers in the names are the sides of an output tile. */
 enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2 };
 
-/* Inputs may be deferred; what is read several times must not be stored over what it is read from.
- * The result of a gather is what its sink makes of it, whose `add` may be its `y`; `sums` are the
+/* Inputs may be deferred; an input that is read several times must not be stored over its source.
+ * The result of a gather is that of its sink, with an `add` that may be its `y`; `sums` are the
  * sink's (rows of channels, overwritten), or NULL. */
 struct conv_kernels {
     int (*forward)(const struct conv_shape *shape, int algorithm, const struct source *x,

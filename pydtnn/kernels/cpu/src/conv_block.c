@@ -1,16 +1,16 @@
-/* How a convolution walks over its images.
+/* Blocks and passes of a convolution.
  *
  * All three directions gather: every output of forward, and every element of dx, is a sum over taps
  * that read an image at the output's place plus a fixed offset. In backward of data with stride s
  * the elements of dx fall into s x s phases (the remainder of the padded index by s); within a
- * phase the taps that meet it and their offsets are the same everywhere, so a phase is a pass of a
- * convolution of stride 1 over dy, with no zeros inserted and no tap wasted.
+ * phase the taps and their offsets are the same everywhere, so a phase is a pass of a convolution
+ * of stride 1 over dy, without inserted zeros or unused taps.
  *
  * The work is cut into blocks: several small images, or some rows of a large one. A block is read
- * where it lies, by kernels that keep to the taps inside the image, or from a copy with zeros
- * around it, in L2. The copy is one pass over the input: 10 % of the time for 16 channels, 3 %
- * for 64. A deferred input is computed by this pass, which costs little more. Blocks depend on the
- * shape alone, never on the number of threads.
+ * in place, by kernels that use only the taps inside the image, or from a copy with zeros around
+ * it, in L2. The copy is one pass over the input: 10 % of the time for 16 channels, 3 % for 64. A
+ * deferred input is computed by this pass at little additional cost. Blocks depend only on the
+ * shape, never on the number of threads.
  */
 #include <stdlib.h>
 

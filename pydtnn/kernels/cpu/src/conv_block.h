@@ -1,4 +1,4 @@
-/* How a convolution walks over its images: passes, blocks, and the padded copy of a block; see
+/* Passes and blocks of a convolution, and the padded copy of a block; see
  * conv_block.c. */
 #ifndef PYDTNN_CONV_BLOCK_H
 #define PYDTNN_CONV_BLOCK_H
@@ -32,7 +32,7 @@ struct block {
     const real *base;
 };
 
-/* Outputs [begin, end) of an axis, which meet taps [tap, tap + taps) of the pass. */
+/* Outputs [begin, end) of an axis, which use taps [tap, tap + taps) of the pass. */
 struct span {
     ptrdiff_t begin, end, tap, taps;
 };

@@ -8,14 +8,14 @@
  *                                                                conv_depthwise_backward.c
  *       the sink's work on the go                                from a scratch: L1 or L2
  *
- * There is nothing to reuse between channels, and little between outputs: what counts is that every
- * array comes from memory once. So a plain input is read where it lies, a deferred one is computed
- * row by row just before it is read, with no zeros around it, and both gradients are computed in
- * one pass. Backward of filters is a pass over the elements of x, as backward of data is over those
- * of dx; with a stride both fall into phases (conv_block.c), and no tap meets an inserted zero.
+ * There is no reuse between channels, and little between outputs, so every array should be read
+ * from memory only once. A plain input is therefore read in place, a deferred one is computed row
+ * by row just before it is read, without zeros around it, and both gradients are computed in one
+ * pass. Backward of filters is a pass over the elements of x, as backward of data is over those of
+ * dx; with a stride both fall into phases (conv_block.c), and no zeros are inserted.
  *
  * The gradient of the filters is summed per part of the batch, parts are added in order, and their
- * number depends on the shape alone.
+ * number depends only on the shape.
  */
 #include <stdlib.h>
 
@@ -123,7 +123,7 @@ static void pack(const struct walk *walk, ptrdiff_t unit) {
     }
 }
 
-/* What a thread works with: the ring, outputs and x of a go; a row, and where its dw goes. */
+/* Buffers of a thread: the ring, outputs and x of a group of rows; a row, and its dw. */
 struct workspace {
     real *ring, *out, *x;
     real **dw;
@@ -170,8 +170,8 @@ static void find_inside(const struct axis *axis, ptrdiff_t size, struct depthwis
     row->outside = larger(row->inside, smaller(outside, axis->outputs));
 }
 
-/* Point to the rows of the kernel that output row `number` meets inside the image. `tap` is the
- * first tap of the phase, `left` the column that it reads for output 0. */
+/* Set pointers to the rows of the kernel that output row `number` uses inside the image. `tap` is
+ * the first tap of the phase, `left` the column that it reads for output 0. */
 static void find_rows(const struct depthwise_walk *d, const struct block *block, ptrdiff_t image,
                       ptrdiff_t number, const struct range *range, ptrdiff_t tap, ptrdiff_t left,
                       struct workspace *work, real *gradients) {

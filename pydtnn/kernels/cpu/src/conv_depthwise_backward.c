@@ -1,4 +1,4 @@
-/* A row of both gradients of a depthwise convolution, or of that of the filters alone.
+/* A row of both gradients of a depthwise convolution, or only that of the filters.
  *
  *   for each strip of the row, 4 KB or 8 elements     so that memory is read nearly in order
  *     for each vector of channels
@@ -6,13 +6,13 @@
  *         for each element of x and dx
  *           for each tap                              one load of dy: dx += dy w, dw += dy x
  *
- * Under each tap an element of x meets the same dy as the element of dx in its place, so one pass
- * gives both: 10 loads for 18 multiply-adds, and 3 arrays from memory instead of 4. The gradient of
- * the filters alone is bound by loads, 10 for 9. Where the kernel has more rows or taps, the
- * elements are gone over again and dx is added to.
+ * For each tap an element of x and the same element of dx use the same dy, so one pass computes
+ * both: 10 loads for 18 multiply-adds, and 3 arrays from memory instead of 4. The gradient of only
+ * the filters is bound by loads, 10 for 9. If the kernel has more rows or taps, the elements are
+ * processed again and added to dx.
  *
- * A strip is summed from zero in registers and then added to dw. Expected: 0.7 to 0.8 of what a
- * copy moves from L3.
+ * A strip is summed from zero in registers and then added to dw. Expected: 0.7 to 0.8 of the
+ * bandwidth of a copy from L3.
  */
 #include "conv_depthwise.h"
 #include "gemm.h"

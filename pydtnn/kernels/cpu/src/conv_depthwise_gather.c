@@ -26,8 +26,8 @@ struct manner {
     int taps, step;
 };
 
-/* Forget where a pointer came from: gcc would address every input by an offset of its own, and keep
- * those in memory. */
+/* Hide the origin of a pointer: gcc would otherwise address every input by a separate offset in
+ * memory. */
 #define KEEP(pointer) __asm__("" : "+r"(pointer))
 
 INLINE int inputs_of(const struct manner m, const int outputs) {

@@ -6,17 +6,17 @@
  *       for each row of the kernel, 3 vectors of (tap, channel)
  *         for each tile of 8 filters                           gemm_outer: a segment per row
  *
- * Rows of outputs that a row of the kernel sees outside the image are left out of its sums.
+ * Rows of outputs for which a row of the kernel is outside the image are omitted from its sums.
  * In NHWC a row of the kernel, taps x channels, lies side by side in x, so a vector of dw is a
  * plain load of x at every pixel and nothing is packed: 11 loads for 24 multiply-adds. Expected:
  * 0.8 to 0.9 of the peak where taps x channels fill vectors.
  *
- * Where such rows fill vectors badly, as with 3 channels, lanes are filters: gemm_turned.c.
+ * If such rows do not fill vectors, as with 3 channels, lanes are filters: gemm_turned.c.
  *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
- * order at the end. Their number depends on the shape alone, so do the bytes; and the rounding
- * error of float32 grows with the pixels of a block and the number of blocks, not with the pixels
- * of the batch.
+ * order at the end. Their number, and therefore the bytes, depend only on the shape; and the
+ * rounding error of float32 grows with the pixels of a block and the number of blocks, not with the
+ * pixels of the batch.
  */
 #include <stdlib.h>
 

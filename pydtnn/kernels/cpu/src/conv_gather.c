@@ -5,15 +5,16 @@
  *       for each view, and in it each tile of pixels  gemm_rows: taps are segments of a row
  *     the sink's work on the block's outputs          in L1 or L2, where they are
  *
- * A view (conv_views.c) is the pixels that meet the same taps inside the image: no product with the
- * padding is computed, and a plain input is read where it lies. A deferred one is computed into a
- * copy with zeros around it.
+ * A view (conv_views.c) is the set of pixels that use the same taps inside the image: no product
+ * with the padding is computed, and a plain input is read in place. A deferred one is computed into
+ * a copy with zeros around it.
  *
  * Filters are packed once per call (they change between calls): columns in whole vectors, the taps
  * of a phase in the order in which its segments read them, which flips them in backward of data.
  * Where there are fewer blocks than PIECES, a block is shared out by panels, each share with its
  * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
- * order. If the sink adds what lies where its results go, outputs are computed in a scratch first.
+ * order. If the sink adds the previous contents of its output, outputs are first computed in a
+ * scratch array.
  *
  * One vector of outputs takes conv_slide.c where a row of the kernel has 2 or 3 taps side by side.
  * Expected, of the peak and counting the products that are left out as done: 1.1 for 64 outputs on

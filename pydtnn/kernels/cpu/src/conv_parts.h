@@ -5,8 +5,8 @@
 #include "conv_block.h"
 #include "conv_walk.h"
 
-/* Make a walk of a direction; what it is given must stay where it is until the walk was run. Return
- * -1 if memory is short. */
+/* Create a walk of a direction; its arguments must remain valid until the walk has run. Return -1
+ * if memory allocation fails. */
 int NAME(gather_walk)(struct walk *walk, const struct conv_shape *shape, enum gather gather,
                       const struct source *x, const real *w, const real *b, const struct sink *y,
                       double *sums);

@@ -4,7 +4,7 @@
  * gemm_rows with one vector of columns needs a load for every multiply-add and is bound by them.
  * Here a tile is 16 neighbouring pixels; for each row of the kernel and channel the 2 or 3 filters
  * of the row sit in registers, and every input pixel under the tile is broadcast once and
- * multiplied into the outputs that see it: 21 loads for 48 multiply-adds, 16 + 3 + 1 registers.
+ * multiplied into the outputs that use it: 21 loads for 48 multiply-adds, 16 + 3 + 1 registers.
  * Pixels that are left over in a row use tiles of 8, 4 and 1; with 16 registers a tile has 12.
  * Where the row ends, the input outside is read from a row of zeros, so that a tile has no
  * conditions. Filters are packed as for gemm_rows. Expected: 0.87 of the peak for 16 channels;
@@ -24,8 +24,8 @@ enum { MOST_TAPS = 3, MOST_TRIPLES = (TILE + 2) / 3 };
  * vector registers and move them over the port of the multiply-adds. */
 #define KEEP(pointer) __asm__("" : "+r"(pointer))
 
-/* `pixels` outputs from number i of the row on. The first and the last input that they see have
- * pointers of their own, which lead to zeros where the row ends. */
+/* `pixels` outputs from number i of the row on. The first and the last input that they use have
+ * separate pointers, which point to zeros at the end of the row. */
 INLINE void slide_tile(const int pixels, const int taps, const struct slide *t, ptrdiff_t i0,
                        const real *x, real *y) {
     vec sum[TILE], start = t->start ? vload(t->start) : vzero();

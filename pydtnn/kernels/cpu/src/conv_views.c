@@ -1,12 +1,11 @@
-/* The outputs of a pass, sorted by the taps that they meet inside the image.
+/* The outputs of a pass, grouped by the taps that they use inside the image.
  *
  * On each axis the taps inside the image are a range, and outputs with the same range are
  * neighbours: at most 2 taps + 1 spans, three for a kernel of 3 with a padding of 1. A view is a
- * span of rows x a span of columns; a kernel that computes it goes over its taps alone. This saves
- * the products with the padding, 17 % of a 3x3 kernel on maps of 8x8 and 31 % on 4x4, and the
- * padded copy of the input, since no tap that is left reads outside. The price are tiles that end
- * at the borders: blocks of several images keep the views long on the small maps where there are
- * most.
+ * span of rows x a span of columns; a kernel that computes it iterates only over its taps. This
+ * saves the products with the padding, 17 % of a 3x3 kernel on maps of 8x8 and 31 % on 4x4, and the
+ * padded copy of the input, since no remaining tap reads outside. The cost is that tiles end at the
+ * borders: blocks of several images keep the views long on small maps, which have the most borders.
  */
 #include <stdlib.h>
 

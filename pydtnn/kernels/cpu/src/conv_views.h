@@ -1,10 +1,10 @@
-/* The outputs of a pass, sorted by the taps that they meet inside the image; see conv_views.c. */
+/* The outputs of a pass, grouped by the taps that they use inside the image; see conv_views.c. */
 #ifndef PYDTNN_CONV_VIEWS_H
 #define PYDTNN_CONV_VIEWS_H
 
 #include "conv_block.h"
 
-/* Outputs of a pass that meet the same taps. A segment is a tap, or neighbouring taps of one row of
+/* Outputs of a pass that use the same taps. A segment is a tap, or neighbouring taps of one row of
  * the kernel: it lies at segment[s] from what tap 0 of an output reads, holds `length` elements and
  * belongs to rows weight[s], weight[s] + 1, ... of the pass's packed filters. */
 struct view {

@@ -10,12 +10,13 @@
  *         transform back, add the bias                           y, or a copy of the block
  *       finish the block's rows if the sink has work
  *
- * 36 multiplications make 16 outputs that need 144: four times fewer (F(2x2, 3x3): 16 for 4 instead
- * of 36, 2.25 times). The transforms cost 270 vector operations per tile and vector of channels, as
- * many as half of the products for 16 channels and an eighth for 64. So of the bound of 4 about 2.7
- * remain for 16 channels and 3.4 for 64, before memory. Expected, in multiples of the peak as if
- * all 144 multiplications were done: 1.7 for 16 channels and 2.8 for 64 from L2, 1.2 and 2.3 with
- * images in L3, where reading and writing them takes a fifth of the time for 16 channels.
+ * 36 multiplications compute 16 outputs that otherwise need 144: four times fewer (F(2x2, 3x3): 16
+ * for 4 instead of 36, 2.25 times). The transforms cost 270 vector operations per tile and vector
+ * of channels, as many as half of the products for 16 channels and an eighth for 64. So of the
+ * bound of 4 about 2.7 remain for 16 channels and 3.4 for 64, before memory. Expected, in multiples
+ * of the peak as if all 144 multiplications were done: 1.7 for 16 channels and 2.8 for 64 from L2,
+ * 1.2 and 2.3 with images in L3, where reading and writing them takes a fifth of the time for 16
+ * channels.
  *
  * Filters that do not fit in L2 transformed are cut: an item is a part of the batch and a range of
  * about 64 outputs, whose filters each thread transforms for itself as it needs them; groups are

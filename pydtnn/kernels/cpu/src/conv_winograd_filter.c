@@ -8,11 +8,11 @@
  *         36 small products, dU += Z^T V                    dU [36][O][C], L2
  *   dw = G^T (sum of the parts) G
  *
- * dU is 36/9 of the weights, so large filters are cut, and what they are cut into keeps the threads
- * busy: then there are no parts, each item transforms its own dU back, and dU is never stored.
- * Tiles are transformed again for every range they meet, which costs an eighth each. Every group is
- * summed from zero in registers, every part from zero in dU, and the parts are added in order: the
- * bytes depend on the shape alone.
+ * dU is 36/9 of the weights, so large filters are divided, which provides work for all threads:
+ * then there are no parts, each item transforms its own dU back, and dU is never stored. Tiles are
+ * transformed again for every range, which costs an eighth each. Every group is summed from zero in
+ * registers, every part from zero in dU, and the parts are added in order: the bytes depend only on
+ * the shape.
  */
 #include <stdlib.h>
 

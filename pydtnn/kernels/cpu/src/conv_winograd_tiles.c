@@ -1,10 +1,10 @@
-/* How Winograd's convolution walks over its images.
+/* Blocks and tiles of Winograd's convolution.
  *
  * A block is several small images or some tile rows of a large one. Its rows are packed into a
- * canvas in L2 with zeros around them, so that tiles know no borders and deferred arrays are
- * computed while they are copied. What lies left and right of the images is zero once and for all;
+ * canvas in L2 with zeros around them, so that tiles need no border conditions and deferred arrays
+ * are computed while they are copied. The columns left and right of the images are cleared once;
  * rows above and below them are cleared per block. Tiles of a block are numbered image by image,
- * row by row. Blocks depend on the shape alone, never on the number of threads.
+ * row by row. Blocks depend only on the shape, never on the number of threads.
  */
 #include "conv_winograd.h"
 

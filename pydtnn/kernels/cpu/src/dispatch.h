@@ -49,7 +49,7 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
     }
 
 #if defined(__x86_64__)
-/* What not every compiler's __builtin_cpu_supports knows. */
+/* Features that __builtin_cpu_supports does not support in all compilers. */
 static inline __attribute__((unused)) int has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);

@@ -1,4 +1,4 @@
-/* Sums of vectors in double precision, whatever the real type; the lanes are added in a fixed
+/* Sums of vectors in double precision for any real type; the lanes are added in a fixed
    order at the end. */
 #ifndef PYDTNN_DOUBLES_H
 #define PYDTNN_DOUBLES_H

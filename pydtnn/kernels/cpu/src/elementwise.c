@@ -13,7 +13,7 @@
 /* every activation takes alpha, most have no use for it */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
-/* forward: y from x; backward: dx from dy and z, which is y or x as the reference says */
+/* forward: y from x; backward: dx from dy and z, which is y or x as in the reference */
 INLINE vec relu_forward(vec x, vec alpha) { return vmax(vzero(), x); } /* in this order NaN stays */
 INLINE vec relu_backward(vec dy, vec y, vec alpha) { return vselect(y <= 0, vzero(), dy); }
 

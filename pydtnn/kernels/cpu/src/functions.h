@@ -98,7 +98,7 @@ INLINE vec vlog(vec x) {
     return vselect(x >= 0, result, x * vset((real)__builtin_nan(""))); /* NaN for NaN and x < 0 */
 }
 
-/* log(1 + x) for 0 <= x <= 1: 2 artanh(x / (2 + x)), whose argument is at most 1/3 */
+/* log(1 + x) for 0 <= x <= 1: 2 artanh(x / (2 + x)) with an argument of at most 1/3 */
 INLINE vec vlog1p(vec x) {
     vec s = x / (2 + x), z = s * s, series = vset((real)2 / (2 * LOG1P_TERMS + 1));
 #pragma GCC unroll 16

@@ -1,5 +1,5 @@
-/* Deferred arrays: elementwise maps with coefficients per channel, applied where they are read, and
- * what is done in passing to an array that is being written; see fused.c.
+/* Deferred arrays: elementwise maps with coefficients per channel, applied when they are read, and
+ * operations on an array while it is written; see fused.c.
  *
  * Arrays are (rows, channels); coefficients are `channels` elements of the arrays' own type. */
 #ifndef PYDTNN_FUSED_H
@@ -31,7 +31,7 @@ enum sink_sums {
  * y = 0 where the gate's value is not positive, if the gate has a relu; max(y, 0) if relu; sums. */
 struct sink {
     void *y;
-    const void *add;           /* NULL: nothing; may be y only where a kernel says so */
+    const void *add;           /* NULL: nothing; may be y only for kernels that allow it */
     const struct source *gate; /* NULL: none; if gate->store is given it holds the gate's values */
     int relu;
     enum sink_sums sums;
@@ -40,7 +40,7 @@ struct sink {
 struct fused_kernels {
     int (*evaluate)(const struct source *source, ptrdiff_t rows, ptrdiff_t channels, void *out,
                     int threads);
-    /* out = what sink says of dy; sums (2 or 3, channels) or NULL */
+    /* out = the result of sink for dy; sums (2 or 3, channels) or NULL */
     int (*gate)(const void *dy, const struct sink *sink, ptrdiff_t rows, ptrdiff_t channels,
                 double *sums, int threads);
 };

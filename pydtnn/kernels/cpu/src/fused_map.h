@@ -8,7 +8,7 @@
 
 enum { MOST_TERMS = 2, MOST_VECTORS = 4 };
 
-/* Loops over terms and vectors go away, or their arrays would not stay in registers. */
+/* Loops over terms and vectors must be unrolled to keep their arrays in registers. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -56,7 +56,7 @@ struct folded {
     real table[2 * MOST_TERMS + 1][FOLD_MOST];
 };
 
-/* How many rows to fold: 1 where it does not pay. */
+/* Number of rows to fold: 1 if folding is not faster. */
 INLINE ptrdiff_t fold_of(const struct window *w, ptrdiff_t stride) {
     if (2 * w->channels > LANES || w->columns != w->channels || stride != w->channels) return 1;
     const ptrdiff_t common = w->channels & -w->channels; /* largest power of two in channels */

@@ -31,14 +31,14 @@ void NAME(source_rows)(const struct source *source, ptrdiff_t first, ptrdiff_t r
 void NAME(source_window)(const struct source *source, const struct window *window, real *dst,
                          ptrdiff_t stride);
 
-/* Do what the sink says to rows [first, first + rows) of sink->y, and add to `sums` (as many rows
+/* Apply the sink to rows [first, first + rows) of sink->y, and add to `sums` (as many rows
  * of `channels` doubles as enum sink_sums lists; NULL for SUMS_NONE). If sink->add is given, y + add
- * is formed here, so add must not have been overwritten. Moments go without a gate. */
+ * is computed here, so add must not have been overwritten. Moments have no gate. */
 void NAME(sink_rows)(const struct sink *sink, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t channels,
                      double *sums);
 
-/* The same for a window whose y lies in `from`, where rows are `stride` apart, and goes to sink->y
- * when it is done. Then sink->add may be sink->y. */
+/* The same for a window whose y lies in `from`, where rows are `stride` apart, and is copied to
+ * sink->y at the end. Then sink->add may be sink->y. */
 void NAME(sink_window)(const struct sink *sink, const struct window *window, const real *from,
                        ptrdiff_t stride, double *sums);
 

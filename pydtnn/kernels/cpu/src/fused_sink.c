@@ -1,20 +1,20 @@
-/* What is done to rows of y after they were computed: y += add, 0 where the gate is closed,
+/* Operations on rows of y after they were computed: y += add, 0 where the gate is closed,
  * max(y, 0), sums over the rows.
  *
  *   for each chunk of rows (L1)
  *     for each WIDE vectors of columns   coefficients and sums: registers
  *       for each row                     every operand is loaded once
  *
- * FLIGHT vectors at a time, with sums of their own, hide the latency of an addition; WIDE of them
- * lie side by side, which memory likes better than a column. Within a chunk sums are in the arrays'
- * own type; they go over to double at its end, so the error of float32 grows with the rows of a
- * chunk. Moments are taken about the mean of a few rows of the chunk, of which double then makes
- * those about zero: with a pivot k deviations from the mean the variance loses eps k^2, however
- * large the mean is.
+ * FLIGHT vectors at a time, with separate sums, hide the latency of an addition; WIDE of them are
+ * adjacent, which is faster than a column. Within a chunk sums are in the arrays' own type; they
+ * are converted to double at its end, so the error of float32 grows with the rows of a chunk.
+ * Moments are taken about the mean of a few rows of the chunk, from which those about zero are
+ * computed in double: with a pivot k deviations from the mean the variance has an error of eps k^2,
+ * for any mean.
  *
- * Whether there is something to add is not compiled in; the branch is always the same way. What
- * the gate needs is: its value (from its terms, or kept in an array) or only its centred terms, for
- * the sums. Expected: as fast as memory; from L1 2 to 4 cycles a vector.
+ * Whether there is an array to add is a run-time branch, which is always the same. The gate is
+ * compiled in: its value (from its terms, or kept in an array) or only its centred terms, for the
+ * sums. Expected: as fast as memory; from L1 2 to 4 cycles a vector.
  */
 #include "fused_map.h"
 

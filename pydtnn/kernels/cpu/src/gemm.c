@@ -40,7 +40,8 @@ enum { UNROLL_K = 4, MOST_ROWS = 16, MOST_VECTORS = 3 };
         }                                                                \
     } while (0)
 
-/* Store one row of a tile of C, adding what is there if told so; the last vector may be cut. */
+/* Store one row of a tile of C, adding the previous contents if required; the last vector may be
+ * partial. */
 INLINE void store_row(const int vectors, const vec *sum, real *c, ptrdiff_t columns,
                       int accumulate) {
     UNROLL
@@ -110,7 +111,7 @@ INLINE void outer_tile(const int rows, const int vectors, const struct gemm_oute
     }
 }
 
-/* A tile of every size that pays, with constant rows and vectors, largest first. */
+/* Tiles of all useful sizes, with constant rows and vectors, largest first. */
 struct rows_size {
     ptrdiff_t rows;
     void (*run)(const struct gemm_rows *, ptrdiff_t);
@@ -167,7 +168,7 @@ static const struct outer_size *const outer_sizes[] = {outer_1, outer_2};
 #endif
 
 /* Run tiles over all rows: as few as the largest size allows, and of equal sizes rather than large
- * ones and a small rest, whose few sums would wait for each other. */
+ * ones and a small rest, which would be bound by latency. */
 #define RUN(sizes, rows, task)                                                           \
     for (ptrdiff_t first = 0; first < (rows);) {                                         \
         ptrdiff_t left = (rows) - first, tiles = ceil_div(left, (sizes)[0].rows), n = 0; \

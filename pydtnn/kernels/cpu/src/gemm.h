@@ -17,8 +17,8 @@ enum { ROWS_COLUMNS = ROWS_VECTORS * LANES, OUTER_COLUMNS = OUTER_VECTORS * LANE
  *
  * Row i of A starts at a + a_offset[i], row i of C at c + c_offset[i]; rows of B are ldb apart. B
  * and start are read in whole vectors, C only in its columns. An output pixel of a convolution is a
- * row: its offset says where its window starts, the segments where the taps are, so no im2row
- * matrix is ever written. */
+ * row: its offset is the start of its window, the segments are the taps, so no im2row matrix is
+ * written. */
 struct gemm_rows {
     const real *a;
     const ptrdiff_t *a_offset;
@@ -73,7 +73,8 @@ void NAME(gemm_transpose)(ptrdiff_t rows, ptrdiff_t columns, const real *src, pt
 /* n elements, aligned to 64 bytes; NULL if memory is short. */
 void *NAME(scratch_new)(ptrdiff_t n);
 
-/* Before a loop over a tile: its array of vectors stays in registers only when the loop is gone. */
+/* Before a loop over a tile: its array of vectors is kept in registers only if the loop is
+ * unrolled. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -1,8 +1,8 @@
 /* Packing and turning of operands, and scratch memory.
  *
  * A matrix is turned in squares of LANES x LANES that pass through registers: log2(LANES) rounds of
- * interleaving, 64 permutations for 256 floats with AVX-512. What is left over goes element by
- * element.
+ * interleaving, 64 permutations for 256 floats with AVX-512. Remaining elements are copied one by
+ * one.
  */
 #include <stdlib.h>
 

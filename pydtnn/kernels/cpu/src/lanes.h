@@ -1,4 +1,4 @@
-/* The first lanes of vectors: what rows need whose length is no multiple of LANES. */
+/* The first lanes of vectors, for rows with a length that is not a multiple of LANES. */
 #ifndef PYDTNN_LANES_H
 #define PYDTNN_LANES_H
 

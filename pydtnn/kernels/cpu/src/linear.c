@@ -6,15 +6,15 @@
  *
  * C is cut into chunks of at most ROWS x COLUMNS, computed in parallel; inside one the summed index
  * is cut into blocks of DEPTH, so that a panel of B stays in L2 and what a tile needs of A in L1,
- * and so that float32 sums in blocks. Every element of C is one sum, in an order that does not know
- * where C is cut: so chunks may be as many, and as large, as threads share evenly.
+ * and so that float32 sums in blocks. Every element of C is one sum, in an order that does not
+ * depend on the chunks: their number and size can be chosen for an even distribution over threads.
  *
  * In forward both operands lie with the summed index inside, so one must be turned while packing:
  * the smaller one, which for a batch of 64 is x; then lanes are samples. The other operands are
- * read where they lie, but for blocks whose rows are so far apart that they crowd into few sets of
- * the cache: those are packed on the way, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
- * 64 up; below a vector of samples the memory that holds w bounds it, and a handful of samples are
- * left to linear_few.c.
+ * read in place, except blocks with a row stride that maps them to few sets of the cache: those are
+ * packed on the way, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
+ * 64 up; below a vector of samples it is bound by reading w, and linear_few.c handles a few
+ * samples.
  */
 #include <stdlib.h>
 
@@ -25,7 +25,7 @@ enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FIL
 enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + OUTER_COLUMNS) };
 
 /* C[i, j] = start[j] + sum over k of A[i lda + k] B[k, j]. B lies in packed panels, or as a matrix
- * with rows of ldb, of which blocks are packed on the way where `pack` says so or a panel is
+ * with rows of ldb, with blocks that are packed if `pack` is set or a panel is
  * narrower than ROWS_COLUMNS. */
 struct product {
     ptrdiff_t rows, columns, depth;

@@ -1,7 +1,7 @@
 /* Gradient of a bias: the sum of each column.
  *
- * Memory-bound: one pass over dy with up to four vectors of columns in registers. Rows are cut into
- * parts of PART_ROWS whatever the number of threads; each part is summed from zero and the parts
+ * Memory-bound: one pass over dy with up to four vectors of columns in registers. Rows are divided
+ * into parts of PART_ROWS for any number of threads; each part is summed from zero and the parts
  * are added in order, so that the bytes do not depend on the threads and the rounding error grows
  * with the length of a part, not of the column.
  */

@@ -1,15 +1,15 @@
-/* Products for a handful of samples, where nothing of w is used more than a few times.
+/* Products for a few samples, with little reuse of w.
  *
- * With fewer samples than FEW the register blocks of gemm.c would be mostly empty, and what bounds
- * the time is the memory that holds w or dw. So each is read or written once, along its rows, by
- * loops that keep ROWS of them in flight:
+ * With fewer samples than FEW the register blocks of gemm.c would be mostly empty, and the time is
+ * bound by the memory bandwidth of w or dw. Each is therefore read or written once, along its rows,
+ * by loops that keep ROWS of them in flight:
  *
  *   forward           y[n, o] = w[o] . x[n]            sums of lanes, ROWS outputs at a time
  *   backward_data     dx[n] += dy[n, o] w[o]           ROWS outputs at a time; dx stays in L1
  *   backward_filter   dw[o] = sum of dy[n, o] x[n]     one store per vector
  *
  * Threads share outputs, or columns in backward_data, so each sum has one order. Expected: the
- * rate at which a core reads or writes the memory that w lies in.
+ * bandwidth of a core for the memory of w.
  */
 #include "gemm.h"
 #include "lanes.h"

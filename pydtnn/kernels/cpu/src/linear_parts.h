@@ -1,4 +1,4 @@
-/* What has files of its own; linear.c puts it into the table. */
+/* Kernels in separate files, which linear.c adds to the table. */
 #ifndef PYDTNN_LINEAR_PARTS_H
 #define PYDTNN_LINEAR_PARTS_H
 

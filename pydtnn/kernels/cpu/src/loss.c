@@ -1,9 +1,9 @@
 /* Losses: value and gradient in one pass.
  *
  * A row of logits stays in L1 between its maximum, its exponentials (kept in `out`) and its
- * gradient, so that memory sees one read and one write. Each row's loss is a double; rows (or,
- * where outputs are independent, parts of PART elements) are summed to a double of their own and
- * these in order, so that the bytes do not depend on the threads.
+ * gradient, so that memory is read and written once. Each row's loss is a double; rows (or,
+ * where outputs are independent, parts of PART elements) are summed to separate doubles and these
+ * in order, so that the bytes do not depend on the threads.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -21,7 +21,7 @@ struct loss_kernels {
 
 DECLARE_FAMILY(loss)
 
-/* The first row whose target is no class, or -1. */
+/* The first row with a target that is not a class, or -1. */
 static inline __attribute__((unused)) ptrdiff_t first_wrong_target(const int64_t *target,
                                                                    ptrdiff_t rows,
                                                                    ptrdiff_t classes) {

@@ -2,10 +2,10 @@
  *
  * A sample is read for its statistics and again, from cache, for the map that they define. With one
  * position and one group (layer norm) it is a row, norm_row.h; otherwise the sums per channel of
- * channels.h are added up by groups, and the map has one coefficient per channel. Samples go to the
- * threads in parts whose size depends on the shape alone. The gradients of gamma and beta are sums
- * over samples: each part has its own, and after every WAVE of parts these are added in order, so
- * that scratch memory is bounded.
+ * channels.h are added up by groups, and the map has one coefficient per channel. Samples are
+ * distributed over threads in parts of a size that depends only on the shape. The gradients of
+ * gamma and beta are sums over samples: each part has its own, and after every WAVE of parts these
+ * are added in order, so that scratch memory is bounded.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* Layer norm of one row of n elements, which stays in L1: statistics and map, or their derivatives.
  *
- * Deviations are summed in vectors relative to a pivot, the mean of the row's first vector, so that
- * nothing cancels; so is the normalised row computed: xhat = (x - pivot) inv_std + (pivot - mean)
- * inv_std.
+ * Deviations are summed in vectors relative to a pivot, the mean of the row's first vector, to
+ * avoid cancellation; the normalised row is computed in the same way: xhat = (x - pivot) inv_std +
+ * (pivot - mean) inv_std.
  */
 #ifndef PYDTNN_NORM_ROW_H
 #define PYDTNN_NORM_ROW_H

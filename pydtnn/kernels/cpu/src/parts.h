@@ -1,8 +1,8 @@
-/* Work in parts: how the memory-bound kernels are cut for the threads.
+/* Division of memory-bound kernels into parts for the threads.
  *
- * The number of parts depends on the array alone, so a sum that is taken part by part, and then
+ * The number of parts depends only on the array, so a sum that is taken part by part, and then
  * over the parts in order, has the same bytes for every number of threads. Opening a parallel
- * region costs microseconds, which is what SERIAL elements cost: below that one thread does all the
+ * region costs microseconds, the cost of SERIAL elements: below that one thread processes all
  * parts.
  */
 #ifndef PYDTNN_PARTS_H

@@ -20,7 +20,7 @@ struct pool_shape {
 };
 
 struct pool_kernels {
-    /* index: uint8 or int32, as its bytes say */
+    /* index: uint8 or int32, according to its bytes */
     int (*max_forward)(const void *x, const struct pool_shape *shape, void *out, void *index,
                        int index_bytes, int threads);
     int (*max_backward)(const void *dy, const void *index, int index_bytes,

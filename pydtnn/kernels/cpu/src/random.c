@@ -1,9 +1,9 @@
 /* Dropout with Philox4x32-10 (Salmon et al., SC 2011): the same bits as
  * kernels/reference/random.py.
  *
- * Each 64-bit lane holds one 32-bit word in its low half, as the widening multiplication wants it;
- * what it leaves in the high half is what the next round uses and then forgets. A vector of
- * W = VECTOR_BYTES / 8 counters gives 4 W words in ten rounds of two multiplications, two shifts and
+ * Each 64-bit lane holds one 32-bit word in its low half, as required by the widening
+ * multiplication; the next round uses its high half and then discards it. A vector of W =
+ * VECTOR_BYTES / 8 counters gives 4 W words in ten rounds of two multiplications, two shifts and
  * two three-way xors: about two instructions a word, half the speed of memory. Words go through a
  * buffer in L1, from where they are compared, LANES at a time.
  */

@@ -1,15 +1,15 @@
 /* Best fit with splitting and merging, in a few large regions of address space.
  *
- * A training step takes and gives back the same few hundred arrays in the same order, most of them
- * like a stack: forward keeps what backward drops in reverse. Free lists by exact size would hold
- * on to the sum over all sizes of the most that was ever needed of each, 6 % (ResNet-44) to 28 %
- * (ResNet-18 at 224) more than is in use at any one time. Blocks that are cut and merged with
- * their neighbours fit without a gap: what is held is what is in use at the peak.
+ * A training step allocates and frees the same few hundred arrays in the same order, most of them
+ * like a stack: backward frees the arrays of forward in reverse order. Free lists by exact size
+ * would keep the sum over all sizes of the maximum of each, 6 % (ResNet-44) to 28 % (ResNet-18 at
+ * 224) more than is in use at any one time. Blocks that are split and merged with their neighbours
+ * have no gaps: the memory is that in use at the peak.
  *
- * A region is mapped once and generously, since pages that nobody has touched cost nothing, and its
+ * A region is mapped once and generously, since untouched pages cost nothing, and its
  * blocks lie side by side from its start; beyond `top` it is untouched. Growing moves `top`, so no
  * page is given back and faulted in again within a step, and memory beyond `top` is known to be
- * zero without being cleared. Huge pages, where the system has them, spare most of the TLB misses.
+ * zero without being cleared. Huge pages, if available, avoid most TLB misses.
  *
  * A block's header is the cache line before its data. So arrays whose sizes are powers of two do
  * not all start at the same offset within a page, where they would fall into the same sets of the
@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 #define HEADER ((size_t)64)
-#define SPLIT ((size_t)4096)            /* a smaller rest stays with its block */
+#define SPLIT ((size_t)4096)            /* a smaller rest is not split off */
 #define REGION ((size_t)1 << 30)        /* address space of the first region at least */
 #define HUGE_PAGE ((size_t)2 << 20)
 #define LARGEST (SIZE_MAX / 4)          /* so that sums of sizes cannot overflow */
@@ -128,8 +128,8 @@ static void cut(struct recycler *r, struct block *b, size_t size) {
 /* ---- regions */
 
 static struct region *region_new(struct recycler *r, size_t size) {
-    /* Every region is as large as all before it, so that there are few however much is needed; a
-       process that may not have so much address space gets what it asks for. */
+    /* Every region is as large as all before it, so that there are few of them; if the address
+     * space is limited, a region has the requested size. */
     size_t wanted = round_up(most(size, most(REGION, r->counts.held)), HUGE_PAGE) + HUGE_PAGE;
     size_t least = round_up(size, HUGE_PAGE) + HUGE_PAGE;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
@@ -163,7 +163,7 @@ static void region_delete(struct region *region) {
 }
 
 /* A block of `size` at the end of a region, its last block included if that is free. `*touched` is
-   where the memory begins that nobody has used yet. */
+ * the start of the unused memory. */
 static struct block *grow(struct recycler *r, struct region *region, size_t size, char **touched) {
     struct block *last = region->last, *before = last;
     char *start = region->top;
@@ -194,8 +194,8 @@ static struct block *find(struct recycler *r, size_t size, char **touched) {
     return region ? grow(r, region, size, touched) : NULL;
 }
 
-/* Replace whole pages by ones that read as zeros and are not resident. Returns 0, or -1 where the
-   system refuses: pages that are locked (mlockall) stay, with their contents. */
+/* Replace whole pages by ones that read as zeros and are not resident. Returns 0, or -1 if the
+ * system call fails: locked pages (mlockall) keep their contents. */
 static int drop_pages(char *start, size_t size) {
 #ifdef __linux__
     return madvise(start, size, MADV_DONTNEED);
@@ -343,9 +343,9 @@ void *recycler_resize(struct recycler *r, void *memory, size_t size) {
     int large = owns(r, memory);
     size_t old = large ? block_of(memory)->asked : 0;
     pthread_mutex_unlock(&r->lock);
-    if (!large) return realloc(memory, size ? size : 1); /* only malloc knows how much to copy */
+    if (!large) return realloc(memory, size ? size : 1); /* only malloc has the size to copy */
     void *moved = recycler_take(r, size);
-    if (!moved) return NULL; /* `memory` stays the caller's, as with realloc */
+    if (!moved) return NULL; /* `memory` remains valid, as with realloc */
     memcpy(moved, memory, old < size ? old : size);
     recycler_give_back(r, memory);
     return moved;

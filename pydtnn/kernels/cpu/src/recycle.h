@@ -1,5 +1,5 @@
-/* Memory that is used again: an allocator of large blocks for the arrays of one backend. A child of
- * `fork` may go on using it, whatever other threads of its parent were doing. */
+/* Reused memory: an allocator of large blocks for the arrays of one backend. A child of `fork` may
+ * use it, independently of other threads of its parent. */
 #ifndef PYDTNN_RECYCLE_H
 #define PYDTNN_RECYCLE_H
 
@@ -8,7 +8,7 @@
 struct recycler;
 
 struct recycler_counts {
-    size_t in_use, peak;    /* bytes that were asked for and not given back, large requests only */
+    size_t in_use, peak;    /* bytes allocated and not freed, large requests only */
     size_t held, peak_held; /* bytes of address space that have been used: what is resident */
 };
 

@@ -1,5 +1,5 @@
-/* What softmax and the losses do with one row of classes, whose length is rarely a multiple of
-   LANES. */
+/* Operations of softmax and the losses on one row of classes, with a length that is rarely a
+ * multiple of LANES. */
 #ifndef PYDTNN_ROWS_H
 #define PYDTNN_ROWS_H
 

@@ -1,10 +1,10 @@
-/* Scratch memory of the kernels, which is used again.
+/* Reused scratch memory of the kernels.
  *
- * setup.py includes this file before every template: what they take with aligned_alloc comes from a
- * recycler, one for each extension, and `free` knows by the address what is to be given back there.
- * The C library's own aligned_alloc leaves gaps that the next request of equal size does not fit
- * into (glibc before 2.38): with scratch memory of at most 20 MB at a time, the heap of a VGG-16
- * grew by 60 to 220 MB. And memory that stays ours costs no page faults.
+ * setup.py includes this file before every template: their aligned_alloc uses a recycler, one for
+ * each extension, and `free` determines by the address which memory belongs to it. The C library's
+ * own aligned_alloc leaves gaps that the next request of equal size does not fit into (glibc before
+ * 2.38): with scratch memory of at most 20 MB at a time, the heap of a VGG-16 grew by 60 to 220 MB.
+ * Memory that is kept also causes no page faults.
  */
 #ifndef PYDTNN_SCRATCH_H
 #define PYDTNN_SCRATCH_H

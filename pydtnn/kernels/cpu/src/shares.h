@@ -1,13 +1,14 @@
-/* Items shared out to threads: each has a stretch of them, and the others finish it if it is late.
+/* Distribution of items over threads: each has a range, and idle threads process the rest of other
+ * ranges.
  *
- * Stretches follow each other along the batch, in the same proportions in every kernel, so that a
- * thread reads the images that it wrote in the kernel before, from its own L2. From another core's
- * L2 they come no faster than from L3, about five times slower; if threads took items in the order
- * in which they ask, that would be every second image, 6 % of a step of ResNet-44 on two threads.
- * But cores are never quite equally fast, and now and then one does something else. So who is done
- * with its own stretch takes from the ends of the others, where their owners would come last.
+ * Ranges follow each other along the batch, in the same proportions in every kernel, so that a
+ * thread reads the images that it wrote in the kernel before, from its own L2. Reading from another
+ * core's L2 is as slow as from L3, about five times slower; with dynamic distribution this would
+ * affect every second image, 6 % of a step of ResNet-44 on two threads. Cores are not exactly
+ * equally fast, however, and may run other processes. A thread that has finished its range
+ * therefore processes items from the ends of the others, which their owners would process last.
  *
- * Both ends of what is left of a stretch lie in one word, so that they change together.
+ * Both ends of the rest of a range are stored in one word, so that they change atomically.
  */
 #ifndef PYDTNN_SHARES_H
 #define PYDTNN_SHARES_H
@@ -20,7 +21,7 @@ struct share {
     _Alignas(64) uint64_t left;
 };
 
-/* Cut `items` items into one stretch for each of `shares` threads. */
+/* Divide `items` items into one range for each of `shares` threads. */
 static inline void share_out(struct share *share, int shares, ptrdiff_t items) {
     for (int i = 0; i < shares; i++) {
         const ptrdiff_t begin = items * i / shares, end = items * (i + 1) / shares;
@@ -28,7 +29,7 @@ static inline void share_out(struct share *share, int shares, ptrdiff_t items) {
     }
 }
 
-/* Take the first or the last item that is left of a stretch; -1 if none is. */
+/* Take the first or the last remaining item of a range; -1 if there is none. */
 static inline ptrdiff_t share_take(struct share *share, int first) {
     uint64_t left = __atomic_load_n(&share->left, __ATOMIC_RELAXED), rest;
     uint32_t begin, end;
@@ -42,8 +43,8 @@ static inline ptrdiff_t share_take(struct share *share, int first) {
     return first ? begin : end - 1;
 }
 
-/* Take the next item for the owner of stretch number `own`: of that, then of those that follow; -1
- * if nothing is left. */
+/* Take the next item for the owner of range number `own`: from that, then from those that follow;
+ * -1 if there is none. */
 static inline ptrdiff_t share_next(struct share *share, int shares, int own) {
     ptrdiff_t item = share_take(&share[own], 1);
     for (int i = 1; i < shares && item < 0; i++) item = share_take(&share[(own + i) % shares], 0);

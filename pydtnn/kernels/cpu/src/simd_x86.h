@@ -1,4 +1,4 @@
-/* The x86 intrinsics of the vector layer; included by simd.h alone, for AVX2 and AVX-512.
+/* The x86 intrinsics of the vector layer; included only by simd.h, for AVX2 and AVX-512.
  *
  * Masked loads and stores do not touch memory where the mask is off, so a tail at the end of a page
  * is safe. The masks are made from a count. max and min are one instruction here; like the

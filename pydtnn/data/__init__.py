@@ -95,7 +95,7 @@ def load_dataset(
     found = DATASET.find(name)  # the shared arguments are for those that have a use for them
     both = found.make(options, data_dir=data_dir, download=download, seed=seed)
     if [isinstance(part, Dataset) for part in both] != [True] * 2:
-        raise TypeError(f"data set {found.name}: expected {DATASET.expected}, not {both!r}")
+        raise TypeError(f"data set {found.name}: expected {DATASET.expected}, got {both!r}")
     return both
 
 

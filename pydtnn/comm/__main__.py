@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
     """Tells a mistake like every other error: in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; {self.prog} --help tells more")
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def _parser() -> _Parser:
@@ -102,7 +102,7 @@ def _draw(options: argparse.Namespace) -> None:
     name, algorithm = _algorithm(options.name)
     hosts, *more = _layouts(options)
     if more:
-        raise ValueError(f"-np {options.np} must be one number; draw one schedule at a time")
+        raise ValueError(f"-np must be one number, got {options.np}; draw one schedule at a time")
     done = check(algorithm, hosts)
     if options.output:
         draw(options.output, name, done, hosts)
@@ -141,16 +141,18 @@ def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:
         hosts = _hosts(options.hosts)
         if options.np not in (None, str(len(hosts))):
             raise ValueError(
-                f"--hosts {options.hosts} are {count(len(hosts), 'rank')}, but -np says "
-                f"{options.np}; leave one of them out"
+                f"-np must be {len(hosts)} as --hosts {options.hosts} has "
+                f"{count(len(hosts), 'rank')}, got {options.np}; omit one of them"
             )
         return [hosts]
     first, dash, last = (options.np or "8").partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise ValueError(f"-np {options.np} must be a number of ranks, or two as in 1-17")
+        raise ValueError(f"-np must be a number of ranks or a range as in 1-17, got {options.np}")
     sizes = range(int(first), int(last or first) + 1)
     if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
-        raise ValueError(f"-np {options.np} must lie between 1 and {MOST_RANKS}, the smaller first")
+        raise ValueError(
+            f"-np must be from 1 to {MOST_RANKS}, the smaller number first, got {options.np}"
+        )
     return [(0,) * size for size in sizes]
 
 
@@ -159,9 +161,11 @@ def _hosts(given: str) -> tuple[int, ...]:
     hosts, x, ranks = given.partition("x")
     each = [ranks] * int(hosts) if x and hosts.isdecimal() else given.split(",")
     if not each or not all(number.isdecimal() and int(number) > 0 for number in each):
-        raise ValueError(f"--hosts {given} must be hosts x ranks as in 4x2, or ranks as in 2,1,2")
+        raise ValueError(
+            f"--hosts must be hosts x ranks as in 4x2, or ranks as in 2,1,2, got {given}"
+        )
     if sum(map(int, each)) > MOST_RANKS:
-        raise ValueError(f"--hosts {given} are more than {MOST_RANKS} ranks; take fewer")
+        raise ValueError(f"--hosts must have at most {MOST_RANKS} ranks, got {given}; use fewer")
     return tuple(host for host, number in enumerate(each) for _ in range(int(number)))
 
 

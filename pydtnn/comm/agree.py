@@ -70,7 +70,7 @@ def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], adv
         for name, value in everywhere[0].items():
             if other[name] != value:
                 raise AgreedError(
-                    f"{who}: all ranks must have the same {name}, but it is {value!r} on rank 0 "
+                    f"{who}: all ranks must have the same {name}, got {value!r} on rank 0 "
                     f"and {other[name]!r} on rank {rank}; {advice}"
                 )
 

@@ -19,8 +19,8 @@ def check_array(who: str, array: Any, *, writes: bool = True) -> None:
     """Refuse what is no contiguous 1-D array (or not writeable where `who` writes)."""
     if not is_array(array):
         raise TypeError(
-            f"{who}: expected an array of NumPy or CuPy, got {type(array).__name__}; "
-            "put the values into an array first."
+            f"{who}: expected a NumPy or CuPy array, got {type(array).__name__}; "
+            "convert the values to an array first."
         )
     if array.ndim != 1:
         raise ValueError(
@@ -29,15 +29,17 @@ def check_array(who: str, array: Any, *, writes: bool = True) -> None:
         )
     if not array.flags.c_contiguous:
         raise ValueError(
-            f"{who}: expected a contiguous array, got a step of {array.strides[0]} bytes between "
-            f"elements of {array.itemsize}; keep the values in an array of their own."
+            f"{who}: expected a contiguous array, got a stride of {array.strides[0]} bytes between "
+            f"elements of {array.itemsize} bytes; copy the values to a contiguous array."
         )
     if array.dtype.hasobject:
         raise TypeError(
-            f"{who}: expected numbers, got an array of Python objects; use gather_object for these."
+            f"{who}: expected numbers, got an array of Python objects; use gather_object instead."
         )
     if writes and not is_writeable(array):
-        raise ValueError(f"{who}: the array is read-only, but the result is written into it.")
+        raise ValueError(
+            f"{who}: expected a writeable array for the result, got a read-only one; pass a copy."
+        )
 
 
 def check_reduction(who: str, array: np.ndarray, op: str) -> None:
@@ -48,7 +50,7 @@ def check_reduction(who: str, array: np.ndarray, op: str) -> None:
     is_number = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
     if not is_number or not array.dtype.isnative:
         raise TypeError(
-            f"{who}: cannot reduce elements of type {array.dtype}; use native integers or floats."
+            f"{who}: expected native integers or floats, got {array.dtype}; convert the array."
         )
 
 
@@ -56,21 +58,23 @@ def check_rank(who: str, rank: int, size: int) -> int:
     """Return `rank` as an int, refusing one that is not in the group."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
-        raise ValueError(f"{who}: rank {rank} is not in a group of {size}; use 0 to {size - 1}.")
+        raise ValueError(f"{who}: rank must be from 0 to {size - 1}, got {rank}.")
     return rank
 
 
 def check_other(who: str, rank: int, own: int, size: int) -> None:
     """Refuse a rank that is not in the group, or the one that calls."""
     if check_rank(who, rank, size) == own:
-        raise ValueError(f"{who}: rank {own} cannot exchange with itself; copy the array.")
+        raise ValueError(
+            f"{who}: expected another rank, got {own}, this rank itself; copy the array instead."
+        )
 
 
 def check_tag(who: str, tag: int) -> int:
     """Return `tag` as an int, refusing one that some MPI would not accept."""
     tag = operator.index(tag)
     if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"{who}: tag {tag} is out of range; use 0 to {MAX_TAG}.")
+        raise ValueError(f"{who}: tag must be from 0 to {MAX_TAG}, got {tag}.")
     return tag
 
 
@@ -83,23 +87,23 @@ def check_parts(
         raise ValueError(f"{who}: expected {size} counts, none below 0, got {counts}.")
     if sum(counts) != whole.size:
         raise ValueError(
-            f"{who}: the counts {counts} add up to {sum(counts)}, but the whole array has "
-            f"{whole.size} elements; make them equal."
+            f"{who}: expected counts with a sum of {whole.size}, the length of the whole array, "
+            f"got {counts} with a sum of {sum(counts)}."
         )
     if part.size != counts[rank]:
         raise ValueError(
-            f"{who}: rank {rank} has count {counts[rank]}, but its part has {part.size} elements; "
-            "make them equal."
+            f"{who}: expected a part of {counts[rank]} elements, the count of rank {rank}, "
+            f"got {part.size} elements."
         )
     if on_host(part) != on_host(whole):
         raise TypeError(
-            f"{who}: the part is {_where(part)} and the whole array {_where(whole)}; "
-            "bring both to one place."
+            f"{who}: expected part and whole array in the same memory, got the part "
+            f"{_where(part)} and the whole array {_where(whole)}; copy one of them."
         )
     if part.dtype != whole.dtype:
         raise TypeError(
-            f"{who}: the part has type {part.dtype} and the whole array {whole.dtype}; "
-            "use one type for both."
+            f"{who}: expected part and whole array of the same type, got {part.dtype} and "
+            f"{whole.dtype}; convert one of them."
         )
     return counts
 

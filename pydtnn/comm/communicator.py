@@ -176,7 +176,7 @@ class Communicator(ABC):
         counts = check_parts("reduce_scatter", out, counts, array, self.rank, self.size)
         if overlap(array, out):
             raise ValueError(
-                "reduce_scatter: out overlaps the array that is summed; give out memory of its own."
+                "reduce_scatter: out must not overlap array; allocate separate memory for out."
             )
         self._reduce_scatter(array, counts, out)
 
@@ -199,8 +199,8 @@ class Communicator(ABC):
         own = out[begin : begin + counts[self.rank]]
         if overlap(array, out) and address(array) != address(own):
             raise ValueError(
-                "allgather: the part overlaps out, but not at its own place "
-                f"out[{begin}:{begin + counts[self.rank]}]; pass that or memory of its own."
+                "allgather: array must be exactly "
+                f"out[{begin}:{begin + counts[self.rank]}] or not overlap out; pass one of these."
             )
         self._allgather(array, counts, out)
 
@@ -275,7 +275,7 @@ class Communicator(ABC):
             Orders the ranks in it; ranks with equal keys keep their order.
         """
         if color < 0:
-            raise ValueError(f"split: color {color} must not be negative; number groups from 0.")
+            raise ValueError(f"split: color must be at least 0, got {color}; number groups from 0.")
         group = self._split(color, key)
         group._take_over()
         return group
@@ -351,4 +351,4 @@ class Communicator(ABC):
 
 
 def _refuse(call: str, *args: object, **keywords: object) -> None:
-    raise ValueError(f"{call}: the communicator has been freed; split off another one.")
+    raise ValueError(f"{call}: the communicator has been freed; create a new one with split.")

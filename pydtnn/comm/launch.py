@@ -28,7 +28,7 @@ def launched() -> bool:
     tasks = number("SLURM_STEP_NUM_TASKS") or 1
     if tasks > 1:
         raise ValueError(
-            f"srun started {tasks} tasks without MPI, so each would train alone; "
+            f"srun: expected tasks with MPI, got {tasks} independent tasks; "
             "use `srun --mpi=pmix` (or pmi2), or mpirun inside the allocation."
         )
     return False

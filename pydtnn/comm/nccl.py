@@ -91,7 +91,7 @@ def _import_cupy() -> Any:
             "'pydtnn[cuda12]' for an older driver."
         ) from error
     if not cupy.cuda.is_available():
-        raise ValueError("nccl: CuPy finds no GPU that can be used here; use --device cpu.")
+        raise ValueError("nccl: expected a usable GPU, CuPy found none; use --device cpu.")
     return cupy
 
 

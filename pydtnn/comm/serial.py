@@ -65,8 +65,8 @@ class _ToOneself(Request):
     def wait(self) -> None:
         if not self.test():
             raise RuntimeError(
-                "send or recv: rank 0 waits for a message to itself without its other side, "
-                "so it would deadlock; post isend and irecv, then wait for both."
+                "send or recv: rank 0 would deadlock waiting for a message to itself; "
+                "call isend and irecv, then wait for both."
             )
 
     def test(self) -> bool:

@@ -101,12 +101,12 @@ class GradientExchange:
         if type(self.sums) is not Sums and not self.sums_gradients:
             raise ValueError(
                 f"{type(self).__name__}: ranks do not sum gradients, so these cannot be compressed "
-                "or summed exactly; use a scheme that does, such as AllReduce"
+                "or summed exactly; use a scheme that sums gradients, such as AllReduce"
             )
         if self.sums.shards is not None and not self.exact:
             raise ValueError(
-                f"{type(self).__name__}: its course depends on the number of ranks, so it cannot "
-                "be exact; use AllReduce or ShardedOptimizer"
+                f"{type(self).__name__}: results depend on the number of ranks, so exact sums are "
+                "not supported; use AllReduce or ShardedOptimizer"
             )
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
@@ -207,9 +207,10 @@ class GradientExchange:
         request = self.requests.pop(bucket.index, None)
         if request is None:
             raise ValueError(
-                f"{type(self).__name__}: bucket_ready was to start a message of bucket "
-                f"{bucket.index} of {len(self.buckets)} and has not; call "
-                "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
+                f"{type(self).__name__}: expected bucket_ready to start a message of bucket "
+                f"{bucket.index} of {len(self.buckets)}, got none; call "
+                "super().bucket_ready(bucket) for every bucket, or override the method that "
+                "waits for it"
             )
         return request
 

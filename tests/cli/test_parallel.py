@@ -99,7 +99,7 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         ),
         (
             {"exact": True, "global_batch_size": 8, "scheme": "stale"},
-            "StaleGradients: its course depends on the number of ranks, so it cannot be exact",
+            "StaleGradients: results depend on the number of ranks, so exact sums are not",
         ),
         ({"exact": True}, "--exact requires --global-batch-size; set the number of samples"),
         (

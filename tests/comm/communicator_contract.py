@@ -281,9 +281,11 @@ class CommunicatorContract:
         comm.barrier()  # a sender must not leave before its device has sent
 
     def test_exchanging_with_oneself_or_nobody_is_refused(self, comm):
-        with pytest.raises(ValueError, match="cannot exchange with itself"):
+        with pytest.raises(ValueError, match="expected another rank"):
             comm.exchange([(np.ones(1), comm.rank)], [])
-        with pytest.raises(ValueError, match=f"rank {comm.size} is not in a group"):
+        with pytest.raises(
+            ValueError, match=f"rank must be from 0 to {comm.size - 1}, got {comm.size}"
+        ):
             comm.exchange([], [(np.ones(1), comm.size)])
 
     # -- groups -----------------------------------------------------------------------------------
@@ -325,13 +327,13 @@ class CommunicatorContract:
             (ValueError, "contiguous", lambda comm: comm.iallreduce(np.ones(6)[::2])),
             (ValueError, "read-only", lambda comm: comm.broadcast(np.broadcast_to(1.0, 1))),
             (TypeError, "Python objects", lambda comm: comm.broadcast(np.array([None]))),
-            (TypeError, "type bool", lambda comm: comm.allreduce(np.ones(1, bool))),
-            (TypeError, "type >f4", lambda comm: comm.allreduce(np.ones(1, ">f4"))),
+            (TypeError, "floats, got bool", lambda comm: comm.allreduce(np.ones(1, bool))),
+            (TypeError, "floats, got >f4", lambda comm: comm.allreduce(np.ones(1, ">f4"))),
             (ValueError, "use one of sum", lambda comm: comm.allreduce(np.ones(1), "mean")),
-            (ValueError, "not in a group", lambda comm: comm.broadcast(np.ones(1), comm.size)),
-            (ValueError, "not in a group", lambda comm: comm.isend(np.ones(1), -1)),
-            (ValueError, "out of range", lambda comm: comm.irecv(np.ones(1), 0, tag=-1)),
-            (ValueError, "negative", lambda comm: comm.split(-1)),
+            (ValueError, "rank must be", lambda comm: comm.broadcast(np.ones(1), comm.size)),
+            (ValueError, "rank must be", lambda comm: comm.isend(np.ones(1), -1)),
+            (ValueError, "tag must be", lambda comm: comm.irecv(np.ones(1), 0, tag=-1)),
+            (ValueError, "color must be", lambda comm: comm.split(-1)),
             (
                 ValueError,
                 "counts, none below 0",
@@ -339,17 +341,17 @@ class CommunicatorContract:
             ),
             (
                 ValueError,
-                "add up to",
+                "expected counts with a sum",
                 lambda comm: comm.allgather(np.ones(1), [1] * comm.size, np.ones(9)),
             ),
             (
                 ValueError,
-                "its part has 2",
+                "expected a part of 1 elements",
                 lambda comm: comm.allgather(np.ones(2), [1] * comm.size, np.ones(comm.size)),
             ),
             (
                 TypeError,
-                "one type for both",
+                "of the same type",
                 lambda comm: comm.reduce_scatter(
                     np.ones(comm.size), [1] * comm.size, np.ones(1, "f4")
                 ),
@@ -363,7 +365,7 @@ class CommunicatorContract:
 
     def test_reduce_scatter_refuses_an_output_inside_its_input(self, comm):
         x = np.ones(comm.size)
-        with pytest.raises(ValueError, match="out overlaps"):
+        with pytest.raises(ValueError, match="out must not overlap"):
             comm.reduce_scatter(x, [1] * comm.size, x[comm.rank : comm.rank + 1])
 
 

@@ -42,7 +42,7 @@ def test_different_errors_are_told_with_their_ranks(comm):
 @pytest.mark.threads(3)
 def test_ranks_that_differ_in_a_fact_are_refused_with_both_values(comm):
     facts = {"model": "mlp", "lr": 0.2 if comm.rank == 2 else 0.1}
-    words = r"^train: all ranks .* same lr, but it is 0.1 on rank 0 and 0.2 on rank 2; start again$"
+    words = r"^train: all ranks .* same lr, got 0.1 on rank 0 and 0.2 on rank 2; start again$"
     with pytest.raises(AgreedError, match=words):
         require_equal(comm, "train", facts, "start again")
 

@@ -52,7 +52,7 @@ def test_a_launcher_without_mpi4py_is_no_excuse_for_many_serial_runs(monkeypatch
 
 def test_srun_without_mpi_is_refused(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.raises(ValueError, match=r"srun started 4 tasks without MPI.*--mpi=pmix"):
+    with pytest.raises(ValueError, match=r"srun: expected tasks with MPI, got 4 .*--mpi=pmix"):
         create_communicator()
 
 

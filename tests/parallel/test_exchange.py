@@ -85,12 +85,13 @@ def test_a_subclass_that_leaves_a_bucket_out_is_told_so_on_every_rank(scheme, ra
 
     def rank(comm: Any) -> str:
         trainer = trainer_of(Some(comm), SGD(0.1))
-        with pytest.raises(ValueError, match="Some: bucket_ready") as error:
+        with pytest.raises(ValueError, match="Some: expected bucket_ready") as error:
             fit(trainer, 1)
         return str(error.value)
 
     told = run_threads(ranks, rank)
     assert told == ranks * [
-        "Some: bucket_ready was to start a message of bucket 1 of 3 and has not; call "
-        "super().bucket_ready(bucket) for every bucket, or override what waits for it, too"
+        "Some: expected bucket_ready to start a message of bucket 1 of 3, got none; call "
+        "super().bucket_ready(bucket) for every bucket, or override the method that "
+        "waits for it"
     ]

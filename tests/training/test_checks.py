@@ -50,15 +50,15 @@ def test_arrays_in_the_place_of_data_sets_are_told_how_to_become_one() -> None:
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
-    "epochs": ({"epochs": 3}, "the same epochs, but it is 2 on rank 0 and 3 on rank 1"),
-    "batch": ({"global_batch_size": 4}, "global batch size, but it is 8 on rank 0 and 4 on rank 1"),
-    "steps": ({"steps_per_epoch": 2}, "the same steps, but it is 4 on rank 0 and 2 on rank 1"),
-    "seed": ({"seed": 1}, "the same seed, but it is 0 on rank 0 and 1 on rank 1"),
-    "no validation": ({"validation": None}, "same validated, but it is 16 on rank 0 and 0 on rank"),
-    "samples": ({"samples": 25}, "the same samples, but it is 29 on rank 0 and 25 on rank 1"),
-    "model": ({"model": 5}, "number of parameters, but it is 195 on rank 0 and 243 on rank 1"),
-    "optimizer": ({"optimizer": Adam(0.1)}, "optimizer, but it is 'SGD' on rank 0 and 'Adam' on r"),
-    "lr": ({"optimizer": SGD(0.2)}, "learning rate, but it is 0.1 on rank 0 and 0.2 on rank 1"),
+    "epochs": ({"epochs": 3}, "the same epochs, got 2 on rank 0 and 3 on rank 1"),
+    "batch": ({"global_batch_size": 4}, "global batch size, got 8 on rank 0 and 4 on rank 1"),
+    "steps": ({"steps_per_epoch": 2}, "the same steps, got 4 on rank 0 and 2 on rank 1"),
+    "seed": ({"seed": 1}, "the same seed, got 0 on rank 0 and 1 on rank 1"),
+    "no validation": ({"validation": None}, "same validated, got 16 on rank 0 and 0 on rank"),
+    "samples": ({"samples": 25}, "the same samples, got 29 on rank 0 and 25 on rank 1"),
+    "model": ({"model": 5}, "number of parameters, got 195 on rank 0 and 243 on rank 1"),
+    "optimizer": ({"optimizer": Adam(0.1)}, "optimizer, got 'SGD' on rank 0 and 'Adam' on r"),
+    "lr": ({"optimizer": SGD(0.2)}, "learning rate, got 0.1 on rank 0 and 0.2 on rank 1"),
 }
 
 

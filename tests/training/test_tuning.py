@@ -284,4 +284,4 @@ def test_ranks_that_choose_in_different_ways_are_refused(
     )
     done = mpiexec(2, ["-c", code, *COMMAND, f"--output-dir={tmp_path}"])
     assert done.returncode == 1
-    assert "same tuning, but it is 'direct' on rank 0 and 'fixed' on rank 1" in done.stderr
+    assert "same tuning, got 'direct' on rank 0 and 'fixed' on rank 1" in done.stderr

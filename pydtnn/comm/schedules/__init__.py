@@ -85,11 +85,11 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
     """
     algorithm = find(algorithm)
     if not 0 <= rank < len(hosts):
-        raise ValueError(f"rounds: rank {rank} must be one of the {len(hosts)} ranks of `hosts`.")
+        raise ValueError(f"rounds: rank must be from 0 to {len(hosts) - 1}, got {rank}.")
     yielded = algorithm(Group(rank, tuple(hosts)))
     who = getattr(algorithm, "__name__", repr(algorithm))
     if not isinstance(yielded, Iterable):
-        raise TypeError(f"{who}: an algorithm must yield rounds, not return {yielded!r}")
+        raise TypeError(f"{who}: an algorithm must yield rounds, got return value {yielded!r}")
     return tuple(_round(f"{who}: round {k} of rank {rank}", one) for k, one in enumerate(yielded))
 
 
@@ -98,9 +98,9 @@ def _round(where: str, steps: Any) -> Round:
     alone = isinstance(steps, Step)
     if alone or not isinstance(steps, Iterable):
         hint = "; a comma makes one of a single step: `yield (send(0, ALL),)`" if alone else ""
-        raise TypeError(f"{where} must be a tuple of steps, not {steps!r}{hint}")
+        raise TypeError(f"{where} must be a tuple of steps, got {steps!r}{hint}")
     found = tuple(steps)
     for step in found:
         if not isinstance(step, Step):
-            raise TypeError(f"{where} must be made of send, receive and add, not of {step!r}")
+            raise TypeError(f"{where} must contain only send, receive and add, got {step!r}")
     return found

@@ -66,7 +66,7 @@ def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
             if value != everyone:
                 raise ScheduleError(
                     f"rank {rank} lacks the contribution of {_ranks(everyone & ~value)} to "
-                    f"{show(chunk)} {_at_the_end(ranks[rank], chunk)}; let it receive the sum."
+                    f"{show(chunk)} {_at_the_end(ranks[rank], chunk)}; add a receive of the sum."
                 )
     return done
 
@@ -98,7 +98,7 @@ def plan(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ())
         return schedule
     names = range(hosts) if isinstance(hosts, int) else hosts
     if not names:
-        raise ValueError("plan: an algorithm needs at least one rank; give their number or hosts.")
+        raise ValueError("plan: expected at least one rank, got none; pass their number or hosts.")
     return [rounds(schedule, rank, names) for rank in range(len(names))]
 
 
@@ -106,25 +106,25 @@ def _check_step(where: str, step: Step, others: set[int]) -> None:
     """See that a step makes sense by itself."""
     if step.peer not in others:
         raise ScheduleError(
-            f"{where} names rank {step.peer} as its peer; name one of the other "
-            f"{len(others)} ranks of the group."
+            f"{where} must have one of the other {len(others)} ranks of the group as its peer, "
+            f"got {step.peer}."
         )
     if step.op not in ("sum", "copy"):
         raise ScheduleError(
-            f"{where} has a step with rank {step.peer} whose op is {step.op!r}; "
-            "it must be 'sum' or 'copy'."
+            f"{where} has a step with rank {step.peer}: op must be 'sum' or 'copy', got "
+            f"{step.op!r}."
         )
     parts = [part for part in (step.send, step.receive) if part is not None]
     if not parts:
         raise ScheduleError(
-            f"{where} has a step with rank {step.peer} that neither sends nor receives; drop it."
+            f"{where} has a step with rank {step.peer} that neither sends nor receives; remove it."
         )
     for part in parts:
         exact = all(isinstance(end, int | Fraction) for end in part)
         if not exact or not ALL.start <= part.start < part.stop <= ALL.stop:
             raise ScheduleError(
-                f"{where} names the part {show(part)} to rank {step.peer}; a part is a stretch of "
-                "[0, 1) in exact fractions, and not empty."
+                f"{where} has a step with rank {step.peer}: a part must be a non-empty interval of "
+                f"[0, 1) with exact fractions, got {show(part)}."
             )
 
 
@@ -177,8 +177,8 @@ def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
     if here & comes:
         raise ScheduleError(
             f"round {message.received} of rank {message.receiver} adds {show(chunk)} from rank "
-            f"{message.sender}, but the contribution of {_ranks(here & comes)} is in it already; "
-            "count each contribution once."
+            f"{message.sender}, but it already includes the contribution of "
+            f"{_ranks(here & comes)}; add each contribution once."
         )
     return here | comes
 

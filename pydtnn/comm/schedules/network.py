@@ -70,14 +70,14 @@ class Network:
             who = f"Network: the route from host {sender} to {receiver}"
             if route.bandwidth <= 0 or route.latency < 0:
                 raise ValueError(
-                    f"{who} must have a bandwidth above 0 and a latency of at least 0, not "
+                    f"{who} must have a bandwidth above 0 and a latency of at least 0, got "
                     f"{route.bandwidth} B/s and {route.latency} s."
                 )
             for link in route.links:
                 if self.links.get(link, 0.0) <= 0:
                     raise ValueError(
-                        f"{who} crosses the link {link!r}, which `links` must give a capacity "
-                        "above 0 B/s."
+                        f"{who} uses the link {link!r}: `links` must contain its capacity, above "
+                        "0 B/s."
                     )
 
     @classmethod

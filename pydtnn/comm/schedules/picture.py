@@ -64,10 +64,10 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
         For another kind of file, or more ranks than a page can show.
     """
     if path.suffix not in FORMATS:
-        raise ValueError(f"draw: the name of {path} must end in one of {', '.join(FORMATS)}.")
+        raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
     if len(hosts) > MOST_RANKS:
         raise ValueError(
-            f"draw: {len(hosts)} ranks do not fit into a picture; draw at most {MOST_RANKS}."
+            f"draw: expected at most {MOST_RANKS} ranks in a picture, got {len(hosts)}; use fewer."
         )
     try:
         import matplotlib as mpl

@@ -128,14 +128,15 @@ def match(plan: Plan) -> list[Message]:
                     if not waiting:
                         raise ScheduleError(
                             f"round {k} of rank {rank} receives {show(step.receive)} from rank "
-                            f"{step.peer}, which sends it nothing more; let it send, or drop this."
+                            f"{step.peer}, which sends no further message; add the send, or "
+                            "remove this step."
                         )
                     sent, part = waiting.popleft()
                     if part != step.receive:
                         raise ScheduleError(
                             f"round {sent} of rank {step.peer} sends {show(part)} to rank {rank}, "
-                            f"whose round {k} expects {show(step.receive)}; both must name the "
-                            "same part."
+                            f"whose round {k} expects {show(step.receive)}; use the same part in "
+                            "both."
                         )
                     messages.append(Message(step.peer, sent, rank, k, part, step.op))
     for (rank, peer), waiting in sends.items():
@@ -143,7 +144,7 @@ def match(plan: Plan) -> list[Message]:
             k, part = waiting[0]
             raise ScheduleError(
                 f"round {k} of rank {rank} sends {show(part)} to rank {peer}, which does not "
-                "receive it; let it receive, or drop this."
+                "receive it; add the receive, or remove this step."
             )
     return messages
 
@@ -221,4 +222,4 @@ def _deadlock(
         waits[rank] = f"round {here[1]} of rank {rank} waits for round {k} of rank {peer}"
         rank = peer
     circle = [*waits.values()][[*waits].index(rank) :]
-    return f"deadlock: {', '.join(circle)}; let them send and receive in the same round."
+    return f"deadlock: {', '.join(circle)}; send and receive in the same round."

@@ -82,8 +82,8 @@ class Compressor:
     def __post_init__(self) -> None:
         if self.adds and self.varies:
             raise ValueError(
-                "Compressor: parts whose length varies cannot be added element by element, but it "
-                "adds and varies at the same time; leave one out"
+                "Compressor: adds and varies cannot both be true, as parts of varying length "
+                "cannot be added element by element; set one of them to False"
             )
 
     def __call__(self, comm: Communicator) -> CompressedSums:
@@ -163,14 +163,14 @@ class CompressedSums(LossySums):
             isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
         ):
             raise TypeError(
-                f"Compressor: compress must return a tuple of flat arrays, not {_shown(parts)}; "
-                "for one array write (array,)"
+                f"Compressor: compress must return a tuple of flat arrays, got {_shown(parts)}; "
+                "for one array return (array,)"
             )
         sizes = [part.size for part in parts]
         if not self.compressor.varies and sizes != self._sizes.setdefault(context.bucket, sizes):
             raise ValueError(
-                f"Compressor: the lengths of the parts were {self._sizes[context.bucket]} and are "
-                f"now {sizes}; say so by Compressor(..., varies=True)"
+                f"Compressor: expected parts of lengths {self._sizes[context.bucket]} as before, "
+                f"got {sizes}; use Compressor(..., varies=True)"
             )
         return parts
 
@@ -180,8 +180,8 @@ class CompressedSums(LossySums):
             result = self.compressor.restore(parts, kept.total, context)
         if isinstance(result, np.ndarray) and not np.may_share_memory(result, kept.total):
             raise TypeError(
-                "Compressor: restore must add to its argument out, in place, not return another "
-                "array; write out += ... or np.add(out, ..., out=out)"
+                "Compressor: restore must add to its argument out in place, got a new array as "
+                "return value; use out += ... or np.add(out, ..., out=out)"
             )
 
     def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
@@ -199,8 +199,8 @@ class CompressedSums(LossySums):
             if not is_finite(kept.total):
                 return shown
         raise ValueError(
-            f"Compressor: gradients of rank {context.rank} are infinite or NaN, and what compress "
-            "has made of them is restored as finite; let restore return NaN for them"
+            f"Compressor: expected restore to return NaN, as gradients of rank {context.rank} are "
+            "infinite or NaN, got finite values; propagate NaN in compress and restore"
         )
 
     def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:

@@ -89,13 +89,14 @@ class LossySums(Sums):
         arrays = dict(self.arrays())
         if STEPS not in state:
             raise ValueError(
-                "the training to continue did not compress gradients; continue without"
+                "checkpoint: expected the state of compression, got none, as its training did not "
+                "compress gradients; continue without --compress"
             )
         for name, array in arrays.items():
             if name not in state or np.shape(state[name]) != array.shape:
                 raise ValueError(
-                    f"the training to continue kept no {name!r} of shape {array.shape}; continue "
-                    "with the compressor and the model that it had"
+                    f"checkpoint: expected an array {name!r} of shape {array.shape}, got none; "
+                    "continue with the same compressor and model"
                 )
         for name, array in arrays.items():
             array[...] = state[name]

@@ -39,8 +39,8 @@ class Partition(GradientExchange):
         """
         if any(self._divided.get(bucket.index) is not bucket for bucket in self.buckets):
             raise ValueError(
-                f"{type(self).__name__}: it divides the parameters of another model, whose trainer "
-                "was made later; make an exchange for each trainer"
+                f"{type(self).__name__}: the exchange partitions the parameters of another model, "
+                "bound by a later trainer; create one exchange per trainer"
             )
         super().broadcast_parameters()
 

@@ -102,8 +102,8 @@ class StaleGradients(GradientExchange):
         """
         if state["delay"] != self.delay:
             raise ValueError(
-                f"StaleGradients: the training to continue had delay {state['delay']}, not "
-                f"{self.delay}; continue with the same"
+                f"StaleGradients: delay must be {state['delay']} as in the checkpoint, got "
+                f"{self.delay}; continue with the same delay"
             )
         super().load(state)
         for age in range(1, self.delay + 1):

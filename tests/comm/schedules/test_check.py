@@ -93,46 +93,46 @@ def halves_that_overlap(group):
 BROKEN = {
     (ring_that_stops_early, 3): (
         "rank 0 lacks the contribution of rank 1 to [1/3, 2/3) after round 2, the last, which "
-        "round 0 wrote last; let it receive the sum."
+        "round 0 wrote last; add a receive of the sum."
     ),
     (ring_that_copies_for_sums, 3): (
         "rank 0 lacks the contribution of ranks 0, 2 to [0, 1/3) after round 3, the last, which "
-        "round 1 wrote last; let it receive the sum."
+        "round 1 wrote last; add a receive of the sum."
     ),
     (ring_that_adds_on_the_way_round_again, 4): (
-        "round 3 of rank 0 adds [3/4, 1) from rank 3, but the contribution of rank 0 is in it "
-        "already; count each contribution once."
+        "round 3 of rank 0 adds [3/4, 1) from rank 3, but it already includes the "
+        "contribution of rank 0; add each contribution once."
     ),
     (ring_that_sends_one_part_too_far_ahead, 3): (
-        "round 0 of rank 2 sends [0, 1/3) to rank 0, whose round 0 expects [2/3, 1); both must "
-        "name the same part."
+        "round 0 of rank 2 sends [0, 1/3) to rank 0, whose round 0 expects [2/3, 1); use the same "
+        "part in both."
     ),
     (ring_that_sends_before_it_receives, 3): (
         "deadlock: round 0 of rank 0 waits for round 1 of rank 1, round 0 of rank 1 waits for "
-        "round 1 of rank 2, round 0 of rank 2 waits for round 1 of rank 0; let them send and "
+        "round 1 of rank 2, round 0 of rank 2 waits for round 1 of rank 0; send and "
         "receive in the same round."
     ),
     (ring_for_a_rank_too_few, 3): (
-        "round 0 of rank 2 receives [0, 1/2) from rank 1, which sends it nothing more; let it "
-        "send, or drop this."
+        "round 0 of rank 2 receives [0, 1/2) from rank 1, which sends no further message; "
+        "add the send, or remove this step."
     ),
     (doubling_without_folding, 3): (
-        "round 1 of rank 1 names rank 3 as its peer; name one of the other 2 ranks of the group."
+        "round 1 of rank 1 must have one of the other 2 ranks of the group as its peer, got 3."
     ),
     (doubling_twice, 4): (
-        "round 2 of rank 0 adds [0, 1) from rank 1, but the contribution of ranks 0, 1, 2, 3 is "
-        "in it already; count each contribution once."
+        "round 2 of rank 0 adds [0, 1) from rank 1, but it already includes the "
+        "contribution of ranks 0, 1, 2, 3; add each contribution once."
     ),
     (tree_that_never_comes_back, 3): (
         "rank 1 lacks the contribution of ranks 0, 2 to [0, 1) after round 0, the last, which no "
-        "round writes; let it receive the sum."
+        "round writes; add a receive of the sum."
     ),
     (tree_whose_leaf_1_sends_twice, 3): (
-        "round 1 of rank 1 sends [0, 1) to rank 0, which does not receive it; let it receive, or "
-        "drop this."
+        "round 1 of rank 1 sends [0, 1) to rank 0, which does not receive it; add the "
+        "receive, or remove this step."
     ),
     (tree_whose_root_listens_to_itself, 2): (
-        "round 0 of rank 0 names rank 0 as its peer; name one of the other 1 ranks of the group."
+        "round 0 of rank 0 must have one of the other 1 ranks of the group as its peer, got 0."
     ),
     (halves_that_overlap, 2): (
         "round 1 of rank 0 copies [1/4, 1) from rank 1 over [0, 3/4), which it is sending to "
@@ -143,23 +143,23 @@ BROKEN = {
 BROKEN_ROUNDS = {
     "a rank that waits for a message that nobody sends": (
         [[(add(1, ALL),)], []],
-        "round 0 of rank 0 receives [0, 1) from rank 1, which sends it nothing more; let it send, "
-        "or drop this.",
+        "round 0 of rank 0 receives [0, 1) from rank 1, which sends no further message; "
+        "add the send, or remove this step.",
     ),
     "a rank without rounds": (
         [[], []],
-        "rank 0 lacks the contribution of rank 1 to [0, 1) and has no rounds; let it receive the "
-        "sum.",
+        "rank 0 lacks the contribution of rank 1 to [0, 1) and has no rounds; add a receive of "
+        "the sum.",
     ),
     "half of the array": (
         [[(send(1, FIRST), add(1, FIRST))], [(send(0, FIRST), add(0, FIRST))]],
         "rank 0 lacks the contribution of rank 1 to [1/2, 1) after round 0, the last, which no "
-        "round writes; let it receive the sum.",
+        "round writes; add a receive of the sum.",
     ),
     "two ranks that both receive first": (
         [[(add(1, ALL),), (send(1, ALL),)], [(add(0, ALL),), (send(0, ALL),)]],
         "deadlock: round 0 of rank 0 waits for round 1 of rank 1, round 0 of rank 1 waits for "
-        "round 1 of rank 0; let them send and receive in the same round.",
+        "round 1 of rank 0; send and receive in the same round.",
     ),
     "two copies on top of each other": (
         [[(receive(1, ALL), receive(2, SECOND))], [(send(0, ALL),)], [(send(0, SECOND),)]],
@@ -178,26 +178,26 @@ BROKEN_ROUNDS = {
     ),
     "an operation that is none": (
         [[(Step(1, None, ALL, "max"),)], [(send(0, ALL),)]],
-        "round 0 of rank 0 has a step with rank 1 whose op is 'max'; it must be 'sum' or 'copy'.",
+        "round 0 of rank 0 has a step with rank 1: op must be 'sum' or 'copy', got 'max'.",
     ),
     "a step that says nothing": (
         [[], [(Step(0, None, None, "copy"),)]],
-        "round 0 of rank 1 has a step with rank 0 that neither sends nor receives; drop it.",
+        "round 0 of rank 1 has a step with rank 0 that neither sends nor receives; remove it.",
     ),
     "a part beyond the end": (
         [[(send(1, Part(Fraction(1, 2), Fraction(3, 2))),)], []],
-        "round 0 of rank 0 names the part [1/2, 3/2) to rank 1; a part is a stretch of [0, 1) in "
-        "exact fractions, and not empty.",
+        "round 0 of rank 0 has a step with rank 1: a part must be a non-empty interval of "
+        "[0, 1) with exact fractions, got [1/2, 3/2).",
     ),
     "an empty part": (
         [[(send(1, Part(Fraction(1, 2), Fraction(1, 2))),)], []],
-        "round 0 of rank 0 names the part [1/2, 1/2) to rank 1; a part is a stretch of [0, 1) in "
-        "exact fractions, and not empty.",
+        "round 0 of rank 0 has a step with rank 1: a part must be a non-empty interval of "
+        "[0, 1) with exact fractions, got [1/2, 1/2).",
     ),
     "a part in floating point": (
         [[(send(1, Part(0.0, 0.1)),)], []],
-        "round 0 of rank 0 names the part [0.0, 0.1) to rank 1; a part is a stretch of [0, 1) in "
-        "exact fractions, and not empty.",
+        "round 0 of rank 0 has a step with rank 1: a part must be a non-empty interval of "
+        "[0, 1) with exact fractions, got [0.0, 0.1).",
     ),
     "a contribution that comes by two ways": (
         [
@@ -205,8 +205,8 @@ BROKEN_ROUNDS = {
             [(send(0, ALL), send(2, ALL)), ()],
             [(add(1, ALL),), (send(0, ALL),)],
         ],
-        "round 0 of rank 0 adds [0, 1) from rank 2, but the contribution of rank 1 is in it "
-        "already; count each contribution once.",
+        "round 0 of rank 0 adds [0, 1) from rank 2, but it already includes the "
+        "contribution of rank 1; add each contribution once.",
     ),
 }
 

@@ -192,5 +192,5 @@ def test_a_route_without_bandwidth_is_refused():
 
 
 def test_a_route_over_an_unknown_link_is_refused():
-    with pytest.raises(ValueError, match="crosses the link 'wire'"):
+    with pytest.raises(ValueError, match="uses the link 'wire'"):
         Network(("a", "b"), {("a", "b"): Route(0.0, 1.0, ("wire",))}, {})

@@ -124,5 +124,7 @@ def test_a_compressor_that_leaves_nan_out_cannot_hide_it(comm, kind, feedback):
         sums.start(bucket).wait()
         assert np.isnan(bucket.grads).any()
     else:
-        with pytest.raises(ValueError, match=r"Compressor: gradients of rank \d are infinite or"):
+        with pytest.raises(
+            ValueError, match=r"Compressor: .* gradients of rank \d are infinite or"
+        ):
             sums.start(bucket)

@@ -251,19 +251,19 @@ def test_lengths_that_vary_without_a_word_are_refused():
     sums = above(0.1)(Serial())
     sums.prepare(buckets)
     exchanged(Serial(), sums, buckets, 0)
-    with pytest.raises(ValueError, match=r"were \[\d+, \d+\] and are now .*varies=True"):
+    with pytest.raises(ValueError, match=r"of lengths \[\d+, \d+\] as before, got .*varies=True"):
         exchanged(Serial(), sums, buckets, 1)
 
 
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        (lambda x, context: x, r"not an array of shape \(\d+,\); for one array write \(array,\)"),
-        (lambda x, context: None, "not an object of type NoneType"),
-        (lambda x, context: (x, 3), "not a tuple of .an array of shape .*, an object of type int"),
+        (lambda x, context: x, r"got an array of shape \(\d+,\); for one array return \(array,\)"),
+        (lambda x, context: None, "got an object of type NoneType"),
+        (lambda x, context: (x, 3), "got a tuple of .an array of shape .*, an object of type int"),
         (
             lambda x, context: (x.reshape(1, -1),),
-            r"not a tuple of .* shape \(1, \d+\)",
+            r"got a tuple of .* shape \(1, \d+\)",
         ),
     ],
 )
@@ -323,14 +323,16 @@ def test_parameters_without_elements_do_no_harm(case):
 def test_a_state_of_something_else_is_refused(case):
     sums = create_sums(case[0], **case[1])(Serial())
     sums.prepare(buckets_of())
-    with pytest.raises(ValueError, match="did not compress gradients; continue without"):
+    with pytest.raises(ValueError, match="did not compress gradients; continue without --compress"):
         sums.load({})
     state = sums.state()
     missing = {name: value for name, value in state.items() if name != "error/p1"}
     other = state | {"error/p1": np.ones((5, 4), "float32")}
     before = sums.state()
     for wrong in (missing, other):
-        with pytest.raises(ValueError, match=r"kept no 'error/p1' of shape .* with the compressor"):
+        with pytest.raises(
+            ValueError, match=r"expected an array 'error/p1' of shape .* with the same compressor"
+        ):
             sums.load(wrong)
     after = sums.state()
     assert all(np.array_equal(after[name], before[name]) for name in before)

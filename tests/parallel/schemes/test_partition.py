@@ -58,7 +58,7 @@ def test_parts_of_another_model_are_refused_on_every_rank(scheme, after: int) ->
         first = trainer_of(exchange, SGD(0.1))
         fit(first, after)
         second = trainer_of(exchange, SGD(0.1), net=Linear(3))
-        with pytest.raises(ValueError, match="another model, whose trainer was made later; make"):
+        with pytest.raises(ValueError, match="another model, bound by a later trainer; create"):
             fit(first, 2)
         fit(second, 1)
 

@@ -123,7 +123,9 @@ def test_it_does_not_go_on_with_another_delay(tmp_path: Path) -> None:
     fit(trainer, 1)
     save_checkpoint(tmp_path, trainer)
     other = trainer_of(StaleGradients(Serial(), delay=1), SGD(0.1))
-    with pytest.raises(AgreedError, match="had delay 2, not 1; continue with the same"):
+    with pytest.raises(
+        AgreedError, match="delay must be 2 as in the checkpoint, got 1; continue with the same"
+    ):
         load_checkpoint(tmp_path, other)
 
 

@@ -1,7 +1,7 @@
 """Communicators: ranks, collectives and messages.
 
-`create_communicator` gives the group of all ranks, `run_threads` a group of threads for tests and
-notebooks; both are `Communicator`s. mpi4py is imported only where the group needs it.
+`create_communicator` returns the group of all ranks, `run_threads` runs a group of threads for
+tests and notebooks; both use `Communicator`s. mpi4py is imported only if the group requires it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ __all__ = [
 
 
 def create_communicator(name: str = "auto") -> Communicator:
-    """Make the communicator of all ranks of this run. Collective: all ranks call it.
+    """Create the communicator of all ranks of this run. Collective: all ranks call it.
 
     Parameters
     ----------
     name : {"auto", "serial", "mpi"}
-        "auto" is "mpi" where an MPI launcher (mpirun, srun) started this process, else "serial".
+        "auto" is "mpi" if an MPI launcher (mpirun, srun) started this process, else "serial".
 
     Returns
     -------
     Communicator
-        With "mpi", an uncaught error of one rank ends all of them from now on. Where there are
-        several hosts, arrays are summed by a rule that knows them, `pydtnn.comm.schedules.rule`;
-        ``create_allreduce("vendor", comm)`` gives the MPI library's own way back.
+        With "mpi", an uncaught error of one rank terminates all ranks from now on. With several
+        hosts, allreduce schedules are chosen by `pydtnn.comm.schedules.rule`;
+        ``create_allreduce("vendor", comm)`` uses the MPI library's own allreduce instead.
 
     Raises
     ------
     ImportError
-        Where MPI is asked for, or a launcher present, and mpi4py cannot be imported.
+        If MPI is requested, or a launcher is present, and mpi4py cannot be imported.
     ValueError
-        For an unknown name, or a launcher that started processes which do not form one group.
+        If the name is unknown, or the launcher's processes do not form one group.
     """
     if name == "auto":
         name = "mpi" if launched() else "serial"

@@ -23,22 +23,22 @@ EXAMPLES = """examples:
 """
 
 MOST_RANKS = 1024
-"""A schedule of more ranks takes minutes to list."""
+"""Maximum number of ranks; listing larger schedules takes minutes."""
 
 MOST_ORDERED = 64
-"""The orders in which more ranks are added fill pages."""
+"""Maximum number of ranks for which the order of additions is printed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 if all went well.
+    """Run the command; return the exit status, 0 on success.
 
-    What goes wrong is told in one line on the standard error, and with PYDTNN_TRACEBACK=1 the
-    traceback before it.
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of this process.
+        Default: the arguments of this process.
     """
     try:
         with printing():
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake like every other error: in one sentence."""
+    """Parser that raises its errors as exceptions with a one-sentence message."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
@@ -66,19 +66,19 @@ def _parser() -> _Parser:
     )
     commands = parser.add_subparsers(metavar="{list,draw,check}", required=True)
 
-    command = commands.add_parser("list", help="name the schedules, and say what they do")
+    command = commands.add_parser("list", help="list the schedules with descriptions")
     command.set_defaults(command=_list)
 
     command = commands.add_parser("draw", help="show the messages of every round")
     command.set_defaults(command=_draw)
-    _add_ranks(command, "how many ranks (default: 8)")
+    _add_ranks(command, "number of ranks (default: 8)")
     command.add_argument(
         "--output", type=Path, metavar="FILE", help="draw a picture (png, pdf, svg) instead of text"
     )
 
     command = commands.add_parser("check", help="prove that every rank gets the sum")
     command.set_defaults(command=_check)
-    _add_ranks(command, "how many ranks (default: 8), or from how many to how many: 1-17")
+    _add_ranks(command, "number of ranks (default: 8), or a range such as 1-17")
     return parser
 
 
@@ -121,7 +121,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:
-    """Say in which order the ranks are added."""
+    """Describe the order in which contributions are added."""
     if not 1 < len(hosts) <= MOST_ORDERED:
         return ""
     orders = associations(algorithm, hosts)
@@ -131,12 +131,12 @@ def _order(algorithm: Algorithm, hosts: Sequence[int]) -> str:
 
 
 def _algorithm(name: str) -> tuple[str, Algorithm]:
-    """Name and function of a schedule of ours or of the user's."""
+    """Return name and function of a schedule of the library or of the user."""
     return name.rpartition(":")[2], find(name)
 
 
 def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:
-    """The host of each rank, for each number of ranks that is asked for."""
+    """Return the host of each rank, for each requested number of ranks."""
     if options.hosts is not None:
         hosts = _hosts(options.hosts)
         if options.np not in (None, str(len(hosts))):
@@ -157,7 +157,7 @@ def _layouts(options: argparse.Namespace) -> list[tuple[int, ...]]:
 
 
 def _hosts(given: str) -> tuple[int, ...]:
-    """The host of each rank: "2x3" is (0, 0, 0, 1, 1, 1), "2,1" is (0, 0, 1)."""
+    """Return the host of each rank: "2x3" is (0, 0, 0, 1, 1, 1), "2,1" is (0, 0, 1)."""
     hosts, x, ranks = given.partition("x")
     each = [ranks] * int(hosts) if x and hosts.isdecimal() else given.split(",")
     if not each or not all(number.isdecimal() and int(number) > 0 for number in each):

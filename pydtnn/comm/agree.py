@@ -1,4 +1,4 @@
-"""One decision of all ranks to go on or to stop."""
+"""Agreement of all ranks on errors and configuration."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pydtnn.utils.errors import AgreedError, describe
 
 
 def agree(comm: Communicator, error: Exception | None = None) -> None:
-    """Go on where no rank has an error, else raise one on all. Collective: all ranks call it.
+    """Raise an error on all ranks if any rank has one. Collective: all ranks call it.
 
-    For work that ranks do by themselves before they talk, such as building objects and opening
-    files: each catches its error, and all learn of it together, so that none is left waiting.
+    For local work without communication, such as creating objects and opening files: each rank
+    catches its error and passes it, so that all ranks raise together and none deadlocks.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks that decide.
+        The ranks that agree.
     error : Exception, optional
         This rank's error.
 
     Raises
     ------
     AgreedError
-        On every rank, where at least one passes an error: the message alone where all have
-        the same, otherwise with the ranks named: "rank 1: ...; ranks 2, 3: ...".
+        On every rank, if at least one passes an error: the message alone if all ranks have the
+        same, otherwise with the names of the ranks: "rank 1: ...; ranks 2, 3: ...".
 
     Examples
     --------
@@ -48,22 +48,22 @@ def agree(comm: Communicator, error: Exception | None = None) -> None:
 
 
 def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], advice: str) -> None:
-    """Refuse ranks that differ in a fact. Collective: all ranks call it, with the same names.
+    """Raise AgreedError if facts differ between ranks. Collective: all ranks pass the same names.
 
     Parameters
     ----------
     comm : Communicator
     who : str
-        Refuses them.
+        First word of the message.
     facts : mapping
-        By name; anything that can be compared and sent.
+        Values by name; they must support comparison and pickling.
     advice : str
-        How to make ranks equal.
+        What to do to make ranks equal.
 
     Raises
     ------
     AgreedError
-        On every rank, naming the first fact that differs, and two ranks with their values.
+        On every rank, with the first fact that differs and the values of two ranks.
     """
     everywhere = comm.gather_object(dict(facts))
     for rank, other in enumerate(everywhere):
@@ -76,5 +76,5 @@ def require_equal(comm: Communicator, who: str, facts: Mapping[str, object], adv
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Write "rank 1", or "ranks 2, 3"."""
+    """Return "rank 1" or "ranks 2, 3"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,4 +1,4 @@
-"""What every communicator demands of its arguments, in one place and in plain words."""
+"""Argument checks of all communicators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TAG = 32767
 
 
 def check_array(who: str, array: Any, *, writes: bool = True) -> None:
-    """Refuse what is no contiguous 1-D array (or not writeable where `who` writes)."""
+    """Raise an error unless `array` is a contiguous 1-D array, writeable if `writes`."""
     if not is_array(array):
         raise TypeError(
             f"{who}: expected a NumPy or CuPy array, got {type(array).__name__}; "
@@ -43,10 +43,10 @@ def check_array(who: str, array: Any, *, writes: bool = True) -> None:
 
 
 def check_reduction(who: str, array: np.ndarray, op: str) -> None:
-    """Refuse an unknown operation and elements that are no numbers of the machine."""
+    """Raise an error if the operation is unknown or elements are not native numbers."""
     if op not in REDUCTIONS:
         raise ValueError(f"{who}: unknown operation {op!r}; use one of {', '.join(REDUCTIONS)}.")
-    # To NumPy, the bfloat16 of ml_dtypes is a type that it knows nothing about.
+    # NumPy does not classify the bfloat16 of ml_dtypes as a float.
     is_number = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
     if not is_number or not array.dtype.isnative:
         raise TypeError(
@@ -55,7 +55,7 @@ def check_reduction(who: str, array: np.ndarray, op: str) -> None:
 
 
 def check_rank(who: str, rank: int, size: int) -> int:
-    """Return `rank` as an int, refusing one that is not in the group."""
+    """Return `rank` as an int; raise ValueError if it is not in the group."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
         raise ValueError(f"{who}: rank must be from 0 to {size - 1}, got {rank}.")
@@ -63,7 +63,7 @@ def check_rank(who: str, rank: int, size: int) -> int:
 
 
 def check_other(who: str, rank: int, own: int, size: int) -> None:
-    """Refuse a rank that is not in the group, or the one that calls."""
+    """Raise ValueError if a rank is not in the group or is the calling rank."""
     if check_rank(who, rank, size) == own:
         raise ValueError(
             f"{who}: expected another rank, got {own}, this rank itself; copy the array instead."
@@ -71,7 +71,7 @@ def check_other(who: str, rank: int, own: int, size: int) -> None:
 
 
 def check_tag(who: str, tag: int) -> int:
-    """Return `tag` as an int, refusing one that some MPI would not accept."""
+    """Return `tag` as an int; raise ValueError if some MPI library may not support it."""
     tag = operator.index(tag)
     if not 0 <= tag <= MAX_TAG:
         raise ValueError(f"{who}: tag must be from 0 to {MAX_TAG}, got {tag}.")
@@ -81,7 +81,7 @@ def check_tag(who: str, tag: int) -> int:
 def check_parts(
     who: str, part: np.ndarray, counts: Sequence[int], whole: np.ndarray, rank: int, size: int
 ) -> list[int]:
-    """Return `counts` as a list, refusing counts that do not cut `whole` into the ranks' parts."""
+    """Return `counts` as a list; raise an error if they do not partition `whole` into parts."""
     counts = [operator.index(count) for count in counts]
     if len(counts) != size or min(counts) < 0:
         raise ValueError(f"{who}: expected {size} counts, none below 0, got {counts}.")

@@ -1,8 +1,8 @@
-"""The contract between ranks: flat arrays, collectives, messages, groups.
+"""Interface of communicators: flat arrays, collectives, messages, groups.
 
-The public methods check their arguments and hand over to the few methods that begin with an
-underscore; an implementation writes only those, so every communicator refuses the same mistakes
-with the same words. A group of one rank is an ordinary group.
+The public methods check their arguments and call the few methods that begin with an underscore;
+implementations define only those, so all communicators raise the same errors. A group of one rank
+is an ordinary group.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pydtnn.utils.errors import AgreedError
 
 
 class Request(ABC):
-    """An operation under way. Its arrays belong to the communicator until it is complete."""
+    """A pending operation. Its arrays belong to the communicator until it is complete."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the operation is complete; at once if it already is."""
+        """Wait until the operation is complete."""
 
     @abstractmethod
     def test(self) -> bool:
         """Return whether the operation is complete, without waiting.
 
-        A cheap call that also lets the communication make progress: MPI libraries move
-        non-blocking operations forward only while they are called.
+        A cheap call that also progresses communication: MPI libraries progress non-blocking
+        operations only inside calls.
         """
 
 
@@ -68,50 +68,52 @@ class Together(Request):
             request.wait()
 
     def test(self) -> bool:
-        return all([request.test() for request in self._requests])  # each gets its moment
+        return all(
+            [request.test() for request in self._requests]
+        )  # a list: each one makes progress
 
 
 Message = tuple[np.ndarray, int]
-"""An array, and the rank that it is sent to or comes from."""
+"""An array, and the rank that it is sent to or received from."""
 
 
 CALLS = (
     *("allreduce", "iallreduce", "broadcast", "reduce_scatter", "allgather", "barrier"),
     *("gather_object", "send", "recv", "isend", "irecv", "exchange", "split", "split_by_host"),
 )
-"""What a communicator refuses once it is freed."""
+"""Methods that raise ValueError once the communicator is freed."""
 
 
 class Communicator(ABC):
     """A group of ranks that exchange flat, contiguous arrays.
 
-    Arrays are one-dimensional. Those that are reduced hold integers or floats; those that are
-    moved hold anything but Python objects. All ranks of a group make the same collective calls
-    in the same order, with arrays of the same type and length (parts may differ in length).
+    Arrays are one-dimensional. Reductions require integers or floats; other operations accept any
+    type except Python objects. All ranks of a group make the same collective calls in the same
+    order, with arrays of the same type and length (parts may differ in length).
 
-    They are NumPy's or, where an implementation says so, those of a device. Operations on the
-    latter are ordered by the device's current stream: they read what was enqueued there before, and
-    what is enqueued there after `wait`, or after `test` has said yes, finds them complete. The host
-    itself need not wait.
+    Arrays are NumPy arrays or, if the implementation supports it, device arrays. Operations on the
+    latter are ordered by the device's current stream: they run after the work enqueued there so
+    far, and work enqueued after `wait`, or after `test` has returned True, runs after them. The
+    host need not block.
 
     Parameters
     ----------
     rank : int
         This rank in the group, from 0.
     hosts : sequence of hashable
-        What names the host of each rank of the group; equal for ranks that share memory.
+        Identifier of the host of each rank of the group; equal for ranks that share memory.
 
     Attributes
     ----------
     rank, size : int
         This rank and the number of ranks.
     hosts : tuple of int
-        The host of every rank, each named by the first rank on it: (0, 0, 2, 2).
+        The host of every rank, identified by the first rank on it: (0, 0, 2, 2).
     local_rank, local_size : int
         This rank among those on its host, and their number.
     capturable : bool
-        Whether collectives on device arrays may be captured in a CUDA graph: they are work of the
-        device alone, for which the host does not wait.
+        Whether collectives on device arrays can be captured in a CUDA graph: they run only on the
+        device, and the host does not wait for them.
     freed : bool
         Whether `free` has been called.
     """
@@ -137,17 +139,17 @@ class Communicator(ABC):
         array : ndarray (n,)
             The rank's contribution; the reduction afterwards, equal on all ranks.
         op : {"sum", "max", "min"}
-            What to do with the contributions, element by element.
+            Element-wise reduction.
         """
         check_array("allreduce", array)
         check_reduction("allreduce", array, op)
         self._allreduce(array, op)
 
     def iallreduce(self, array: np.ndarray, op: str = "sum") -> Request:
-        """Start `allreduce` and return at once. Collective: all ranks call it.
+        """Start `allreduce` and return immediately. Collective: all ranks call it.
 
-        Several may be under way; all ranks start them in the same order. The array must be neither
-        read nor written before the request is complete.
+        Several operations can be pending; all ranks start them in the same order. The array must be
+        neither read nor written before the request is complete.
         """
         check_array("iallreduce", array)
         check_reduction("iallreduce", array, op)
@@ -159,7 +161,7 @@ class Communicator(ABC):
         self._broadcast(array, check_rank("broadcast", root, self.size))
 
     def reduce_scatter(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
-        """Sum arrays over the ranks and leave each rank its part. Collective: all ranks call it.
+        """Sum arrays over the ranks and scatter the parts. Collective: all ranks call it.
 
         Parameters
         ----------
@@ -168,7 +170,7 @@ class Communicator(ABC):
         counts : sequence of int
             Length of the part of each rank, in the order of the ranks; may be 0.
         out : ndarray (counts[rank],)
-            This rank's part of the sum; an array of its own, which does not overlap `array`.
+            This rank's part of the sum; must not overlap `array`.
         """
         check_array("reduce_scatter", array, writes=False)
         check_array("reduce_scatter", out)
@@ -186,7 +188,7 @@ class Communicator(ABC):
         Parameters
         ----------
         array : ndarray (counts[rank],)
-            This rank's part. It may be its own place in `out`, and nothing is copied then.
+            This rank's part. It may be its range of `out`, which avoids a copy.
         counts : sequence of int
             Length of the part of each rank, in the order of the ranks; may be 0.
         out : ndarray (sum of counts,)
@@ -218,11 +220,11 @@ class Communicator(ABC):
     # -- messages ---------------------------------------------------------------------------------
 
     def send(self, array: np.ndarray, to: int, tag: int = 0) -> None:
-        """Send an array to rank `to`; may wait until that rank receives it."""
+        """Send an array to rank `to`; may block until that rank receives it."""
         self.isend(array, to, tag).wait()
 
     def recv(self, array: np.ndarray, source: int, tag: int = 0) -> None:
-        """Receive from rank `source` into an array of exactly the length that is sent."""
+        """Receive from rank `source` into an array of exactly the length of the sent one."""
         self.irecv(array, source, tag).wait()
 
     def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
@@ -231,28 +233,28 @@ class Communicator(ABC):
         return self._isend(array, check_rank("send", to, self.size), check_tag("send", tag))
 
     def irecv(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
-        """Start `recv`; the array must not be touched before the request is complete."""
+        """Start `recv`; the array must not be accessed before the request is complete."""
         check_array("recv", array)
         return self._irecv(array, check_rank("recv", source, self.size), check_tag("recv", tag))
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message], tag: int = 0
     ) -> Request:
-        """Start all messages of one round at once. Collective: all ranks call it.
+        """Start all messages of one round together. Collective: all ranks call it.
 
         Messages from one rank to another arrive in the order in which they are listed. All ranks
-        start rounds and other collectives in one order: so a round can be one operation of the
-        device, where `isend` and `irecv` cannot. Where `capturable` is false rounds are told apart
-        by their tags, and their order may differ.
+        start rounds and other collectives in the same order, so that a round can be one operation
+        of the device, unlike `isend` and `irecv`. If `capturable` is False, rounds are matched by
+        their tags, and their order may differ.
 
         Parameters
         ----------
         sends : sequence of (ndarray, int)
             Arrays, and the ranks that they are sent to; not this rank itself.
         receives : sequence of (ndarray, int)
-            Places for arrays of exactly the length that is sent, and the ranks they come from.
+            Arrays of exactly the length of the sent ones, and the ranks that they come from.
         tag : int
-            Of the messages, which must meet no others that are under way.
+            Tag of the messages, unique among pending messages.
         """
         for array, to in sends:
             check_array("exchange", array, writes=False)
@@ -270,9 +272,9 @@ class Communicator(ABC):
         Parameters
         ----------
         color : int
-            Names the new group; not negative.
+            Identifier of the new group, at least 0.
         key : int
-            Orders the ranks in it; ranks with equal keys keep their order.
+            Sort key of the ranks in it; ranks with equal keys keep their order.
         """
         if color < 0:
             raise ValueError(f"split: color must be at least 0, got {color}; number groups from 0.")
@@ -285,15 +287,15 @@ class Communicator(ABC):
         return self.split(self.hosts[self.rank])
 
     def free(self) -> None:
-        """Give back what was reserved for this group. Collective: all ranks call it.
+        """Release the resources of this group. Collective: all ranks call it.
 
-        MPI libraries can have some 2,000 groups at a time, and the communicator of a group that is
-        dropped gives it back only when another one is split off from the same ranks. The code
-        that splits also frees. All requests must be complete. Afterwards every call is refused,
-        but for `free`, which has no effect; groups split off from this one stay as they are.
+        MPI libraries support about 2,000 groups at a time, and a group without references is
+        released only when another one is split off from the same ranks. The code that calls `split`
+        also calls `free`. All requests must be complete. Afterwards every call raises ValueError,
+        except `free`, which has no effect; groups split off from this one remain valid.
 
-        A communicator is also a context manager, which frees it at the end of a `with` block;
-        where an error of one rank ends the block, that is left to the end of the run.
+        A communicator is also a context manager, which frees it at the end of a `with` block,
+        except if an error of a single rank ends the block.
         """
         if self.freed:
             return
@@ -311,7 +313,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, code: int) -> None:
-        """End all ranks at once with the exit status `code`, whatever they are doing."""
+        """Terminate all ranks immediately with exit status `code`."""
 
     # -- what an implementation writes ------------------------------------------------------------
 
@@ -344,10 +346,10 @@ class Communicator(ABC):
     def _split(self, color: int, key: int) -> Communicator: ...
 
     def _free(self) -> None:
-        """Give back what `free` says."""
+        """Implement `free`."""
 
     def _take_over(self) -> None:
-        """Be responsible for whatever this group consists of: it was made by `split`."""
+        """Take ownership of the resources of this group, which was created by `split`."""
 
 
 def _refuse(call: str, *args: object, **keywords: object) -> None:

@@ -1,4 +1,4 @@
-"""How ranks train together: exchanges of gradients, schemes, compression, reproducible sums."""
+"""Distributed training: exchange of gradients, schemes, compression, reproducible sums."""
 
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.option import option

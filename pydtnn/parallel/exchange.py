@@ -1,7 +1,6 @@
-"""How gradients are exchanged.
+"""Exchange of gradients between ranks.
 
-A parallel scheme is a small object that sees buckets, an optimizer and a communicator; it never
-sees a layer.
+A parallel scheme operates on buckets, an optimizer and a communicator, never on layers.
 """
 
 from __future__ import annotations
@@ -27,56 +26,58 @@ if TYPE_CHECKING:
 
 
 class GradientExchange:
-    """The communication of one training step; this one does none.
+    """Base class of the communication in a training step; it does not communicate itself.
 
-    A scheme overrides what it needs. Every method is collective: all ranks call it, in the same
+    Schemes override some of its methods. Every method is collective: all ranks call it, in the same
     order.
 
     Parameters
     ----------
     comm : Communicator
     sums : callable
-        Makes what adds up gradients, of the communicator: `Sums`, or one that compresses.
+        Factory of the sums of gradients, called with the communicator: `Sums`, or a subclass that
+        compresses.
     **options
-        What the class declares by `pydtnn.parallel.option.option`.
+        Options that the class declares with `pydtnn.parallel.option.option`.
 
     Attributes
     ----------
     comm : Metered
-        The communicator, counting what goes through it in ``comm.traffic``.
+        The communicator; it counts its messages and bytes in ``comm.traffic``.
     sums : Sums
-        What adds up gradients.
+        Sums of gradients.
     buckets : tuple of Bucket
-        The model's parameters and gradients, known after `start`.
+        The model's parameters and gradients, set by `start`.
     samples : int
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
     requests : dict of int to Request
         Messages of a step, by the bucket's index; see `started`.
     under_way : Queue
-        Those that were not complete when last asked.
+        Requests that were not complete at their last test.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
     equal : bool
-        Of the class: whether all ranks hold the same parameters between steps. Otherwise evaluating
-        and saving are done with their average, and each rank goes on with its own.
+        Class attribute: whether all ranks have the same parameters between steps. Otherwise the
+        average is evaluated and saved, and each rank continues with its own parameters.
     sums_gradients : bool
-        Of the class: whether gradients meet in `sums` alone, so that they can be compressed.
+        Class attribute: whether gradients are combined only in `sums`, so that they can be
+        compressed.
     exact : bool
-        Of the class, not inherited: whether nothing else depends on the number of ranks, so that
-        sums in a fixed order make all of training exact.
+        Class attribute, not inherited: whether nothing else depends on the number of ranks, so that
+        sums in a fixed order make training reproducible.
     keeps_gradients : bool
-        Of the class: whether gradients of one step are used in another, as float16 models, whose
-        loss is scaled from step to step, do not bear.
+        Class attribute: whether gradients of one step are used in another. Not supported by float16
+        models, whose loss scale changes between steps.
     static : bool
-        Of the class, not inherited: whether every step makes the same calls and reads nothing on
-        the host that changes from step to step, so that one of them can be captured in a CUDA graph
-        and replayed.
+        Class attribute, not inherited: whether every step makes the same calls and reads no host
+        values that change between steps, so that a step can be captured in a CUDA graph and
+        replayed.
 
     Raises
     ------
     ValueError
-        If `sums` does not suit the scheme.
+        If `sums` is not compatible with the scheme.
     """
 
     equal = False
@@ -87,7 +88,7 @@ class GradientExchange:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in ("exact", "static"):  # not inherited: who changes a step must say them anew
+        for name in ("exact", "static"):  # not inherited: subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
         cls.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
@@ -116,7 +117,7 @@ class GradientExchange:
         self.under_way = Queue()
 
     def why_not_captured(self) -> str:
-        """Say why a step's messages cannot be captured in a CUDA graph; empty where they can."""
+        """Return why messages cannot be captured in a CUDA graph; an empty string if they can."""
         if not self.static:
             return f"the steps of {type(self).__name__} are not all alike"
         if not self.sums.capturable:
@@ -126,7 +127,7 @@ class GradientExchange:
         return ""
 
     def loss_scale(self, local: int, total: int) -> float:
-        """Factor on the gradient of a rank's summed loss.
+        """Return the factor on the gradient of a rank's summed loss.
 
         Parameters
         ----------
@@ -136,31 +137,31 @@ class GradientExchange:
         return 1 / total
 
     def bucket_bytes(self, total: int, usual: int) -> tuple[int, ...]:
-        """Choose the lengths of buckets, in B, where the user does not: by the ranks' hosts.
+        """Return the default lengths of buckets, in B, which depend on the hosts of the ranks.
 
         Parameters
         ----------
         total : int
-            Of all gradients, in B.
+            Size of all gradients, in B.
         usual : int
-            Inside a host; where the cut must not show in results, in exact training; and where
-            messages go from GPU to GPU.
+            Length within a host, in exact training (results must not depend on the partition), and
+            for messages between GPUs.
 
         Returns
         -------
         tuple of int
-            In the order in which backward completes them; the last length is also that of all that
-            follow.
+            Lengths in the order in which backward completes the buckets; the last one applies to
+            all following buckets.
         """
         if self.sums.shards is not None or self.comm.capturable:
             return (usual,)
         return bucket_bytes(self.comm.hosts, total, usual)
 
     def begin(self, buckets: tuple[Bucket, ...]) -> None:
-        """Begin to train a model, or go on; the trainer calls it when `fit` begins.
+        """Start or continue the training of a model; called by the trainer at the start of `fit`.
 
-        The first time it is `start`. After that what the scheme and its sums have kept, such as
-        residuals of compression and gradients that are delayed, stays as it is.
+        The first call invokes `start`. Later calls preserve the state of the scheme and its sums,
+        such as residuals of compression and delayed gradients.
         """
         if self.buckets is buckets:
             self.broadcast_parameters()
@@ -168,22 +169,23 @@ class GradientExchange:
             self.start(buckets)
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        """Begin training from rank 0's parameters; where training is resumed, `load` follows."""
+        """Start training with rank 0's parameters; `load` follows if training is resumed."""
         self.buckets = buckets
         self.sums.prepare(buckets)
         self.broadcast_parameters()
 
     def broadcast_parameters(self) -> None:
-        """Copy rank 0's parameters to all ranks, whatever the others have been given meanwhile."""
+        """Copy rank 0's parameters to all ranks."""
         for bucket in self.buckets:
             self.comm.broadcast(bucket.values)
         self.samples = 0
 
     def free(self) -> None:
-        """Free the groups of ranks that `start` has made; another `fit` would make new ones.
+        """Free the groups of ranks that `start` has created; another `fit` creates new ones.
 
-        Call it where a process makes many exchanges: MPI libraries have only some thousand groups.
-        A scheme that splits groups off in `start` frees them here and calls ``super().free()``.
+        Call it if a process creates many exchanges: MPI libraries support only a few thousand
+        groups. A scheme that creates groups in `start` frees them here and calls
+        ``super().free()``.
         """
         self.sums.free()
         self.buckets = ()
@@ -192,17 +194,17 @@ class GradientExchange:
         """Called when a bucket's gradients are complete, in the same order on every rank."""
 
     def started(self, bucket: Bucket, request: Request) -> None:
-        """Keep the request of a message of a bucket, until it is `taken` or all are complete."""
+        """Store the request of a bucket's message until `taken` or `drain` is called."""
         self.requests[bucket.index] = request
         self.under_way.add(request)
 
     def taken(self, bucket: Bucket) -> Request:
-        """Remove and return the request that `bucket_ready` has started of a bucket.
+        """Remove and return the request that `bucket_ready` has started for a bucket.
 
         Raises
         ------
         ValueError
-            If there is none, as where a subclass leaves the bucket out.
+            If there is none, for example because a subclass skips the bucket.
         """
         request = self.requests.pop(bucket.index, None)
         if request is None:
@@ -215,14 +217,14 @@ class GradientExchange:
         return request
 
     def drain(self) -> None:
-        """Wait for the messages under way, in the order in which they were started."""
+        """Wait for all pending messages, in the order in which they were started."""
         self.under_way.wait()
         self.requests.clear()
 
     def progress(self) -> None:
         """Called between two layers of backward: MPI makes progress only while it is called.
 
-        Tests the oldest message under way.
+        Tests the oldest pending message.
         """
         self.under_way.progress()
 
@@ -231,14 +233,14 @@ class GradientExchange:
         optimizer.step()
 
     def abandon(self) -> None:
-        """Complete what is under way and forget it: the step will not be made."""
+        """Complete and discard pending messages of a step that is skipped."""
         self.drain()
 
     def step_alone(self, optimizer: Optimizer) -> None:
-        """Update this rank's parameters by its own gradients, unless it had no samples.
+        """Update this rank's parameters with its own gradients, unless it had no samples.
 
-        Then it keeps its parameters and state, without momentum or weight decay, and only counts
-        the update, as schedules and periods go by these counts.
+        Without samples, parameters and state are unchanged (no momentum or weight decay), and only
+        the count of updates increases, which schedules and periods depend on.
         """
         if self.local_samples:
             optimizer.step()
@@ -248,17 +250,17 @@ class GradientExchange:
     # -- parameters that differ between ranks -----------------------------------------------------
 
     def average_parameters(self) -> None:
-        """Average the parameters of all ranks; each counts by its `samples` since the last time."""
+        """Average the parameters of all ranks, weighted by `samples` since the last average."""
         self.average(bucket.values for bucket in self.buckets)
 
     def average(self, arrays: Iterable[np.ndarray]) -> None:
-        """Average arrays over all ranks, in place; each rank counts by its `samples`, now spent."""
+        """Average arrays over all ranks in place, weighted by `samples`, which is reset to 0."""
         average(self.comm, arrays, self.samples)
         self.samples = 0
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Hold the average of all ranks, to evaluate or save it, and afterwards one's own again."""
+        """Context manager: use the average of all ranks, to evaluate or save, then restore."""
         if self.equal or self._aside is not None:
             yield
             return
@@ -275,23 +277,23 @@ class GradientExchange:
     # -- optimizer state that is spread over the ranks (`pydtnn.optimizers.Share`) ----------------
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
-        """Return the stretch of a bucket that this rank updates."""
+        """Return the range of a bucket that this rank updates."""
         return slice(0, len(bucket.values))
 
     def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
-        """Put together what the ranks hold of an array as long as a bucket."""
+        """Return an array as long as a bucket, gathered from the parts of all ranks."""
         return part
 
     def total(self, value: Number) -> Number:
-        """Add up a number that each rank has of its `own` stretches."""
+        """Return the sum of a number that each rank computes from its `own` ranges."""
         return value
 
     # -- saving -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What must be saved to continue: named arrays and numbers.
+        """Return the state to save in checkpoints: named arrays and numbers.
 
-        A scheme that keeps more adds it to what this returns: ``super().state() | {...}``.
+        Schemes with further state return ``super().state() | {...}``.
         """
         state = self.sums.state()
         if self.equal:
@@ -300,7 +302,7 @@ class GradientExchange:
         return state | by_name("own", self.buckets, own) | {"samples": samples}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, after `start`."""
+        """Restore the state returned by `state`; called after `start`."""
         self.sums.load(state)
         if "samples" not in state:
             return
@@ -311,7 +313,7 @@ class GradientExchange:
 def by_name(
     what: str, buckets: Iterable[Bucket], arrays: Iterable[np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Copy arrays as long as the buckets into NumPy's, of their parameters: "<what>/<name>"."""
+    """Copy arrays as long as the buckets to NumPy arrays by parameter: "<what>/<name>"."""
     return {
         f"{what}/{entry.name}": to_host(array[entry.slice]).reshape(entry.shape)
         for bucket, array in zip(buckets, arrays, strict=True)
@@ -325,7 +327,7 @@ def from_names(
     arrays: Iterable[np.ndarray],
     state: Mapping[str, np.ndarray],
 ) -> None:
-    """Fill arrays as long as the buckets from what `by_name` returned."""
+    """Fill arrays as long as the buckets from the result of `by_name`."""
     for bucket, array in zip(buckets, arrays, strict=True):
         for entry in bucket.parameters:
             fill(array[entry.slice], state[f"{what}/{entry.name}"].reshape(-1))
@@ -338,8 +340,8 @@ class AllReduce(GradientExchange):
     ----------
     comm : Communicator
     overlap : bool
-        Send each bucket as soon as backward completes it, while the rest of backward still runs.
-        Without, all are sent after backward, one after the other: the same sums, so that the gain
+        Send each bucket as soon as backward completes it, while the rest of backward runs. If
+        False, buckets are sent one by one after backward, with the same sums, so that the gain
         of overlap can be measured.
     sums : callable
         See `GradientExchange`.
@@ -359,12 +361,12 @@ class AllReduce(GradientExchange):
             self.started(bucket, self.start_sum(bucket))
 
     def update(self, optimizer: Optimizer) -> None:
-        """Update each bucket as its sum arrives."""
-        self.under_way = Queue()  # which the update waits for
+        """Update each bucket when its sum is complete."""
+        self.under_way = Queue()  # the update waits for its requests
         optimizer.step(self.wait)
 
     def wait(self, bucket: Bucket) -> None:
-        """Return when the bucket's gradients are summed over all ranks."""
+        """Wait until the bucket's gradients are summed over all ranks."""
         if self.overlap:
             self.taken(bucket).wait()
         else:

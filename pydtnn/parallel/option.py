@@ -1,4 +1,4 @@
-"""What a scheme can be told: where one's own file finds `option`."""
+"""Options of schemes; import location of `option` for custom schemes."""
 
 from pydtnn.utils.option import option
 

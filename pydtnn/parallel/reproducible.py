@@ -1,11 +1,11 @@
 """Sums whose bytes do not depend on the number of ranks.
 
-A batch is cut into shards, the same for every number of ranks. Whatever is summed over shards is
-summed in one binary tree: neighbours first, ((0 + 1) + (2 + 3)) + (4 + 5), an odd one out waits.
-A rank computes a run of shards and adds up siblings of the tree; what remains are its blocks. Then
-every rank becomes responsible for a part of each array: it receives that part of all blocks,
-carries out the rest of the tree, and tells the others the result. A rank sends (number of blocks +
-1) (P - 1) / P times the array: as little as a ring where P and the shards are powers of two.
+A batch is split into shards, the same for any number of ranks. Sums over shards are computed in one
+binary tree: neighbours first, ((0 + 1) + (2 + 3)) + (4 + 5); an unpaired node moves up a level.
+A rank computes a contiguous range of shards and adds siblings of the tree; the remaining nodes are
+its blocks. Each rank then reduces a part of each array: it receives that part of all blocks,
+computes the rest of the tree, and sends the result to the other ranks. A rank sends (number of
+blocks + 1) (P - 1) / P times the array: as little as a ring if P and the shards are powers of two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Subtree(NamedTuple):
 
 
 def cover(start: int, stop: int) -> list[Subtree]:
-    """Cover a run of shards by as few nodes as possible, in order.
+    """Return the fewest nodes that cover a range of shards, in order.
 
     >>> [tuple(block) for block in cover(3, 8)]
     [(0, 3), (2, 1)]
@@ -49,14 +49,14 @@ def cover(start: int, stop: int) -> list[Subtree]:
 
 
 def tree_sum(nodes: Mapping[Subtree, np.ndarray], shards: int) -> np.ndarray:
-    """Add up what covers all shards in the order of the tree; the arrays are overwritten."""
+    """Add the arrays of nodes that cover all shards in tree order; the arrays are overwritten."""
 
     def total(block: Subtree) -> np.ndarray:
         if block in nodes:
             return nodes[block]
         level, place = block.level - 1, 2 * block.place
         left = total(Subtree(level, place))
-        if (place + 1) << level < shards:  # what lies behind the last shard is left out
+        if (place + 1) << level < shards:  # nodes beyond the last shard are skipped
             left += total(Subtree(level, place + 1))
         return left
 
@@ -64,19 +64,19 @@ def tree_sum(nodes: Mapping[Subtree, np.ndarray], shards: int) -> np.ndarray:
 
 
 class Stack:
-    """The blocks of the shards that a rank has computed so far.
+    """Blocks of the shards that a rank has computed so far.
 
     Attributes
     ----------
     blocks : dict of Subtree to ndarray
-        In order. Its length is the number of arrays that are in use.
+        Blocks in order; their number is the number of arrays in use.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[Subtree, np.ndarray] = {}
 
     def push(self, shard: int, array: np.ndarray) -> None:
-        """Take the array of the next shard; it is kept, or added to an earlier one."""
+        """Push the array of the next shard, which is stored or added to an earlier one."""
         block = Subtree(0, shard)
         while block.place % 2 and (left := Subtree(block.level, block.place - 1)) in self.blocks:
             total = self.blocks.pop(left)
@@ -92,7 +92,7 @@ class ExactSums(Sums):
     ----------
     comm : Communicator
     shards : int
-        Into which every batch is cut; at least as many as ranks.
+        Number of shards of every batch; at least the number of ranks.
     """
 
     def __init__(self, comm: Communicator, *, shards: int) -> None:
@@ -102,41 +102,41 @@ class ExactSums(Sums):
         self.stacks: dict[int, Stack] = {}
 
     def begin(self, samples: int) -> None:
-        """Begin a step on a batch of so many samples; shards without a sample are left out."""
+        """Start a step on a batch of `samples` samples; shards without samples are skipped."""
         self.present = min(samples, self.shards or 1)
         self.stacks = {}
 
     def slots(self, shards: int) -> Sequence[int]:
-        """Choose sets of gradients that hold no sum which is still needed."""
+        """Return sets of gradients that contain no sum that is still needed."""
         used = max((len(stack.blocks) for stack in self.stacks.values()), default=0)
         return range(used, used + shards)
 
     def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:
-        """Take a bucket's gradients of this rank's next shard; of the first, in its own array."""
+        """Add a bucket's gradients of this rank's next shard; those of the first stay in place."""
         if shard is not None:
             self.stacks.setdefault(bucket.index, Stack()).push(shard, grads)
 
     def start(self, bucket: Bucket) -> Request:
-        """Start to put the sum over all shards into the bucket's gradients."""
-        # Ranks find the first round complete at different times. A device that carries out rounds
-        # in the order in which they were started wants the second at one place of the program.
+        """Start to replace the bucket's gradients by the sum over all shards."""
+        # The first round completes at different times on different ranks. A device executes rounds
+        # in the order in which they were started, so all ranks start the second at the same point.
         return Chain(self._sum(bucket), by_test=not self.comm.capturable or self.comm.size == 1)
 
     def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
-        """Leave each rank its part of the sum over all shards."""
+        """Compute each rank's part of the sum over all shards."""
         nodes, gathered = self._gather(bucket, [0, *accumulate(counts)])
         gathered.wait()
         out[:] = tree_sum(nodes, self.present)
 
     def add_up(self, parts: Sequence[tuple[int | None, np.ndarray]]) -> tuple[np.ndarray, Request]:
-        """Add up small arrays: all ranks receive all blocks."""
+        """Sum small arrays: all ranks receive all blocks."""
         stack, n = Stack(), len(parts[0][1])
         for shard, array in parts:
             if shard is not None:
                 stack.push(shard, array.copy())
         runs = self.runs()
         counts = [n * len(run) for run in runs]
-        like = parts[0][1]  # of the host or of a device, and so all that is made here
+        like = parts[0][1]  # determines host or device of new arrays
         whole = np.empty_like(like, shape=sum(counts))
         self.comm.allgather(np.concatenate([like[:0], *stack.blocks.values()]), counts, whole)
         blocks = [block for run in runs for block in run]
@@ -155,7 +155,7 @@ class ExactSums(Sums):
     def _gather(
         self, bucket: Bucket, cuts: Sequence[int]
     ) -> tuple[dict[Subtree, np.ndarray], Request]:
-        """Start to bring a part of all blocks of a bucket to the rank that is responsible for it.
+        """Start to gather a part of all blocks of a bucket on the rank that reduces it.
 
         Returns
         -------
@@ -171,14 +171,14 @@ class ExactSums(Sums):
             for block in runs[rank]:
                 nodes[block] = np.empty_like(bucket.grads[mine])
                 receives.append((nodes[block], rank))
-        for shift in range(1, comm.size):  # not all to the same rank at first
+        for shift in range(1, comm.size):  # ranks start with different targets
             to = (comm.rank + shift) % comm.size
             theirs = slice(cuts[to], cuts[to + 1])
             sends += [(array[theirs], to) for array in own]
         return nodes, comm.exchange(sends, receives, tag=2 * bucket.index)
 
     def _sum(self, bucket: Bucket) -> Iterator[Request]:
-        """Gather parts, carry out the rest of the tree for one's own, and exchange the results."""
+        """Gather parts, compute the rest of the tree for this rank's part, exchange the results."""
         comm, grads, present = self.comm, bucket.grads, self.present
         cuts = even_cuts(len(grads), comm.size)
         nodes, gathered = self._gather(bucket, cuts)

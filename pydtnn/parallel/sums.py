@@ -1,7 +1,7 @@
-"""How the gradients of one step are added up over the ranks.
+"""Sums of the gradients of a step over all ranks.
 
-Schemes that sum gradients leave it to a `Sums`: this one hands them to the communicator; others
-compress them on the way, or add them up in an order that does not depend on the number of ranks.
+Schemes that sum gradients use a `Sums`: this one calls the communicator's allreduce; subclasses
+compress messages, or sum in an order that does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def sum_in_order(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def average(comm: Communicator, arrays: Iterable[np.ndarray], weight: float) -> None:
-    """Average arrays over all ranks, in place; each counts by its weight. Collective.
+    """Average arrays over all ranks in place, weighted by `weight`. Collective: all ranks call it.
 
-    Where all weights are 0, nothing is changed.
+    If all weights are 0, arrays are unchanged.
     """
     total = np.array([weight], "float64")
     comm.allreduce(total)
@@ -47,13 +47,13 @@ class Sums:
     Attributes
     ----------
     shards : int or None
-        Into how many shards a batch must be cut, whatever the number of ranks. None: into whatever
-        suits, and the gradients of a rank's shards are added up by backward.
+        Number of shards of a batch, for any number of ranks. None: any number, and backward
+        accumulates the gradients of a rank's shards.
     capturable : bool
-        Of the class: whether sums of device arrays are work of the device and the communicator
-        alone, the same in every step, so that they may be captured in a CUDA graph.
+        Class attribute: whether sums of device arrays run only on device and communicator and are
+        the same in every step, so that they can be captured in a CUDA graph.
     keeps_gradients : bool
-        Of the class: whether what is left of one step's gradients is added to the next one's.
+        Class attribute: whether residuals of a step's gradients are added to those of the next.
     """
 
     shards: int | None = None
@@ -64,26 +64,26 @@ class Sums:
         self.comm = comm
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
-        """Learn the buckets, before the first step."""
+        """Initialize the sums for these buckets; called before the first step."""
 
     def free(self) -> None:
-        """Free the groups that `prepare` has split off. Collective; it may be called again."""
+        """Free the groups that `prepare` has created. Collective; repeated calls have no effect."""
 
     def begin(self, samples: int) -> None:
-        """Begin a step on a batch of so many samples of all ranks."""
+        """Start a step on a batch of `samples` samples of all ranks."""
 
     def slots(self, shards: int) -> Sequence[int] | None:
         """Sets of gradients (`Bucket.gradients`) for this rank's next shards; None: one for all."""
         return None
 
     def push(self, shard: int | None, bucket: Bucket, grads: np.ndarray) -> None:
-        """Take a bucket's gradients of one of these shards; None is no shard at all."""
+        """Add a bucket's gradients of one shard; None for a rank without shards."""
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace the gradients of a bucket by their sum over all ranks.
 
-        Several may be under way. The gradients are neither read nor written before the request is
-        complete.
+        Several requests can be pending. The gradients must be neither read nor written before the
+        request is complete.
         """
         return self.comm.iallreduce(bucket.grads)
 
@@ -93,8 +93,8 @@ class Sums:
         Parameters
         ----------
         parts : sequence of (int or None, ndarray)
-            This rank's shards and what each contributes, 1-D of one length; at least one. None
-            stands for a rank without a shard, whose contribution is 0.
+            This rank's shards and the contribution of each, 1-D of the same length; at least one.
+            None is a rank without shards, with contribution 0.
 
         Returns
         -------
@@ -106,12 +106,12 @@ class Sums:
         return total, self.comm.iallreduce(total)
 
     def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
-        """Leave each rank its part of the sum, as `Communicator.reduce_scatter` does."""
+        """Compute each rank's part of the sum, as in `Communicator.reduce_scatter`."""
         self.comm.reduce_scatter(bucket.grads, counts, out)
 
     def state(self) -> dict[str, Any]:
-        """What must be saved to continue: arrays by name, and what JSON can tell."""
+        """Return the state to save in checkpoints: arrays by name, and JSON values."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, after `prepare`."""
+        """Restore the state returned by `state`; called after `prepare`."""

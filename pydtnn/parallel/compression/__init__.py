@@ -1,7 +1,7 @@
-"""Gradient compression by name: what ranks send instead of gradients.
+"""Gradient compression by name.
 
-`Compressor` makes one of two functions; those of the literature are in `floats`, `quantised`,
-`sparse` and `low_rank`.
+`Compressor` is built from two functions; published methods are in `floats`, `quantised`, `sparse`
+and `low_rank`.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
     "sign": sign,
     "power_sgd": power_sgd,
 }
-"""Every compressor by the name that the command line knows it by."""
+"""Compressors by name on the command line."""
 
 ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
 
 COMPRESSOR: Kind[Callable[[Communicator], Sums]] = Kind(
     "compressor", COMPRESSORS, Compressor | partial, "a Compressor or what makes one", ALIASES
 )
-"""PowerSGD is no `Compressor`; its options are bound to it by `partial`."""
+"""PowerSGD is not a `Compressor`; its options are bound by `partial`."""
 
 
 def create_sums(name: str | Callable[..., Any], **options: Any) -> Callable[[Communicator], Sums]:
-    """Make what a scheme takes as `sums`.
+    """Create the argument `sums` of a scheme.
 
     Parameters
     ----------
     name : str, Compressor or callable
-        One of `COMPRESSORS`, ``path/to/file.py:name``, or what makes a `Compressor`.
+        One of `COMPRESSORS`, ``path/to/file.py:name``, or a function that returns a `Compressor`.
     **options
-        Of the function of that name.
+        Arguments of that function.
 
     Raises
     ------
     ValueError, TypeError
-        For an unknown name or option, and for an option out of its limits.
+        If a name or option is unknown, or an option is out of range.
 
     Examples
     --------

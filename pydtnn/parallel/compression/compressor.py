@@ -1,4 +1,4 @@
-"""A compressor: two functions, and sums of gradients that are sent compressed by them."""
+"""Compressors: a pair of functions, and sums of the gradients that they compress."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pydtnn.parallel.compression.lossy import LossySums, forget_if_not_finite, i
 from pydtnn.parallel.compression.wire import pack, send_to_all, size_of, unpack
 
 TAGS = 2**14
-"""So many requests can be under way at the same time: each has two tags."""
+"""Maximum number of concurrent requests: each uses two tags."""
 
 Parts = tuple[np.ndarray, ...]
-"""What is sent instead of a bucket's gradients: flat arrays of numbers, of any type and length."""
+"""A bucket's compressed gradients: flat arrays of numbers, of any type and length."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """Turns gradients into something shorter and back; it is itself what `sums=` takes.
+    """Pair of functions that compress and restore gradients; an instance is an argument `sums=`.
 
     Parameters
     ----------
@@ -36,21 +36,21 @@ class Compressor:
         views of them; other arrays must not be written again.
     restore : callable
         ``restore(parts, out, context)`` adds what the parts mean to `out` (n,), of the type of `x`,
-        in place. Where `x` is not finite and what is restored is, floats among the parts become
-        NaN, so that it shows in the sum.
+        in place. If `x` is not finite but the restored values are, floats among the parts are set
+        to NaN, so that the sum is not finite.
     feedback : bool
-        Keep what was lost and add it to the rank's next gradients: with ``x = g + e``, the parts
-        are those of `x` and ``e = x - restored``, so that all of every gradient is sent in the end.
-        What is rounded off when parts are added is not kept. Saved in checkpoints.
+        Error feedback: add the compression error to the rank's next gradients. With ``x = g + e``,
+        `x` is compressed and ``e = x - restored``, so that every gradient is sent eventually.
+        Rounding errors of sums of parts are not fed back. The error is saved in checkpoints.
     adds : bool
-        Whether the parts of all ranks may be added element by element and then be restored: an
+        Whether the parts of all ranks can be added element by element and then restored: an
         allreduce sums them. Otherwise each rank sends its parts to all others, and all restore them
         in the order of the ranks. Of P ranks, each sends its parts 2 (P - 1) / P or P - 1 times.
     varies : bool
-        Whether the lengths of the parts differ between ranks and steps. They are then exchanged
-        first, which costs one more message. Not together with `adds`.
+        Whether the lengths of the parts differ between ranks and steps. Lengths are then exchanged
+        in an additional message. Cannot be combined with `adds`.
     seed : int
-        Of the random numbers; see `Context`.
+        Seed of the random numbers; see `Context`.
 
     References
     ----------
@@ -87,15 +87,15 @@ class Compressor:
             )
 
     def __call__(self, comm: Communicator) -> CompressedSums:
-        """Make the sums of one rank."""
+        """Create the sums of one rank."""
         return CompressedSums(comm, self)
 
 
 class CompressedSums(LossySums):
-    """Sums of what a compressor leaves of each rank's gradients; equal on all ranks.
+    """Sums of the compressed gradients of all ranks; equal on all ranks.
 
-    With one rank, too, gradients are compressed and restored: training does not become another by
-    the number of ranks. Besides messages, it takes the memory of two sets of gradients.
+    Gradients are compressed and restored with one rank, too, so that training is the same method
+    for any number of ranks. Besides messages, memory for two sets of gradients is required.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class CompressedSums(LossySums):
         self._started = 0
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
-        """Start without errors. Collective: all ranks call it."""
+        """Initialize errors with 0. Collective: all ranks call it."""
         super().prepare(buckets)
         self._kept = {b.index: Kept(b, self.compressor.feedback) for b in buckets}
         self._sizes.clear()
@@ -126,7 +126,7 @@ class CompressedSums(LossySums):
         super().free()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name the errors."""
+        """Yield the name and array of each error."""
         for kept in self._kept.values():
             yield from kept.errors()
 
@@ -175,7 +175,7 @@ class CompressedSums(LossySums):
         return parts
 
     def _restore(self, kept: Kept, parts: Parts, context: Context) -> None:
-        """Add to `total` what parts mean."""
+        """Add the restored parts to `total`."""
         with np.errstate(all="ignore"):
             result = self.compressor.restore(parts, kept.total, context)
         if isinstance(result, np.ndarray) and not np.may_share_memory(result, kept.total):
@@ -185,10 +185,10 @@ class CompressedSums(LossySums):
             )
 
     def _showing(self, kept: Kept, parts: Parts, context: Context) -> Parts:
-        """Make sure that parts of gradients that are not finite are not finite when restored.
+        """Return parts that restore to values that are not finite if the gradients are not.
 
-        A compressor that sends some of the gradients may leave out a NaN. Floats among the parts
-        then become NaN.
+        A compressor that sends only some of the gradients may skip a NaN. Floats among the parts
+        are then set to NaN.
         """
         marked = tuple(
             np.full_like(part, np.nan) if _is_float(part.dtype) else part for part in parts
@@ -204,7 +204,7 @@ class CompressedSums(LossySums):
         )
 
     def _forget(self, kept: Kept, parts: Parts, context: Context) -> None:
-        """Keep of `x` what the other ranks will not learn from the parts."""
+        """Subtract the restored parts from `x`, which leaves the compression error."""
         if kept.feedback:
             kept.total.fill(0)
             self._restore(kept, parts, context)
@@ -215,17 +215,17 @@ class CompressedSums(LossySums):
     def _reduce(
         self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
     ) -> Iterator[Request]:
-        """Add up the parts of all ranks, and restore the sum."""
+        """Sum the parts of all ranks, and restore the sum."""
         yield from [self._adder(part.dtype).iallreduce(part) for part in parts]
         kept.total.fill(0)
         self._restore(kept, parts, context)
         kept.give(grads)
 
     def _adder(self, dtype: np.dtype) -> Communicator:
-        """Choose what adds a type. Collective: all ranks call it.
+        """Return the communicator that sums a type. Collective: all ranks call it.
 
-        MPI libraries add floats of 16 bits slowly or not at all, so for these a ring of ours does
-        it, unless the user has chosen a schedule.
+        MPI libraries sum 16-bit floats slowly or not at all, so the ring of `pydtnn.comm.schedules`
+        is used for these, unless the user has chosen a schedule.
         """
         if dtype not in self._adders:
             ring = dtype.itemsize == 2 and not _has_schedule(self.group)
@@ -235,10 +235,10 @@ class CompressedSums(LossySums):
     def _gather(
         self, kept: Kept, grads: np.ndarray, parts: Parts, context: Context
     ) -> Iterator[Request]:
-        """Send the parts to all other ranks, and restore and add those of all, in their order."""
-        message = pack(parts)  # at once: parts may be views of `x`, which goes on to change
+        """Exchange parts with all other ranks; restore and add them in the order of the ranks."""
+        message = pack(parts)  # immediately: parts may be views of `x`, which changes later
         comm, tag = self.group, 2 * (self._started % TAGS)
-        self._started += 1  # two steps of one bucket may be under way
+        self._started += 1  # two steps of one bucket may be pending
         lengths = [np.array([part.size for part in parts]) for _ in range(comm.size)]
         if self.compressor.varies:
             yield from send_to_all(comm, lengths, tag)

@@ -1,4 +1,4 @@
-"""What a compressor may know besides the gradients: random numbers, and where parameters begin."""
+"""Context of a compressor call: random numbers and sizes of parameters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pydtnn.kernels.reference.random import stream
 
 @dataclass(frozen=True)
 class Context:
-    """Whose gradients are compressed, and when.
+    """Rank, bucket and step of compressed gradients.
 
-    Random numbers depend on this alone, so they are the same on every machine and after resuming,
-    and who restores draws the numbers that were drawn when the gradients were compressed.
+    Random numbers depend only on the context, so they are the same on every machine, after resuming
+    training, and in `compress` and `restore`.
 
     Parameters
     ----------
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
     step : int
-        How many times the bucket has been sent before.
+        Number of times the bucket has been sent before.
     bucket : int
-        Its index.
+        Index of the bucket.
     rank : int
-        The rank whose gradients they are.
+        Rank that computed the gradients.
     sizes : tuple of int
-        Lengths of the parameters, one after the other, whose gradients they are.
+        Lengths of the bucket's parameters, in order.
     """
 
     seed: int
@@ -38,16 +38,16 @@ class Context:
 
     @property
     def random(self) -> np.random.Generator:
-        """Philox at the beginning of the numbers that belong to this rank, bucket and step."""
+        """Return a Philox generator for this rank, bucket and step."""
         return self._generator(1 + self.rank)
 
     @property
     def shared_random(self) -> np.random.Generator:
-        """Philox at the beginning of numbers that are the same on all ranks."""
+        """Return a Philox generator that is the same on all ranks."""
         return self._generator(0)
 
     def of(self, rank: int) -> Context:
-        """Say the same of another rank."""
+        """Return the context of another rank."""
         return replace(self, rank=rank)
 
     def _generator(self, who: int) -> np.random.Generator:

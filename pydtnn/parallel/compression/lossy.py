@@ -1,4 +1,4 @@
-"""What all lossy sums share: arrays that are kept from step to step, saved by parameter."""
+"""Base class of lossy sums: arrays that persist between steps, saved by parameter."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STEPS = "compression_steps"
 
 
 class LossySums(Sums):
-    """Sums of what is left of gradients when they have been sent.
+    """Sums of gradients that are compressed with loss.
 
-    They are computed on the host: the gradients of a device are brought there, for which the host
-    waits, and the sum is brought back.
+    They are computed on the host: gradients on a device are copied to the host, which blocks, and
+    the sum is copied back.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ class LossySums(Sums):
     Attributes
     ----------
     group : Communicator
-        A copy of `comm`, whose messages meet no others; from the first `prepare` to `close`.
+        A copy of `comm` with separate messages; from the first `prepare` to `free`.
     steps : dict of int to int
-        How often each bucket has been sent, by its index.
+        Number of times each bucket has been sent, by its index.
     """
 
     capturable = False
@@ -67,14 +67,14 @@ class LossySums(Sums):
 
     @abstractmethod
     def send(self, bucket: Bucket) -> Request:
-        """Do as `start` says with a bucket whose gradients are on the host."""
+        """Implement `start` for a bucket with gradients on the host."""
 
     @abstractmethod
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name the arrays that are kept from step to step; they can be written."""
+        """Yield names and writeable arrays that persist between steps."""
 
     def part(self, bucket: Bucket, counts: Sequence[int], out: np.ndarray) -> None:
-        """Leave each rank its part of the sum; the bucket's gradients become the sum, too."""
+        """Compute each rank's part of the sum; the bucket's gradients become the sum, too."""
         self.start(bucket).wait()
         begin = sum(counts[: self.comm.rank])
         out[...] = bucket.grads[begin : begin + len(out)]
@@ -85,7 +85,7 @@ class LossySums(Sums):
         return state | {STEPS: max(self.steps.values(), default=0)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, after `prepare`; nothing is changed if it does not fit."""
+        """Restore the result of `state` after `prepare`; nothing changes if it does not fit."""
         arrays = dict(self.arrays())
         if STEPS not in state:
             raise ValueError(
@@ -104,13 +104,13 @@ class LossySums(Sums):
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether no element of a contiguous array is infinite or NaN."""
+    """Return whether no element of a contiguous array is infinite or NaN."""
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):  # squares may overflow where elements are finite
         return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
 
 
 def forget_if_not_finite(error: np.ndarray) -> None:
-    """Clear an error that would spoil all steps to come, should anybody go on after such a step."""
+    """Set an error that is not finite to 0, as it would propagate to all following steps."""
     if not is_finite(error):
         error.fill(0)

@@ -46,7 +46,7 @@ SCHEMES: dict[str, type[GradientExchange]] = {
     "hierarchical": Hierarchical,
     "parameter_server": ParameterServer,
 }
-"""Every scheme by the name that the command line knows it by."""
+"""Schemes by name on the command line."""
 
 SCHEME: Kind[GradientExchange] = Kind(
     "scheme", SCHEMES, GradientExchange, "a subclass of GradientExchange"
@@ -56,13 +56,13 @@ SCHEME: Kind[GradientExchange] = Kind(
 def create_scheme(
     name: str | Callable[..., GradientExchange], comm: Communicator, **options: Any
 ) -> GradientExchange:
-    """Make the scheme called `name`.
+    """Create a parallel scheme.
 
     Parameters
     ----------
     name : str or callable
-        One of `SCHEMES`, where capitals and hyphens do not matter, ``path/to/file.py:Class``, or a
-        class like theirs.
+        One of `SCHEMES` (case and hyphens are ignored), ``path/to/file.py:Class``, or a subclass of
+        `GradientExchange`.
     comm : Communicator
     **options
         Parameters of the scheme: ``create_scheme("local_sgd", comm, period=4)``.
@@ -70,6 +70,7 @@ def create_scheme(
     Raises
     ------
     TypeError, ValueError
-        For an unknown name or option, with the nearest ones, and for a number out of its limits.
+        If a name or option is unknown (the message contains the nearest ones), or a number is out
+        of range.
     """
     return SCHEME.find(name).make(options, comm)

@@ -1,4 +1,4 @@
-"""Elastic averaging: ranks train alone, held together by springs to a common centre."""
+"""Elastic averaging: ranks train independently, coupled by springs to a common centre."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pydtnn.parallel.option import option
 
 
 class ElasticAveraging(GradientExchange):
-    """Every `period` steps the ranks pull a centre towards themselves, and it pulls them back.
+    """Every `period` steps, parameters of ranks and a common centre move towards each other.
 
     ``d_i = a (w_i - c)``, ``a = beta / P``; ``w_i <- U(w_i - d_i, g_i(w_i))``; ``c <- c + sum_i
-    d_i``: the symmetric, synchronous variant, in which each spring moves both its ends by as much.
-    Between pulls ranks step alone and explore; the centre averages over ranks and time. Evaluated
-    and saved is the centre, and training ends with it.
+    d_i``: the symmetric, synchronous variant, in which each spring moves both its ends equally.
+    Between pulls ranks step independently; the centre averages over ranks and time. The centre is
+    evaluated, saved, and the result of training.
 
-    All ranks hold the same centre; their parameters and the optimizer's state are their own. Ranks
-    count alike, whatever their samples; one that has none in a step makes no update in it.
+    All ranks have the same centre; parameters and the optimizer's state are local. Ranks have equal
+    weight, independent of their samples; a rank without samples in a step skips the update.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class ElasticAveraging(GradientExchange):
     period : int
         Steps between two pulls; the paper's tau.
     beta : float
-        In (0, 1]: how far the centre follows the ranks' mean in one pull.
+        Fraction in (0, 1] by which the centre moves towards the ranks' mean in one pull.
 
     References
     ----------
@@ -42,7 +42,7 @@ class ElasticAveraging(GradientExchange):
     centre: Sequence[np.ndarray] = ()
 
     def broadcast_parameters(self) -> None:
-        """Copy rank 0's parameters, also into the centre."""
+        """Copy rank 0's parameters to all ranks and to the centre."""
         super().broadcast_parameters()
         self.centre = [bucket.values.copy() for bucket in self.buckets]
 
@@ -63,7 +63,7 @@ class ElasticAveraging(GradientExchange):
             centre += pull
 
     def average_parameters(self) -> None:
-        """Take the centre, which is the average that counts here."""
+        """Replace the parameters by the centre."""
         for bucket, centre in zip(self.buckets, self.centre, strict=True):
             bucket.values[...] = centre
 

@@ -1,4 +1,4 @@
-"""Decentralised averaging: ranks average with their neighbours in a graph."""
+"""Decentralised averaging over the neighbours in a communication graph."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydtnn.parallel.schemes.graphs import GRAPHS, swap
 
 
 class Gossip(GradientExchange):
-    """Ranks step alone, then average their parameters with those of their neighbours.
+    """Ranks step independently, then average their parameters with those of their neighbours.
 
     ``w_i <- sum_j W_ij U(w_j, g_j(w_j))`` with a doubly stochastic W: 1 / (neighbours + 1) for each
-    rank that i hears from, and itself. So the mean of all ranks moves by the mean of their steps,
-    and differences between ranks shrink by the second eigenvalue of W per step (with "one_peer",
-    per round). A rank sends its parameters to its neighbours alone, however many ranks there are:
-    no rank waits for all.
+    rank that sends to i, and i itself. The mean of all ranks therefore moves by the mean of their
+    steps, and differences between ranks shrink by the second eigenvalue of W per step (with
+    "one_peer", per round). A rank sends its parameters only to its neighbours, for any number of
+    ranks: there is no global synchronization.
 
-    Each rank's gradient is weighted by its samples (P times its share), so that of uneven batches,
-    too, the mean over ranks is that over samples: with the complete graph (so with 2 ranks) and an
-    optimizer that is linear in the gradients (SGD, momentum, decay) this is plain SGD. The
-    optimizer's state stays local.
+    Each rank's gradient is weighted by its samples (P times its share), so that the mean over ranks
+    is the mean over samples for uneven batches, too: with the complete graph (so with 2 ranks) and
+    an optimizer that is linear in the gradients (SGD, momentum, decay) this is plain SGD. The
+    optimizer's state is local.
 
     Parameters
     ----------
@@ -46,4 +46,4 @@ class Gossip(GradientExchange):
         optimizer.step()
         for bucket, received in swap(self.comm, self.buckets, hops):
             bucket.values[...] = sum(received, bucket.values) / (1 + len(received))
-        self.samples = 1  # where all are averaged, to evaluate, every rank counts alike
+        self.samples = 1  # equal weights when parameters are averaged for evaluation

@@ -1,8 +1,8 @@
 """Communication graphs of decentralised schemes, in which all ranks have equal roles.
 
 A graph is a function of the number of ranks and the step that returns hops: rank r sends to rank r
-+ hop. Each rank then takes the mean of its own and what it received: a circulant matrix with equal
-weights, whose rows and columns add up to 1. So the mean over all ranks is preserved exactly.
++ hop. Each rank then computes the mean of its own and the received values: a circulant matrix with
+equal weights, with rows and columns that sum to 1. The mean over all ranks is preserved exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Topology = Callable[[int, int], Sequence[int]]
 
 
 def ring(size: int, step: int) -> list[int]:
-    """To both neighbours.
+    """Send to both neighbours.
 
     >>> ring(5, 0), ring(2, 0), ring(1, 0)
     ([1, 4], [1], [])
@@ -27,7 +27,7 @@ def ring(size: int, step: int) -> list[int]:
 
 
 def exponential(size: int, step: int) -> list[int]:
-    """To the ranks 1, 2, 4, 8, ... further on (Ying et al. 2021, section 3).
+    """Send to the ranks at distances 1, 2, 4, 8, ... (Ying et al. 2021, section 3).
 
     >>> exponential(6, 0), exponential(1, 0)
     ([1, 2, 4], [])
@@ -36,9 +36,10 @@ def exponential(size: int, step: int) -> list[int]:
 
 
 def one_peer(size: int, step: int) -> list[int]:
-    """To one of these per step, in turn (Assran et al. 2019, appendix A; Ying et al., section 4).
+    """Send to one rank per step: those of `exponential` in turn.
 
-    Where P is a power of 2, log2(P) steps of it are an exact average.
+    If P is a power of 2, log2(P) steps compute an exact average (Assran et al. 2019, appendix A;
+    Ying et al. 2021, section 4).
 
     >>> [one_peer(6, step) for step in range(4)]
     [[1], [2], [4], [1]]
@@ -48,7 +49,7 @@ def one_peer(size: int, step: int) -> list[int]:
 
 
 def complete(size: int, step: int) -> list[int]:
-    """To all ranks: one step is an exact average, at the highest cost."""
+    """Send to all ranks: one step computes an exact average, at the highest cost."""
     return list(range(1, size))
 
 
@@ -64,9 +65,9 @@ GRAPHS: dict[str, Topology] = {
 def swap(
     comm: Communicator, buckets: Sequence[Bucket], hops: Sequence[int]
 ) -> Iterator[tuple[Bucket, list[np.ndarray]]]:
-    """Send all parameters along the hops and yield each bucket with what was received.
+    """Send all parameters along the hops; yield each bucket with the received values.
 
-    Collective: all ranks call it. A bucket's values may be changed once it is yielded.
+    Collective: all ranks call it. A bucket's values may be modified once it is yielded.
     """
     received = [[np.empty_like(bucket.values) for _ in hops] for bucket in buckets]
     sources, targets = ([(comm.rank + sign * hop) % comm.size for hop in hops] for sign in (-1, 1))

@@ -10,11 +10,11 @@ from pydtnn.parallel.exchange import AllReduce
 
 
 class Hierarchical(AllReduce):
-    """Synchronous data parallelism in which one rank per host, its leader, talks to other hosts.
+    """Synchronous data parallelism in which one rank per host, its leader, sends to other hosts.
 
     ``s_h = sum of g_i on host h`` at its leader; ``s = sum_h s_h`` among the leaders; each leader
-    tells s to its host. The same result as `AllReduce` within rounding. The slow links between
-    hosts carry a message per host instead of one per rank, while the rest of backward runs.
+    broadcasts s on its host. The same result as `AllReduce` within rounding. The slow links between
+    hosts transfer one message per host instead of one per rank, while the rest of backward runs.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Hierarchical(AllReduce):
     Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, section 4.1.
     """
 
-    sums_gradients = exact = False  # gradients meet on the hosts first
+    sums_gradients = exact = False  # gradients are summed on the hosts first
     static = True
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
@@ -44,7 +44,7 @@ class Hierarchical(AllReduce):
         super().free()
 
     def start_sum(self, bucket: Bucket) -> Request:
-        """Sum the bucket's gradients on the host, and start to do so between leaders."""
+        """Sum the bucket's gradients on the host, and start the sum between leaders."""
         counts = [len(bucket.grads)] + [0] * (self.host.size - 1)
         total = np.empty_like(bucket.grads[: counts[self.host.rank]])
         self.host.reduce_scatter(bucket.grads, counts, total)

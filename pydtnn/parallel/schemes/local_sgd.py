@@ -1,4 +1,4 @@
-"""Local SGD, and post-local SGD: ranks train alone and average their parameters now and then."""
+"""Local SGD and post-local SGD: ranks train independently with periodic averaging."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pydtnn.parallel.option import option
 
 
 class LocalSGD(GradientExchange):
-    """Ranks step alone, and average their parameters every `period` steps.
+    """Ranks step independently, and average their parameters every `period` steps.
 
     ``w_i <- U(w_i, g_i(w_i))``; every `period` steps ``w_i <- sum_j n_j w_j / sum_j n_j``, with n_j
-    the samples that rank j has trained on since. It says 1 / `period` of what all-reduce says.
+    the samples that rank j has trained on since the last average. The communication volume is
+    1 / `period` of that of all-reduce.
 
-    With period 1 and an optimizer without state this is plain SGD, uneven batches included. The
-    optimizer's state (momentum, moments) stays local: each rank's knows of its own gradients only,
-    and is not averaged. As momentum is linear, with period 1 and equal shards it still comes to
-    plain SGD; Adam does not. Clipping is by the norm of a rank's own gradients. A rank that has no
-    samples in a step, as in a short last batch, makes no update in it.
+    With period 1 and an optimizer without state this is plain SGD, including uneven batches. The
+    optimizer's state (momentum, moments) is local: it depends on the rank's own gradients and is
+    not averaged. As momentum is linear, period 1 with equal shards is still plain SGD; with Adam it
+    is not. Gradients are clipped by the norm of the rank's own gradients. A rank without samples in
+    a step, as in a short last batch, skips the update.
 
     Parameters
     ----------
@@ -44,18 +45,18 @@ class LocalSGD(GradientExchange):
 class PostLocalSGD(LocalSGD):
     """Synchronous SGD for the first `after` steps, then local SGD.
 
-    Where the loss still falls fast, large averaged steps are best; later, local steps generalise
-    better and say less. In the first phase gradients are averaged instead of parameters, weighted
-    by the samples of the step: parameters and the optimizer's state are equal on all ranks then,
-    and it is `AllReduce` within rounding, with any optimizer and clipping.
+    While the loss decreases fast, large averaged steps are best; later, local steps generalise
+    better and communicate less. In the first phase gradients are averaged instead of parameters,
+    weighted by the samples of the step: parameters and the optimizer's state are equal on all
+    ranks, and the result is that of `AllReduce` within rounding, with any optimizer and clipping.
 
     Parameters
     ----------
     comm : Communicator
     after : int
-        Synchronous steps. The paper changes over where it first lowers the learning rate.
+        Number of synchronous steps. The paper switches at the first reduction of the learning rate.
     period : int
-        Of `LocalSGD`, afterwards.
+        Period of `LocalSGD` after these steps.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""A synchronous parameter server whose buckets are dealt out to the ranks."""
+"""A synchronous parameter server with buckets distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.schemes.partition import Partition
 
 PUSH, PULL = 0, 1
-"""Tags of gradients on their way to a server, and of parameters on their way back."""
+"""Tags of messages with gradients to a server, and with parameters from it."""
 
 
 class ParameterServer(Partition):
-    """Each bucket is served by one rank: all push it their gradients, and pull its parameters.
+    """Each bucket is served by one rank: all ranks push gradients to it and pull parameters.
 
     ``w_b <- U(w_b, sum_i g_ib)`` on the server of bucket b, in messages from rank to rank: P - 1
     pushes while backward runs, P - 1 pulls after the update. All ranks are workers and servers;
-    each serves about 1 / P of the parameters, in whole buckets, and keeps the optimizer's state of
-    these alone. The same result as `AllReduce` within rounding.
+    each serves about 1 / P of the parameters, in whole buckets, and stores the optimizer's state
+    for these only. The same result as `AllReduce` within rounding.
 
-    `ShardedOptimizer` keeps a part of every bucket on every rank instead, by collectives: there a
-    rank sends 2 (P - 1) / P of the parameters, here it is the same on average, but a server's link
-    carries (P - 1) buckets at a time. Make buckets small enough for every rank to serve several.
+    `ShardedOptimizer` stores a part of every bucket on every rank instead and uses collectives:
+    there a rank sends 2 (P - 1) / P of the parameters; here this is the average, but the link of a
+    server transfers (P - 1) buckets at a time. Use buckets small enough that every rank serves
+    several.
 
     References
     ----------
@@ -33,7 +34,7 @@ class ParameterServer(Partition):
     static = True
 
     def divide(self, bucket: Bucket, whole: bool) -> list[int]:
-        """Give the bucket to the rank that serves least so far."""
+        """Assign the bucket to the rank that serves the fewest elements so far."""
         counts = [0] * self.comm.size
         counts[int(self.loads(bucket).argmin())] = len(bucket.values)
         return counts
@@ -52,7 +53,7 @@ class ParameterServer(Partition):
 
     def bucket_ready(self, bucket: Bucket) -> None:
         """Push the bucket's gradients to its server."""
-        pushed = self.pushed.get(bucket.index)  # None where another rank is the server
+        pushed = self.pushed.get(bucket.index)  # None if another rank is the server
         sends = [(bucket.grads, self.servers[bucket.index])] if pushed is None else []
         receives = [(array, rank) for rank, array in (pushed or {}).items()]
         self.started(bucket, self.comm.exchange(sends, receives, PUSH))
@@ -64,13 +65,13 @@ class ParameterServer(Partition):
         self.drain()
 
     def add(self, bucket: Bucket) -> None:
-        """Wait for what was pushed and add it to the server's own gradients."""
+        """Wait for pushed gradients and add them to the server's own."""
         self.taken(bucket).wait()
         for array in self.pushed.get(bucket.index, {}).values():
             bucket.grads[...] += array
 
     def pull(self, bucket: Bucket) -> None:
-        """Start to bring the bucket's parameters from its server."""
+        """Start to receive the bucket's parameters from its server."""
         pushed = self.pushed.get(bucket.index)
         sends = [(bucket.values, rank) for rank in pushed or {}]
         receives = [(bucket.values, self.servers[bucket.index])] if pushed is None else []

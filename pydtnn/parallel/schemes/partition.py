@@ -1,4 +1,4 @@
-"""What schemes have in common whose ranks update and keep state of a part of each bucket."""
+"""Base class of schemes in which each rank updates a part of each bucket and stores its state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pydtnn.parallel.exchange import GradientExchange
 
 
 class Partition(GradientExchange):
-    """Every element belongs to one rank, which updates it; the optimizer keeps no other state.
+    """Every element is updated by one rank, which alone stores the optimizer's state for it.
 
     Attributes
     ----------
     counts : dict of int to list of int
         Length of each rank's part of a bucket, in the order of the ranks, by the bucket's index;
-        known once the optimizer is bound.
+        set when the optimizer is bound.
     """
 
     equal = True
@@ -45,47 +45,47 @@ class Partition(GradientExchange):
         super().broadcast_parameters()
 
     def divide(self, bucket: Bucket, whole: bool) -> list[int]:
-        """Say how long each rank's part of a bucket is; by default all ranks end up with as much.
+        """Return the length of each rank's part of a bucket; the default balances all ranks.
 
         Parameters
         ----------
         bucket : Bucket
         whole : bool
-            Whether no parameter may be cut.
+            Whether parameters must not be split.
         """
         if whole:
             places = np.array([entry.slice.start for entry in bucket.parameters])
         else:
-            # Whole cache lines: vector instructions then see the same elements together as where
-            # one rank updates all, so that the results are the same bits.
+            # Whole cache lines: vector instructions then process the same groups of elements as if
+            # one rank updated all, so that results are bitwise equal.
             places = np.arange(0, len(bucket.values), ALIGNMENT // bucket.values.itemsize)
         return level(self.loads(bucket), np.append(places, len(bucket.values)))
 
     def loads(self, bucket: Bucket) -> np.ndarray:
-        """Return how much of the other buckets each rank has."""
+        """Return the number of elements of other buckets that each rank has."""
         others = [counts for index, counts in self.counts.items() if index != bucket.index]
         return np.sum([[0] * self.comm.size, *others], axis=0)
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
-        """Return the stretch of a bucket that this rank updates."""
+        """Choose and return the range of a bucket that this rank updates."""
         self.counts[bucket.index] = self.divide(bucket, whole)
         self._divided[bucket.index] = bucket
         return self.stretch(bucket)
 
     def stretch(self, bucket: Bucket) -> slice:
-        """Return what `own` has chosen."""
+        """Return the range chosen by `own`."""
         counts = self.counts[bucket.index]
         start = sum(counts[: self.comm.rank])
         return slice(start, start + counts[self.comm.rank])
 
     def gather(self, bucket: Bucket, part: np.ndarray) -> np.ndarray:
-        """Put together an array as long as the bucket from the parts of all ranks."""
+        """Return an array as long as the bucket, gathered from the parts of all ranks."""
         whole = np.empty_like(part, shape=len(bucket.values))
         self.comm.allgather(part, self.counts[bucket.index], whole)
         return whole
 
     def total(self, value: Number) -> Number:
-        """Add up the ranks' numbers."""
+        """Return the sum of a number over all ranks."""
         is_plain = isinstance(value, float | int)
         array = np.array([value]) if is_plain else value.reshape(1).copy()
         self.comm.allreduce(array)
@@ -93,19 +93,19 @@ class Partition(GradientExchange):
 
 
 def level(loads: np.ndarray, places: np.ndarray) -> list[int]:
-    """Cut a stretch into parts for all ranks so that their loads become even, like water.
+    """Split a range into parts for all ranks so that their total loads are balanced.
 
     Parameters
     ----------
     loads : ndarray of int, shape (P,)
-        What each rank has so far.
+        Current load of each rank.
     places : ndarray of int
-        Where a cut is allowed, from 0 to the length of the stretch.
+        Allowed boundaries, from 0 to the length of the range.
 
     Returns
     -------
     list of int
-        Lengths of the P parts, which lie in the order of the ranks; some may be 0.
+        Lengths of the P parts in the order of the ranks; may be 0.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def level(loads: np.ndarray, places: np.ndarray) -> list[int]:
     [8, 0, 2]
     """
     length = places[-1]
-    # If the water stood above the k lowest ranks alone; where it stands is the least of these.
+    # Final load if only the k least loaded ranks receive elements; the minimum is the solution.
     surface = ((length + np.cumsum(np.sort(loads))) / np.arange(1, len(loads) + 1)).min()
     wanted = np.cumsum(np.maximum(surface - loads, 0))[:-1]
     nearest = places[np.searchsorted((places[1:] + places[:-1]) / 2, wanted)]

@@ -1,4 +1,4 @@
-"""ZeRO-1: every rank keeps and updates a part of the optimizer's state."""
+"""ZeRO-1: every rank stores and updates a part of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class ShardedOptimizer(Partition):
     """Synchronous data parallelism in which each rank updates its part of each bucket only.
 
     ``G_r = part r of sum_i g_i`` (reduce-scatter); ``w_r <- U(w_r, G_r)`` on rank r alone; all
-    parts are then told to all ranks (all-gather). The same result as `AllReduce` within rounding,
+    parts are then sent to all ranks (all-gather). The same result as `AllReduce` within rounding,
     for every rule: element-wise ones, those that need whole parameters (LARS, LAMB), and clipping
-    by the global norm. An all-reduce is these two messages, so it sends as much.
+    by the global norm. An all-reduce consists of these two operations, so the volume is the same.
 
-    Each rank holds about 1 / P of the optimizer's state: with Adam, 2 / P numbers per parameter
-    instead of 2. Checkpoints hold all of it, and may be continued on another number of ranks.
+    Each rank stores about 1 / P of the optimizer's state: with Adam, 2 / P numbers per parameter
+    instead of 2. Checkpoints contain all of it, and can be resumed on another number of ranks.
 
     References
     ----------
@@ -35,7 +35,7 @@ class ShardedOptimizer(Partition):
             self.comm.allgather(own, self.counts[bucket.index], bucket.values)
 
     def reduce(self, bucket: Bucket) -> None:
-        """Put the sum over all ranks into this rank's part of a bucket's gradients."""
+        """Write the sum over all ranks to this rank's part of a bucket's gradients."""
         own = bucket.grads[self.stretch(bucket)]
         total = np.empty_like(own)
         self.sums.part(bucket, self.counts[bucket.index], total)

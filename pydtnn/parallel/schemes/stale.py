@@ -1,4 +1,4 @@
-"""k-step-stale gradients: a sum has k whole steps to arrive, so that no rank waits for it."""
+"""k-step-stale gradients: sums are applied k steps later, so that communication is hidden."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydtnn.parallel.option import option
 
 
 class Late:
-    """A bucket's gradients of one step, on their way in an array of their own."""
+    """A bucket's gradients of one step, in a separate array with a pending request."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = replace(bucket, grads=np.zeros_like(bucket.grads))
@@ -28,14 +28,14 @@ class StaleGradients(GradientExchange):
     """Synchronous data parallelism with the sums of gradients from `delay` steps ago.
 
     ``w(t + 1) = U(w(t), sum_i g_i(w(t - k)))``, with k = `delay`; where t < k the gradients are 0,
-    so that only weight decay acts. Messages overlap k whole steps, and cost nothing as long as they
-    last less. Parameters and the optimizer's state are equal on all ranks; k = 0 is `AllReduce`.
-    The price is the delay itself: the largest stable learning rate falls roughly as 1 / (k + 1),
-    more so with momentum. It takes memory for k + 1 sets of gradients.
+    so that only weight decay acts. Messages overlap with k whole steps, and are hidden if they take
+    less time. Parameters and the optimizer's state are equal on all ranks; k = 0 is `AllReduce`.
+    The delay reduces the largest stable learning rate roughly by 1 / (k + 1), more with momentum.
+    Memory for k + 1 sets of gradients is required.
 
-    Checkpoints hold the k sums that have not been applied, whatever the number of ranks. Before an
-    evaluation what is under way is completed, but applied in its turn only; the last k sums of
-    training are if it goes on by another `fit`.
+    Checkpoints contain the k sums that have not been applied, for any number of ranks. Before an
+    evaluation pending messages are completed, but their sums are applied k steps later as usual;
+    the last k sums of training are applied only if it continues with another `fit`.
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ class StaleGradients(GradientExchange):
     steps: Sequence[dict[int, Late]] = ()
 
     def start(self, buckets: tuple[Bucket, ...]) -> None:
-        """Begin with gradients of 0; the newest come first."""
+        """Start with gradients of 0; the newest are first."""
         super().start(buckets)
         self.steps = [{b.index: Late(b) for b in buckets} for _ in range(self.delay + 1)]
 
     def bucket_ready(self, bucket: Bucket) -> None:
-        """Start to sum a copy of the bucket's gradients: backward will write the next over them."""
+        """Start to sum a copy of the bucket's gradients, as backward overwrites them."""
         late = self.steps[0][bucket.index]
         late.bucket.grads[...] = bucket.grads
         late.request = self.sums.start(late.bucket)
@@ -72,14 +72,14 @@ class StaleGradients(GradientExchange):
         self.steps = [self.steps[-1], *self.steps[:-1]]
 
     def wait(self, bucket: Bucket) -> None:
-        """Put the sum of `delay` steps ago into the bucket's gradients."""
+        """Replace the bucket's gradients by the sum of `delay` steps ago."""
         late = self.steps[-1][bucket.index]
         late.request.wait()
         bucket.grads[...] = late.bucket.grads
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Complete what is under way, as training may end here; parameters are equal anyway."""
+        """Complete pending messages, as training may end here; parameters are already equal."""
         self.drain()
         with super().averaged():
             yield
@@ -93,12 +93,12 @@ class StaleGradients(GradientExchange):
         return state | {"delay": self.delay}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned.
+        """Restore the state returned by `state`.
 
         Raises
         ------
         ValueError
-            If it was saved with another delay.
+            If the state was saved with another delay.
         """
         if state["delay"] != self.delay:
             raise ValueError(

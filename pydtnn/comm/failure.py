@@ -1,4 +1,4 @@
-"""How a run on several ranks ends when one of them fails.
+"""Termination of a run on several ranks when one of them fails.
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
 and would deadlock. Where several fail at once, the first on each host reports. Of a
@@ -32,7 +32,7 @@ _FORWARDING = 0.3
 
 
 def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
-    """Let an error of one rank end all of them. Collective: all ranks call it.
+    """Terminate all ranks on an uncaught error of one of them. Collective: all ranks call it.
 
     From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
     once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
@@ -51,7 +51,7 @@ def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
     Returns
     -------
     callable
-        Ends all ranks with a reason of its caller.
+        Terminates all ranks with the reason that is its argument.
     """
     failure = _Failure(comm)
     failure.install()
@@ -82,7 +82,7 @@ class _Failure:
             self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
 
     def _withdraw(self) -> None:
-        """Leave the end of the run to a later communicator."""
+        """Uninstall the handlers, as a later communicator installs its own."""
         self._reporter.leave()
         if self._signals is not None and threading.current_thread() is threading.main_thread():
             self._signals.stop()
@@ -136,14 +136,14 @@ class _Failure:
         self._end(SIGNALS[number] + self._elsewhere(number), "", 128 + number)
 
     def _elsewhere(self, number: int) -> str:
-        """Say what else SIGTERM may mean, where no process sees every rank."""
+        """Return other possible causes of SIGTERM, if no process monitors all ranks."""
         if number == signal.SIGTERM and self.comm.local_size < self.comm.size:
             return "; launchers send it to all ranks where one has ended"
         return ""
 
 
 def exit_after(seconds: float, code: int) -> None:
-    """End this process after a while, in case it is still there."""
+    """Terminate this process after a delay, if it is still running."""
 
     def end() -> None:
         time.sleep(seconds)

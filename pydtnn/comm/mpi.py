@@ -1,7 +1,7 @@
-"""The communicator over MPI: buffers handed to mpi4py, never pickles (except `gather_object`).
+"""The communicator over MPI, with mpi4py's buffer interface (except `gather_object`).
 
-Arrays that are only moved travel as bytes, so any element type can be sent; those that are reduced
-travel as the MPI type of their elements.
+Arrays that are not reduced are sent as bytes, so any element type is supported; those that are
+reduced are sent as the MPI type of their elements.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from pydtnn.utils.launcher import launched_ranks
 
 
 def create_mpi() -> MpiCommunicator:
-    """Make the communicator of all ranks of the MPI job. Collective: all ranks call it.
+    """Create the communicator of all ranks of the MPI job. Collective: all ranks call it.
 
-    Initialises MPI, and installs what ends all ranks when one of them fails
-    (`end_all_ranks_on_error`).
+    Initialises MPI, and installs `end_all_ranks_on_error`, which terminates all ranks if one fails.
 
-    MPI is asked for THREAD_MULTIPLE, mpi4py's default: the thread that watches for signals may
-    abort while the main thread is inside an MPI call. It costs nothing that matters: in MPICH 5.0
-    an allreduce of 4 KB takes 5 instead of 3 us, and one of 2.6 MB 0.46 instead of 1.5 ms.
+    The thread level is THREAD_MULTIPLE, mpi4py's default: the thread that handles signals may
+    abort while the main thread is inside an MPI call. The cost is negligible: in MPICH 5.0 an
+    allreduce of 4 KB takes 5 instead of 3 us, and one of 2.6 MB 0.46 instead of 1.5 ms.
 
     Returns
     -------
     MpiCommunicator
-        A duplicate of COMM_WORLD, so that our messages never meet those of the user's own code.
+        A duplicate of COMM_WORLD, so that messages are separate from those of user code.
 
     Raises
     ------
     ImportError
-        Where mpi4py or the MPI library cannot be loaded.
+        If mpi4py or the MPI library cannot be loaded.
     ValueError
-        Where the launcher belongs to another MPI than the library.
+        If the launcher belongs to another MPI than the library.
     """
     mpi = _initialise()
     started = launched_ranks()
@@ -60,7 +59,7 @@ def create_mpi() -> MpiCommunicator:
 
 
 def _create_root(mpi: Any) -> MpiCommunicator:
-    """Make the communicator of all ranks from which those of users are split off."""
+    """Create the communicator of all ranks from which those of users are split off."""
     world = mpi.COMM_WORLD.Dup()
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
     leader = on_host.bcast(world.rank)
@@ -114,9 +113,9 @@ def _library(mpi: Any) -> str:
 
 @dataclass
 class _Group:
-    """A communicator of MPI, and the groups that were split off from it, by their number.
+    """An MPI communicator and the groups that were split off from it, by their number.
 
-    Groups live until they are freed, by `free` or where no rank has a communicator for them left.
+    Groups exist until they are freed, by `free` or when no rank has a communicator for them.
     """
 
     comm: Any
@@ -136,7 +135,7 @@ class _Group:
             self.comm.Free()
 
     def free_dropped(self) -> None:
-        """Free the split groups that no rank can use any more. Collective: all ranks call it."""
+        """Free split groups without references on any rank. Collective: all ranks call it."""
         if not self.splits:
             return
         if len(self.splits) >= self.collect_at:  # alike on all ranks; objects may be in cycles
@@ -155,18 +154,18 @@ class MpiCommunicator(Communicator):
     Parameters
     ----------
     mpi : module
-        `mpi4py.MPI`; the module is handed on because nothing else may import it.
+        `mpi4py.MPI`; an argument, as nothing else may import it.
     comm : mpi4py.MPI.Intracomm
-        The group; ours alone.
+        The group; not used by other code.
     hosts : list of int
-        Names the host of each rank.
+        Host of each rank.
     parent : MpiCommunicator, optional
-        From which the group was split off.
+        Communicator from which the group was split off.
 
     Attributes
     ----------
     attendance : Attendance
-        What this rank has called and waits for; all groups share it.
+        Collective calls of this rank and pending waits; shared by all groups.
     """
 
     def __init__(
@@ -188,13 +187,13 @@ class MpiCommunicator(Communicator):
         return gathered
 
     def _counted(self, what: str) -> Wait:
-        """Count a collective call, for which this rank may have to wait."""
+        """Count a collective call that this rank may wait for."""
         group, calls = self._group, self.attendance.calls
         number = calls[group.name] = calls[group.name] + 1
         return Wait(group.name, group.members, what, number)
 
     def _call(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a collective call that returns when it is done."""
+        """Make a blocking collective call."""
         self.attendance.waiting = self._counted(what)
         try:
             return call(*args)
@@ -280,7 +279,7 @@ class MpiCommunicator(Communicator):
         return [array.view(np.uint8), self._mpi.BYTE]
 
     def _reduction_error(self, error: Exception, array: np.ndarray) -> Exception:
-        """Say that the library has no such type; anything else is passed on as it is."""
+        """Return an error for a type that the library cannot reduce; other errors are unchanged."""
         mpi = self._mpi
         if isinstance(error, mpi.Exception) and error.Get_error_class() not in (
             mpi.ERR_OP,
@@ -294,7 +293,7 @@ class MpiCommunicator(Communicator):
 
 
 class _MpiRequest(Request):
-    """An operation of MPI under way; mpi4py's request keeps its array alive."""
+    """A pending MPI operation; mpi4py's request keeps its array alive."""
 
     def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait) -> None:
         self._comm = comm  # kept alive: its group must not be freed
@@ -317,7 +316,7 @@ class _MpiRequest(Request):
 
 
 class _MpiReceive(_MpiRequest):
-    """A receive under way, which checks the length of the message when it is complete."""
+    """A pending receive, which checks the length of the message when it is complete."""
 
     def __init__(self, comm: MpiCommunicator, request: Any, wait: Wait, expected: int) -> None:
         super().__init__(comm, request, wait)

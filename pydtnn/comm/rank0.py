@@ -1,4 +1,4 @@
-"""Work that rank 0 does for all, such as writing a file."""
+"""Work that is executed on rank 0 only, such as writing a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communicator of one rank: an ordinary group whose size happens to be 1."""
+"""The communicator of one rank: an ordinary group of size 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydtnn.comm.mailbox import Mailbox, Message
 
 
 class Serial(Communicator):
-    """One rank. Collectives leave arrays as they are; one can send to oneself, as in MPI."""
+    """One rank. Collectives do not change arrays; a rank can send to itself, as in MPI."""
 
     capturable = True
 
@@ -26,7 +26,7 @@ class Serial(Communicator):
         return None
 
     def gather_object(self, value: Any) -> list[Any]:
-        # Through pickle like everywhere: a copy, and an error for what no other rank could receive.
+        # Pickled as in other communicators: returns a copy, and raises if pickling is impossible.
         return [pickle.loads(pickle.dumps(value))]
 
     def abort(self, code: int) -> None:
@@ -57,7 +57,7 @@ class Serial(Communicator):
 
 
 class _ToOneself(Request):
-    """A message to oneself: no other rank could complete it, so waiting for it is a mistake."""
+    """A message to the same rank: no other rank can complete it, so waiting would deadlock."""
 
     def __init__(self, message: Message) -> None:
         self._message = message

@@ -1,4 +1,4 @@
-"""What ends a run from outside: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
+"""Signals that terminate a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 A handler written in Python runs in the main thread between two instructions, hence not while that
 thread is in a kernel or inside MPI. But the handler in C writes the number of the signal into a
@@ -71,7 +71,7 @@ class SignalWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let signals do again what they did before."""
+        """Restore the previous signal handlers."""
         signal.set_wakeup_fd(self._pipe_before)
         for number, handler in self._former.items():
             if handler is not None:  # what C code has installed cannot be put back

@@ -1,9 +1,9 @@
 """Ranks as threads of one process: the communicator for tests and notebooks.
 
-It is strict rather than fast. Reductions run in the order of the ranks, so results are the same
-bytes every time. A send waits for its receive, which is all that MPI promises, so a program that
-hangs on a cluster for lack of buffers hangs here; and where all ranks wait for each other, or call
-different collectives, the run ends and says who waits for what.
+It is strict rather than fast. Reductions run in the order of the ranks, so results are bitwise
+reproducible. A send blocks until its receive, as MPI permits, so a program that deadlocks on a
+cluster without buffers deadlocks here, too. If all ranks wait for each other, or call different
+collectives, the run ends with a message that lists the pending calls.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def run_threads(
 ) -> list[Any]:
     """Call `function(comm, *args)` on `n` ranks that are threads, and return their results.
 
-    The ranks share everything but their communicator, `args` included.
+    The ranks share all objects except their communicator, including `args`.
 
     Parameters
     ----------
     n : int
         Number of ranks, at least 1.
     function : callable
-        What every rank runs.
+        Function that every rank runs.
     *args
-        Passed on to every rank.
+        Arguments of `function` on every rank.
     hosts : sequence of hashable, optional
-        The host that each rank pretends to be on; one for all by default.
+        Simulated host of each rank. Default: one host.
 
     Returns
     -------
@@ -55,10 +55,10 @@ def run_threads(
     Raises
     ------
     RankError
-        Where a rank raises: the first error, with its rank; the other ranks are woken and end too.
-        An `AgreedError` is raised as it is.
+        If a rank raises: the first error, with its rank; the other ranks are terminated.
+        An `AgreedError` is raised unchanged.
     RuntimeError
-        Where all ranks wait for each other.
+        If all ranks wait for each other.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def run_threads(
 
 
 class _Meeting:
-    """One collective call: what each rank brings, and what all take away."""
+    """One collective call: the value of each rank, and the result."""
 
     def __init__(self, size: int) -> None:
         self.absent = size
@@ -110,7 +110,7 @@ class _Meeting:
         self.waiting: list[Any] = []  # of the world
 
     def join(self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> bool:
-        """Bring this rank's value; the last rank to come computes the result."""
+        """Add this rank's value; the last rank computes the result."""
         self.calls[rank], self.values[rank] = call, value
         self.absent -= 1
         if self.absent:
@@ -132,7 +132,7 @@ class _Meeting:
 
 
 class _Group:
-    """What the communicators of one group share."""
+    """State shared by the communicators of one group."""
 
     def __init__(self, world: World, hosts: Sequence[Hashable]) -> None:
         self.world = world
@@ -142,7 +142,7 @@ class _Group:
 
 
 class ThreadCommunicator(Communicator):
-    """One rank of a group of threads; made by `run_threads` and by `split`."""
+    """One rank of a group of threads; created by `run_threads` and `split`."""
 
     def __init__(self, group: _Group, rank: int) -> None:
         super().__init__(rank, group.hosts)
@@ -238,7 +238,7 @@ class ThreadCommunicator(Communicator):
 
 @dataclass(eq=False)
 class _Reduction(Request):
-    """An allreduce under way: the sum is copied into the rank's array when it asks for it."""
+    """A pending allreduce: the result is copied to the rank's array by `wait` or `test`."""
 
     comm: ThreadCommunicator
     call: str
@@ -258,7 +258,7 @@ class _Reduction(Request):
 
 @dataclass(eq=False)
 class _Transfer(Request):
-    """A message under way."""
+    """A pending message."""
 
     comm: ThreadCommunicator
     doing: Callable[[], str]

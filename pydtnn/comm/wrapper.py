@@ -1,4 +1,4 @@
-"""A communicator around another: what those that count, delay or watch calls have in common."""
+"""Base class of communicators that wrap another one to count, delay or check its calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydtnn.comm.communicator import Communicator, Request
 
 
 class Wrapper(Communicator):
-    """Hand every call over to another communicator, through three methods to override.
+    """Forward every call to another communicator, through three methods to override.
 
-    Of `exchange`, each message by itself.
+    The messages of `exchange` are forwarded one by one.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Wrapper(Communicator):
         self._frees_inner = False
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call that returns when it is done."""
+        """Make a blocking call."""
         return call(*args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
@@ -43,7 +43,7 @@ class Wrapper(Communicator):
         self.inner._take_over()
 
     def _free(self) -> None:
-        """Free the communicator inside where it was split off together with this one."""
+        """Free the inner communicator if it was split off together with this one."""
         if self._frees_inner:
             self.inner.free()
 

@@ -136,7 +136,8 @@ ARGUMENTS = {
     "evaluate what": (["--evaluate-only"], "--evaluate-only requires weights; add --load"),
     "a batch larger than the data": (
         ["--global-batch-size=200"],
-        "must be at most the 120 samples of synthetic, got 200; use a batch of at most 120",
+        "Loader: the global batch must be at most the 120 samples of synthetic, got 200; use a "
+        "batch of at most 120",
     ),
     "more steps than data": (["--steps-per-epoch=9"], "steps_per_epoch must be in 1..8"),
     "images too small": (
@@ -175,11 +176,11 @@ ARGUMENTS = {
     ),
     "channels and groups": (
         ["--model=failing.py:groups"],
-        "divisible by groups=3, got 1 channels and 8 filters",
+        "Conv2d: channels and filters must be divisible by groups=3, got 1 channels and 8 filters",
     ),
     "kernel and input": (
         ["--model=failing.py:kernel"],
-        "kernel 15 must have an extent of at most the padded input 14, got 15; use a smaller",
+        "Conv2d: kernel 15 must have an extent of at most the padded input 14, got 15; use a",
     ),
     "padding and kernel": (
         ["--model=failing.py:padding"],
@@ -187,7 +188,7 @@ ARGUMENTS = {
     ),
     "shapes in Add": (
         ["--model=failing.py:shapes"],
-        "Add: inputs must be two or more of equal shape, got (10, 10, 8) and (12, 12, 1); add a",
+        "Add: inputs must be two or more of equal shape, got (10, 10, 8) and (12, 12, 1); add",
     ),
     "outputs and classes": (["--model=failing.py:narrow"], "use one output of the model per class"),
     "outputs and loss": (
@@ -398,7 +399,7 @@ AGREED = {
     "option": (["--model=resnet4"], "unknown model 'resnet4'"),
     "more ranks than samples": (
         ["--global-batch-size=1"],
-        "sample of the global batch (1), got 2 ranks",
+        "per sample of the global batch (1), got 2 ranks",
     ),
     "output folder": (["--output-dir=/proc/run"], "rank 0: --output-dir: cannot write /proc/run"),
     "not finite": (["--lr=1e30"], "(Linear) on rank 0; use a lower learning rate"),

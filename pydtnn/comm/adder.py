@@ -1,6 +1,6 @@
-"""The sum of two arrays, as ranks need it: the reference in NumPy, and who does it faster.
+"""In-place sum of two arrays: the reference in NumPy and the selection of the fastest function.
 
-Compiled (`_sum.pyx`, `src/sum.c`) for the types in which gradients travel.
+Compiled code (`_sum.pyx`, `src/sum.c`) is used for the element types of gradients.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import numpy as np
 
 try:
     import pydtnn.comm._sum as _sum
-except ImportError:  # not built: NumPy does it all
+except ImportError:  # not compiled: NumPy is used for all types
     _sum = None
 
 Adder = Callable[[np.ndarray, np.ndarray], object]
-"""Adds its second argument, an array, to the first."""
+"""Adds its second argument, an array, to the first one in place."""
 
 COMPILED = ("float32", "float64", "float16", "bfloat16")
-"""Names of the types that are added by compiled code."""
+"""Names of the element types for which compiled code is used."""
 
 
 def adder_for(dtype: np.dtype) -> Adder:
-    """Choose what adds contiguous arrays of a type, in place.
+    """Return the fastest function that adds contiguous arrays of an element type in place.
 
     Parameters
     ----------
@@ -36,10 +36,10 @@ def adder_for(dtype: np.dtype) -> Adder:
 
 
 def add(into: np.ndarray, other: np.ndarray) -> None:
-    """Add `other` to `into`: the reference.
+    """Add `other` to `into` in place: the reference.
 
-    Floats of 16 bits are added in float32, and the sum rounded to the nearest (ties to even). What
-    is too large becomes infinite without a warning, as it does in compiled code.
+    Floats of 16 bits are added in float32, and the sum is rounded to nearest (ties to even). An
+    overflow gives infinity without a warning, as in compiled code.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if into.dtype.name in ("float16", "bfloat16"):

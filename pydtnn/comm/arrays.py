@@ -1,8 +1,8 @@
-"""What communicators ask of arrays, wherever these live: on the host, or on a device.
+"""Properties of host and device arrays that communicators use.
 
-A device array is whatever has a ``__cuda_array_interface__`` (version 3), as CuPy's arrays do; so
-arguments are checked without importing CuPy, and one that lies on a device is told from one that
-does not by its type alone.
+A device array is an object with a ``__cuda_array_interface__`` (version 3), such as a CuPy array;
+hence arguments are checked without importing CuPy, and the type of an array alone determines
+whether it is a device array.
 
 References
 ----------
@@ -17,12 +17,12 @@ import numpy as np
 
 
 def on_host(array: Any) -> bool:
-    """Whether an array is NumPy's."""
+    """Whether an array is a NumPy array."""
     return isinstance(array, np.ndarray)
 
 
 def is_array(value: Any) -> bool:
-    """Whether something is an array, of the host or of a device."""
+    """Whether a value is a host or device array."""
     return on_host(value) or hasattr(value, "__cuda_array_interface__")
 
 
@@ -35,7 +35,7 @@ def is_writeable(array: Any) -> bool:
 
 
 def address(array: Any) -> int:
-    """Return where an array begins, in the address space that all memory of a process shares."""
+    """Return the address of the first element in the unified address space of the process."""
     if on_host(array):
         return int(array.ctypes.data)
     pointer, _ = array.__cuda_array_interface__["data"]
@@ -43,12 +43,12 @@ def address(array: Any) -> int:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Copy an array to one of NumPy's; where it is a device's, wait for what computes it."""
+    """Copy an array to a NumPy array; for a device array, wait for the pending computation."""
     return np.array(array) if on_host(array) else array.get()
 
 
 def fill(array: Any, values: np.ndarray) -> None:
-    """Copy values of the host into a contiguous array of the same shape, wherever it lies."""
+    """Copy host values into a contiguous host or device array of the same shape."""
     if on_host(array):
         array[...] = values
     else:

@@ -1,12 +1,13 @@
-"""Notices that this rank waits for one that has left the program, which would be a deadlock.
+"""Detection of ranks that wait for a rank that has already exited, which would be a deadlock.
 
-A rank leaves where its program ends: at its last line, or by `sys.exit`, which calls no hook of
-Python. All ranks synchronise when they leave. A rank that waits there for a while sends the others
-the number of collective calls that it has made on each group. A rank that waits inside MPI, in a
-call that the other has not made, or for a message of the other, reports that and ends all ranks.
+A rank exits at the end of its program: after its last line, or by `sys.exit`, which calls no hook
+of Python. All ranks synchronise when they exit. A rank that waits there for a while sends the
+others the number of collective calls that it has made on each group. A rank that waits inside MPI,
+in a call that the other rank has not made or for a message from it, reports that and terminates
+all ranks.
 
-It costs nothing while ranks compute: a thread looks twice a second whether the rank has been in one
-call all the time, and only then whether another one has left.
+There is no cost while ranks compute: a thread checks twice a second whether the rank has been in
+the same call since the last check, and only then whether another rank has exited.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 INTERVAL = 0.5
-"""Seconds between two looks, and until a rank that leaves alone tells the others."""
+"""Seconds between two checks, and before a rank that exits alone notifies the others."""
 
 LOOKS = 4
-"""After so many looks a message of a rank that has left will not come any more."""
+"""Number of checks after which no further message of a rank that has exited is expected."""
 
 
 class Wait(NamedTuple):
-    """A call that this rank is in.
+    """A communication call that this rank is in.
 
     Attributes
     ----------
     group : str
-        Names the group of ranks, alike on all of them.
+        Name of the group of ranks, equal on all of them.
     members : sequence of int
-        Its ranks, as they are numbered among all ranks.
+        Ranks of the group, by their numbers among all ranks.
     what : str
-        The call.
+        Description of the call.
     number : int
-        The collective calls on this group so far; 0 for messages.
+        Number of collective calls on this group so far; 0 for messages.
     peer : int
-        Where it is a message, the other rank in the group.
+        For a message, the other rank, numbered within the group.
     """
 
     group: str
@@ -51,14 +52,14 @@ class Wait(NamedTuple):
 
 
 class Attendance:
-    """What this rank has called, what it waits for, and who has left.
+    """Records the calls of this rank, its current wait, and the ranks that have exited.
 
     Attributes
     ----------
     calls : dict of str to int
-        Collective calls so far by group.
+        Number of collective calls so far, by group.
     waiting : Wait or None
-        The call that the main thread is in.
+        The call that the main thread is currently in.
     """
 
     def __init__(self) -> None:
@@ -69,28 +70,28 @@ class Attendance:
         self._thread: threading.Thread | None = None
 
     def watch(self, mpi: Any, comm: Any, report: Callable[[str], None]) -> None:
-        """Begin to look. Collective: all ranks call it.
+        """Start checking in a thread. Collective: all ranks call it.
 
         Parameters
         ----------
         mpi : module
             `mpi4py.MPI`.
         comm : mpi4py.MPI.Intracomm
-            All ranks; used for nothing else.
+            Communicator of all ranks, reserved for this object.
         report : callable
-            Ends all ranks, with a reason.
+            Terminates all ranks; its argument is the reason.
         """
         self._mpi, self._comm, self._report = mpi, comm, report
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
-        """Wait for the other ranks to leave, too; to be called at the end of the program."""
+        """Wait until all ranks exit; to be called at the end of the program."""
         if self._thread is None or self._mpi.Is_finalized():
             return
         self._stop.set()
         self._thread.join()
-        for stream in (sys.stdout, sys.stderr):  # the other ranks may end this one while it waits
+        for stream in (sys.stdout, sys.stderr):  # this rank may be terminated while it waits
             with contextlib.suppress(Exception):
                 stream.flush()
         everyone = self._comm.Ibarrier()
@@ -120,14 +121,14 @@ class Attendance:
                     )
 
     def _hear(self) -> None:
-        """Take in who has left."""
+        """Receive the messages of ranks that have exited."""
         while message := self._comm.improbe():
             status = self._mpi.Status()
             calls = message.recv(status)
             self._left[status.source] = calls
 
     def _absent(self, wait: Wait, looks: int) -> int | None:
-        """Return a rank that has left, and without which the wait has no end."""
+        """Return a rank that has exited and without which the wait cannot complete."""
         for rank, calls in self._left.items():
             if wait.number:
                 if rank in wait.members and calls.get(wait.group, 0) < wait.number:

@@ -1,4 +1,4 @@
-"""Requests one after the other: in the order in which they were started, or each after the last."""
+"""Sequences of requests: a queue in start order, and a chain of dependent requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydtnn.comm.communicator import Request
 
 
 class Queue:
-    """Requests under way, the oldest first."""
+    """Requests in progress, oldest first."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Request, Callable[[], object]]] = deque()
@@ -18,11 +18,11 @@ class Queue:
         return len(self._entries)
 
     def add(self, request: Request, then: Callable[[], object] = lambda: None) -> None:
-        """Append a request; `then` is called once it and all before it are complete."""
+        """Append a request; `then` is called once it and all requests before it are complete."""
         self._entries.append((request, then))
 
     def progress(self) -> None:
-        """Test the oldest request, and the next one where it is complete."""
+        """Test the oldest request and, while it is complete, the next one."""
         while self._entries and self._entries[0][0].test():
             self._entries.popleft()[1]()
 
@@ -35,20 +35,20 @@ class Queue:
 
 
 class Chain(Request):
-    """Carry out a generator that yields what it waits for.
+    """Run a generator that yields the requests it waits for.
 
-    It runs up to its first ``yield`` at once, and on from each when that request is complete.
+    It runs to its first ``yield`` immediately, and resumes after each yielded request completes.
 
     Parameters
     ----------
     steps : iterator of Request
     queue : Queue, optional
-        Driven by `wait` and `test`, too.
+        A queue that `wait` and `test` also progress.
     in_turn : bool
-        Whether the second step comes after the first steps of all that are in the queue before.
+        Whether the second step starts after the first steps of all requests queued before.
     by_test : bool
-        Whether `test` goes on to the next step, or `wait` alone: ranks find a request complete at
-        different times.
+        Whether `test` may start the next step, or only `wait`: ranks observe the completion of a
+        request at different times.
     """
 
     def __init__(

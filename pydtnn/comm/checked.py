@@ -1,9 +1,9 @@
-"""A communicator that compares the calls of all ranks before it makes them.
+"""A communicator that compares the collective calls of all ranks before it makes them.
 
-Over MPI, an allreduce of 5 elements on one rank and of 6 on another may hang, give wrong numbers or
-write beyond an array. Here every collective call is described in a sentence: operation, length,
-type, reduction, root. Each rank sends a number made of it; where these differ the sentences are
-compared, and every rank raises the same error.
+Over MPI, an allreduce of 5 elements on one rank and of 6 on another may deadlock, give wrong
+results or write out of bounds. Here every collective call is described in a sentence: operation,
+length, type, reduction, root. Each rank sends a hash of its sentence; where the hashes differ, the
+sentences are compared, and every rank raises the same error.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from pydtnn.utils.errors import AgreedError
 
 
 class Checked(Wrapper):
-    """Compare every collective call over the ranks, then hand it over to another communicator.
+    """Compare every collective call over the ranks, then forward it to another communicator.
 
-    For finding mistakes: each call takes a small reduction more. Lengths of messages from rank to
-    rank are compared by every communicator.
+    Intended for debugging: each call needs one additional small reduction. Lengths of
+    point-to-point messages are compared by every communicator.
 
-    A call that does not wait starts when the numbers of all ranks are there, and calls start in the
-    order in which they were made. So waiting also starts the calls that were made before.
+    A non-blocking call starts when the hashes of all ranks have arrived, and calls start in the
+    order in which they were made. Hence waiting also starts the calls that were made before.
 
     Parameters
     ----------
     inner : Communicator
-        Collective: all ranks make one.
+        The communicator to check. Collective: all ranks construct one.
 
     Raises
     ------
     AgreedError
-        By the calls, or by the `wait` or `test` of their requests: on all ranks, where one calls
-        something else than the others.
+        By the calls, or by the `wait` or `test` of their requests: on all ranks, if the calls of
+        the ranks differ.
     """
 
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner)
         self.capturable = False
-        # Apart from the user's calls and from each other: when ranks notice a difference they have
-        # made different numbers of later calls.
+        # Separate from the user's calls and from each other: when ranks detect a difference they
+        # have made different numbers of later calls.
         self._carrier, self._explains = inner.split(0), inner.split(0)
         self._pending: deque[_Pending] = deque()
-        # Of this group and those split off, the ones with calls that have not started.
+        # Those of this group and the groups split off from it that have calls not yet started.
         self._busy: dict[Checked, None] = {}
 
     def wrapped(self, group: Communicator) -> Communicator:
@@ -69,7 +69,7 @@ class Checked(Wrapper):
         return self._compare(what, lambda: call(*args), args)
 
     def start_ready(self) -> None:
-        """Start the calls that all ranks have made, those of each group in order."""
+        """Start the calls that all ranks have made, in order within each group."""
         for comm in list(self._busy):
             while comm._pending and comm._pending[0].is_compared():
                 comm.start_oldest()
@@ -82,14 +82,14 @@ class Checked(Wrapper):
         pending.start()
 
     def drive(self, request: Request) -> None:
-        """Start calls that all ranks have made until a request is complete, or none is left."""
+        """Start calls that all ranks have made until a request is complete or no call is left."""
         while self._busy and not request.test():
             self.start_ready()
-            time.sleep(0)  # ranks that are threads of one process take turns
+            time.sleep(0)  # let other threads run, as ranks may be threads of one process
 
     @property
     def is_alone(self) -> bool:
-        """Whether no call of another group waits for other ranks to make it."""
+        """Whether no other group has calls that some ranks have not made yet."""
         return not self._busy or [*self._busy] == [self]
 
     def _compare(
@@ -109,7 +109,7 @@ class Checked(Wrapper):
 
 
 class _Pending(Request):
-    """A collective call: compared, then started, then complete."""
+    """A collective call, which is first compared, then started, then completed."""
 
     def __init__(self, comm: Checked, sentence: str, start: Callable[[], Request | None]) -> None:
         self._comm = comm
@@ -118,7 +118,7 @@ class _Pending(Request):
         self._request: Request | None = None
         digest = hashlib.blake2b(sentence.encode(), digest_size=16).digest()
         own = np.frombuffer(digest, np.int32)
-        # The greatest and, negated, the least of all ranks; in 64 bits no negation overflows.
+        # Maximum and, negated, minimum over all ranks; in 64 bits no negation overflows.
         self._numbers = np.concatenate([own, -own.astype("int64")])
         self._compared = comm._carrier.iallreduce(self._numbers, "max")
         self._started = False
@@ -127,7 +127,7 @@ class _Pending(Request):
         return self._compared.test()
 
     def start(self) -> None:
-        """Start the call, as it is now the oldest one."""
+        """Start the call, which must be the oldest one."""
         self._compared.wait()
         self._started = True
         greatest, least = np.split(self._numbers, 2)
@@ -136,7 +136,7 @@ class _Pending(Request):
         self._request = self._start()
 
     def start_in_turn(self) -> None:
-        """Start this call and those that were made before it."""
+        """Start this call and all calls made before it."""
         while not self._started:
             if self._comm.is_alone:
                 self._comm.start_oldest()
@@ -156,7 +156,7 @@ class _Pending(Request):
 
 
 def _sentence(what: str, args: tuple[Any, ...]) -> str:
-    """Describe a call by all that must be alike: "allreduce sum of 5 float32"."""
+    """Describe a call by all that must be equal on all ranks: "allreduce sum of 5 float32"."""
     if what in ("allreduce", "iallreduce"):
         array, op = args
         return f"{what} {op} of {_what(array)}"
@@ -174,7 +174,7 @@ def _what(array: Any) -> str:
 
 
 def _difference(sentences: list[str]) -> str:
-    """Name the ranks that call something else than most; than rank 0 where there are no most."""
+    """Describe the ranks whose call differs from the most frequent one, or from that of rank 0."""
     usual = max(dict.fromkeys(sentences), key=sentences.count)
     odd = next(rank for rank, sentence in enumerate(sentences) if sentence != usual)
     same = [rank for rank, sentence in enumerate(sentences) if sentence == sentences[odd]]

@@ -1,4 +1,4 @@
-"""How the ranks of a host share its cores."""
+"""Distribution of the cores of a host over its ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pydtnn.utils.threads import cores_here, threads_wanted
 def threads_per_rank(comm: Communicator) -> int:
     """Return the number of threads of this rank. Collective: all ranks call it.
 
-    OMP_NUM_THREADS where it is set. Otherwise this rank's share of the cores it may run on, where a
-    core is shared evenly by all ranks of its host that may run on it: cores // ranks where all may
-    run everywhere, the rank's own cores where mpirun pinned it to some; at least 1. Where a control
-    group limits the time that its processes use, they share that time evenly: a container with a
-    limit of 4 cores on a host of 64 has 4.
+    This is OMP_NUM_THREADS if it is set. Otherwise it is this rank's share of the cores it may run
+    on, where each core is divided evenly among the ranks of the host that may run on it: cores //
+    ranks if all ranks may run on all cores, the rank's own cores if mpirun pinned it to some; at
+    least 1. A limit of a control group on the processor time is divided evenly among its ranks: a
+    container with a limit of 4 cores on a host with 64 has 4 cores.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def threads_per_rank(comm: Communicator) -> int:
     Raises
     ------
     ValueError
-        Where OMP_NUM_THREADS is not a positive number.
+        If OMP_NUM_THREADS is not a positive number.
     """
     mine = cores_here()
     here = comm.hosts[comm.rank]

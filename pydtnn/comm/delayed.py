@@ -1,4 +1,4 @@
-"""A communicator whose calls last at random: ranks meet in every order, as on a busy cluster."""
+"""A communicator with random delays, which reorders calls of ranks as on a busy cluster."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pydtnn.comm.wrapper import Wrapper
 
 
 class Delayed(Wrapper):
-    """Sleep before and after calls of another communicator, and say "not yet" more often.
+    """Sleep before and after calls of another communicator, and report requests as incomplete.
 
-    What a program computes must not depend on it: run it with several seeds and compare the bytes.
+    The result of a program must not depend on it: run with several seeds and compare the bytes.
 
     Parameters
     ----------
     inner : Communicator
     seed : int
-        Of the delays; each rank has its own.
+        Seed of the delays; the delays of the ranks differ.
     longest : float
-        Longest sleep, in s. Half the time there is none at all.
+        Longest delay, in s. Half of the delays are zero.
     """
 
     def __init__(self, inner: Communicator, seed: int = 0, longest: float = 5e-4) -> None:
@@ -31,26 +31,26 @@ class Delayed(Wrapper):
         self._random = random.Random(f"{seed} {inner.rank}")  # ranks may call it from any thread
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Wrap a group that was split off; its delays are others."""
+        """Wrap a group that was split off, with different delays."""
         return Delayed(group, self._random.getrandbits(32), self.longest)
 
     def pause(self) -> None:
-        """Sleep for a while, or let other threads go first."""
+        """Sleep for a random time, or only let other threads run."""
         time.sleep(max(0.0, self._random.uniform(-self.longest, self.longest)))
 
     def says_not_yet(self) -> bool:
-        """Whether a request shall seem incomplete once more."""
+        """Whether `test` shall report a request as incomplete once more."""
         return self._random.random() < 0.5
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call between two pauses."""
+        """Make a call with a pause before and after it."""
         self.pause()
         result = call(*args)
         self.pause()
         return result
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        """Start what shall seem to last longer."""
+        """Start an operation whose completion is reported with a delay."""
         return _DelayedRequest(self, self.called(what, call, *args))
 
 

@@ -1,8 +1,8 @@
 """Termination of a run on several ranks when one of them fails.
 
 A rank that fails prints one line and aborts the job: the others may be waiting for it inside MPI
-and would deadlock. Where several fail at once, the first on each host reports. Of a
-rank that is killed another process tells (`pydtnn.comm.reporter`).
+and would deadlock. If several fail at once, the first on each host reports. A killed rank is
+reported by another process (`pydtnn.comm.reporter`).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.utils.errors import AgreedError, describe, traceback_if_wanted
 
 _PATIENCE = 1.0
-"""Seconds that a rank leaves to the one that failed before it for printing and aborting."""
+"""Seconds during which a rank lets a rank that failed before it print and abort."""
 
 _LONGEST = 5.0
-"""Seconds that it may take to describe an error and to abort; then the process ends by itself."""
+"""Seconds allowed for describing an error and aborting; then the process exits on its own."""
 
 _FORWARDING = 0.3
-"""Seconds that the launcher gets to pass the line on: an abort may overtake its pipes."""
+"""Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
 def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
     """Terminate all ranks on an uncaught error of one of them. Collective: all ranks call it.
 
-    From now on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
-    once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback comes before it.
-    An `AgreedError`, which all ranks raise together, is printed by rank 0 without an abort. SIGINT
-    (Ctrl-C), SIGTERM and SIGHUP end all ranks at once with status 130, 143 and 129, even while the
-    rank waits inside MPI, where Python's own handlers would not run. A second one ends the process
-    immediately; SIGHUP has no effect where it is ignored, as by `nohup`. A rank that is killed is
-    reported, too, where all ranks are on one host or the system ran out of memory; the launcher
-    then ends the others.
+    From then on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
+    once and aborts all ranks with status 1; with PYDTNN_TRACEBACK=1 the traceback precedes it. An
+    `AgreedError`, which all ranks raise together, is printed by rank 0 without an abort. SIGINT
+    (Ctrl-C), SIGTERM and SIGHUP terminate all ranks at once with status 130, 143 and 129, even
+    while the rank waits inside MPI, where Python's own handlers would not run. A second signal ends
+    the process immediately; SIGHUP has no effect if it is ignored, as by `nohup`. A killed rank is
+    reported as well if all ranks are on one host or the system ran out of memory; the launcher
+    then terminates the others.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
     Returns
     -------
     callable
-        Terminates all ranks with the reason that is its argument.
+        Terminates all ranks; its argument is the reason.
     """
     failure = _Failure(comm)
     failure.install()
@@ -59,7 +59,7 @@ def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
 
 
 def watched() -> Communicator | None:
-    """Return the communicator whose ranks end together since `end_all_ranks_on_error`, if any."""
+    """Return the communicator given to `end_all_ranks_on_error`, or None."""
     failure = getattr(sys.excepthook, "__self__", None)
     return failure.comm if isinstance(failure, _Failure) else None
 
@@ -78,11 +78,11 @@ class _Failure:
         threading.excepthook = self._uncaught_in_thread
         if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
             leave = _leave_to_the_watcher
-            always = (signal.SIGINT, signal.SIGTERM)  # whatever the launcher has made of them
+            always = (signal.SIGINT, signal.SIGTERM)  # even if the launcher ignores them
             self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
 
     def _withdraw(self) -> None:
-        """Uninstall the handlers, as a later communicator installs its own."""
+        """Uninstall the handlers when a later communicator installs its own."""
         self._reporter.leave()
         if self._signals is not None and threading.current_thread() is threading.main_thread():
             self._signals.stop()
@@ -106,12 +106,12 @@ class _Failure:
             self._end_by(error)  # code that joins this thread would deadlock, with one rank as well
 
     def end_because(self, reason: str) -> None:
-        """End all ranks."""
+        """Terminate all ranks."""
         exit_after(_LONGEST, 1)
         self._end(reason, "", 1)
 
     def _end_by(self, error: BaseException) -> None:
-        """End all ranks, whatever happens while the error is described."""
+        """Terminate all ranks, even if describing the error fails."""
         reason, trace = type(error).__name__, ""
         exit_after(_LONGEST, 1)
         try:
@@ -153,7 +153,7 @@ def exit_after(seconds: float, code: int) -> None:
 
 
 def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
-    """Keep Python from raising KeyboardInterrupt, and the system from ending this rank alone."""
+    """Prevent KeyboardInterrupt in Python, and termination of this rank alone by the system."""
 
 
 def _print(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks have which GPU."""
+"""Assignment of GPUs to ranks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pydtnn.comm.communicator import Communicator
 
 
 def shared_gpu(comm: Communicator, xp: Any) -> str:
-    """Say which ranks share a GPU. Collective: all ranks call it.
+    """Return which ranks share a GPU. Collective: all ranks call it.
 
     Parameters
     ----------
     comm : Communicator
     xp : module
-        CuPy, or what behaves like it; the rank's GPU is the current one.
+        CuPy or a compatible module; the GPU of the rank is its current device.
 
     Returns
     -------
     str
-        "ranks 0, 2 share GPU 0000:01:00.0" of the first that is shared, equal on all ranks; empty
-        where each rank has its own.
+        "ranks 0, 2 share GPU 0000:01:00.0" for the first shared GPU, equal on all ranks; empty if
+        every rank has a GPU of its own.
     """
     places = comm.gather_object((comm.hosts[comm.rank], str(xp.cuda.Device().pci_bus_id)))
     for place in places:

@@ -1,4 +1,4 @@
-"""Messages between ranks of one process: sends meet receives in the order of their posting."""
+"""Messages between ranks of one process, which match sends and receives in posting order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 @dataclass(slots=True)
 class Message:
-    """One side of a message: the array to send, or the array to fill.
+    """One side of a message: the array to send, or the array to receive into.
 
     Attributes
     ----------
     array : ndarray (n,)
-        Where the values are read from, or written to.
+        Source or destination of the values.
     done : bool
-        Whether the message has been copied (or refused).
+        Whether the message has been copied, or rejected.
     problem : str
-        Why the receiver refuses it; empty where it fits.
+        Why the receiver rejects the message; empty if the lengths match.
     met : Message or None
-        The other side, if it was there already.
+        The other side, if it was posted before.
     waiting : list
-        Data of the owner of the mailbox: what waits for this side.
+        Reserved for the owner of the mailbox: the threads that wait for this side.
     """
 
     array: np.ndarray
@@ -36,19 +36,19 @@ class Message:
 
 
 class Mailbox:
-    """Matches messages by key, such as (source, destination, tag), first come first served.
+    """Matches messages by key, such as (source, destination, tag), first in, first out.
 
-    A message is copied once, straight from the sender's array into the receiver's, as soon as both
-    sides are there. The mailbox does not lock: callers that share it do.
+    A message is copied once, directly from the sender's array into the receiver's, as soon as both
+    sides are posted. The mailbox is not thread-safe: callers that share it hold a lock.
     """
 
     def __init__(self) -> None:
-        # Queues of what waits for its other side; a key that nothing waits at has none.
+        # Queues of the sides that are not matched yet; empty queues are removed.
         self._sends: dict[Hashable, deque[Message]] = {}
         self._receives: dict[Hashable, deque[Message]] = {}
 
     def send(self, key: Hashable, array: np.ndarray) -> Message:
-        """Post an array to be sent; `done` once a receive has taken it."""
+        """Post an array to send; `done` once a receive has matched it."""
         message = Message(array)
         message.met = _take(self._receives, key)
         if message.met is None:
@@ -58,7 +58,7 @@ class Mailbox:
         return message
 
     def receive(self, key: Hashable, array: np.ndarray) -> Message:
-        """Post an array to be filled; `done` once a send has filled it."""
+        """Post an array to receive into; `done` once a send has matched it."""
         message = Message(array)
         message.met = _take(self._sends, key)
         if message.met is None:
@@ -69,7 +69,7 @@ class Mailbox:
 
 
 def _take(queues: dict[Hashable, deque[Message]], key: Hashable) -> Message | None:
-    """Take the first message of a queue, and the queue with its last one."""
+    """Remove and return the first message of a queue; remove the queue if it is empty then."""
     queue = queues.get(key)
     if queue is None:
         return None
@@ -80,7 +80,7 @@ def _take(queues: dict[Hashable, deque[Message]], key: Hashable) -> Message | No
 
 
 def wrong_length(expected: int, given: int | None) -> str:
-    """Say that a message does not fill the receiver's array; lengths in bytes, None: too long."""
+    """Error text for a message of wrong length; lengths in bytes, None: longer than expected."""
     return (
         f"recv: expected a message of {expected} bytes, got {'more' if given is None else given}; "
         "receive into an array of the type and length that is sent."

@@ -1,4 +1,4 @@
-"""A communicator that keeps count of another: messages, bytes and seconds."""
+"""A communicator that counts the messages, bytes and seconds of another one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pydtnn.comm.wrapper import Wrapper
 
 @dataclass
 class Traffic:
-    """What a rank has said and how long it was kept.
+    """Communication volume of a rank, and the time that it was blocked.
 
     Attributes
     ----------
     messages : int
-        Collective calls with arrays, and messages sent.
+        Number of collective calls with arrays, and of messages sent.
     bytes : int
-        What this rank must send for them, in B: of a collective, by the algorithm that sends least.
+        Bytes that this rank must send for them, in B: of a collective, the minimum of algorithms.
     seconds : float
-        Time spent inside communication calls, in s: what was not hidden behind computation.
+        Time spent inside communication calls, in s, hence not overlapped with computation.
     """
 
     messages: int = 0
@@ -31,16 +31,16 @@ class Traffic:
     seconds: float = 0.0
 
     def count(self, sent: float) -> None:
-        """Count one call that sends so many bytes."""
+        """Count one call that sends `sent` bytes."""
         self.messages += 1
         self.bytes += round(sent)
 
     @contextmanager
     def apart(self) -> Iterator[Traffic]:
-        """Count the messages that are said inside apart, in what is yielded; time counts as ever.
+        """Count the messages of the ``with`` block separately; time is counted as usual.
 
-        So a step that is captured in a CUDA graph is known by its own messages, and those of each
-        replay, which makes no calls, can be added by `repeat`.
+        Yields the separate counters. The messages of a step that is captured in a CUDA graph are
+        counted this way, and added by `repeat` for each replay, which makes no calls.
         """
         before, part = (self.messages, self.bytes), Traffic()
         try:
@@ -50,12 +50,12 @@ class Traffic:
             self.messages, self.bytes = before
 
     def repeat(self, part: Traffic) -> None:
-        """Count once more the messages that were counted apart."""
+        """Add the messages of `part`, which were counted separately, once more."""
         self.messages += part.messages
         self.bytes += part.bytes
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call and add the time it took."""
+        """Make a call and add its duration."""
         start = time.perf_counter()
         try:
             return call(*args)
@@ -76,22 +76,22 @@ class _MeteredRequest(Request):
 
 
 class Metered(Wrapper):
-    """Hand every call over to another communicator and count it in `traffic`.
+    """Forward every call to another communicator and count it in `traffic`.
 
-    Groups that are split off count there, too.
+    Calls of groups that are split off are counted in the same object.
 
     Parameters
     ----------
     inner : Communicator
     traffic : Traffic, optional
-        Counters to add to; new ones by default.
+        Counters to add to; by default new ones.
     """
 
     def __init__(self, inner: Communicator, traffic: Traffic | None = None) -> None:
         super().__init__(inner)
         self.traffic = traffic or Traffic()
         others = (self.size - 1) / self.size
-        # How often a rank must send the array it is called with.
+        # How many times the bytes of its array a rank must send.
         self._sends: dict[str, float] = {
             "allreduce": 2 * others,
             "iallreduce": 2 * others,
@@ -102,21 +102,21 @@ class Metered(Wrapper):
         }
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call, count what it sends and the time it takes."""
+        """Make a call and count its bytes and its duration."""
         if what in self._sends:
             self.traffic.count(self._sends[what] * args[0].nbytes)
         return self.traffic.timed(call, *args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
-        """Start what takes time later on, too."""
+        """Start an operation whose request is timed as well."""
         return _MeteredRequest(self.called(what, call, *args), self.traffic)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
-        """Hand a round over as a whole: to some it is one operation."""
+        """Forward a round as a whole, as some communicators treat it as one operation."""
         for array, _ in sends:
             self.traffic.count(array.nbytes)
         return self.started("exchange", self.inner._exchange, sends, receives, tag)
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Count what a group says, too."""
+        """Count the calls of a group as well."""
         return Metered(group, self.traffic)

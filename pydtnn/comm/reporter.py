@@ -1,4 +1,4 @@
-"""Which rank of a host reports why a run ends: the first that fails, or the watchdog."""
+"""Selection of the process of a host that reports why a run ends: a failed rank or the watchdog."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pydtnn.comm.communicator import Communicator
 _FILE, _SOCKET = "first", "ranks"
 
 _PATIENCE = 2.0
-"""Seconds for the other process to start, which takes some 0.05; it is not worth more."""
+"""Seconds to wait for the watchdog to start, which takes about 0.05 s."""
 
 
 class Reporter:
-    """Lets one rank of a host report why a run ends, and a watchdog report a rank that is killed.
+    """Ensures that one rank of a host reports why a run ends, and that the watchdog reports a kill.
 
-    The ranks of a host open one file; the one that writes the first byte reports for all. A process
-    of its own reports a rank that terminates unexpectedly (`pydtnn.comm.watchdog`). The files have
-    no name any more once all ranks hold them, so nothing is left behind however they end.
+    The ranks of a host open one file; the rank that writes the first byte reports for all. A
+    separate process reports a rank that terminates unexpectedly (`pydtnn.comm.watchdog`). The files
+    are unlinked once all ranks have opened them, so none remains however the ranks end.
 
-    Collective: all ranks make it.
+    Collective: all ranks construct one.
 
     Parameters
     ----------
@@ -50,18 +50,18 @@ class Reporter:
         comm.barrier()
         if folder is not None and comm.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        comm.barrier()  # no rank ends this one before it has removed the names
+        comm.barrier()  # no rank terminates this one before it has removed the names
         atexit.register(self.leave)
 
     def is_first(self) -> bool:
-        """Return whether no rank of this host has reported yet why the run ends, and claim it.
+        """Return whether no rank of this host has reported the end of the run yet, and claim it.
 
-        Where there was no place for a file, every rank reports.
+        If the file could not be created, every rank reports.
         """
         return self._file is None or watchdog.is_first(self._file)
 
     def leave(self) -> None:
-        """Let this rank terminate unexpectedly."""
+        """Unregister this rank from the watchdog, so that its end is expected."""
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the process may have been killed
                 self._connection.sendall(watchdog.LEAVING)
@@ -69,7 +69,7 @@ class Reporter:
 
 
 def _make_folder() -> str | None:
-    """Make a folder with an empty file, or return None where there is no place for one."""
+    """Make a folder with an empty file, or return None if no folder is writable."""
     try:
         folder = tempfile.mkdtemp(prefix="pydtnn-")
         os.close(os.open(os.path.join(folder, _FILE), os.O_CREAT, 0o600))
@@ -79,21 +79,21 @@ def _make_folder() -> str | None:
 
 
 def _listen(folder: str) -> socket.socket | None:
-    """Open a socket in the folder, where the system has what the watchdog needs."""
+    """Open a socket in the folder if the system supports all that the watchdog uses."""
     if sys.platform != "linux" or not sys.executable:
         return None
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(os.path.join(folder, _SOCKET))
-        listener.listen(4096)  # all ranks may be there before the process
-    except OSError:  # the name of the folder is too long
+        listener.listen(4096)  # all ranks may connect before the process accepts
+    except OSError:  # the path of the folder is too long
         listener.close()
         return None
     return listener
 
 
 def _connect(folder: str, rank: int) -> socket.socket | None:
-    """Connect to the socket in the folder, if there is one, and tell our number."""
+    """Connect to the socket in the folder, if there is one, and send the number of the rank."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.path.join(folder, _SOCKET))
@@ -105,7 +105,7 @@ def _connect(folder: str, rank: int) -> socket.socket | None:
 
 
 def _wait(connection: socket.socket) -> None:
-    """Wait until all ranks are watched: who ends before could not be told from the others."""
+    """Wait until all ranks are watched: before that, the rank that ends cannot be identified."""
     connection.settimeout(_PATIENCE)
     with contextlib.suppress(OSError):
         connection.recv(len(watchdog.READY))
@@ -113,7 +113,7 @@ def _wait(connection: socket.socket) -> None:
 
 
 def _start(listener: socket.socket, file: int, ranks: int, of: int) -> None:
-    """Start the process. It takes the listener over and ends after the last rank of this host."""
+    """Start the process, which inherits the listener and ends after the last rank of this host."""
     files = (listener.fileno(), file)
     program = [sys.executable, "-I", "-S", watchdog.__file__, *map(str, (*files, ranks, of))]
     with listener, contextlib.suppress(OSError):
@@ -122,6 +122,6 @@ def _start(listener: socket.socket, file: int, ranks: int, of: int) -> None:
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is not for it
+            start_new_session=True,  # not terminated by Ctrl-C in a terminal
         )
         process.returncode = 0  # it outlives this rank, which need not wait for it

@@ -1,9 +1,9 @@
 """Signals that terminate a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 A handler written in Python runs in the main thread between two instructions, hence not while that
-thread is in a kernel or inside MPI. But the handler in C writes the number of the signal into a
-pipe, which a thread of its own reads at once. That thread also ends the process where nothing
-else has done so in time, or where a second signal arrives.
+thread is in a kernel or inside MPI. But the C-level handler writes the number of the signal into a
+pipe, which a separate thread reads at once. That thread also ends the process if it has not ended
+otherwise in time, or if a second signal arrives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIGNALS: dict[int, str] = {
     signal.SIGTERM: "terminated (SIGTERM)",
     signal.SIGHUP: "terminated (SIGHUP)",
 }
-"""The signals that end a run, and how each is reported."""
+"""The signals that end a run, and the text by which each is reported."""
 
 GRACE = 1.5
 """Seconds that a run may take to end after the first signal."""
@@ -34,21 +34,21 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class SignalWatch:
-    """Acts on the first signal, and ends the process on a second one or after `GRACE` seconds.
+    """Handles the first signal, and ends the process on a second one or after `GRACE` seconds.
 
-    To be made, and stopped, in the main thread. A signal that is ignored stays so: SIGHUP under
-    `nohup`, SIGINT in a job that a shell has put into the background.
+    Must be created and stopped in the main thread. A signal that is ignored remains ignored: SIGHUP
+    under `nohup`, SIGINT in a background job of a shell.
 
     Parameters
     ----------
     handler : callable
-        Python's handler of SIGTERM and SIGHUP, called in the main thread when that is possible.
+        Python handler of SIGTERM and SIGHUP, called in the main thread when that is possible.
     interrupt : callable, optional
-        The one of SIGINT; by default Python's own, which raises KeyboardInterrupt.
+        Python handler of SIGINT; by default Python's own, which raises KeyboardInterrupt.
     act : callable
-        Called with the number of the first signal, at once and in a thread of its own.
+        Called with the number of the first signal, at once and in a separate thread.
     always : collection of int
-        Signals that are acted on even where they are ignored.
+        Signals that are handled even if they are ignored.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SignalWatch:
         """Restore the previous signal handlers."""
         signal.set_wakeup_fd(self._pipe_before)
         for number, handler in self._former.items():
-            if handler is not None:  # what C code has installed cannot be put back
+            if handler is not None:  # handlers installed by C code cannot be restored
                 signal.signal(number, handler)
         os.write(self._writer, bytes([_STOP]))
         self._thread.join()
@@ -90,7 +90,7 @@ class SignalWatch:
                 os._exit(128 + number)
 
     def _next(self, pipe: Any, seconds: float | None) -> int | None:
-        """Return the next signal that ends the run, or `_STOP`; None where none comes in time."""
+        """Return the next signal that ends the run, or `_STOP`; None if none arrives in time."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())

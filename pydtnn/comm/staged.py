@@ -1,9 +1,9 @@
-"""Communicators of the host for device arrays: by way of pinned memory, or a CUDA-aware MPI.
+"""Host communicators for device arrays: through pinned memory, or by a CUDA-aware MPI.
 
-Staging copies an array to pinned memory of the host, lets the communicator of the host do its work
-there, and copies the result back. The copies go by streams of their own, so that they and the
-messages run while the device computes. A CUDA-aware MPI does all that by itself; it only has to be
-called after the device has written what it reads.
+Staging copies an array to pinned host memory, applies the host communicator to that copy, and
+copies the result back. The copies use separate streams, so that copies and messages overlap with
+the computation of the device. A CUDA-aware MPI does all of this internally; it only must be called
+after the device has written the arrays that the call reads.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Array = np.ndarray | DeviceArray
 
 
 class Staged(Wrapper):
-    """Move device arrays through pinned memory; host arrays go as they are.
+    """Communicate device arrays through pinned memory; host arrays are passed on unchanged.
 
-    Ranks must start collectives in one order, and messages of one tag arrive in the order in which
-    they are sent. But an operation can start only when its copy has arrived, at a time that differs
-    from rank to rank. So operations wait in one queue and leave it in the order in which they were
-    called. Waiting for one starts all of them first: that takes nothing but the end of
-    copies under way, so no rank can be kept by another.
+    Ranks must start collectives in the same order, and messages of one tag arrive in the order in
+    which they are sent. But an operation can start only after its copy is complete, at a time that
+    differs between ranks. Hence operations wait in one queue and start in the order in which they
+    were called. Waiting for one operation starts all operations before it first: that requires only
+    the end of pending copies, so no rank blocks another.
 
     Parameters
     ----------
     inner : Communicator
-        Of the host: MPI, threads.
+        A communicator of the host: MPI or threads.
     xp : module
-        CuPy, or what behaves like it.
+        CuPy or a compatible module.
     device : Device, optional
-        Streams to share with another communicator; by default new ones.
+        Streams shared with another communicator; by default new ones.
     """
 
     def __init__(self, inner: Communicator, xp: Any, device: Device | None = None) -> None:
@@ -48,13 +48,13 @@ class Staged(Wrapper):
         self._queue = Queue()
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Stage what a group says, too."""
+        """Stage the arrays of a group as well."""
         staged = Staged(group, self.device.xp, self.device)
         staged._queue = self._queue  # waiting on one group starts the operations of all
         return staged
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call without device arrays, after those that came before it."""
+        """Make a call without device arrays after all operations called before it."""
         self._queue.wait()
         return call(*args)
 
@@ -88,17 +88,17 @@ class Staged(Wrapper):
         return self._later(lambda a: self.inner._isend(a, to, tag), [array], [])
 
     def _irecv(self, array: Array, source: int, tag: int) -> Request:
-        if source == self.rank:  # a message to oneself keeps its place: see below
+        if source == self.rank:  # a message to the same rank stays in order: see below
             return self._later(lambda a: self.inner._irecv(a, source, tag), [], [array])
-        # It waits for no copy, so it need not queue; and being early spares MPI a copy of its own.
-        # But Open MPI cuts off what is too long for oneself, unasked, if the receive came first.
+        # It waits for no copy, so it need not queue; an early receive saves MPI an internal copy.
+        # But Open MPI truncates a message from a rank to itself silently if the receive is first.
         steps = self._carry_out(lambda a: self.inner._irecv(a, source, tag), [], [array], False)
         return Chain(steps, self._queue, in_turn=False)
 
     def _later(
         self, call: Callable[..., Request], reads: Sequence[Array], writes: Sequence[Array]
     ) -> Request:
-        """Queue an operation, and start what can be started."""
+        """Append an operation to the queue, and start those that are ready."""
         return Chain(self._carry_out(call, reads, writes), self._queue)
 
     def _carry_out(
@@ -108,17 +108,17 @@ class Staged(Wrapper):
         writes: Sequence[Array],
         waits: bool = True,
     ) -> Iterator[Request]:
-        """Copy arrays to the host, carry an operation out there, and copy them back.
+        """Copy arrays to the host, carry out an operation there, and copy the results back.
 
         Parameters
         ----------
         call : callable
-            Starts the operation, given the arrays that it reads and then those that it writes,
-            without those that it reads too.
+            Starts the operation, given the host copies of `reads`, then those of `writes` that are
+            not in `reads`.
         reads, writes : sequence of arrays
-            Kept alive: copies under way must not read what is others' by then.
+            References are held until the end, so that pending copies never use freed memory.
         waits : bool
-            Whether it waits for the copies, and its turn.
+            Whether it waits for the copies, and for its turn in the queue.
         """
         device = self.device
         arrays = [*reads, *(array for array in writes if not _among(array, reads))]
@@ -140,7 +140,7 @@ class Staged(Wrapper):
 
 
 class _Copy(Request):
-    """Copies to the host, up to an event."""
+    """The copies to the host before an event."""
 
     def __init__(self, end: Event | None) -> None:
         self._end = end
@@ -154,7 +154,7 @@ class _Copy(Request):
 
 
 def _now(call: Callable[..., None], *args: Any) -> Request:
-    """Make a call that returns when it is done."""
+    """Make a blocking call and return a completed request."""
     call(*args)
     return Completed()
 
@@ -164,16 +164,16 @@ def _among(array: Array, others: Sequence[Array]) -> bool:
 
 
 class CudaAware(Wrapper):
-    """Pass device arrays on to a CUDA-aware MPI: the user says that it is one.
+    """Pass device arrays to an MPI library that the user declares to be CUDA-aware.
 
-    MPI knows nothing of streams. So before a call the host waits until the device has done what
-    the current stream was given; afterwards nothing has to be waited for.
+    MPI does not use CUDA streams. So before a call the host waits until the device has completed
+    the work on the current stream; after the call no wait is needed.
 
     Parameters
     ----------
     inner : Communicator
     xp : module
-        CuPy, or what behaves like it.
+        CuPy or a compatible module.
     """
 
     def __init__(self, inner: Communicator, xp: Any) -> None:
@@ -182,11 +182,11 @@ class CudaAware(Wrapper):
         self.xp = xp
 
     def wrapped(self, group: Communicator) -> Communicator:
-        """Pass on to a group, too."""
+        """Wrap a group in the same way."""
         return CudaAware(group, self.xp)
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call once the device has written its arrays."""
+        """Make a call after the device has written its arrays."""
         if any(hasattr(arg, "__cuda_array_interface__") for arg in args):
             self.xp.cuda.get_current_stream().synchronize()
         return call(*args)

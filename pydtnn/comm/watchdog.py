@@ -1,15 +1,17 @@
-"""A process beside the ranks of a host, which names one that terminates unexpectedly.
+"""A process beside the ranks of a host that identifies a rank that terminates unexpectedly.
 
 A rank that is killed, by a signal or by the out-of-memory killer, leaves no message, and MPICH's
-launcher kills the others at the same moment, so that they cannot report it either. The launcher
-does not know this process. Every rank holds a connection to it, which the system closes however
-the rank ends; a rank that leaves in order says so before.
+launcher kills the other ranks at the same moment, so that they cannot report it either. The
+launcher does not manage this process. Every rank holds a connection to it, which the system closes
+however the rank ends; a rank that ends normally sends a message first.
 
-The system counts the processes that it has killed for lack of memory. Where that number has just
-grown, this is the cause. Otherwise it can only be told where all ranks are on one host: between
-hosts the launcher ends the ranks of each host in the same way, and no process sees which was first.
+The system counts the processes that it has killed because memory was exhausted. If that counter
+has just increased, this is the cause. Otherwise the cause can be determined only if all ranks are
+on one host: the launcher terminates the ranks of every host in the same way, and no process
+observes on which host the first one ended.
 
-It is run by its path and imports nothing of ours, so that it is small and there at once.
+The file is run by its path and imports no other module of this package, so that it is small and
+starts fast.
 """
 
 from __future__ import annotations
@@ -22,26 +24,26 @@ import sys
 from collections.abc import Callable
 
 LEAVING = b"."
-"""The last word of a rank that leaves in order; the first is its number and a line feed."""
+"""Last message of a rank that ends normally; the first one is its number and a line feed."""
 
 READY = b"!"
-"""What a rank is told once all are watched."""
+"""Message to every rank once all of them are watched."""
 
 
 COUNTERS = "/proc/vmstat"
-"""Where Linux counts what it does."""
+"""File with the event counters of Linux."""
 
 LATELY = 30.0
-"""Seconds; a large process may take a while from the kill to its end."""
+"""Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
 
 
 class Kills:
-    """Processes that the system has killed for lack of memory, counted.
+    """Number of processes that the system has killed because memory was exhausted.
 
     Parameters
     ----------
     path : str
-        Its lines are names and numbers.
+        File of counters, each line a name and a number.
     """
 
     def __init__(self, path: str = COUNTERS) -> None:
@@ -49,11 +51,11 @@ class Kills:
         self._before = self._newer = self._count()
 
     def remember(self) -> None:
-        """Let what was counted when this was called last be the past."""
+        """Regard the kills counted at the previous call of this method as past."""
         self._before, self._newer = self._newer, self._count()
 
     def lately(self) -> bool:
-        """Return whether there were any since the past."""
+        """Return whether there were kills that are not past."""
         return self._count() > self._before
 
     def _count(self) -> int:
@@ -62,7 +64,7 @@ class Kills:
                 name, _, number = line.partition(" ")
                 if name == "oom_kill":
                     return int(number)
-        return 0  # they are not counted here
+        return 0  # this system does not count them
 
 
 def watch(
@@ -71,22 +73,22 @@ def watch(
     pause: Callable[[], None] = lambda: None,
     seconds: float = LATELY,
 ) -> int | None:
-    """Wait until all ranks have left, or one has terminated unexpectedly.
+    """Wait until all ranks have ended normally, or one has terminated unexpectedly.
 
     Parameters
     ----------
     listener : socket
-        Ranks connect to it.
+        Socket that the ranks connect to.
     ranks : int
-        How many will. They are told when all have.
+        Number of ranks. Each receives `READY` once all have connected.
     pause : callable
-        Called where nothing has happened for so many seconds.
+        Called whenever no event has occurred for `seconds`.
     seconds : float
 
     Returns
     -------
     int or None
-        The rank that terminated unexpectedly; of several the first.
+        The rank that terminated unexpectedly; if there are several, the first.
     """
     connections: dict[int, socket.socket] = {}
     words: dict[int, bytes] = {}
@@ -94,15 +96,15 @@ def watch(
         poll.register(listener, select.EPOLLIN)
         told = False
         while len(connections) < ranks or words:
-            # Events come in the order in which they happened, however late we look: what the
-            # launcher kills comes after the cause. But epoll leaves what it has reported in its
-            # queue until it has looked again: ranks are told once that queue is empty.
+            # Events arrive in the order in which they occurred, however late they are read: ranks
+            # killed by the launcher follow the cause. But epoll keeps reported descriptors queued
+            # until the next call: `READY` is sent once that queue is empty.
             tell = len(connections) == ranks and not told
             events = poll.poll(0 if tell else seconds)
             if not events and tell:
                 told = True
                 for one in connections.values():
-                    with contextlib.suppress(OSError):  # it has ended, as we shall see
+                    with contextlib.suppress(OSError):  # it has ended; its event follows
                         one.sendall(READY)
             elif not events:
                 pause()
@@ -123,25 +125,25 @@ def watch(
 
 
 def _hear(connection: socket.socket) -> bytes:
-    """Return what a rank says; nothing if it has ended."""
+    """Return the message of a rank; empty if it has ended."""
     try:
         return connection.recv(64)
-    except ConnectionResetError:  # it has not even read that all are watched
+    except ConnectionResetError:  # it ended before it had read `READY`
         return b""
 
 
 def is_first(file: int) -> bool:
-    """Put a byte at the end of a file, and return whether it is the only one.
+    """Append a byte to a file, and return whether it is the only one.
 
-    Appending is atomic, so that of all who may explain the end of a run one finds itself the first.
-    Each must have opened the file itself.
+    Appending is atomic, so exactly one of the processes that may report the end of a run is first.
+    Each process must have opened the file itself.
     """
     os.write(file, b"x")
     return os.lseek(file, 0, os.SEEK_CUR) == 1
 
 
 def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
-    """Say why a rank has terminated unexpectedly, where that can be known.
+    """Return why a rank has terminated unexpectedly, or None if that cannot be determined.
 
     Parameters
     ----------
@@ -162,8 +164,8 @@ def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
 def main() -> None:
     """Watch the ranks.
 
-    The arguments are two open files, the listener's and `is_first`'s, the number of ranks to watch,
-    and of all ranks.
+    The arguments are two open file descriptors, of the listener and of the file of `is_first`, the
+    number of ranks to watch, and the number of all ranks.
     """
     listener, file, ranks, of = map(int, sys.argv[1:])
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)

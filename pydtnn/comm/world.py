@@ -1,4 +1,4 @@
-"""What ranks that are threads share: a lock, who waits for what, and the first error."""
+"""Shared state of ranks that are threads: a lock, the waiting ranks, and the first error."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydtnn.utils.errors import AgreedError, RankError, describe
 
 
 class Ended(RuntimeError):
-    """Raised in the ranks that another rank's error wakes."""
+    """Raised in waiting ranks when another rank has failed."""
 
 
 class Awaited(Protocol):
-    """What ranks wait for, such as the other side of a message.
+    """An object that ranks wait for, such as the other side of a message.
 
     Attributes
     ----------
     done : bool
     waiting : list
-        Who waits for it.
+        The threads that wait for it.
     """
 
     done: bool
@@ -28,7 +28,7 @@ class Awaited(Protocol):
 
 
 class _Waiting:
-    """A thread that waits: woken by the one that completes what it waits for, and by no other."""
+    """A waiting thread, which is woken only when the object that it waits for is complete."""
 
     def __init__(self, rank: int, doing: Callable[[], str]) -> None:
         self.rank = rank
@@ -38,10 +38,10 @@ class _Waiting:
 
 
 class World:
-    """The ranks of `run_threads`: wakes them when one fails, and names those in a deadlock.
+    """The ranks of `run_threads`: wakes them when one fails, and reports the ranks in a deadlock.
 
-    What ranks wait for is completed while holding `lock`, and announced by `wake`. A message wakes
-    those that wait for it and no other, so its cost does not depend on the number of ranks.
+    An awaited object is completed while holding `lock`, and announced by `wake`. A message wakes
+    only the ranks that wait for it, so its cost does not depend on the number of ranks.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ class World:
         self._has_helpers = False
 
     def enter(self, rank: int) -> None:
-        """Note that the calling thread is rank `rank`."""
+        """Record that the calling thread is rank `rank`."""
         with self.lock:
             self._running[threading.get_ident()] = rank
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Note that the calling thread's rank has ended, and how."""
+        """Record that the rank of the calling thread has ended, and its error if it failed."""
         with self.lock:
             rank = self._running.pop(threading.get_ident())
             self._expected -= 1
@@ -72,29 +72,29 @@ class World:
             self._find_deadlock()
 
     def end(self, error: BaseException) -> None:
-        """Wake every rank that waits; `error` is what the run ends with, unless one came before."""
+        """Wake all waiting ranks; the run ends with `error`, unless there was an earlier one."""
         with self.lock:
             self._fail(error)
 
     def wake(self, what: Awaited) -> None:
-        """Wake those that wait for something; it is complete, and the caller holds `lock`."""
+        """Wake the ranks that wait for a completed object; the caller holds `lock`."""
         for one in what.waiting:
-            if one in self._waiting:  # otherwise the run has ended, and it is awake
+            if one in self._waiting:  # otherwise the run has ended and woken it already
                 self._waiting.remove(one)
                 one.gate.release()
 
     def wait_for(self, what: Awaited, rank: int, doing: Callable[[], str]) -> None:
-        """Wait until something is complete; `doing()` describes the wait, if there is a deadlock.
+        """Wait until an object is complete; `doing()` describes the wait in a deadlock error.
 
         Raises
         ------
         Ended
-            Where the run ends before.
+            If the run ends first.
         """
         with self.lock:
             if self.passed(what.done):
                 return
-            # A rank may also communicate from another thread; what it waits for is then unknown.
+            # A rank may also communicate from another thread; its waits are not tracked.
             self._has_helpers |= threading.get_ident() not in self._running
             one = _Waiting(rank, doing)
             what.waiting.append(one)
@@ -104,7 +104,7 @@ class World:
         self.passed(what.done)
 
     def passed(self, ready: bool) -> bool:
-        """Return `ready`, for those that ask instead of waiting; they too must hear of an error."""
+        """Return `ready`, for callers that poll instead of waiting; raise if the run has ended."""
         if not ready and self.failure is not None:
             raise Ended(describe(self.failure))
         return ready
@@ -117,7 +117,7 @@ class World:
         self._waiting.clear()
 
     def _find_deadlock(self) -> None:
-        """End the run where all ranks that still run wait, for what none of them can bring."""
+        """End the run if all running ranks wait for objects that none of them can complete."""
         if not self._waiting or self._has_helpers or len(self._waiting) < self._expected:
             return
         waiting = sorted(self._waiting, key=lambda one: one.rank)
@@ -126,7 +126,7 @@ class World:
 
 
 def _named(rank: int, error: BaseException) -> BaseException:
-    """The error with its rank; as it is where it concerns all ranks, or ends more than this run."""
+    """Prefix an error with its rank; unchanged if it concerns all ranks or more than this run."""
     if isinstance(error, AgreedError) or not isinstance(error, Exception):
         return error
     named = RankError(rank, describe(error))

@@ -174,7 +174,7 @@ def _what(array: Any) -> str:
 
 
 def _difference(sentences: list[str]) -> str:
-    """Describe the ranks whose call differs from the most frequent one, or from that of rank 0."""
+    """Describe the ranks whose call differs from the most frequent one; in a tie, from rank 0's."""
     usual = max(dict.fromkeys(sentences), key=sentences.count)
     odd = next(rank for rank, sentence in enumerate(sentences) if sentence != usual)
     same = [rank for rank, sentence in enumerate(sentences) if sentence == sentences[odd]]

@@ -28,7 +28,7 @@ class Staged(Wrapper):
     Ranks must start collectives in the same order, and messages of one tag arrive in the order in
     which they are sent. But an operation can start only after its copy is complete, at a time that
     differs between ranks. Hence operations wait in one queue and start in the order in which they
-    were called. Waiting for one operation starts all operations before it first: that requires only
+    were called. Waiting for one operation starts all queued operations first: that requires only
     the end of pending copies, so no rank blocks another.
 
     Parameters

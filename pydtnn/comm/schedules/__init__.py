@@ -1,8 +1,8 @@
-"""Allreduce algorithms as data: what each rank sends to which, round by round.
+"""Allreduce algorithms as data: the messages of each rank, round by round.
 
-An algorithm is a generator over the rounds of one rank (`steps`), put together from a few words
+An algorithm is a generator of the rounds of one rank (`steps`), built from a few combinators
 (`compose`); those of the literature are in `algorithms`. Nothing here communicates: the rounds
-are carried out by `executor`, proved right by `check`, priced by `cost` and shown by `draw`.
+are carried out by `executor`, verified by `check`, priced by `cost` and displayed by `draw`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SCHEDULES: dict[str, Algorithm] = {
     "torus": torus,
     "hierarchical": hierarchical,
 }
-"""Every algorithm by the name that the command line knows it by."""
+"""All algorithms by their names on the command line."""
 
 ALGORITHM: Kind[Any] = Kind(
     "allreduce schedule", SCHEDULES, Callable, "a function that yields rounds for a group"
@@ -56,28 +56,28 @@ ALGORITHM: Kind[Any] = Kind(
 
 
 def find(algorithm: str | Algorithm) -> Algorithm:
-    """Return the algorithm of that name, of ``path/to/file.py:function``, or one as it is."""
+    """Return the algorithm of a name or of ``path/to/file.py:function``; an algorithm unchanged."""
     return ALGORITHM.find(algorithm).target
 
 
 def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> tuple[Round, ...]:
-    """List what a rank does, round by round.
+    """List the rounds of a rank.
 
     Parameters
     ----------
     algorithm : str or Algorithm
-        A name of `SCHEDULES`, or a generator function of your own.
+        A name of `SCHEDULES`, or a user-defined generator function.
     rank : int
-        The rank that asks, from 0.
+        The rank, from 0.
     hosts : sequence of hashable
-        What names the host of each rank; as many as there are ranks.
+        Identifier of the host of each rank; its length is the number of ranks.
 
     Raises
     ------
     ValueError
-        For a name that is not in `SCHEDULES`, or a rank that is not in the group.
+        If a name is not in `SCHEDULES`, or the rank is not in the group.
     TypeError
-        If what the algorithm yields are no rounds.
+        If the algorithm yields objects that are not rounds.
 
     >>> for steps in rounds("recursive_doubling", 0, hosts=("a", "a")):
     ...     print([(step.peer, step.op) for step in steps])
@@ -94,7 +94,7 @@ def rounds(algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]) -> 
 
 
 def _round(where: str, steps: Any) -> Round:
-    """Return a round as a tuple; a step by itself is one too, but not what is meant."""
+    """Return a round as a tuple; reject a single step, which is also a tuple."""
     alone = isinstance(steps, Step)
     if alone or not isinstance(steps, Iterable):
         hint = "; a comma makes one of a single step: `yield (send(0, ALL),)`" if alone else ""

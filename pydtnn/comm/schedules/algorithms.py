@@ -1,9 +1,10 @@
 """The allreduce algorithms of the literature, as schedules.
 
-In what follows P is the number of ranks and n the bytes of the array; "sends" is what the busiest
-rank sends in all rounds together. No algorithm sends less than 2 (P-1)/P n, and with one message at
-a time none needs fewer than log2 P rounds; the first favours long arrays, the second short ones,
-and no algorithm has both: hence so many.
+In what follows P is the number of ranks and n the bytes of the array; "sends" is the number of
+bytes that the busiest rank sends in all rounds together. No algorithm sends less than
+2 (P-1)/P n, and with one message at a time none needs fewer than log2 P rounds. The first bound
+matters for long arrays, the second for short ones, and no algorithm attains both; hence several
+algorithms are provided.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from pydtnn.comm.schedules.steps import ALL, Group, Round, Rounds, add, part, re
 
 
 def ring(group: Group) -> Rounds:
-    """Pass part sums around a ring until each rank has one total, then pass the totals around.
+    """Pass partial sums around a ring until each rank has one total, then pass the totals around.
 
-    2 (P-1) rounds; sends 2 (P-1)/P n, the least possible, to one neighbour only.
+    2 (P-1) rounds; sends 2 (P-1)/P n, which is the minimum, to one neighbour only.
 
     References
     ----------
@@ -37,29 +38,29 @@ def ring(group: Group) -> Rounds:
 
 
 def ring_reduce_scatter(group: Group) -> Rounds:
-    """The first half of `ring`: rank r ends with the sum of part r of P."""
+    """First half of `ring`: rank r ends with the sum of part r of P."""
     r, p = group.rank, group.size
     for k in range(1, p):
         yield send((r + 1) % p, part(r - k, p)), add((r - 1) % p, part(r - k - 1, p))
 
 
 def ring_allgather(group: Group) -> Rounds:
-    """The second half of `ring`: part r goes from rank r to all."""
+    """Second half of `ring`: part r is sent from rank r to all ranks."""
     r, p = group.rank, group.size
     for k in range(p - 1):
         yield send((r + 1) % p, part(r - k, p)), receive((r - 1) % p, part(r - k - 1, p))
 
 
 def bidirectional_ring(group: Group) -> Rounds:
-    """Run two rings at once, one half of the array clockwise, the other the other way round.
+    """Run two rings at once: one half of the array clockwise, the other half counterclockwise.
 
-    2 (P-1) rounds; sends 2 (P-1)/P n, half of it to each neighbour: where the links to both are
-    free, twice as fast as `ring`.
+    2 (P-1) rounds; sends 2 (P-1)/P n, half of it to each neighbour: twice as fast as `ring` if the
+    links to both neighbours are independent.
 
     References
     ----------
     Jain, Sabharwal, Optimal bucket algorithms for large MPI collectives on torus interconnects,
-    2010, who use all directions of a torus at once.
+    2010, which use all directions of a torus at once.
     """
     clockwise = range(group.size)
     yield from together(
@@ -72,8 +73,8 @@ def bidirectional_ring(group: Group) -> Rounds:
 def recursive_doubling(group: Group) -> Rounds:
     """Add whole arrays between ranks at distance 1, 2, 4, ...: all have the sum after log2 P.
 
-    log2 P rounds; sends n log2 P: the fastest for short messages. See `fold` for P that is no power
-    of two.
+    log2 P rounds; sends n log2 P: the fastest for short messages. See `fold` for P that is not a
+    power of two.
 
     References
     ----------
@@ -89,8 +90,8 @@ def recursive_doubling(group: Group) -> Rounds:
 def halving_doubling(group: Group) -> Rounds:
     """Swap halves, quarters, ... until each rank has the sum of one part, then swap them back.
 
-    2 log2 P rounds; sends 2 (P-1)/P n; the long messages go to near ranks. See `fold` for P that is
-    no power of two.
+    2 log2 P rounds; sends 2 (P-1)/P n; the longest messages are sent to the nearest ranks. See
+    `fold` for P that is not a power of two.
 
     References
     ----------
@@ -102,7 +103,7 @@ def halving_doubling(group: Group) -> Rounds:
 
 
 def swap_halves(rank: int, distance: int) -> Round:
-    """Swap halves with the rank at `distance`, a power of two, and add what comes to what stays."""
+    """Swap halves with the rank at `distance`, a power of two, and add what is received."""
     peer = rank ^ distance
     return send(peer, halved(peer, 2 * distance)), add(peer, halved(rank, 2 * distance))
 
@@ -110,8 +111,8 @@ def swap_halves(rank: int, distance: int) -> Round:
 def binomial_tree(group: Group) -> Rounds:
     """Reduce along a binomial tree to rank 0 and broadcast the sum the same way back.
 
-    2 log2 P rounds, rounded up; rank 0 sends n log2 P: few messages in all, 2 (P-1), at the price
-    of ranks that wait.
+    2 log2 P rounds, rounded up; rank 0 sends n log2 P. Only 2 (P-1) messages in total, but ranks
+    are idle in many rounds.
 
     References
     ----------
@@ -121,7 +122,7 @@ def binomial_tree(group: Group) -> Rounds:
     r, p = group.rank, group.size
     up: list[Round] = []
     for distance in doublings(p):
-        if r % distance:  # its sum is with another rank already
+        if r % distance:  # its sum has already been sent to another rank
             break
         if r & distance:
             up += [(send(r - distance, ALL),)]
@@ -132,15 +133,15 @@ def binomial_tree(group: Group) -> Rounds:
 
 
 def fixed_tree(group: Group) -> Rounds:
-    """Form the sum of every element in one binary tree over the ranks, whatever their number.
+    """Sum every element in one binary tree over the ranks, for any number of ranks.
 
     The tree is ((0 + 1) + (2 + 3)) + ((4 + 5) + ...): aligned blocks of 1, 2, 4, ... ranks, the
     last of which may be short. All elements on all ranks are rounded alike, so that the same
-    contributions give the same bytes even where several ranks are merged into one. Each block
-    holds its sums cut over its ranks. Two full blocks swap halves, as in `halving_doubling`; a
-    short block hands its sums to the full one at its left.
+    contributions give the same bytes even where several ranks are merged into one. The sums of
+    each block are distributed over its ranks. Two full blocks swap halves, as in
+    `halving_doubling`; a short block sends its sums to the full block on its left.
 
-    2 log2 P rounds, rounded up; sends 2 (P-1)/P n where P is a power of two, at most 2 n else.
+    2 log2 P rounds, rounded up; sends 2 (P-1)/P n if P is a power of two, otherwise at most 2 n.
     """
     r, p = group.rank, group.size
     up: list[Round] = []
@@ -161,10 +162,10 @@ def fixed_tree(group: Group) -> Rounds:
 
 
 def direct(group: Group) -> Rounds:
-    """Send part r of the array straight to rank r, add up there, send the sum straight back.
+    """Send part r of the array directly to rank r, sum it there, and send the sum directly back.
 
-    2 rounds; sends 2 (P-1)/P n in 2 (P-1) messages: no algorithm that sends so little needs fewer
-    rounds. For few ranks, or a network that carries messages between all pairs at once.
+    2 rounds; sends 2 (P-1)/P n in 2 (P-1) messages: the minimum number of rounds for this volume.
+    For few ranks, or a network that transfers messages between all pairs concurrently.
 
     References
     ----------
@@ -177,7 +178,7 @@ def direct(group: Group) -> Rounds:
 
 
 def direct_reduce_scatter(group: Group, parts: int) -> Rounds:
-    """The first half of `direct` with any number of parts, dealt out to the ranks in turn."""
+    """First half of `direct` with any number of parts, assigned to the ranks round-robin."""
     r, p = group.rank, group.size
     others = [rank % p for rank in range(r + 1, r + p)]
     yield (
@@ -187,10 +188,10 @@ def direct_reduce_scatter(group: Group, parts: int) -> Rounds:
 
 
 def torus(group: Group) -> Rounds:
-    """Lay the ranks out in rows and columns: reduce-scatter along rows, ring along columns, back.
+    """Arrange the ranks in a grid: reduce-scatter along rows, ring along columns, and back.
 
-    2 (R-1) + 2 (C-1) rounds on R rows of C ranks, R C = P as near to a square as can be (one row
-    where P is prime); sends 2 (P-1)/P n. Far fewer rounds than `ring`, still between neighbours.
+    2 (R-1) + 2 (C-1) rounds on R rows of C ranks, with R C = P as near to a square as possible (one
+    row if P is prime); sends 2 (P-1)/P n. Far fewer rounds than `ring`, still between neighbours.
 
     References
     ----------
@@ -210,10 +211,10 @@ def torus(group: Group) -> Rounds:
 def hierarchical(group: Group) -> Rounds:
     """Reduce-scatter inside each host, allreduce each part between hosts, allgather inside.
 
-    H hosts of M ranks: 2 rounds inside and, between, those of `halving_doubling` (H a power of
-    two) or `ring`; a rank sends 2 (H-1)/H n/M to other hosts, so a host's link carries each
-    element as often as if the host were a single rank. Where hosts have unequal numbers of ranks,
-    the array is cut for the largest, and ranks of smaller hosts look after several parts.
+    H hosts of M ranks: 2 rounds inside hosts and, between hosts, those of `halving_doubling` (H a
+    power of two) or `ring`; a rank sends 2 (H-1)/H n/M to other hosts, so each element crosses the
+    link of a host as often as if the host were a single rank. If hosts have unequal numbers of
+    ranks, the array is cut for the largest, and ranks of smaller hosts process several parts.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Which allreduce to use: by a rule, the communicator's own, by name, or what proves fastest."""
+"""Selection of the allreduce: by a rule, the vendor's, by name, or the fastest one measured."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
 from pydtnn.utils.registry import Found, Kind
 
 RULE, AUTO = "rule", "auto"
-"""Names of two ways to choose: without measuring, and by it."""
+"""Names of two selection modes: by the rule without measuring, and by measuring."""
 TURNS = 7
-"""How often each candidate is tried; the first turn makes connections and does not count."""
+"""Number of times each candidate is measured; the first is a warm-up that opens connections."""
 LONGEST = 2.0
-"""Time after which no further turn begins, in s, so that slow networks do not delay the start."""
+"""Time after which no further turn begins, in s, which limits the delay on slow networks."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was found fastest for one kind of sum.
+    """The fastest candidate for one kind of sum.
 
     Attributes
     ----------
     call : {"allreduce", "iallreduce"}
-        They differ: MPI libraries have other algorithms for sums that do not wait.
+        They differ: MPI libraries use other algorithms for non-blocking sums.
     dtype : str
     nbytes : int
-        The longest arrays that it holds for, in B; those of half the length have another choice.
+        Longest arrays that it applies to, in B; arrays of half the length have another choice.
     name : str
         The fastest candidate.
     seconds : dict of str to float
-        Time of each candidate on the slowest rank, in s: the median of the turns.
+        Time of each candidate on the slowest rank, in s: the median of the measurements.
     """
 
     call: str
@@ -56,12 +56,12 @@ class Choice:
 
 
 class Auto(Scheduled):
-    """Sum arrays in whichever way is fastest for their length and type on these ranks.
+    """Sum arrays by the fastest algorithm for their length and type on these ranks.
 
-    The first sum of each size class (a power of two of bytes), type and call tries all candidates
-    on arrays of its own, in turns, and all ranks agree on the one that was fastest on its slowest
-    rank. Later sums use it: in one run, equal sums give equal bytes. Another run may choose
-    otherwise and round otherwise; where that matters, name the algorithm.
+    The first sum of each size class (a power of two of bytes), type and call measures all
+    candidates on temporary arrays, in turns, and all ranks select the candidate that was fastest
+    on its slowest rank. Later sums use it: in one run, equal sums give equal bytes. Another run may
+    select another algorithm and round differently; where that matters, name the algorithm.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Auto(Scheduled):
 
     @property
     def choices(self) -> list[Choice]:
-        """What has been chosen so far, in the order in which it was met."""
+        """All choices so far, in the order in which they were made."""
         return list(self._chosen.values())
 
     def wrapped(self, group: Communicator) -> Communicator:
@@ -105,24 +105,24 @@ class Auto(Scheduled):
             self._begin(name, array, op).wait()
 
     def _choose(self, call: str, array: np.ndarray) -> str:
-        """The name of the fastest way to sum such an array."""
+        """Return the name of the fastest algorithm for such an array, measuring it if needed."""
         if self.size == 1 or array.nbytes == 0:
             return VENDOR
         key = call, array.dtype, (array.nbytes - 1).bit_length()
         if key not in self._chosen:
-            self.meet()  # measuring waits for all ranks
+            self.meet()  # the measurement synchronises all ranks
             self._chosen[key] = self._measure(call, array.size, array.dtype)
         return self._chosen[key].name
 
     def _measure(self, call: str, n: int, dtype: np.dtype) -> Choice:
-        """Try the candidates on an array of such a length; collective."""
+        """Measure the candidates on an array of this length and type; collective."""
         names = [name for name in self.candidates if name != VENDOR or self._vendor_sums(dtype)]
         array = np.empty(n, dtype)
         times: dict[str, list[float]] = {name: [] for name in names}
         begin = time.perf_counter()
         for _ in range(TURNS):
             seconds = [self._seconds(call, name, array) for name in names]
-            # The slowest rank's times are the same numbers on all ranks, and so is what follows.
+            # The maxima over the ranks are equal on all ranks, and so are the decisions below.
             slowest = np.array([*seconds, time.perf_counter() - begin])
             self.inner.allreduce(slowest, "max")
             *seconds, elapsed = slowest.tolist()
@@ -135,15 +135,15 @@ class Auto(Scheduled):
         return Choice(call, dtype.name, nbytes, min(names, key=medians.__getitem__), medians)
 
     def _seconds(self, call: str, name: str, array: np.ndarray) -> float:
-        """Time of one sum, in s."""
-        array.fill(0)  # as if just computed: in this core's cache, and no other's
+        """Return the time of one sum, in s."""
+        array.fill(0)  # as after computing it: in the cache of this core only
         self.inner.barrier()
         start = time.perf_counter()
         self._carry_out(call, name, array)
         return time.perf_counter() - start
 
     def _vendor_sums(self, dtype: np.dtype) -> bool:
-        """Whether the communicator inside can sum such elements at all."""
+        """Whether the inner communicator supports sums of this element type."""
         try:
             self.inner._allreduce(np.zeros(1, dtype), "sum")
         except TypeError:
@@ -161,7 +161,7 @@ ALLREDUCES: dict[str, Callable[[Communicator], Communicator]] = {
     AUTO: lambda comm: Auto(without_rule(comm)),
     **{name: _schedule(name) for name in SCHEDULES},
 }
-"""Every way to sum by the name that the command line knows it by."""
+"""All ways to sum by their names on the command line."""
 
 ALLREDUCE: Kind[Any] = Kind(
     "allreduce", ALLREDUCES, Callable, "a function that yields rounds for a group"
@@ -169,26 +169,26 @@ ALLREDUCE: Kind[Any] = Kind(
 
 
 def create_allreduce(algorithm: str | Algorithm | Found[Any], comm: Communicator) -> Communicator:
-    """Give a communicator another way to sum. Collective: all ranks call it.
+    """Return a communicator that sums by another algorithm. Collective: all ranks call it.
 
     Parameters
     ----------
     algorithm : str or Algorithm
-        A name of `ALLREDUCES`, ``path/to/file.py:function`` or an algorithm. "rule" is what
-        `create_communicator` does already (`pydtnn.comm.schedules.rule`), "vendor" the MPI
-        library's own way, "auto" whichever is fastest here (`Auto`).
+        A name of `ALLREDUCES`, ``path/to/file.py:function`` or an algorithm. "rule" is the default
+        of `create_communicator` (`pydtnn.comm.schedules.rule`), "vendor" the implementation of the
+        MPI library, "auto" the fastest one measured (`Auto`).
     comm : Communicator
-        If it follows the rule, it does no longer.
+        If it follows the rule, the result no longer does.
 
     Returns
     -------
     Communicator
-        For "vendor", and for "rule" inside a host, `comm` itself or what it was made of.
+        For "vendor", and for "rule" inside a host, `comm` itself or the communicator it wraps.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no algorithm, and for an unknown name.
+        If the argument is not an algorithm, or the name is unknown.
     """
     found = ALLREDUCE.find(algorithm)
     way = _schedule(found.target) if found.ready else found.target

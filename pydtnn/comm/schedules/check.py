@@ -1,9 +1,8 @@
-"""Proves that a schedule gives every rank the sum, or says in which round which ranks go wrong.
+"""Verification that a schedule gives every rank the sum; errors specify the round and the ranks.
 
-Nothing is sent: the rounds of all ranks are put side by side and carried out on symbols. A proof
-holds for arrays of any length, because parts are exact fractions; and for ranks and messages of
-any speed, because nothing is taken for granted but that messages between two ranks keep their
-order.
+Nothing is sent: the rounds of all ranks are carried out together on symbols. A proof holds for
+arrays of any length, because parts are exact fractions; and for ranks and messages of any speed,
+because the only assumption is that messages between two ranks keep their order.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ __all__ = ["ScheduleError", "associations", "check", "plan"]
 def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()) -> Timeline:
     """Prove that a schedule is an allreduce, for one number of ranks.
 
-    Every step names another rank of the group and a part of the array; every send meets a receive
-    of the same part; no ranks deadlock; nothing is overwritten while it is
-    sent or written from two sides; and every element ends, on every rank, as the sum in which the
-    contribution of every rank is counted once.
+    Every step specifies another rank of the group and a part of the array; every send matches a
+    receive of the same part; there is no deadlock; no part is overwritten while it is sent, or
+    written by two messages at once; and every element is finally, on every rank, the sum that
+    contains the contribution of every rank exactly once.
 
     Parameters
     ----------
     schedule : str, Algorithm or sequence of sequences of Round
         A name of `SCHEDULES`, an algorithm, or the rounds of all ranks.
     hosts : int or sequence of hashable
-        The number of ranks, or what names the host of each; not needed where rounds are given.
+        Number of ranks, or identifier of the host of each; not needed if rounds are given.
 
     Returns
     -------
     Timeline
-        The schedule as it is carried out.
+        The schedule with all messages matched and ordered.
 
     Raises
     ------
     ScheduleError
-        At the first thing that is wrong, in one sentence that names the round and the ranks.
+        At the first error found, in one sentence that specifies the round and the ranks.
 
     >>> from pydtnn.comm.schedules.steps import ALL, add, send
     >>> check([[(send(1, ALL),)], [(add(0, ALL),)]])  # doctest: +ELLIPSIS
@@ -74,10 +73,10 @@ def check(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
 def associations(
     schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ()
 ) -> frozenset[str]:
-    """Tell in which orders the contributions are added, over all elements and ranks.
+    """Return the orders in which the contributions are added, over all elements and ranks.
 
-    Two orders are the same if they differ only by swapped operands, which changes no bit of an
-    IEEE sum. A schedule with a single order rounds all elements alike.
+    Two orders are equal if they differ only by swapped operands, which does not change any bit of
+    an IEEE sum. A schedule with a single order rounds all elements alike.
 
     Parameters and errors are those of `check`.
 
@@ -103,7 +102,7 @@ def plan(schedule: str | Algorithm | Plan, hosts: int | Sequence[Hashable] = ())
 
 
 def _check_step(where: str, step: Step, others: set[int]) -> None:
-    """See that a step makes sense by itself."""
+    """Raise ScheduleError if a step is invalid by itself."""
     if step.peer not in others:
         raise ScheduleError(
             f"{where} must have one of the other {len(others)} ranks of the group as its peer, "
@@ -129,7 +128,7 @@ def _check_step(where: str, step: Step, others: set[int]) -> None:
 
 
 def _check_writes(where: str, steps: Round) -> None:
-    """See that no part is written twice in a round, or copied over while it is sent."""
+    """Raise ScheduleError if a part is written twice in a round, or overwritten while sent."""
     writes = [(step.peer, step.receive, step.op) for step in steps if step.receive is not None]
     sends = [(step.peer, step.send) for step in steps if step.send is not None]
     copies = [part for _, part, op in writes if op == "copy"]
@@ -152,20 +151,20 @@ def _check_writes(where: str, steps: Round) -> None:
 
 
 def _are_apart(copies: Sequence[Part], others: Sequence[Part]) -> bool:
-    """Whether no copy overlaps another, or one of the others; in as many steps as a sort takes."""
+    """Whether no copy overlaps another copy, or one of the others; in O(n log n) time."""
     ordered = sorted(copies, key=lambda part: part.start)
     if any(left.stop > right.start for left, right in pairwise(ordered)):
         return False
     starts = [part.start for part in ordered]
     for part in others if ordered else ():
-        before = bisect_left(starts, part.stop)  # so many copies begin before the end of the part
+        before = bisect_left(starts, part.stop)  # copies that begin before the part ends
         if before and ordered[before - 1].stop > part.start:
             return False
     return True
 
 
 def contributions(done: Timeline, size: int) -> list[list[int]]:
-    """What each rank holds of each chunk before the first round: its own contribution.
+    """Return the content of each chunk on each rank before the first round: its own contribution.
 
     A set of contributions is a number with one bit for each rank that is in it.
     """
@@ -173,7 +172,7 @@ def contributions(done: Timeline, size: int) -> list[list[int]]:
 
 
 def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
-    """Unite two sets of contributions, none of which may be in both."""
+    """Unite two sets of contributions; raise ScheduleError if they are not disjoint."""
     if here & comes:
         raise ScheduleError(
             f"round {message.received} of rank {message.receiver} adds {show(chunk)} from rank "
@@ -186,7 +185,7 @@ def unite(message: Message, chunk: Part, here: int, comes: int) -> int:
 def _write(
     message: Message, chunk: Part, here: tuple[int, str], comes: tuple[int, str]
 ) -> tuple[int, str]:
-    """Write down a sum, the operand with the lower rank first."""
+    """Return a sum as text, the operand with the lower rank first."""
     (first, left), (_, right) = sorted((here, comes))
     return first, f"({left} + {right})"
 
@@ -194,7 +193,7 @@ def _write(
 def _final(
     done: Timeline, values: list[list[V]], add: Callable[[Message, Part, V, V], V]
 ) -> list[list[V]]:
-    """What all ranks hold in the end."""
+    """Return the final values of all ranks."""
     for _ in carry_out(done, values, add):
         pass
     return values
@@ -206,7 +205,7 @@ def _ranks(bits: int) -> str:
 
 
 def _at_the_end(rounds: Sequence[Round], chunk: Part) -> str:
-    """Say after how many rounds a rank is done, and which of them wrote a chunk last."""
+    """Describe after how many rounds a rank is complete, and which of them wrote a chunk last."""
     if not rounds:
         return "and has no rounds"
     writes = [

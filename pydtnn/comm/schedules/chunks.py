@@ -1,7 +1,7 @@
-"""A schedule worked out for arrays of one length: fractions become slices, once and for all.
+"""A schedule compiled for arrays of one length: fractions are converted to slices once.
 
-Long arrays are cut into chunks, each of which goes through the whole schedule by itself: while one
-is added up, others are under way, and a tree of many stages is busy in all of them.
+Long arrays are cut into chunks, each of which passes through the whole schedule by itself: while
+one chunk is added, others are in transit, and all stages of a deep tree are busy.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from typing import NamedTuple
 from pydtnn.comm.schedules.steps import Part, Round, Step, part
 
 CHUNK_BYTES = 2 << 20
-"""Length that chunks should have, in B: arrays are cut into as many as come nearest to it.
+"""Target length of chunks, in B: the number of chunks is chosen so that they come nearest to it.
 
-Between hosts chunks pay: 10 MB over 1 Gbit/s take 4 % longer in one chunk than in five where all
-ranks are busy in every round, and 9 % longer on a tree. Inside a host five that take turns are some
-10 % faster than one, because they stay in the cache; shorter ones lose that to their messages.
+Between hosts chunks are faster: 10 MB over 1 Gbit/s take 4 % longer in one chunk than in five if
+all ranks are busy in every round, and 9 % longer on a tree. Inside a host five successive chunks
+are about 10 % faster than one, because they stay in the cache; with shorter chunks the cost of the
+messages exceeds that gain.
 """
 
 
 ACTIVE = 4
-"""Chunks of one array that are under way at the same time between hosts."""
+"""Chunks of one array that are in progress at the same time between hosts."""
 
 
 class Outgoing(NamedTuple):
-    """What is sent to a peer: elements `what` of the chunk."""
+    """A message to a peer: elements `what` of the chunk."""
 
     peer: int
     what: slice
 
 
 class Incoming(NamedTuple):
-    """What comes from a peer.
+    """A message from a peer.
 
     Attributes
     ----------
     peer : int
     where : slice
-        Elements of the chunk that it is for.
+        Destination elements of the chunk.
     lands : slice or None
-        Elements of scratch memory that it waits in until the round is over; None for those that
-        are received where they belong.
+        Elements of scratch memory that hold it until the end of the round; None if it is received
+        directly at its destination.
     adds : bool
-        Whether it is added to what is there or takes its place.
+        Whether it is added to the destination or replaces it.
     """
 
     peer: int
@@ -60,9 +61,9 @@ class Exchange(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A stretch of the array, what is done with it, and the scratch elements that this takes.
+    """A stretch of the array, its rounds, and the number of scratch elements that they need.
 
-    `number` counts all chunks of the array: a rank may have nothing to do with some.
+    `number` counts all chunks of the array: a rank may not take part in some of them.
     """
 
     number: int
@@ -72,7 +73,7 @@ class Chunk(NamedTuple):
 
 
 def pieces(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Number of chunks of an array.
+    """Return the number of chunks of an array.
 
     >>> pieces(2_600_000), pieces(10_000_000)
     (1, 5)
@@ -81,10 +82,10 @@ def pieces(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 def chunks_under_way(hosts: Sequence[Hashable]) -> int:
-    """Number of chunks of one array that are under way at the same time.
+    """Return the number of chunks of one array that are in progress at the same time.
 
-    `ACTIVE`, and 1 where all ranks share a host: no other process could move messages while they
-    add, and what one chunk leaves in their caches another would drive out.
+    `ACTIVE`, or 1 if all ranks share a host: no other process could transfer messages while they
+    add, and the chunks would evict each other from the caches.
 
     >>> chunks_under_way("aab"), chunks_under_way("aaa")
     (4, 1)
@@ -93,7 +94,7 @@ def chunks_under_way(hosts: Sequence[Hashable]) -> int:
 
 
 def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:
-    """Work out what one rank does with an array.
+    """Compute the operations of one rank on an array.
 
     Parameters
     ----------
@@ -102,14 +103,14 @@ def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:
     n : int
         Elements of the array.
     chunks : int
-        Into how many chunks of nearly equal length to cut it.
+        Number of chunks of nearly equal length to cut it into.
 
     Returns
     -------
     tuple of Chunk
-        Without chunks for which there is nothing to do.
+        The chunks in which the rank takes part.
     """
-    known: dict[int, tuple[Exchange, ...]] = {}  # by length: there are two at most
+    known: dict[int, tuple[Exchange, ...]] = {}  # by length: there are at most two
     result = []
     for index in range(chunks):
         elements = part(index, chunks).elements(n)
@@ -124,7 +125,7 @@ def work_out(rounds: Sequence[Round], n: int, chunks: int) -> tuple[Chunk, ...]:
 
 
 def _exchange(steps: Sequence[Step], n: int) -> Exchange:
-    """One round on a chunk of `n` elements, without the messages that hold none."""
+    """Return one round on a chunk of `n` elements, without empty messages."""
     outgoing = [
         Outgoing(step.peer, what) for step in steps if (what := _elements(step.send, n)) is not None
     ]
@@ -135,7 +136,7 @@ def _exchange(steps: Sequence[Step], n: int) -> Exchange:
     arrivals, scratch = [], 0
     for step, where in incoming:
         lands = None
-        # A copy goes straight to its place unless the round sends, or receives, what is there.
+        # A copy is received in place unless the round sends, or receives, the same elements.
         if step.op == "sum" or sum(_overlap(where, other) for other in touched) > 1:
             lands = slice(scratch, scratch + where.stop - where.start)
             scratch = lands.stop
@@ -144,7 +145,7 @@ def _exchange(steps: Sequence[Step], n: int) -> Exchange:
 
 
 def _elements(what: Part | None, n: int) -> slice | None:
-    """The elements of a part; None where there are none."""
+    """Return the elements of a part, or None if there are none."""
     if what is None:
         return None
     elements = what.elements(n)
@@ -156,5 +157,5 @@ def _overlap(a: slice, b: slice) -> bool:
 
 
 def _scratch(exchange: Exchange) -> int:
-    """Scratch elements that a round takes."""
+    """Return the number of scratch elements that a round needs."""
     return max((one.lands.stop for one in exchange.incoming if one.lands), default=0)

@@ -1,4 +1,4 @@
-"""Words that make schedules of schedules: over some ranks, side by side, backwards, any size."""
+"""Combinators of schedules: over a subset of ranks, concurrent, reversed, for any group size."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from itertools import chain, zip_longest
 from pydtnn.comm.schedules.steps import ALL, Group, Part, Round, Rounds, Step, add, receive, send
 
 Algorithm = Callable[[Group], Rounds]
-"""What yields the rounds of one rank."""
+"""A function that yields the rounds of one rank."""
 
 
 def over(group: Group, members: Sequence[int], algorithm: Algorithm, what: Part = ALL) -> Rounds:
-    """Carry out `algorithm` among some ranks only, on one part of the array.
+    """Carry out `algorithm` among a subset of the ranks, on one part of the array.
 
     Parameters
     ----------
     group : Group
-        The ranks in whose numbers `members` and the rounds speak.
+        The group whose rank numbers are used in `members` and in the yielded rounds.
     members : sequence of int
-        Who takes part; the place in this sequence is the rank that `algorithm` sees.
+        Participating ranks; the index in this sequence is the rank within `algorithm`.
     algorithm : Algorithm
         The schedule among the members.
     what : Part, default ALL
-        What it takes for the whole array.
+        The part that `algorithm` treats as the whole array.
 
     Yields
     ------
     Round
-        Nothing for a rank that is no member.
+        No rounds for a rank that is not a member.
     """
     if group.rank not in members:
         return
@@ -43,16 +43,16 @@ def over(group: Group, members: Sequence[int], algorithm: Algorithm, what: Part 
 
 
 def together(*schedules: Iterable[Round]) -> Rounds:
-    """Carry out several schedules side by side: their first rounds as one round, and so on."""
+    """Carry out several schedules concurrently: their first rounds as one round, and so on."""
     for rounds in zip_longest(*schedules, fillvalue=()):
         yield tuple(chain(*rounds))
 
 
 def back(rounds: Sequence[Round]) -> Rounds:
-    """Go the way back: where sums were sent, the results return, last round first.
+    """Reverse rounds: the results are returned along the messages of the sums, last round first.
 
-    What turns a reduction to one rank into a broadcast from it, and a reduce-scatter into the
-    allgather that belongs to it.
+    This converts a reduction to one rank into a broadcast from it, and a reduce-scatter into the
+    corresponding allgather.
 
     References
     ----------
@@ -64,11 +64,11 @@ def back(rounds: Sequence[Round]) -> Rounds:
 
 
 def fold(algorithm: Algorithm) -> Algorithm:
-    """Make an algorithm for 2^k ranks one for any number of ranks.
+    """Extend an algorithm for 2^k ranks to any number of ranks.
 
-    Of P = 2^k + e ranks, the odd ones among the first 2e hand their array to their left neighbour,
-    sit `algorithm` out and get the result back. That takes 2 more rounds, and n more bytes from
-    each rank concerned.
+    Of P = 2^k + e ranks, the odd ones among the first 2e send their array to their left neighbour,
+    do not take part in `algorithm`, and receive the result. That takes 2 more rounds, and n more
+    bytes from each of these ranks.
 
     References
     ----------
@@ -96,7 +96,7 @@ def fold(algorithm: Algorithm) -> Algorithm:
 
 
 def doublings(size: int) -> Iterator[int]:
-    """The distances 1, 2, 4, ... below `size`.
+    """Yield the distances 1, 2, 4, ... below `size`.
 
     >>> list(doublings(8))
     [1, 2, 4]
@@ -108,7 +108,7 @@ def doublings(size: int) -> Iterator[int]:
 
 
 def power_of_two(size: int) -> int:
-    """The largest power of two that is at most `size`.
+    """Return the largest power of two that is at most `size`.
 
     >>> power_of_two(11)
     8
@@ -117,10 +117,10 @@ def power_of_two(size: int) -> int:
 
 
 def halved(rank: int, ranks: int) -> Part:
-    """What is left to a rank when `ranks`, a power of two, halve the array between them.
+    """Return the part that a rank keeps when `ranks`, a power of two, halve the array recursively.
 
-    First between neighbours, the even one keeping the first half; then between ranks at distance
-    2, 4 and so on, each pair halving what both still have.
+    First between neighbours, where the even rank keeps the first half; then between ranks at
+    distance 2, 4 and so on, each pair halving the part that both still hold.
 
     >>> halved(2, 4)  # rank 2 is even, so in the first half; of that it keeps the second
     Part(start=Fraction(1, 4), stop=Fraction(1, 2))
@@ -132,7 +132,7 @@ def halved(rank: int, ranks: int) -> Part:
 
 
 def _within(whole: Part, inner: Part | None) -> Part | None:
-    """The part of the array that `inner` is if `whole` is taken for the array."""
+    """Return the part of the array that corresponds to `inner` relative to `whole`."""
     if inner is None:
         return None
     width: Fraction = whole.stop - whole.start
@@ -140,5 +140,5 @@ def _within(whole: Part, inner: Part | None) -> Part | None:
 
 
 def _returned(step: Step) -> Step:
-    """Receive what was sent, send what was received."""
+    """Return the reverse of a step: receive what was sent, send what was received."""
     return Step(step.peer, step.receive, step.send, "copy")

@@ -1,10 +1,10 @@
-"""How long a schedule takes on a network: the rounds of all ranks, replayed as flows on links.
+"""Predicted time of a schedule on a network: the rounds of all ranks, simulated as flows on links.
 
-Time passes from event to event. A message starts when both its ranks have come to it; after the
-latency of its route it flows, at a rate that changes whenever another message starts or ends, until
-its bytes have passed. A rank's round ends when its messages have ended and it has added what came
-with them. As the executor does, ranks cut long arrays into chunks, each of which goes through the
-rounds by itself, and work on as many at a time as the executor would (`chunks`).
+The simulation is event-driven. A message starts when both ranks have reached it; after the latency
+of its route its bytes flow, at a rate that changes whenever another message starts or ends. A
+rank's round ends when its messages have ended and it has added the received values. As in the
+executor, ranks cut long arrays into chunks, each of which passes through the rounds by itself, and
+process as many of them concurrently as the executor would (`chunks`).
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ def cost(
     Parameters
     ----------
     algorithm : str or Algorithm
-        A name of `SCHEDULES`, or a generator function of your own.
+        A name of `SCHEDULES`, or a user-defined generator function.
     nbytes : int
         Size of the array, in B.
     network : Network
-        With the hosts of all ranks.
+        Network with the hosts of all ranks.
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
     active : int, optional
-        Chunks of the array that are under way at the same time; by default `chunks_under_way`.
+        Chunks of the array in progress at the same time; by default `chunks_under_way`.
 
     Returns
     -------
     float
-        From the start of all ranks, at the same time, to the end of the last one.
+        Time from the simultaneous start of all ranks to the end of the last one, in s.
 
     Raises
     ------
     ScheduleError
-        For a schedule in which a send or a receive meets none, or ranks that deadlock.
+        If a send or a receive has no match, or ranks deadlock.
 
     References
     ----------
     Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005,
-    section 3: latency, bandwidth and time to add, for messages that do not meet.
+    section 3: latency, bandwidth and time to add, for messages that do not share links.
 
     Examples
     --------
@@ -71,7 +71,7 @@ Journey = tuple[int, int]
 
 
 class _Replay:
-    """All ranks, each in some round of each of its chunks."""
+    """State of the simulation: the current round of each chunk on each rank."""
 
     def __init__(
         self, algorithm: str | Algorithm, nbytes: int, network: Network, chunks: int, active: int
@@ -90,17 +90,17 @@ class _Replay:
         self.rounds = [len(steps) for steps in plan]
         self.chunks = chunks
         self.active = active
-        self.started = [0] * len(hosts)  # chunks of each rank
+        self.started = [0] * len(hosts)  # number of chunks started by each rank
         self.round: dict[Journey, int] = {}
-        self.open: dict[Journey, int] = {}  # messages that a round still waits for
-        self.to_add: dict[Journey, float] = defaultdict(float)  # bytes that have come in a round
-        self.come: Counter[tuple[int, int]] = Counter()  # ranks that have come to a message
-        self.free = [0.0] * len(hosts)  # when a rank has added all that it began to add
+        self.open: dict[Journey, int] = {}  # number of incomplete messages of a round
+        self.to_add: dict[Journey, float] = defaultdict(float)  # bytes received in a round
+        self.come: Counter[tuple[int, int]] = Counter()  # number of ranks that reached a message
+        self.free = [0.0] * len(hosts)  # time at which a rank completes its pending additions
         self.starts: list[tuple[float, int, int]] = []  # time, message, chunk
         self.ready: list[tuple[float, int, int]] = []  # time, rank, chunk
 
     def run(self) -> float:
-        """Time when the last rank has ended its last round."""
+        """Return the time when the last rank has ended its last round."""
         flows = Flows(self.network)
         now = 0.0
         for rank in range(len(self.rounds)) if self.messages else ():
@@ -123,7 +123,7 @@ class _Replay:
         return now
 
     def _start(self, rank: int, now: float) -> None:
-        """Let a rank turn to its next chunk, if there is one."""
+        """Start the next chunk of a rank, if there is one."""
         chunk = self.started[rank]
         if chunk < self.chunks:
             self.started[rank] += 1
@@ -131,7 +131,7 @@ class _Replay:
             self._next_round(rank, chunk, now)
 
     def _next_round(self, rank: int, chunk: int, now: float) -> None:
-        """Go on to the next round with something to do, or else to the next chunk."""
+        """Start the next round that is not empty, or else the next chunk."""
         journey = rank, chunk
         talk: list[int] = []
         while not talk:
@@ -148,7 +148,7 @@ class _Replay:
                 heapq.heappush(self.starts, (now + latency, index, chunk))
 
     def _end(self, index: int, chunk: int, now: float) -> None:
-        """Let both ranks of a message know; who has all messages of a round adds them up."""
+        """End a message; a rank whose round has no more open messages adds the received values."""
         message = self.messages[index]
         if message.op == "sum":
             self.to_add[message.receiver, chunk] += self.nbytes[index]

@@ -1,4 +1,4 @@
-"""Shows a schedule as text: which rank sends which part to which, round by round."""
+"""Text output of a schedule: the messages of every rank and round, and their parts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydtnn.comm.schedules.steps import Part
 from pydtnn.comm.schedules.timeline import Message, Timeline
 
 WIDEST = 16
-"""The most ranks that get a column each; of more, each round is summed up in a line."""
+"""Maximum number of ranks with a column each; with more, each round is summarised in a line."""
 
 
 def text(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
-    """Write a schedule as a table, a row for each round and a column for each rank.
+    """Format a schedule as a table, with a row for each round and a column for each rank.
 
     Parameters
     ----------
     name : str
-        What the schedule is called.
+        Name of the schedule.
     done : Timeline
         The schedule, as `check` returns it.
     hosts : sequence of hashable
-        What names the host of each rank.
+        Identifier of the host of each rank.
     """
     lines = [title(name, done, hosts)]
     if done.messages:
@@ -34,7 +34,7 @@ def text(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
 
 
 def title(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
-    """Say in a line how many ranks and rounds there are, and what the busiest rank sends."""
+    """Return a line with the numbers of ranks and rounds and the volume of the busiest rank."""
     most = busiest(done.messages)
     total = sum(length(message.part) for message in done.messages)
     messages = max(Counter(message.sender for message in done.messages).values(), default=0)
@@ -46,7 +46,7 @@ def title(name: str, done: Timeline, hosts: Sequence[Hashable]) -> str:
 
 
 def busiest(messages: Iterable[Message]) -> Fraction:
-    """What the rank that sends most sends, as a share of the array."""
+    """Return the volume that the busiest rank sends, as a multiple of the array."""
     sent: dict[int, Fraction] = defaultdict(Fraction)
     for message in messages:
         sent[message.sender] += length(message.part)
@@ -54,12 +54,12 @@ def busiest(messages: Iterable[Message]) -> Fraction:
 
 
 def length(part: Part) -> Fraction:
-    """The length of a part as a fraction of the array's."""
+    """Return the length of a part as a fraction of the array's."""
     return part.stop - part.start
 
 
 def array(share: Fraction) -> str:
-    """Write a share of the array of n bytes.
+    """Format a multiple of the array of n bytes.
 
     >>> array(Fraction(7, 4)), array(Fraction(1)), array(Fraction(1, 8))
     ('1.75 n', 'n', 'n/8')
@@ -70,7 +70,7 @@ def array(share: Fraction) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Write a number of things.
+    """Format a number of things.
 
     >>> count(1, "round"), count(2, "round")
     ('1 round', '2 rounds')
@@ -79,9 +79,9 @@ def count(number: int, thing: str) -> str:
 
 
 def runs(hosts: Sequence[Hashable]) -> list[tuple[str, int, int]]:
-    """Stretches of neighbouring ranks on one host: its name, the first rank and how many.
+    """Return runs of neighbouring ranks on one host: its name, the first rank, their number.
 
-    One stretch of all where every rank is on a host of its own, since that tells nothing.
+    A single run if every rank is on a host of its own, as the grouping has no information then.
 
     >>> runs(["a", "a", "b", "a"])
     [('a', 0, 2), ('b', 2, 1), ('a', 3, 1)]
@@ -97,7 +97,7 @@ def runs(hosts: Sequence[Hashable]) -> list[tuple[str, int, int]]:
 
 
 def _legend(done: Timeline) -> str:
-    """Explain the table."""
+    """Return the explanation of the table."""
     pieces = done.chunks
     what, parts = "k", "the array of n bytes stays whole"
     if len(pieces) > 1:
@@ -112,7 +112,7 @@ def _legend(done: Timeline) -> str:
 
 
 def _label(part: Part, pieces: list[Part]) -> str:
-    """Name a part by the pieces that are in it: "3", "0-3", "all"."""
+    """Name a part by the pieces it contains: "3", "0-3", "all"."""
     inside = [i for i, piece in enumerate(pieces) if part.start <= piece.start < part.stop]
     if len(inside) == len(pieces):
         return "all"
@@ -120,7 +120,7 @@ def _label(part: Part, pieces: list[Part]) -> str:
 
 
 def _table(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
-    """A row for each round, in which each rank lists what it sends."""
+    """Return a row for each round, with the parts that each rank sends."""
     pieces, groups = done.chunks, runs(hosts)
     cells: dict[tuple[int, int], list[str]] = defaultdict(list)
     for message in sorted(done.messages, key=_in_order):
@@ -152,7 +152,7 @@ def _table(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
 
 
 def _digest(done: Timeline, hosts: Sequence[Hashable]) -> list[str]:
-    """A line for each round, or several rounds that are alike: what all ranks send together."""
+    """Return a line for each round, or for several equal rounds, with the messages of all ranks."""
     by_row: dict[int, list[Message]] = defaultdict(list)
     for message in done.messages:
         by_row[message.row].append(message)

@@ -1,19 +1,19 @@
-"""Carries schedules out: a communicator whose sums follow an algorithm, over any other.
+"""Execution of schedules: a communicator that sums by an algorithm, over any other communicator.
 
-The rounds of an allreduce are messages of the communicator inside. Nothing runs by itself: every
-call of `test` or `wait`, on whichever request, moves all that are under way as far as their
-messages have come.
+The rounds of an allreduce are messages of the inner communicator. There is no background progress:
+every call of `test` or `wait`, on any request, advances all sums in progress as far as their
+messages have arrived.
 
-A group and those split off from it form a `Family`, which has one list of the sums under way on
-this rank. Whatever makes a rank wait drives all of them, so that no order of calls that is right
-for MPI ends in a deadlock:
+A group and those split off from it form a `Family`, which has one list of the sums in progress on
+this rank. Every blocking call drives all of them, so that no order of calls that is valid for MPI
+leads to a deadlock:
 
 - Within one group sums are started in the same order on all ranks. A rank that waits for one drives
-  the oldest first, whose messages need nothing but ranks that do the same. Where sums of several
-  groups are under way there is no common order, and it asks all in turn.
-- A call that cannot be asked, such as a broadcast, completes the sums of its own group first. Those
-  of other groups need not end before ranks that are in no hurry: so once there are other groups,
-  the ranks meet by a request before the call, and drive the sums until all are there.
+  the oldest first, whose messages depend only on ranks that do the same. If sums of several groups
+  are in progress there is no common order, and all of them are polled in turn.
+- A call that cannot be polled, such as a broadcast, completes the sums of its own group first.
+  Those of other groups may depend on ranks that have not reached them yet: so once there are other
+  groups, the ranks synchronise by a request before the call, and drive the sums until all arrive.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from pydtnn.comm.wrapper import Driving, Wrapper
 
 
 class Family:
-    """The sums under way on this rank, of a group and of all groups split off from it.
+    """The sums in progress on this rank, of a group and of all groups split off from it.
 
     Attributes
     ----------
     several : bool
-        Whether a group was split off; the same on all ranks between calls, as all take part.
+        Whether a group was split off; equal on all ranks between calls, as splits are collective.
     """
 
     def __init__(self) -> None:
@@ -55,48 +55,48 @@ class Family:
         self._under_way: list[_Sum] = []
 
     def add(self, request: _Sum) -> None:
-        """Take on a sum that has just been started."""
+        """Add a sum that has just been started."""
         if not request.done:
             self._under_way.append(request)
 
     def advance(self, *, wait: bool = False) -> None:
-        """Move all sums; with `wait` and of one group, until the oldest is a round further."""
+        """Advance all sums; with `wait` and one group, until the oldest completes a round."""
         under_way = self._under_way
         alone = wait and not any(request.comm is not under_way[0].comm for request in under_way)
         for index, request in enumerate(under_way):
             request.advance(alone and index == 0)
         self._under_way = [request for request in under_way if not request.done]
         if wait and not alone:
-            time.sleep(0)  # ranks that are threads of one process take turns
+            time.sleep(0)  # let other threads run, as ranks may be threads of one process
 
     def drive(self, request: Request) -> None:
-        """Move all sums until a request or they are complete."""
+        """Advance all sums until the request, or all of them, are complete."""
         while self._under_way and not request.test():
             self.advance()
             time.sleep(0)
 
     def under_way(self, comm: Scheduled) -> bool:
-        """Whether sums of a group are under way."""
+        """Whether sums of a group are in progress."""
         return any(request.comm is comm for request in self._under_way)
 
 
 class Scheduled(Wrapper):
-    """Sum arrays by a schedule; hand every other call over to another communicator.
+    """Sum arrays by a schedule; forward every other call to another communicator.
 
-    As exact as the other: equal bytes on all ranks, and from run to run. Groups that are split off
-    follow the same algorithm on their own hosts.
+    As reproducible as the inner communicator: equal bytes on all ranks, and from run to run. Groups
+    that are split off follow the same algorithm on their own hosts.
 
     Parameters
     ----------
     inner : Communicator
-        Carries the messages. Those of schedules travel in a group of their own, a copy of this
-        one, and never meet the user's. Collective: all ranks make one.
+        Transfers the messages. Those of schedules use a separate group, a copy of this one, and
+        never match the user's. Collective: all ranks construct one.
     algorithm : str or Algorithm
-        A name of `SCHEDULES`, or a generator function of your own.
+        A name of `SCHEDULES`, or a user-defined generator function.
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
     active : int, optional
-        Chunks of one array that are under way at the same time; by default `chunks_under_way`.
+        Chunks of one array in progress at the same time; by default `chunks_under_way`.
 
     Examples
     --------
@@ -162,10 +162,10 @@ class Scheduled(Wrapper):
         return self.start(array, self.algorithm)
 
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
-        """Start to sum an array by an algorithm. Collective: all ranks call it."""
+        """Start the sum of an array by an algorithm. Collective: all ranks call it."""
         plan = self._plan(algorithm, array.size, array.dtype)
-        # A tag for each chunk, whichever ranks take part in it: the same on all ranks, which start
-        # their sums in the same order. When tags repeat, the sums that had them are long done.
+        # A tag for each chunk, also for ranks that do not take part in it: equal on all ranks, as
+        # they start sums in the same order. When tags repeat, their earlier sums are complete.
         tag, self._tags = self._tags, self._tags + plan.pieces
         if not plan.chunks:
             return Completed()
@@ -174,7 +174,7 @@ class Scheduled(Wrapper):
         return request
 
     def meet(self) -> None:
-        """Prepare for a call that waits for all ranks of the group, and drives nothing.
+        """Drive pending sums before a call that blocks until all ranks of the group make it.
 
         Collective: all ranks call it.
         """
@@ -186,7 +186,7 @@ class Scheduled(Wrapper):
             request.wait()
 
     def _plan(self, algorithm: str | Algorithm, n: int, dtype: np.dtype) -> _Plan:
-        """What to do with arrays of a length and type, worked out once."""
+        """Return the plan for arrays of a length and type, which is computed once."""
         key = algorithm, n, dtype
         if key not in self._plans:
             if algorithm not in self._rounds:
@@ -197,18 +197,18 @@ class Scheduled(Wrapper):
         return self._plans[key]
 
     def take_scratch(self, n: int, dtype: np.dtype) -> np.ndarray:
-        """Memory of at least `n` elements, used before if possible."""
+        """Return memory of at least `n` elements, reused if possible."""
         length = 1 << (n - 1).bit_length()
         free = self._scratch.setdefault((dtype, length), [])
         return free.pop() if free else np.empty(length, dtype)
 
     def give_back(self, scratch: np.ndarray) -> None:
-        """Let others have what `take_scratch` gave."""
+        """Return memory of `take_scratch` for reuse."""
         self._scratch[scratch.dtype, scratch.size].append(scratch)
 
 
 class _Plan(NamedTuple):
-    """What a rank does to sum arrays of one length and type: its chunks, of so many pieces."""
+    """The chunks of a rank for arrays of one length and type, and the number of all chunks."""
 
     chunks: tuple[Chunk, ...]
     pieces: int
@@ -216,7 +216,7 @@ class _Plan(NamedTuple):
 
 
 class _Sum(Request):
-    """An allreduce under way: its chunks, of which some have started."""
+    """An allreduce in progress: its chunks, some of which have started."""
 
     def __init__(self, comm: Scheduled, array: np.ndarray, plan: _Plan, tag: int) -> None:
         self.comm = comm
@@ -238,7 +238,7 @@ class _Sum(Request):
         return self.done
 
     def advance(self, wait: bool) -> None:
-        """Move every chunk as far as it can; with `wait`, the oldest at least by a round."""
+        """Advance every chunk as far as possible; with `wait`, the oldest by at least a round."""
         for index, journey in enumerate(self._active):
             journey.advance(wait and index == 0)
         if any(journey.done for journey in self._active):
@@ -254,7 +254,7 @@ class _Sum(Request):
 
 
 class _Journey:
-    """One chunk on its way through the rounds."""
+    """One chunk on its path through the rounds."""
 
     def __init__(
         self, comm: Scheduled, array: np.ndarray, chunk: Chunk, tag: int, add: Adder
@@ -271,7 +271,7 @@ class _Journey:
         self._post(self._exchanges[0])
 
     def advance(self, wait: bool) -> None:
-        """Go on to the next round, and further as long as messages are there already."""
+        """Start the next round, and further ones while their messages have already arrived."""
         while not self.done and self._arrived(wait):
             self._take_in(self._exchanges[self._round])
             self._round += 1
@@ -302,7 +302,7 @@ class _Journey:
             requests.append(carrier._isend(array[what], peer, tag))
 
     def _take_in(self, exchange: Exchange) -> None:
-        """Add what has come, in the order of the steps, which is the same every time."""
+        """Add the received values, in the order of the steps, which is always the same."""
         for _, where, lands, adds in exchange.incoming:
             if adds:
                 self._add(self._array[where], self._scratch[lands])

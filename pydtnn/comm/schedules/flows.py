@@ -1,4 +1,4 @@
-"""Messages that share links, as flows: each passes at a rate that changes as others come and go."""
+"""Messages that share links, as flows whose rates change when other messages start or end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from math import inf
 from pydtnn.comm.schedules.network import Network, Pair
 
 Name = tuple[int, int]
-"""Names a message that flows: its number in the schedule, and its chunk."""
+"""Identifies a message in transit: its number in the schedule, and its chunk."""
 
 
 class Flows:
-    """The messages whose bytes are passing.
+    """The messages in transit.
 
-    All messages on one route have the same rate, so each route needs only one count: how many bytes
-    have passed, on each of its messages, since the beginning. A message ends when the count reaches
-    what it was at its start plus its length.
+    All messages on one route have the same rate, so each route needs only one counter: the number
+    of bytes that have passed, on each of its messages, since the beginning. A message ends when the
+    counter reaches its value at the start of the message plus the length of the message.
     """
 
     def __init__(self, network: Network) -> None:
@@ -30,13 +30,13 @@ class Flows:
         self.known: dict[frozenset[tuple[Pair, int]], dict[Pair, float]] = {}
 
     def start(self, starting: Iterable[tuple[Pair, Name, float]]) -> None:
-        """Let messages flow, each given by its route, its name and its bytes."""
+        """Start messages, each given by its route, its name and its bytes."""
         for pair, name, nbytes in starting:
             heapq.heappush(self.targets[pair], (self.passed[pair] + nbytes, name))
         self._share()
 
     def next_end(self) -> float:
-        """When the next message ends, if no other starts."""
+        """Return the time when the next message ends, if no other starts."""
         ends = (
             (self.targets[pair][0][0] - self.passed[pair]) / rate
             for pair, rate in self.rates.items()
@@ -44,12 +44,12 @@ class Flows:
         return self.now + max(min(ends, default=inf), 0.0)
 
     def advance(self, now: float) -> list[Name]:
-        """Let time pass and return the messages that have ended."""
+        """Advance the time and return the messages that have ended."""
         ended = []
         for pair, rate in self.rates.items():
             self.passed[pair] += rate * (now - self.now)
             targets = self.targets[pair]
-            while targets and targets[0][0] <= self.passed[pair] + 0.5:  # B, against rounding
+            while targets and targets[0][0] <= self.passed[pair] + 0.5:  # B, for rounding errors
                 ended.append(heapq.heappop(targets)[1])
         self.now = now
         if ended:
@@ -65,21 +65,21 @@ class Flows:
 
 
 def fair_rates(network: Network, messages: Mapping[Pair, int]) -> dict[Pair, float]:
-    """Divide the links among messages: the rate of each is raised until a link of its is full.
+    """Divide links among messages: each rate is raised until a link of its route is saturated.
 
-    No message could go faster without one that is no faster going slower (max-min fairness), which
-    is what TCP strives for on equal routes.
+    No message can be faster without slowing down another one that is at most as fast (max-min
+    fairness), which TCP approximates on equal routes.
 
     Parameters
     ----------
     network : Network
     messages : mapping of (host, host) to int
-        How many messages are under way on each route.
+        Number of messages in transit on each route.
 
     Returns
     -------
     dict of (host, host) to float
-        B/s of each message on a route.
+        Rate of each message on a route, in B/s.
 
     References
     ----------

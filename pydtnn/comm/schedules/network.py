@@ -1,7 +1,7 @@
-"""What lies between ranks: latency and bandwidth of every pair of hosts, and the links they share.
+"""The network between ranks: latency and bandwidth of every pair of hosts, and shared links.
 
-A `Network` is given by numbers or measured on the ranks of a job; `cost` predicts from it how long
-a schedule takes.
+A `Network` is specified by numbers or measured on the ranks of a job; `cost` uses it to predict the
+time of a schedule.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.probe import Probe
 
 Pair = tuple[Hashable, Hashable]
-"""The host that sends, and the one that receives; the same one twice inside a host."""
+"""The sending and the receiving host; equal for messages inside a host."""
 
 
 class Route(NamedTuple):
-    """The way of a message from one host to another, or to a rank of the same host.
+    """The route of a message from one host to another, or to a rank of the same host.
 
     Attributes
     ----------
     latency : float
         Time of an empty message, in s.
     bandwidth : float
-        Of a message that has the way to itself, in B/s.
+        Bandwidth of a message that is alone on the route, in B/s.
     links : tuple of str
         Names of the links that it crosses and shares with other messages.
     """
@@ -37,27 +37,27 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """Ranks on hosts, the routes between these, and the links that routes share.
+    """Ranks on hosts, the routes between the hosts, and the links that routes share.
 
-    A message of n bytes that meets no other takes ``latency + n / bandwidth``; messages that are
-    under way at the same time divide the capacity of each link that they share. Adding n bytes to
-    what a rank has takes ``n * add``.
+    A message of n bytes that shares no link with another takes ``latency + n / bandwidth``;
+    concurrent messages divide the capacity of each link that they share. Adding n received bytes
+    takes ``n * add``.
 
     Parameters
     ----------
     hosts : tuple of hashable
         The host of every rank.
     routes : mapping of (host, host) to Route
-        For every pair of hosts in either direction, and of every host with several ranks to itself.
+        For every ordered pair of hosts, and for every host with several ranks to itself.
     links : mapping of str to float
         Capacity of the shared links, in B/s.
     add : float, default 0
-        In s/B.
+        Time to add a byte, in s/B.
 
     References
     ----------
     Alexandrov, Ionescu, Schauser, Scheiman, LogGP: incorporating long messages into the LogP model,
-    1995: a latency and a time per byte. Its overhead of the processor is part of our latency.
+    1995: a latency and a time per byte. Its processor overhead is part of the latency here.
     """
 
     hosts: tuple[Hashable, ...]
@@ -91,10 +91,10 @@ class Network:
         local_bandwidth: float | None = None,
         add: float = 0.0,
     ) -> Network:
-        """Describe hosts that are all alike, on a switch that is never the bottleneck.
+        """Create a network of identical hosts, on a switch that is never the bottleneck.
 
-        Each host has a network card, which its ranks share and which sends and receives at the same
-        time at full speed. Messages inside a host do not disturb each other.
+        Each host has a network card, which its ranks share and which is full duplex. Messages
+        inside a host do not share links.
 
         Parameters
         ----------
@@ -128,10 +128,10 @@ class Network:
     def measure(cls, comm: Communicator) -> Network:
         """Measure the network between the ranks of a job. Collective: all ranks call it.
 
-        Latency and bandwidth of a pair of hosts are those of messages that bounce between the first
-        ranks of both; inside a host, between its first two. What a network card carries is measured
-        with all ranks of all hosts sending and receiving at once; so is what a host's memory
-        carries, and the time to add.
+        Latency and bandwidth of a pair of hosts are those of a ping-pong between the first ranks
+        of both; inside a host, between its first two. The capacity of a network card is measured
+        with all ranks of all hosts sending and receiving at once; so are that of a host's memory
+        and the time to add.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Network:
         Returns
         -------
         Network
-            The same on all ranks.
+            Equal on all ranks.
         """
         probe = Probe(comm)
         routes: dict[Pair, Route]
@@ -154,7 +154,7 @@ class Network:
 
 
 def _card(host: Hashable) -> tuple[str, str]:
-    """Names of the two directions of a host's network card."""
+    """Return the names of the two directions of a host's network card."""
     return f"from {host}", f"to {host}"
 
 
@@ -163,7 +163,7 @@ def _memory(host: Hashable) -> str:
 
 
 def _with_cards(routes: Mapping[Pair, Route]) -> dict[Pair, Route]:
-    """Let every route between two hosts leave by the one's card and arrive by the other's."""
+    """Add the cards of both hosts to the links of every route between two hosts."""
     return {
         (g, h): route if g == h else route._replace(links=(_card(g)[0], _card(h)[1]))
         for (g, h), route in routes.items()

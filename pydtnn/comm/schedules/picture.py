@@ -1,4 +1,4 @@
-"""Draws a schedule: the arrays of all ranks, and what flows between them from round to round."""
+"""Drawing of a schedule: the arrays of all ranks, and the messages between them in each round."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FORMATS = (".png", ".pdf", ".svg")
 MOST_RANKS = 32
 
 COLUMN, ROW = 0.95, 0.66
-"""Inches from rank to rank, and from round to round: the units of x and y in what follows."""
+"""Inches from rank to rank, and from round to round: the units of x and y in the drawing."""
 
 BAR, THICKNESS, HEAD = 0.74, 0.2, 0.09
-"""Width and height of the array that a rank holds, and height of an arrow's head."""
+"""Width and height of the array of a rank, and height of an arrow's head."""
 
 INK, QUIET, BAND, LINE = "#222222", "#777777", "#f4f4f1", "#d8d8d2"
 PALETTE = ("#3470b5", "#6a5cc0", "#a94fae", "#cf4a75", "#d9693a", "#cf9a1f", "#7fa52f", "#2a9a7c")
@@ -30,7 +30,7 @@ PALETTE = ("#3470b5", "#6a5cc0", "#a94fae", "#cf4a75", "#d9693a", "#cf9a1f", "#7
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
-    "pdf.fonttype": 42,  # text stays text in a paper
+    "pdf.fonttype": 42,  # embed text as text
     "svg.fonttype": "none",
 }
 
@@ -38,30 +38,30 @@ STYLE: Any = {
 def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> None:
     """Draw a schedule into a file.
 
-    Time runs down the page. Before and after each round every rank shows its array: a part is the
-    stronger in colour the more contributions it holds. Arrows are messages, from a stretch of the
-    sender's array to the same stretch of the receiver's: full where it is added, hollow where it
-    takes the place of what was there.
+    Time increases down the page. The array of every rank is drawn before and after each round: the
+    colour of a part is stronger the more contributions it contains. Arrows are messages, from a
+    stretch of the sender's array to the same stretch of the receiver's: filled if it is added,
+    hollow if it replaces the previous values.
 
     Parameters
     ----------
     path : Path
         A file whose name ends in ".png", ".pdf" or ".svg".
     name : str
-        What the schedule is called.
+        Name of the schedule.
     done : Timeline
         The schedule, as `check` returns it.
     hosts : sequence of hashable
-        What names the host of each rank.
+        Identifier of the host of each rank.
 
     Raises
     ------
     ImportError
-        Where matplotlib is not installed.
+        If matplotlib is not installed.
     OSError
-        Where the file cannot be written.
+        If the file cannot be written.
     ValueError
-        For another kind of file, or more ranks than a page can show.
+        If the kind of file is not supported, or there are more ranks than fit on a page.
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
@@ -82,7 +82,7 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
 
 
 def _figure(name: str, done: Timeline, hosts: Sequence[Hashable]) -> Any:
-    """Lay out the page; rank r is at x = r, and round k runs from y = k down to y = k + 1."""
+    """Lay out the page; rank r is at x = r, and round k extends from y = k down to y = k + 1."""
     from matplotlib.figure import Figure
 
     head = 2.2 if len(runs(hosts)) > 1 else 1.9
@@ -105,7 +105,7 @@ def _figure(name: str, done: Timeline, hosts: Sequence[Hashable]) -> Any:
 
 
 def _frame(axes: Any, done: Timeline, hosts: Sequence[Hashable]) -> None:
-    """Hosts as bands, ranks as lines that run down, and what is written beside them."""
+    """Draw hosts as bands, ranks as vertical lines, and their labels."""
     groups, right = runs(hosts), len(hosts) - 0.4
     words: dict[str, Any] = {"va": "center", "color": QUIET, "size": 8}
     for host, first, size in groups:
@@ -126,7 +126,7 @@ def _frame(axes: Any, done: Timeline, hosts: Sequence[Hashable]) -> None:
 
 
 def _colors(pieces: int) -> list[Any]:
-    """A colour for each piece of the array, neighbours alike."""
+    """Return a colour for each piece of the array, similar for neighbours."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colors = LinearSegmentedColormap.from_list("pieces", PALETTE)
@@ -134,7 +134,7 @@ def _colors(pieces: int) -> list[Any]:
 
 
 def _arrows(axes: Any, done: Timeline, colors: list[Any]) -> None:
-    """All messages, the far ones behind."""
+    """Draw all messages, those over long distances behind the others."""
     from matplotlib.collections import PathCollection
 
     pieces = done.chunks
@@ -151,7 +151,7 @@ def _arrows(axes: Any, done: Timeline, colors: list[Any]) -> None:
 
 
 def _arrow(message: Message, piece: Part) -> Any:
-    """The outline of an arrow from a stretch of the sender's array down to the receiver's."""
+    """Return the outline of an arrow from a stretch of the sender's array to the receiver's."""
     from matplotlib.path import Path as Outline
 
     top, tip = message.row + THICKNESS / 2, message.row + 1 - THICKNESS / 2
@@ -166,7 +166,7 @@ def _arrow(message: Message, piece: Part) -> Any:
 
 
 def _arrays(axes: Any, done: Timeline, size: int, colors: list[Any]) -> None:
-    """What every rank holds before and after each round."""
+    """Draw the arrays of all ranks before and after each round."""
     from matplotlib.collections import PolyCollection
 
     pieces, full = done.chunks, _stretch(0, Part(Fraction(0), Fraction(1)))
@@ -187,7 +187,7 @@ def _arrays(axes: Any, done: Timeline, size: int, colors: list[Any]) -> None:
 
 
 def _states(done: Timeline, size: int) -> Iterator[tuple[int, int, list[int]]]:
-    """The contributions that each rank holds before each row and after the last."""
+    """Yield the contributions in the array of each rank before each row and after the last."""
     values = contributions(done, size)
     states = [{0: list(held)} for held in values]
     for event in carry_out(done, values, unite):
@@ -199,7 +199,7 @@ def _states(done: Timeline, size: int) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def _key(axes: Any, middle: float, y: float, colors: list[Any]) -> None:
-    """What full and hollow arrows and weak and strong colours mean."""
+    """Draw the legend of filled and hollow arrows and of weak and strong colours."""
     from matplotlib.patches import Rectangle
 
     color = colors[0]
@@ -225,13 +225,13 @@ def _key(axes: Any, middle: float, y: float, colors: list[Any]) -> None:
 
 
 def _stretch(rank: int, piece: Part) -> tuple[float, float]:
-    """Where a stretch of a rank's array begins and ends on the page."""
+    """Return the first and last x of a stretch of a rank's array on the page."""
     left = rank - BAR / 2
     return left + BAR * float(piece.start), left + BAR * float(piece.stop)
 
 
 def _box(left: float, right: float, row: int) -> list[tuple[float, float]]:
-    """The corners of a stretch of an array before a row."""
+    """Return the corners of a stretch of an array before a row."""
     top, bottom = row - THICKNESS / 2, row + THICKNESS / 2
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 

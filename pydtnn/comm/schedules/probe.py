@@ -1,4 +1,4 @@
-"""Measures how fast messages travel between the ranks of a job, and how fast ranks add."""
+"""Measurement of the message times between the ranks of a job, and of their addition speed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 
 LONG = 2**20
-"""Bytes of the messages that measure bandwidth."""
+"""Size of the messages that measure bandwidth, in B."""
 
 REPEATS = 5
-"""Of each measurement; the median counts. One more goes before, to make connections."""
+"""Repetitions of each measurement, after one warm-up that opens connections; the median is used."""
 
 
 class Probe:
     """Measurements on the ranks of a job.
 
-    Collective: all ranks call the same methods in the same order, and get the same results.
+    Collective: all ranks call the same methods in the same order, and receive equal results.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Probe:
         self.incoming = np.ones(LONG, "uint8")
 
     def between(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Latency in s and bandwidth in B/s of a message, by pair of hosts.
+        """Return latency in s and bandwidth in B/s of a message, by pair of hosts.
 
-        Pairs that have no host in common are measured at the same time: many hosts take few turns.
+        Disjoint pairs of hosts are measured concurrently, so many hosts need few turns.
         """
         own: dict[tuple[int, int], tuple[float, float]] = {}
         for pairs in turns(list(self.ranks)):
@@ -53,12 +53,12 @@ class Probe:
         return self._merged(own)
 
     def inside(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """The same of each host with several ranks, between its first two."""
+        """Like `between`, for the first two ranks of each host with several ranks."""
         self.comm.barrier()
         return self._merged(self._bounce(*self.local[:2]) if len(self.local) > 1 else {})
 
     def cards(self) -> dict[int, float]:
-        """B/s that a host sends and receives, while all ranks write to the next host."""
+        """Return B/s that a host sends and receives while all ranks write to the next host."""
         hosts = list(self.ranks)
         ranks = min(map(len, self.ranks.values()))
         if len(hosts) == 1:
@@ -73,7 +73,7 @@ class Probe:
         return self._merged({self.here: ranks * LONG / self._together(write)})
 
     def memories(self) -> dict[int, float]:
-        """B/s that a host with several ranks carries, while each of them writes to the next."""
+        """Return B/s inside each host with several ranks while each rank writes to the next."""
         ranks = len(self.local)
 
         def write() -> None:
@@ -84,12 +84,12 @@ class Probe:
         return self._merged({self.here: ranks * LONG / seconds} if ranks > 1 else {})
 
     def add(self) -> float:
-        """Seconds to add a byte of float32 numbers, while all ranks do."""
+        """Return the seconds to add a byte of float32 numbers while all ranks add."""
         x, y = self.outgoing.view("float32"), self.incoming.view("float32")
         return self._together(lambda: np.add(x, y, out=y)) / LONG
 
     def _bounce(self, first: int, second: int) -> dict[tuple[int, int], tuple[float, float]]:
-        """Send messages there and back; returns latency and bandwidth, on the `first` only."""
+        """Measure a ping-pong; return latency and bandwidth, on the rank `first` only."""
         taken = []
         for length in (1, LONG):
             outgoing, incoming = self.outgoing[:length], self.incoming[:length]
@@ -108,7 +108,7 @@ class Probe:
             return {}
         short, long = taken
         here, there = self.comm.hosts[first], self.comm.hosts[second]
-        result = short, LONG / max(long - short, 1e-12)  # clocks may not see the difference
+        result = short, LONG / max(long - short, 1e-12)  # clocks may not resolve the difference
         return {(here, there): result, (there, here): result}
 
     def _pass_on(self, to: int, source: int) -> None:
@@ -117,7 +117,7 @@ class Probe:
             request.wait()
 
     def _together(self, work: Callable[[], object]) -> float:
-        """Seconds until all ranks have done their work, if all start at the same time."""
+        """Return the seconds until all ranks have done their work after a simultaneous start."""
         times = []
         for _ in range(1 + REPEATS):
             self.comm.barrier()
@@ -131,7 +131,7 @@ class Probe:
 
 
 def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Pair each rank with each other once, in turns of disjoint pairs (circle method).
+    """Pair each rank with every other once, in turns of disjoint pairs (circle method).
 
     >>> list(turns([0, 1, 2]))
     [[(1, 2)], [(0, 2)], [(0, 1)]]

@@ -1,27 +1,28 @@
-"""The default allreduce: chosen by a rule, so that the same run gives the same bytes.
+"""The default allreduce: selected by a rule, so that the same run gives the same bytes.
 
-Nothing is measured. What decides is on which hosts the ranks are, and the length and type of the
-array. Figures are those of emulated hosts with links of 1 Gbit/s, under Open MPI 5 over TCP.
+Nothing is measured. The selection depends on the hosts of the ranks, and the length and type of the
+array. The figures were measured on emulated hosts with links of 1 Gbit/s, under Open MPI 5 over
+TCP.
 
 * **One host: the communicator's own.** MPI libraries sum through shared memory, in C.
-* **Several hosts, more than `SHORT`: `hierarchical`.** What takes time is the link of a host, which
-  all its ranks share; over it go 2 (H-1)/H n, the least possible, however many ranks a host has.
-  MPI's own that does not wait (`Iallreduce`) sends two to three times as much: 2.6 MB between 2
-  hosts of 2 ranks take it 63.8 ms, and 22.6 ms that way.
-* **Up to `FEW` hosts of a single rank: `direct`.** It sends as little in 2 rounds, where
+* **Several hosts, more than `SHORT`: `hierarchical`.** The time is determined by the link of a
+  host, which all its ranks share; it transfers 2 (H-1)/H n, the minimum, however many ranks a host
+  has. MPI's non-blocking allreduce (`Iallreduce`) sends two to three times as much: 2.6 MB between
+  2 hosts of 2 ranks take 63.8 ms with it, and 22.6 ms with `hierarchical`.
+* **Up to `FEW` hosts of a single rank: `direct`.** It sends the same volume in 2 rounds, where
   `hierarchical` takes 2 log2 H or 2 (H-1): 256 KB between 4 hosts take 6.2 instead of 7.2 ms,
-  between 6 hosts 10.4 instead of 12.9. With more hosts, its 2 (H-1) messages are what takes time.
-* **Up to `SHORT`: the communicator's own.** Now rounds take time, and bytes do not. The library's
-  are made in C: 1 KB takes 0.16 ms, and 0.28 to 0.47 ms with schedules of ours. From 16 KB on,
-  at 100 Mbit/s, its `Iallreduce` is the slower one.
-* **Floats of 16 bits never go to the communicator's own**: libraries add them slowly or not at all.
+  between 6 hosts 10.4 instead of 12.9. With more hosts, its 2 (H-1) messages dominate the time.
+* **Up to `SHORT`: the communicator's own.** Here the number of rounds determines the time, not the
+  bytes. The library's rounds are implemented in C: 1 KB takes 0.16 ms, and 0.28 to 0.47 ms with the
+  schedules of this package. From 16 KB on, at 100 Mbit/s, its `Iallreduce` is the slower one.
+* **Floats of 16 bits never use the communicator's own**: libraries add them slowly or not at all.
 
-Buckets are shorter between hosts than inside one, where messages take less time. The first leaves
-when backward has only begun: with slow links a step takes as long as its messages and what goes
-before the first. The others are longer: with fast ones a step takes as long as its ranks compute,
-and each message costs them 0.1 ms. ResNet-20, 16 images a rank, on 4 hosts: buckets of 128 KiB make
-steps of 155 ms at 100 Mbit/s and of 81 ms at 1 Gbit/s; a first one of 128 and others of 384 KiB, of
-158 and 80; buckets of 512 KiB, of 170 and 76; of 1024 KiB, of 192 and 72.
+Buckets are shorter between hosts than inside one, where messages take less time. The first one is
+sent shortly after backward begins: on slow links the time of a step is that of its messages plus
+the time before the first. The others are longer: on fast links the time of a step is that of the
+computation, to which each message adds 0.1 ms. ResNet-20, 16 images per rank, on 4 hosts: with
+buckets of 128 KiB a step takes 155 ms at 100 Mbit/s and 81 ms at 1 Gbit/s; with a first one of 128
+and others of 384 KiB, 158 and 80; with buckets of 512 KiB, 170 and 76; of 1024 KiB, 192 and 72.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules.executor import Scheduled
 
 VENDOR = "vendor"
-"""Name of the allreduce that the communicator brings along."""
+"""Name of the allreduce that the communicator itself provides."""
 SHORT = 8 << 10
-"""Length of arrays in B up to which rounds cost more than bytes."""
+"""Length of arrays in B up to which rounds take more time than bytes."""
 FEW = 8
-"""Hosts of a single rank up to which all of them talk to each other at once."""
+"""Number of hosts of a single rank up to which all of them exchange messages at once."""
 FIRST, OTHERS = 8, 3
-"""The first bucket has 1 / `FIRST` of the gradients, the others are `OTHERS` times as long."""
+"""The first bucket has 1 / `FIRST` of the gradients; the others are `OTHERS` times as long."""
 SHORTEST = 128 << 10
-"""Length of the shortest first bucket, in B: 1 ms at 1 Gbit/s."""
+"""Minimum length of the first bucket, in B: 1 ms at 1 Gbit/s."""
 
 
 def choose(hosts: Sequence[Hashable], nbytes: int, dtype: np.dtype) -> str:
-    """Name the allreduce for an array: "vendor" or one of `SCHEDULES`.
+    """Return the name of the allreduce for an array: "vendor" or one of `SCHEDULES`.
 
     >>> f32 = np.dtype("float32")
     >>> choose("aaaa", 2_600_000, f32), choose("aabb", 2_600_000, f32), choose("aabb", 64, f32)
@@ -58,7 +59,7 @@ def choose(hosts: Sequence[Hashable], nbytes: int, dtype: np.dtype) -> str:
 
 
 def schedule_for(hosts: Sequence[Hashable]) -> str | None:
-    """Name the schedule for long arrays; None inside a host, where the communicator's own does it.
+    """Return the name of the schedule for long arrays; None inside a host (the communicator's own).
 
     >>> schedule_for("aa"), schedule_for("aab"), schedule_for("abc")
     (None, 'hierarchical', 'direct')
@@ -80,16 +81,16 @@ def bucket_bytes(hosts: Sequence[Hashable], total: int, usual: int) -> tuple[int
     Parameters
     ----------
     hosts : sequence of hashable
-        What names the host of each rank.
+        Identifier of the host of each rank.
     total : int
-        Of all gradients, in B.
+        Length of all gradients, in B.
     usual : int
-        Inside a host, and the most between hosts.
+        Length inside a host, and maximum length between hosts, in B.
 
     Returns
     -------
     tuple of int
-        Of the first that backward completes, and of those that follow.
+        Length of the first bucket that backward completes, and of those that follow.
 
     >>> bucket_bytes("aa", 2_600_000, 1 << 20), bucket_bytes("ab", 2_600_000, 1 << 20)
     ((1048576,), (325000, 975000))
@@ -101,7 +102,7 @@ def bucket_bytes(hosts: Sequence[Hashable], total: int, usual: int) -> tuple[int
 
 
 def explain(hosts: Sequence[Hashable]) -> str:
-    """Say in words what the rule makes of the hosts.
+    """Describe the selection for these hosts in words.
 
     >>> explain("aabb")
     'hierarchical, vendor up to 8 KiB: there are 2 hosts of 2 ranks'
@@ -116,12 +117,12 @@ def explain(hosts: Sequence[Hashable]) -> str:
 
 
 def by_rule(comm: Communicator) -> Communicator:
-    """Let arrays be summed as the rule says. Collective: all ranks call it.
+    """Return a communicator that sums arrays by the rule. Collective: all ranks call it.
 
     Returns
     -------
     Communicator
-        `comm` itself where it follows the rule as it is: inside a host.
+        `comm` itself inside a host, where it already follows the rule.
     """
     if isinstance(comm, Ruled):
         return comm
@@ -130,12 +131,12 @@ def by_rule(comm: Communicator) -> Communicator:
 
 
 def without_rule(comm: Communicator) -> Communicator:
-    """Return the communicator that `by_rule` was given."""
+    """Return the communicator that was the argument of `by_rule`."""
     return comm.inner if isinstance(comm, Ruled) else comm
 
 
 class Ruled(Scheduled):
-    """Sum long arrays by a schedule, short ones as the communicator inside does.
+    """Sum long arrays by a schedule, and short ones by the inner communicator.
 
     Made by `by_rule`; groups that are split off follow the rule on their own hosts.
     """

@@ -1,12 +1,14 @@
-"""The words that schedules are made of: parts of an array, and what one rank does in a round.
+"""Elements of schedules: parts of an array, and the sends and receives of one rank in a round.
 
-A schedule is a generator. For one rank of a group it yields rounds; a round is what the rank sends
-and receives at the same time. In round 3 of a ring, the first being round 0, rank 2 of 4 says::
+A schedule is a generator. For one rank of a group it yields rounds; a round contains the messages
+that the rank sends and receives at the same time. In round 3 of a ring, the first being round 0,
+rank 2 of 4 yields::
 
     send(3, part(2, 4)), receive(1, part(1, 4))
 
-Parts are exact fractions of the array, so schedules neither know its length nor mind if it cannot
-be divided: parts of one array meet without gap or overlap, and a part of a part is a part.
+Parts are exact fractions of the array, so schedules are independent of its length and of whether
+it is divisible: the parts of an array cover it without gap or overlap, and a part of a part is a
+part.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ class Part(NamedTuple):
     stop: Fraction
 
     def elements(self, n: int) -> slice:
-        """Elements of an array of `n`: fractions are rounded down, on all ranks alike."""
+        """Return the elements of an array of `n`; fractions are rounded down on all ranks."""
         return slice(int(self.start * n), int(self.stop * n))
 
     def cut(self, index: int, pieces: int) -> Part:
-        """Piece `index`, counted modulo `pieces`, of this part cut into equal ones."""
+        """Return piece `index`, modulo `pieces`, of this part cut into `pieces` equal ones."""
         width = (self.stop - self.start) / pieces
         begin = self.start + width * (index % pieces)
         return Part(begin, begin + width)
@@ -38,7 +40,7 @@ ALL = Part(Fraction(0), Fraction(1))
 
 
 def part(index: int, pieces: int) -> Part:
-    """Piece `index`, counted modulo `pieces`, of the whole array.
+    """Return piece `index`, modulo `pieces`, of the whole array.
 
     >>> part(5, 4).elements(10)
     slice(2, 5, None)
@@ -54,9 +56,9 @@ class Step(NamedTuple):
     peer : int
         The other rank.
     send, receive : Part or None
-        What goes to the peer, what comes from it.
+        The part sent to the peer, and the part received from it.
     op : {"sum", "copy"}
-        Whether what comes is added to what is there or takes its place.
+        Whether the received values are added to the existing ones or replace them.
     """
 
     peer: int
@@ -66,14 +68,14 @@ class Step(NamedTuple):
 
 
 Round = tuple[Step, ...]
-"""What a rank does at the same time.
+"""The messages of a rank at the same time.
 
-What it sends are the values from before the round. What it adds is added when its sends are
-complete, in the order of the steps; so a part may be sent and added to in one round, but not be
-sent and copied over. The round of a rank ends when its sends and receives are complete. Ranks wait
-for each other only by receiving and by sending to one that does not receive yet; the first message
-from one rank to another meets the first receive there, the second the second, and so on. A rank
-may yield an empty round, which means nothing.
+The values sent are those from before the round. Received values are added when the sends of the
+rank are complete, in the order of the steps; so a part may be sent and added to in one round, but
+not sent and copied over. The round of a rank ends when its sends and receives are complete. Ranks
+wait for each other only by receiving, and by sending to a rank that does not receive yet; the k-th
+message from one rank to another matches the k-th receive there. A rank may yield an empty round,
+which has no effect.
 """
 
 
@@ -83,24 +85,24 @@ def send(to: int, what: Part) -> Step:
 
 
 def receive(source: int, what: Part) -> Step:
-    """Receive a part that takes the place of what is there."""
+    """Receive a part that replaces the existing values."""
     return Step(source, None, what, "copy")
 
 
 def add(source: int, what: Part) -> Step:
-    """Receive a part and add it to what is there."""
+    """Receive a part and add it to the existing values."""
     return Step(source, None, what, "sum")
 
 
 class Group(NamedTuple):
-    """The ranks that carry out a schedule, seen from one of them.
+    """The ranks that carry out a schedule, and the rank that the schedule is for.
 
     Attributes
     ----------
     rank : int
-        The one that asks, from 0.
+        The rank whose rounds are generated, from 0.
     hosts : tuple of hashable
-        What names the host of each rank.
+        Identifier of the host of each rank.
     """
 
     rank: int
@@ -121,4 +123,4 @@ class Group(NamedTuple):
 
 
 Rounds = Iterator[Round]
-"""What a schedule yields for one rank."""
+"""The type of a schedule's iterator of the rounds of one rank."""

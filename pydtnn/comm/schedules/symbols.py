@@ -1,4 +1,4 @@
-"""Carries out a schedule on symbols: sets of contributions, sums as text, whatever can be added."""
+"""Symbolic execution of a schedule: on sets of contributions, text, or any values with a sum."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pydtnn.comm.schedules.steps import ALL, Part
 from pydtnn.comm.schedules.timeline import Event, Message, Timeline
 
 V = TypeVar("V")
-"""What stands for the value of a chunk."""
+"""Type of the symbolic value of a chunk."""
 
 
 def carry_out(
     done: Timeline, values: list[list[V]], add: Callable[[Message, Part, V, V], V]
 ) -> Iterator[Event]:
-    """Carry out a schedule, in place.
+    """Carry out a schedule in place.
 
     Parameters
     ----------
     done : Timeline
         The schedule.
     values : list of lists
-        For each rank, what stands for the value of each of the `Timeline.chunks`.
+        For each rank, the symbolic value of each of the `Timeline.chunks`.
     add : callable
-        Makes a sum: ``add(message, chunk, what is there, what comes)``.
+        Returns a sum: ``add(message, chunk, existing value, received value)``.
 
     Yields
     ------
     Event
-        Each beginning and end of a round, after what it does to the values.
+        Each beginning and end of a round, after its effect on the values.
     """
     pieces = done.chunks
     first = {piece.start: i for i, piece in enumerate(pieces)} | {ALL.stop: len(pieces)}

@@ -1,7 +1,7 @@
-"""Which send meets which receive, and in what order the rounds of all ranks begin and end.
+"""Matching of sends and receives, and the order in which the rounds of all ranks begin and end.
 
-What the checker and the drawing share: the rounds of one rank say nothing about the others' until
-they are put side by side here.
+Shared by the checker and the drawing: the rounds of one rank contain no information about those of
+other ranks until they are combined here.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Place = tuple[int, int]
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot give every rank the sum; says in which round, and which ranks."""
+    """A schedule that cannot give every rank the sum; the text names the round and the ranks."""
 
 
 class Message(NamedTuple):
-    """What one rank sends and another receives.
+    """A message from one rank to another.
 
     Attributes
     ----------
     sender, sent : int
-        The rank that sends, and in which of its rounds.
+        The sending rank, and the number of its round.
     receiver, received : int
-        The rank that receives, and in which of its rounds.
+        The receiving rank, and the number of its round.
     part : Part
-        What is sent.
+        The part that is sent.
     op : {"sum", "copy"}
-        What the receiver does with it.
+        The operation of the receiver.
     row : int
-        When it can travel: in row 0 if it must wait for no other message, in row 1 if it must wait
-        for some of row 0, and so on. A row is what one calls a round of all ranks.
+        When it can be transferred: in row 0 if it depends on no other message, in row 1 if it
+        depends on some of row 0, and so on. A row is a round of all ranks.
     """
 
     sender: int
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 class Event(NamedTuple):
-    """The moment at which a round of a rank begins or ends, before the messages of `row`."""
+    """The beginning or end of a round of a rank, before the messages of `row`."""
 
     row: int
     rank: int
@@ -65,14 +65,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A plan as it is carried out.
+    """A plan with all messages matched and all events ordered.
 
     Attributes
     ----------
     events : list of Event
-        Every beginning and end, each after all that it must wait for.
+        Every beginning and end of a round, each after all events that it depends on.
     messages : list of Message
-        All messages by receiver, its rounds, and the order of their steps.
+        All messages, ordered by receiver, its rounds, and the steps in a round.
     """
 
     events: list[Event]
@@ -80,18 +80,18 @@ class Timeline:
 
     @cached_property
     def chunks(self) -> list[Part]:
-        """The pieces between all ends of parts: no message tells two elements of one apart."""
+        """The pieces between all ends of parts: a message contains all of a piece or nothing."""
         ends = {*ALL, *(end for message in self.messages for end in message.part)}
         return [Part(*pair) for pair in pairwise(sorted(ends))]
 
     @cached_property
     def rows(self) -> int:
-        """How many messages must wait for one another: the rounds of all ranks together."""
+        """Length of the longest chain of dependent messages: the rounds of all ranks together."""
         return max((message.row + 1 for message in self.messages), default=0)
 
 
 def show(part: Part) -> str:
-    """Write a part as the half-open interval that it is.
+    """Format a part as a half-open interval.
 
     >>> from pydtnn.comm.schedules.steps import part
     >>> show(part(1, 4))
@@ -106,12 +106,12 @@ def match(plan: Plan) -> list[Message]:
     Returns
     -------
     list of Message
-        By receiver, its rounds, and the order of their steps.
+        Ordered by receiver, its rounds, and the steps in a round.
 
     Raises
     ------
     ScheduleError
-        For a send or a receive that meets none, or two that meet and name different parts.
+        If a send or a receive has no match, or two that match specify different parts.
     """
     sends: dict[tuple[int, int], deque[tuple[int, Part]]] = defaultdict(deque)
     for rank, rounds in enumerate(plan):
@@ -150,15 +150,15 @@ def match(plan: Plan) -> list[Message]:
 
 
 def timeline(plan: Plan) -> Timeline:
-    """Let every rank carry out its rounds, each waiting only for the ranks that it speaks with.
+    """Carry out the rounds of every rank, each waiting only for the ranks it communicates with.
 
-    A round ends when each rank that it sends to or receives from has begun the round which that
-    message belongs to: nothing is assumed to be buffered.
+    A round ends when each rank that it sends to or receives from has begun the round to which that
+    message belongs: no buffering is assumed.
 
     Raises
     ------
     ScheduleError
-        As `match`; and where ranks would deadlock.
+        As `match`; and if ranks would deadlock.
     """
     messages = match(plan)
     peers: dict[Place, dict[Place, None]] = defaultdict(dict)
@@ -169,10 +169,10 @@ def timeline(plan: Plan) -> Timeline:
 
     events: list[Event] = []
     begun: dict[Place, int] = {}  # the row in which a round of a rank begins
-    # Of a round and those that it talks to: how many have not begun, and the last row of the others
+    # Of a round and those of its peers: the number not begun, and the last row of the others
     absent = {place: 1 + len(found) for place, found in talk.items()}
     latest: dict[Place, int] = defaultdict(int)
-    current = [-1] * len(plan)  # the round in which each rank is
+    current = [-1] * len(plan)  # the current round of each rank
     complete: list[tuple[int, int]] = []  # (row, rank) of the rounds that can end, as a heap
 
     def begin(rank: int, row: int) -> None:
@@ -214,7 +214,7 @@ def _deadlock(
     talk: dict[Place, list[Place]],
     begun: dict[Place, int],
 ) -> str:
-    """Say which ranks wait for each other: follow the wait of `rank` until it closes a circle."""
+    """Describe the ranks that wait for each other: follow the waits of `rank` to a cycle."""
     waits: dict[int, str] = {}
     while rank not in waits:
         here = rank, current[rank]

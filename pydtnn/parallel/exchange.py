@@ -112,7 +112,7 @@ class GradientExchange:
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
         self.local_samples = 1
-        self._aside: tuple[list[np.ndarray], int] | None = None  # one's own values and samples
+        self._aside: tuple[list[np.ndarray], int] | None = None  # this rank's values and samples
         self.requests: dict[int, Request] = {}
         self.under_way = Queue()
 

@@ -1,7 +1,7 @@
-"""Codes of any number of bits, laid out in bytes without a gap.
+"""Codes of any number of bits, packed in bytes without gaps.
 
-Eight codes of `width` bits are `width` bytes. So codes are looked at as rows of eight, and every
-column of bytes is put together from the few columns of codes that overlap it.
+Eight codes of `width` bits occupy `width` bytes. Codes are therefore processed in rows of eight,
+and each column of bytes is computed from the few columns of codes that overlap it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import numpy as np
 
 
 def pack_bits(codes: np.ndarray, width: int) -> np.ndarray:
-    """Pack codes, the most significant bit first; those of 8, 16 or 32 bits are left as they are.
+    """Pack codes, the most significant bit first; those of 8, 16 or 32 bits are unchanged.
 
     Parameters
     ----------
     codes : ndarray (n,) of unsigned integers below ``2**width``
     width : int
-        Bits of a code, 1 to 32.
+        Bits per code, 1 to 32.
 
     Returns
     -------
@@ -34,12 +34,12 @@ def pack_bits(codes: np.ndarray, width: int) -> np.ndarray:
     packed = np.zeros((len(rows), width), np.uint8)
     for byte, column, left in _overlaps(width):
         shifted = rows[:, column] << left if left >= 0 else rows[:, column] >> -left
-        packed[:, byte] |= shifted.astype(np.uint8)  # which keeps the lowest 8 bits
+        packed[:, byte] |= shifted.astype(np.uint8)  # keeps the lowest 8 bits
     return packed.reshape(-1)[: -(-codes.size * width // 8)]
 
 
 def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
-    """Return the `count` codes that were packed, as the smallest unsigned integers they fit."""
+    """Return the `count` packed codes in the smallest sufficient unsigned integer type."""
     dtype = code_type(width)
     if width in (8, 16, 32):
         return packed.view(dtype)
@@ -54,15 +54,15 @@ def unpack_bits(packed: np.ndarray, width: int, count: int) -> np.ndarray:
 
 
 def code_type(width: int) -> np.dtype:
-    """Return the smallest unsigned integers of at least so many bits."""
+    """Return the smallest unsigned integer type of at least `width` bits."""
     return np.dtype("uint8" if width <= 8 else "uint16" if width <= 16 else "uint32")
 
 
 def _overlaps(width: int) -> list[tuple[int, int, int]]:
-    """Every byte and code of a row that share bits, and how far the code is left of the byte.
+    """Return the pairs of byte and code of a row that share bits, and the shift to the left.
 
     Code `column` is bits ``[width column, width (column + 1))`` of the row, byte `byte` is bits
-    ``[8 byte, 8 byte + 8)``; shifted left by the difference of their ends it meets the byte.
+    ``[8 byte, 8 byte + 8)``; a left shift by the difference of their ends aligns the two.
     """
     return [
         (byte, column, 8 * (byte + 1) - width * (column + 1))

@@ -35,9 +35,9 @@ class Compressor:
         (n,) float32 or float64, not empty, without padding; they cannot be written. Parts may be
         views of them; other arrays must not be written again.
     restore : callable
-        ``restore(parts, out, context)`` adds what the parts mean to `out` (n,), of the type of `x`,
-        in place. If `x` is not finite but the restored values are, floats among the parts are set
-        to NaN, so that the sum is not finite.
+        ``restore(parts, out, context)`` adds the restored gradients to `out` (n,), of the type of
+        `x`, in place. If `x` is not finite but the restored values are, floats among the parts are
+        set to NaN, so that the sum is not finite.
     feedback : bool
         Error feedback: add the compression error to the rank's next gradients. With ``x = g + e``,
         `x` is compressed and ``e = x - restored``, so that every gradient is sent eventually.
@@ -152,12 +152,12 @@ class CompressedSums(LossySums):
             self._forget(kept, parts, context)
             return Chain(self._reduce(kept, bucket.grads, parts, context))
         request = Chain(self._gather(kept, bucket.grads, parts, context))
-        self._forget(kept, parts, context)  # while the messages are under way
+        self._forget(kept, parts, context)  # while the messages are in progress
         return request
 
     def _compress(self, x: np.ndarray, context: Context) -> Parts:
         """Call the compressor and check what it returns."""
-        with np.errstate(all="ignore"):  # what is not finite shows in the next loss
+        with np.errstate(all="ignore"):  # values that are not finite appear in the next loss
             parts = self.compressor.compress(x, context)
         if not isinstance(parts, tuple) or not all(
             isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
@@ -252,12 +252,12 @@ class CompressedSums(LossySums):
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Whether elements are floats, those of ml_dtypes among them, which are "V" to NumPy."""
+    """Return whether a type is floating-point; NumPy's kind of those of ml_dtypes is "V"."""
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
 def _has_schedule(comm: Communicator) -> bool:
-    """Whether a communicator's sums follow a schedule."""
+    """Return whether a communicator's sums follow a schedule."""
     while isinstance(comm, Wrapper):
         if isinstance(comm, Scheduled):
             return True

@@ -1,4 +1,4 @@
-"""Gradients as shorter floating-point numbers."""
+"""Compression of gradients to floating-point numbers of fewer bits."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ SumsOf = Callable[[Communicator], CompressedSums]
 
 
 def float16(*, scale: float = 1.0, feedback: bool = False, seed: int = 0) -> SumsOf:
-    """Send halves: 5 bits of exponent, 10 of mantissa. They are added in that type.
+    """Send float16: 5 bits of exponent, 10 of mantissa. Sums are computed in that type.
 
-    What is finite stays so, also in the sum: the values of each of P ranks end at 65504 / P, or a
-    little below, at ``65504 / P / (1 + 2**-11)**(P - 1)``, as partial sums may be rounded up. What
-    is infinite or NaN stays so. Numbers below 6.1e-5 lose precision and those below 3e-8 are 0;
-    `scale` moves that.
+    Finite values and their sums stay finite: the values of each of P ranks are clipped to 65504 / P
+    or slightly less, ``65504 / P / (1 + 2**-11)**(P - 1)``, as partial sums may be rounded up.
+    Infinite values and NaN are preserved. Numbers below 6.1e-5 lose precision and those below 3e-8
+    become 0; `scale` shifts these limits.
 
     Parameters
     ----------
     scale : float
-        What gradients are multiplied by on the way; a power of two is exact.
+        Factor on gradients in messages; a power of two is exact.
     feedback, seed
-        See `Compressor`. What a rank rounds off is fed back; what the additions round off, at most
-        ``2**-11`` of a partial sum each, is lost.
+        See `Compressor`. The rounding error of a rank's gradients is fed back; that of the
+        additions, at most ``2**-11`` of a partial sum each, is not.
     """
     scale = number("float16", "scale", scale, at_least=1e-30, at_most=1e30)
     return partial(_added, Format(5, 10), np.dtype("float16"), scale, feedback, seed)
 
 
 def bfloat16(*, feedback: bool = False, seed: int = 0) -> SumsOf:
-    """Send bfloat16: as large and as small as float32, 7 bits of mantissa.
+    """Send bfloat16: the range of float32, 7 bits of mantissa.
 
-    What is finite stays so, as in `float16`.
+    Finite values stay finite, as in `float16`.
 
     Parameters
     ----------
     feedback, seed
-        As in `float16`, with at most ``2**-8`` of a partial sum lost in each addition.
+        As in `float16`, with an error of at most ``2**-8`` of a partial sum in each addition.
     """
     from ml_dtypes import bfloat16 as dtype
 
@@ -61,9 +61,9 @@ def _added(
     seed: int,
     comm: Communicator,
 ) -> CompressedSums:
-    """Make sums of floats of a format, which the communicator adds as elements of type `dtype`."""
+    """Create sums of floats of a format, which the communicator adds with type `dtype`."""
     limit = _limit(form, comm.size)
-    by_numpy = dtype != np.dtype("float16")  # ten times as slow where most are subnormal
+    by_numpy = dtype != np.dtype("float16")  # ten times slower if most are subnormal
 
     def compress(x: np.ndarray, context: Context) -> Parts:
         x = _scaled(bounded(x, limit / scale), scale)
@@ -83,11 +83,10 @@ def _added(
 
 
 def _limit(form: Format, size: int) -> float:
-    """Return a number of the format of which `size` add up to a finite one, in whatever order.
+    """Return the limit on values of a format so that the sum of `size` is finite, in any order.
 
-    Rounding is monotonic, so no values up to the limit have a larger sum than the limit itself
-    taken `size` times. Each of the ``size - 1`` additions makes it larger by at most half a unit of
-    the last place.
+    Rounding is monotonic, so values up to the limit have at most the sum of `size` times the limit.
+    Each of the ``size - 1`` additions increases it by at most half a unit in the last place.
     """
     limit = form.largest / size / (1 + 2.0 ** -(form.mantissa + 1)) ** (size - 1)
     nearest = float(form.decode(form.encode(np.array([limit])), np.dtype("float64"))[0])
@@ -100,8 +99,8 @@ def _scaled(x: np.ndarray, scale: float) -> np.ndarray:
 
 
 def bounded(x: np.ndarray, limit: float) -> np.ndarray:
-    """Return `x` with what is finite at most `limit`."""
-    if np.max(x) <= limit and np.min(x) >= -limit:  # neither, if there is a NaN
+    """Return `x` with finite values clipped to ``[-limit, limit]``."""
+    if np.max(x) <= limit and np.min(x) >= -limit:  # both are false if there is a NaN
         return x
     return np.where(np.isfinite(x), np.clip(x, -limit, limit), x)
 
@@ -109,19 +108,20 @@ def bounded(x: np.ndarray, limit: float) -> np.ndarray:
 def any_float(
     exponent: int, mantissa: int, *, scaled: bool = True, feedback: bool = False, seed: int = 0
 ) -> Compressor:
-    """Send floats of `exponent` and `mantissa` bits and a sign, packed without a gap.
+    """Send floats of `exponent` and `mantissa` bits and a sign, packed without gaps.
 
-    What is finite stays so: it ends at the largest number of the format. What is infinite or NaN
-    stays so.
+    Finite values stay finite: they are clipped to the largest number of the format. Infinite values
+    and NaN are preserved.
 
     Parameters
     ----------
     exponent, mantissa : int
-        Bits, see `Format`.
+        Numbers of bits; see `Format`.
     scaled : bool
-        Whether each rank multiplies a bucket's gradients by the power of two that brings the
-        greatest to the top of the format, and sends that, too. Without, formats with few exponent
-        bits have nothing so small as a gradient: of (4, 3) the smallest number is 0.002.
+        Whether each rank multiplies a bucket's gradients by the power of two that moves the
+        largest to the upper end of the format's range, and sends the exponent, too. Otherwise most
+        gradients underflow in formats with few exponent bits: the smallest number of (4, 3) is
+        0.002.
     feedback, seed
         See `Compressor`.
     """
@@ -140,7 +140,7 @@ def any_float(
 
 
 def _power(x: np.ndarray, form: Format) -> int:
-    """The greatest power of two by which `x` stays below twice the greatest power of a format."""
+    """Return the largest exponent e for which ``2**e |x|`` is below ``2**(bias + 1)``."""
     greatest = float(max(np.max(x), -np.min(x)))
     if not 0 < greatest < math.inf:
         return 0
@@ -148,5 +148,5 @@ def _power(x: np.ndarray, form: Format) -> int:
 
 
 def _times_power(x: np.ndarray, power: int) -> np.ndarray:
-    """Return ``x 2**power``; also where the power itself would not be finite, which is slower."""
+    """Return ``x 2**power``, by a slower method if ``2**power`` is out of range."""
     return _scaled(x, 2.0**power) if abs(power) <= 126 else np.ldexp(x, power)

@@ -1,14 +1,14 @@
-"""Floats of e exponent and m mantissa bits, as IEEE 754 would have them.
+"""Floating-point formats of e exponent and m mantissa bits, after IEEE 754.
 
-A code is a sign, `e` bits of exponent with bias ``2**(e - 1) - 1`` and `m` bits of mantissa. The
-exponent 0 has subnormal numbers, the highest one infinity and NaN: (5, 10) is float16, (8, 7) is
-bfloat16. Values are rounded to the nearest, ties to the even one.
+A code is a sign, `e` bits of exponent with bias ``2**(e - 1) - 1`` and `m` bits of mantissa.
+Exponent 0 encodes subnormal numbers, the highest exponent infinity and NaN: (5, 10) is float16,
+(8, 7) is bfloat16. Values are rounded to nearest, ties to even.
 
-Rounding is left to an addition: for ``2**E <= |x| < 2**(E + 1)`` the result is a multiple of
-``2**(E - m)``. With M mantissa bits in the machine's type, these are exactly the numbers that the
-machine has between ``c = 2**(E - m + M)`` and ``2 c``: the low bits of ``|x| + c`` are the rounded
-mantissa, and for subnormal results `E` must merely not fall further. So no step meets a subnormal
-number of the machine, which processors may be slow at.
+Rounding is done by an addition: for ``2**E <= |x| < 2**(E + 1)`` the result is a multiple of
+``2**(E - m)``. With M mantissa bits in the machine's type, these are exactly the numbers of
+that type between ``c = 2**(E - m + M)`` and ``2 c``: the low bits of ``|x| + c`` are the rounded
+mantissa, and for subnormal results `E` is bounded below. No intermediate result is a subnormal
+number of the machine's type, with which processors may be slow.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pydtnn.parallel.compression.bits import code_type
 from pydtnn.utils.validate import whole
 
 CHUNK = 2**15
-"""Elements that are encoded at a time: few enough for what is computed of them to stay in cache."""
+"""Elements that are encoded at a time; small enough for intermediate results to stay in cache."""
 
 
 class _Machine(NamedTuple):
-    """How a type of the machine is laid out."""
+    """Layout of a floating-point type of the machine."""
 
     integer: type[np.unsignedinteger]
     mantissa: int
@@ -65,17 +65,17 @@ class Format:
 
     @property
     def width(self) -> int:
-        """Bits of a code."""
+        """Number of bits of a code."""
         return 1 + self.exponent + self.mantissa
 
     @property
     def bias(self) -> int:
-        """What is subtracted from an exponent's code."""
+        """Number that is subtracted from the code of an exponent."""
         return 2 ** (self.exponent - 1) - 1
 
     @property
     def infinity(self) -> int:
-        """Code of infinity, below which are the finite numbers and above which is NaN."""
+        """Code of infinity; those of finite numbers are below, those of NaN above."""
         return (2**self.exponent - 1) << self.mantissa
 
     @property
@@ -84,7 +84,7 @@ class Format:
         return (2 - 2.0**-self.mantissa) * 2.0**self.bias
 
     def encode(self, x: np.ndarray) -> np.ndarray:
-        """Round to the nearest code; what is finite stays so, at most `largest`.
+        """Round to the nearest code; finite values are clipped to `largest`.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class Format:
         Returns
         -------
         ndarray of uint8, uint16 or uint32
-            The smallest that hold a code.
+            The smallest type that holds a code.
         """
         codes = np.empty(x.size, code_type(self.width))
         for start in range(0, x.size, CHUNK):
@@ -105,7 +105,7 @@ class Format:
         integer, sign = machine.integer, machine.integer(1 << (8 * x.itemsize - 1))
         magnitude = x.view(integer) & (sign - integer(1))
         drop = machine.mantissa - self.mantissa
-        if self.bias == machine.bias:  # the same exponents: round what is dropped, as an integer
+        if self.bias == machine.bias:  # same exponents: round the dropped bits as an integer
             odd = (magnitude >> integer(drop)) & integer(1)
             codes = (magnitude + odd + integer((1 << (drop - 1)) - 1)) >> integer(drop)
         else:
@@ -115,8 +115,8 @@ class Format:
             with np.errstate(over="ignore", invalid="ignore"):
                 c = (exponent + integer(drop << machine.mantissa)).view(x.dtype)
                 rounded = (magnitude.view(x.dtype) + c).view(integer)
-            # |x| / 2**(E - m) has the leading 1, which makes up for the exponent's code counting
-            # from 1; where rounding reached 2**(E + 1) it carries into the exponent.
+            # |x| / 2**(E - m) contains the leading 1, which compensates for codes of exponents
+            # that start at 1; if rounding reaches 2**(E + 1), it carries into the exponent.
             codes = rounded & integer((1 << machine.mantissa) - 1)
             codes += (exponent - lowest) >> integer(drop)
         largest = float(np.max(magnitude.view(x.dtype), initial=0))
@@ -126,14 +126,14 @@ class Format:
         return codes | negative
 
     def _out_of_range(self, codes: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-        """Correct the codes of what is not finite, or larger than `largest`."""
+        """Correct the codes of values that are not finite or larger than `largest`."""
         codes = np.where(magnitude > self.largest, self.infinity - 1, codes)
         codes = np.where(np.isinf(magnitude), self.infinity, codes)
         codes = np.where(np.isnan(magnitude), self.infinity + 1, codes)
         return codes
 
     def decode(self, codes: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Return the numbers that are meant, exactly, as float32 or float64."""
+        """Return the exact values of codes as float32 or float64."""
         if self.width <= 16:
             return np.take(self._tables[dtype], codes)
         return self._decode(codes, dtype)
@@ -160,6 +160,6 @@ class Format:
 
     @cached_property
     def _tables(self) -> dict[np.dtype, np.ndarray]:
-        """The numbers of all codes, for codes of at most 16 bits."""
+        """Values of all codes, for codes of at most 16 bits."""
         codes = np.arange(2**self.width, dtype="uint32")
         return {dtype: self._decode(codes, dtype) for dtype in _MACHINE}

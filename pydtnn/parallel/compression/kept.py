@@ -1,4 +1,4 @@
-"""What is kept of a bucket between steps: its gradients without padding, and what was not sent."""
+"""Buffers of a bucket between steps: its gradients without padding, and the compression error."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pydtnn.layers.parameters import Bucket
 
 
 class Kept:
-    """The gradients of a bucket, put together without the padding between parameters.
+    """The gradients of a bucket, contiguous, without the padding between parameters.
 
     Parameters
     ----------
     bucket : Bucket
     feedback : bool
-        Whether `x` keeps what is left in it, to be added to the next gradients.
+        Whether the next gradients are added to `x`, which contains the compression error.
 
     Attributes
     ----------
     sizes : tuple of int
         Lengths of the parameters.
     x : ndarray (n,)
-        What is to be compressed; between steps the error, with feedback.
+        Values to compress; with feedback, the compression error between steps.
     total : ndarray (n,)
-        Space for what is restored.
+        Buffer for restored values.
     """
 
     def __init__(self, bucket: Bucket, feedback: bool) -> None:
         self.feedback = feedback
         self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
-        self._runs: list[tuple[slice, slice]] = []  # stretches without padding: theirs and ours
+        self._runs: list[tuple[slice, slice]] = []  # without padding: in the bucket, in `x`
         size = 0
         for entry in bucket.parameters:
             there, here = entry.slice, slice(size, size + entry.slice.stop - entry.slice.start)
@@ -46,7 +46,7 @@ class Kept:
         self.total = np.empty_like(self.x)
 
     def take(self, grads: np.ndarray) -> np.ndarray:
-        """Put a bucket's gradients into `x`, added to the error, and return it for reading."""
+        """Copy a bucket's gradients to `x`, added to the error; return a read-only view of it."""
         for there, here in self._runs:
             if self.feedback:
                 self.x[here] += grads[there]
@@ -57,12 +57,12 @@ class Kept:
         return read_only
 
     def give(self, grads: np.ndarray) -> None:
-        """Put `total` into a bucket's gradients."""
+        """Copy `total` to a bucket's gradients."""
         for there, here in self._runs:
             grads[there] = self.total[here]
 
     def errors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name the error of each parameter, if there is feedback."""
+        """Yield the name and compression error of each parameter, with feedback."""
         if self.feedback:
             for name, (here, shape) in self._places.items():
                 yield f"error/{name}", self.x[here].reshape(shape)

@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices as products of two thin ones."""
+"""PowerSGD: gradients of matrices as products of two matrices of low rank."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def power_sgd(*, rank: int = 2, seed: int = 0) -> Callable[[Communicator], Power
     Parameters
     ----------
     rank : int
-        Columns. Matrices that would not become smaller, and vectors, are sent as they are.
+        Number of columns. Vectors, and matrices that would not become smaller, are sent
+        uncompressed.
     seed : int
-        Of the first step's random matrices.
+        Seed of the random matrices of the first step.
     """
     return partial(PowerSGD, rank=whole("power_sgd", "rank", rank, at_least=1), seed=seed)
 
@@ -36,7 +37,7 @@ class Matrix:
     Parameters
     ----------
     entry : Entry
-        Of shape (n, ...), seen as (n, m).
+        Parameter of shape (n, ...), reshaped to (n, m).
     dtype : numpy.dtype
     rank, seed : int
     size : int
@@ -45,16 +46,16 @@ class Matrix:
     Attributes
     ----------
     error : ndarray (n, m)
-        What this rank has not sent yet.
+        Compression error: the part of the gradients that this rank has not sent.
     q : ndarray (m, r)
-        Of the last step: the first guess for the next one.
+        Right factor of the last step: the initial value of the next one.
     """
 
     def __init__(self, entry: Entry, dtype: np.dtype, rank: int, seed: int, size: int = 1) -> None:
         n, m = matrix_shape(entry)
         largest = float(np.finfo(dtype).max)
         self._largest_p = largest**0.5 / size
-        self._largest_q = largest / (2 * rank * size)  # so that no entry of p q^T is infinite
+        self._largest_q = largest / (2 * rank * size)  # keeps entries of p q^T finite
         self.entry = entry
         self.error = np.zeros((n, m), dtype)
         self.q = np.empty((m, rank), dtype)
@@ -62,32 +63,32 @@ class Matrix:
         self._guess()
 
     def _guess(self) -> None:
-        """Begin with random directions, the same on all ranks."""
+        """Initialize `q` with random directions, the same on all ranks."""
         self.q[...] = self._draws.shared_random.standard_normal(self.q.shape)
 
     def project(self, grads: np.ndarray, p: np.ndarray) -> None:
-        """Add the gradient, one of a bucket's, to the error; multiply by the last `q`, into `p`."""
+        """Add the gradient to the error, multiply it by the last `q`, and write that to `p`."""
         self.error += grads[self.entry.slice].reshape(self.error.shape)
         greatest = np.max(np.abs(self.q))
         if not np.isfinite(greatest):
             self._guess()
-        elif greatest > 0:  # so that no product overflows; where all is 0, any directions will do
+        elif greatest > 0:  # prevents overflow; if all are 0, any directions are valid
             self.q /= greatest
         np.matmul(self.error, self.q, out=p)
         if not _within(p, self._largest_p) and is_finite(self.error):
-            # Only the directions matter: a product that is huge, but not the largest of numbers.
+            # Only the directions matter: scale the product below the largest number.
             np.matmul(self.error / np.abs(self.error).max(), self.q, out=p)
             p *= self._largest_p / np.abs(p).max()
 
     def project_back(self, p: np.ndarray, q: np.ndarray) -> None:
-        """Multiply by the directions of the summed `p`, made orthonormal, into `q` (m, r).
+        """Multiply the error by an orthonormal basis of the summed `p`, into `q` (m, r).
 
-        So this rank sends ``p q^T = p p^T error``, and what is left of the error is the rest.
+        This rank thereby sends ``p q^T = p p^T error``, which is subtracted from the error.
         """
         self.directions, _ = np.linalg.qr(p)
         np.matmul(self.error.T, self.directions, out=q)
         if not _within(q, self._largest_q) and is_finite(self.error) and is_finite(p):
-            # The sum would be infinite. Less is sent, and the error keeps the rest.
+            # The sum would be infinite: send less, and keep the rest in the error.
             greatest = float(np.abs(self.error).max())
             np.matmul((self.error / greatest).T, self.directions, out=q)
             q *= min(greatest, self._largest_q / float(np.abs(q).max()))
@@ -95,23 +96,23 @@ class Matrix:
         forget_if_not_finite(self.error)
 
     def finish(self, grads: np.ndarray, q: np.ndarray) -> None:
-        """Put the sum over all ranks into the gradient."""
+        """Write the sum over all ranks to the gradient."""
         self.q[...] = q
         np.matmul(self.directions, q.T, out=grads[self.entry.slice].reshape(self.error.shape))
 
 
 def _within(array: np.ndarray, limit: float) -> bool:
-    """Whether all elements are finite and at most so large."""
+    """Return whether all elements are finite and in ``[-limit, limit]``."""
     return bool(np.max(array) <= limit and np.min(array) >= -limit)
 
 
 class _Bucket:
-    """A bucket's matrices and the rest of it, and the two messages that they travel in.
+    """A bucket's matrices, its other parameters, and the buffers of its two messages.
 
     Attributes
     ----------
     first : ndarray
-        ``p`` of each matrix, then what is sent as it is.
+        ``p`` of each matrix, then the uncompressed gradients.
     second : ndarray
         ``q`` of each matrix.
     """
@@ -152,13 +153,13 @@ class _Bucket:
 
 
 def matrix_shape(entry: Entry) -> tuple[int, int]:
-    """Rows and columns of a parameter: its first axis, and all others."""
+    """Return the rows (the first axis) and columns (all others) of a parameter."""
     size, rows = prod(entry.shape), (entry.shape or (1,))[0]
     return rows, size // max(rows, 1)
 
 
 def _cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Iterator[np.ndarray]:
-    """Cut views of these shapes off an array, one after the other."""
+    """Yield consecutive views of an array with these shapes."""
     begin = 0
     for shape in shapes:
         yield flat[begin : begin + prod(shape)].reshape(shape)
@@ -166,13 +167,13 @@ def _cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Iterator[np.nda
 
 
 class PowerSGD(LossySums):
-    """Sums of matrices of low rank, which two allreduces find: one step of a power iteration.
+    """Sums of matrices of low rank by two allreduces: one step of a power iteration.
 
-    With the gradient of each rank, plus what it has not sent yet, as the matrix ``M``::
+    With ``M`` the gradient of each rank plus its compression error::
 
-        p = orthonormal basis of sum(M q)       q of the step before, the first one random
+        p = orthonormal basis of sum(M q)       q of the previous step; at first random
         q = sum(M^T p)
-        sum of gradients = p q^T                each rank keeps M - p p^T M
+        sum of gradients = p q^T                error of each rank: M - p p^T M
 
     Parameters
     ----------
@@ -196,12 +197,12 @@ class PowerSGD(LossySums):
         self._last: dict[int, Request] = {}
 
     def prepare(self, buckets: tuple[Bucket, ...]) -> None:
-        """Start without errors. Collective: all ranks call it."""
+        """Initialize errors with 0. Collective: all ranks call it."""
         is_new = self.group is self.comm
         super().prepare(buckets)
         if is_new:
-            # First and second messages of several buckets are under way at the same time, and each
-            # kind has its own order.
+            # First and second messages of several buckets are pending at the same time, and
+            # each of the two kinds is ordered separately.
             self.seconds = self.comm.split(0)
         self._buckets = {b.index: _Bucket(b, self.rank, self.seed, self.comm.size) for b in buckets}
         self._last.clear()
@@ -214,7 +215,7 @@ class PowerSGD(LossySums):
             self.seconds = self.comm
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name the error and the last `q` of each matrix."""
+        """Yield the names and arrays of the error and the last `q` of each matrix."""
         for bucket in self._buckets.values():
             for matrix in bucket.matrices:
                 yield f"error/{matrix.entry.name}", matrix.error
@@ -222,7 +223,7 @@ class PowerSGD(LossySums):
 
     def send(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""
-        if bucket.index in self._last:  # with delayed gradients; its `q` is the first guess now
+        if bucket.index in self._last:  # delayed gradients: wait for its `q`
             self._last[bucket.index].wait()
         self.steps[bucket.index] += 1
         request = Chain(self._sum(self._buckets[bucket.index], bucket.grads), self._queue)
@@ -230,8 +231,8 @@ class PowerSGD(LossySums):
         return request
 
     def _sum(self, bucket: _Bucket, grads: np.ndarray) -> Iterator[Request]:
-        """Sum a bucket in two messages; the second ones are started in one order on all ranks."""
-        with np.errstate(all="ignore"):  # what is not finite shows in the next loss
+        """Sum a bucket in two messages; all ranks start the second ones in the same order."""
+        with np.errstate(all="ignore"):  # values that are not finite appear in the next loss
             bucket.fill_first(grads)
         yield self.group.iallreduce(bucket.first)
         with np.errstate(all="ignore"):

@@ -1,6 +1,6 @@
-"""Gradients as small integers or signs, with a scale for each block of neighbours.
+"""Compression of gradients to 8-bit integers or signs, with one scale per block.
 
-A block never reaches from one parameter into the next, whose gradients may be of another size.
+Blocks do not cross parameters, as magnitudes of gradients differ between parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEVELS = 127
 
 
 class _Blocks(NamedTuple):
-    """Where blocks begin, and how long they are."""
+    """Offsets and lengths of blocks."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -26,29 +26,29 @@ class _Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _blocks(sizes: tuple[int, ...], block: int) -> _Blocks:
-    """Cut parameters of these sizes into blocks, of which the last one of each may be shorter."""
+    """Split parameters of these sizes into blocks; the last one of each may be shorter."""
     lengths = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
     return _Blocks(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
 
 
 def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compressor:
-    """Send ``x / (scale / 127)`` rounded up or down at random, right in the mean, as int8.
+    """Send ``x / (scale / 127)`` as int8, rounded up or down at random, without bias.
 
-    The scale is the greatest ``|x|`` of a block, and is sent, too. The probability of each
-    neighbour is right to ``2**-16``, so ``E[restored] = x`` to ``2**-17`` of a level. A block that
-    is not finite does not become so: its scale is not.
+    The scale is the largest ``|x|`` of a block, and is sent, too. Probabilities have a resolution
+    of ``2**-16``, so ``E[restored] = x`` within ``2**-17`` of a level. A block with infinite values
+    or NaN is restored to values that are not finite, as its scale is not.
 
     Parameters
     ----------
     block : int
-        At most so many neighbours share a scale.
+        Maximum number of neighbours with a common scale.
     feedback, seed
         See `Compressor`.
 
     References
     ----------
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
-    NeurIPS 2017, section 3.1 (with the greatest value as the norm, section 4).
+    NeurIPS 2017, section 3.1 (with the largest value as the norm, section 4).
     """
     block = whole("int8", "block", block, at_least=1)
 
@@ -67,7 +67,7 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
         levels, scales = parts
         lengths = _blocks(context.sizes, block).lengths
         values = levels * np.repeat(scales / LEVELS, lengths)
-        small = scales < LEVELS * np.finfo(scales.dtype).tiny  # divided, they lose what they are
+        small = scales < LEVELS * np.finfo(scales.dtype).tiny  # subnormal if divided: imprecise
         if small.any():
             values = np.where(np.repeat(small, lengths), _small(levels, scales, lengths), values)
         out += values
@@ -76,22 +76,22 @@ def int8(*, block: int = 512, feedback: bool = False, seed: int = 0) -> Compress
 
 
 def _small(levels: np.ndarray, scales: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return what levels mean, divided last: right for small scales, too large for others."""
+    """Return restored values, divided last: exact for small scales, may overflow for others."""
     return levels * np.repeat(scales, lengths) / scales.dtype.type(LEVELS)
 
 
 def sign(*, block: int = 128, feedback: bool = True, seed: int = 0) -> Compressor:
     """Send the sign of each value as one bit, and the mean of ``|x|`` of each block.
 
-    0 counts as positive. A block that is not finite becomes NaN or infinite.
+    0 counts as positive. A block with infinite values or NaN is restored to infinite values or NaN.
 
     Parameters
     ----------
     block : int
-        At most so many neighbours share a scale.
+        Maximum number of neighbours with a common scale.
     feedback, seed
-        See `Compressor`. Without feedback, training follows another direction than the gradient's,
-        and need not converge (Karimireddy et al. 2019, section 3).
+        See `Compressor`. Without feedback, updates do not follow the gradient, and training may
+        not converge (Karimireddy et al. 2019, section 3).
 
     References
     ----------

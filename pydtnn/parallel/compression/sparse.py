@@ -1,4 +1,4 @@
-"""A few of the gradients, as they are."""
+"""Compression of gradients to a subset of the values, unchanged."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from pydtnn.utils.validate import number
 
 
 def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compressor:
-    """Send the `share` of each bucket with the greatest ``|x|``, as indices and values.
+    """Send the `share` of each bucket with the largest ``|x|``, as indices and values.
 
-    At least one value. What is not finite is sent first.
+    At least one value is sent. Infinite values and NaN are sent first.
 
     Parameters
     ----------
     share : float
-        Above 0, at most 1.
+        Fraction of values that are sent, in (0, 1].
     feedback, seed
-        See `Compressor`. Without feedback, what is never among the greatest is never learned.
+        See `Compressor`. Without feedback, values that are never among the largest are never
+        sent.
 
     References
     ----------
@@ -45,16 +46,16 @@ def top_k(*, share: float = 0.01, feedback: bool = True, seed: int = 0) -> Compr
 
 
 def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Compressor:
-    """Send a random `share` of each bucket, the same on all ranks; only values travel, and add up.
+    """Send a random `share` of each bucket: an allreduce of values, without indices.
 
-    With feedback, values are sent as they are; without, they are divided by the share of those that
-    are sent, so that the mean is right, but the variance 1 / share times as large. Where gradients
-    are not finite, all values that are sent become NaN.
+    All ranks send the same elements. With feedback, values are unchanged; without, they are divided
+    by the fraction that is sent: unbiased, with a variance 1 / `share` times as large. If gradients
+    are infinite or NaN, all values that are sent become NaN.
 
     Parameters
     ----------
     share : float
-        Above 0, at most 1; at least one value is sent.
+        Fraction of values that are sent, in (0, 1]; at least one value is sent.
     feedback, seed
         See `Compressor`.
 
@@ -72,7 +73,7 @@ def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Com
 
     def restore(parts: Parts, out: np.ndarray, context: Context) -> None:
         factor = 1 if feedback else out.size / _count(share, out.size)
-        # A little less than what becomes infinite, as the product is rounded.
+        # Slightly below the overflow threshold, as the product is rounded.
         values = bounded(parts[0], float(np.finfo(out.dtype).max) / factor * (1 - 1e-6))
         out[chosen(out.size, context)] += values * out.dtype.type(factor)
 
@@ -80,5 +81,5 @@ def random_k(*, share: float = 0.1, feedback: bool = True, seed: int = 0) -> Com
 
 
 def _count(share: float, size: int) -> int:
-    """How many of `size` values are sent."""
+    """Return how many of `size` values are sent."""
     return min(max(math.ceil(share * size), 1), size)

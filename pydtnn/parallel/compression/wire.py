@@ -1,4 +1,4 @@
-"""Bytes on the wire: several arrays in one message, and messages from each rank to all others."""
+"""Messages of several arrays, and messages from each rank to all others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lengths = Sequence[int] | np.ndarray
 
 
 def pack(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Lay arrays one after the other, each at a multiple of its element size.
+    """Concatenate the bytes of arrays, each at a multiple of its element size.
 
     Returns
     -------
@@ -29,12 +29,12 @@ def pack(parts: Sequence[np.ndarray]) -> np.ndarray:
 def unpack(
     packed: np.ndarray, like: Sequence[np.ndarray], lengths: Lengths
 ) -> tuple[np.ndarray, ...]:
-    """Find the arrays again, as views.
+    """Return the packed arrays, as views.
 
     Parameters
     ----------
     packed : ndarray of uint8
-        What `pack` made, or place for it, aligned as NumPy aligns arrays of its own.
+        Result of `pack`, or an empty array of that length, aligned as NumPy aligns new arrays.
     like : sequence of ndarray
         Arrays of the same types.
     lengths : Lengths
@@ -47,7 +47,7 @@ def unpack(
 
 
 def _layout(like: Sequence[np.ndarray], lengths: Lengths) -> tuple[list[int], int]:
-    """Where each array begins, and where the last one ends, in B."""
+    """Return the offset of each array and the total length, in B."""
     starts, end = [], 0
     for part, length in zip(like, lengths, strict=True):
         start = -(-end // part.itemsize) * part.itemsize
@@ -62,20 +62,20 @@ def size_of(like: Sequence[np.ndarray], lengths: Lengths) -> int:
 
 
 def send_to_all(comm: Communicator, arrays: Sequence[np.ndarray], tag: int) -> Iterator[Request]:
-    """Send this rank's array to all others and receive theirs; yields what is to be waited for.
+    """Send this rank's array to all others and receive theirs; yield the requests.
 
     Parameters
     ----------
     comm : Communicator
     arrays : sequence of ndarray
-        One of each rank, of which all but this rank's are filled; as long as what is sent there.
+        One array per rank, as long as the array of that rank; all but this rank's are written.
     tag : int
 
     Yields
     ------
     Request
     """
-    # Each rank begins with its neighbour, so that no rank is the first target of all others.
+    # Each rank starts with its next neighbour, so that no rank is the first target of all others.
     others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
     receives = [comm.irecv(arrays[other], other, tag) for other in reversed(others)]
     sends = [comm.isend(arrays[comm.rank], other, tag) for other in others]

@@ -246,7 +246,9 @@ ALIASES = {
 }
 """Other names of the metrics."""
 
-METRIC = Kind("metric", METRICS, Metric, "a Metric or what makes one", ALIASES)
+METRIC = Kind(
+    "metric", METRICS, Metric, "a Metric, or a class or function that returns one", ALIASES
+)
 
 
 def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> Metric:
@@ -256,14 +258,15 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
     ----------
     metric : str, Metric or callable
         A name of `METRICS` or `ALIASES`, "top5_accuracy" with any number,
-        ``path/to/file.py:name``, or what makes a metric.
+        ``path/to/file.py:name``, a metric, or a class or function that returns one.
     **options
         Parameters of a named one.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no metric, and for an unknown name or option, with the nearest ones.
+        If the argument is not a metric, or a name or option is unknown (the message contains the
+        nearest ones).
     """
     if isinstance(metric, str) and (
         top := re.fullmatch(r"top_?(\d+)([_-]accuracy)?", metric.lower())

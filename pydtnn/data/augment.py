@@ -128,7 +128,10 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
 """Augmentations by their name on the command line."""
 
 AUGMENTATION: Kind[Augmentation] = Kind(
-    "augmentation", AUGMENTATIONS, Augmentation, "an Augmentation or what makes one"
+    "augmentation",
+    AUGMENTATIONS,
+    Augmentation,
+    "an Augmentation, or a class or function that returns one",
 )
 
 

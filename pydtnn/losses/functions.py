@@ -211,7 +211,7 @@ ALIASES = {
 }
 """Other names of the losses."""
 
-LOSS = Kind("loss", LOSSES, Loss, "a Loss or what makes one", ALIASES)
+LOSS = Kind("loss", LOSSES, Loss, "a Loss, or a class or function that returns one", ALIASES)
 
 
 def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:
@@ -220,13 +220,15 @@ def get_loss(loss: str | Loss | Callable[..., Loss], **options: Any) -> Loss:
     Parameters
     ----------
     loss : str, Loss or callable
-        A name of `LOSSES` or `ALIASES`, ``path/to/file.py:name``, or what makes a loss.
+        A name of `LOSSES` or `ALIASES`, ``path/to/file.py:name``, a loss, or a class
+        or function that returns one.
     **options
         Parameters of a named one: ``get_loss("cross_entropy", label_smoothing=0.1)``.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no loss, and for an unknown name or option, with the nearest ones.
+        If the argument is not a loss, or a name or option is unknown (the message contains the
+        nearest ones).
     """
     return LOSS.find(loss).make(options)

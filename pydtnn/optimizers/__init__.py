@@ -35,7 +35,9 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 """Optimizers by name."""
 
-OPTIMIZER = Kind("optimizer", OPTIMIZERS, Optimizer, "an Optimizer or what makes one")
+OPTIMIZER = Kind(
+    "optimizer", OPTIMIZERS, Optimizer, "an Optimizer, or a class or function that returns one"
+)
 
 
 def get_optimizer(
@@ -46,13 +48,15 @@ def get_optimizer(
     Parameters
     ----------
     optimizer : str, Optimizer or callable
-        A name of `OPTIMIZERS`, ``path/to/file.py:name``, or what makes an optimizer.
+        A name of `OPTIMIZERS`, ``path/to/file.py:name``, an optimizer, or a class or function
+        that returns one.
     **options
         Parameters of a named one: ``get_optimizer("sgd", lr=0.1, momentum=0.9)``.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown name or option, with the nearest ones, and for a number out of its limits.
+        If a name or option is unknown (the message contains the nearest ones), or a number is out
+        of range.
     """
     return OPTIMIZER.find(optimizer).make(options)

@@ -173,13 +173,19 @@ def test_parts_of_ones_own_train_together(make: Make) -> None:
             {"schedule": "own.py:halves", "schedule_options": {"a": 1}},
             "unknown option of own.py:ha",
         ),
-        ({"loss": "own.py:Own"}, "loss own.py:Own: expected a Loss or what makes one, got <"),
-        ({"loss": "own.py:makes_none"}, "loss own.py:makes_none: expected a Loss or what makes"),
+        (
+            {"loss": "own.py:Own"},
+            "loss own.py:Own: expected a Loss, or a class or function that returns one, got <",
+        ),
+        ({"loss": "own.py:makes_none"}, "loss own.py:makes_none: expected a Loss, or a class"),
         (
             {"loss": "own.py:ready", "label_smoothing": 0.1},
             "--label-smoothing: own.py:ready has no parameter `label_smoothing`; omit it or use",
         ),
-        ({"metrics": "own.py:Focal"}, "metric own.py:Focal: expected a Metric or what makes one"),
+        (
+            {"metrics": "own.py:Focal"},
+            "metric own.py:Focal: expected a Metric, or a class or function that returns one",
+        ),
         ({"model_options": {"hiden": 3}}, "unknown option of mlp 'hiden'; did you mean 'hidden'?"),
     ],
 )

@@ -70,7 +70,8 @@ def test_a_compressor_may_come_from_a_file(tmp_path: Path) -> None:
         "other = 3\n"
     )
     assert isinstance(exchange(compress=f"{file}:half").sums, CompressedSums)
-    with pytest.raises(TypeError, match="other: expected a Compressor or what makes one, got 3"):
+    sentence = "other: expected a Compressor, or a class or function that returns one, got 3"
+    with pytest.raises(TypeError, match=sentence):
         exchange(compress=f"{file}:other")
     with pytest.raises(ValueError, match="unknown option of .*half 'share'; there is none"):
         exchange(compress=f"{file}:half", compress_options={"share": 0.1})

@@ -29,7 +29,7 @@ class Lid(Box):
 
 def shapes(base: Any = Shape, **registry: Callable[..., Any]) -> Kind[Any]:
     aliases = {"carton": "big_box"}
-    return Kind("shape", {"big_box": Box} | registry, base, "a Shape or what makes one", aliases)
+    return Kind("shape", {"big_box": Box} | registry, base, "a Shape or a factory", aliases)
 
 
 @pytest.mark.parametrize("name", ["big_box", "Big-Box", " big box ", "carton", Box])
@@ -53,7 +53,7 @@ def test_capitals_hyphens_and_spaces_do_not_matter_and_there_are_aliases(name: A
         ("big_box", {}, (), "shape big_box: missing a required argument: 'size'"),
         (
             *(Box, {}, ()),
-            "shape Box: missing a required argument: 'size'; expected a Shape or what makes one",
+            "shape Box: missing a required argument: 'size'; expected a Shape or a factory",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_unknown_names_and_options_are_refused(
 
 @pytest.mark.parametrize("given", [3, None, int, Shape])
 def test_what_is_none_and_makes_none_is_refused(given: Any) -> None:
-    expected = re.escape(f"shape: expected a name, a Shape or what makes one, got {given!r}")
+    expected = re.escape(f"shape: expected a name, a Shape or a factory, got {given!r}")
     with pytest.raises(TypeError, match=f"^{expected}$"):
         shapes(Box).find(given)
 
@@ -91,7 +91,7 @@ def test_functions_are_made_by_one_rule_too() -> None:
 
 
 def test_what_is_made_must_be_one() -> None:
-    with pytest.raises(TypeError, match="shape nothing: expected a Shape or what makes one, got 3"):
+    with pytest.raises(TypeError, match="shape nothing: expected a Shape or a factory, got 3"):
         shapes(nothing=lambda: 3).find("nothing").make({})
 
 
@@ -124,7 +124,7 @@ def test_one_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_text(f"from {__name__} import Box, Lid\nready = Box(7)\nnumber = 3\n")
     assert shapes().find(f"{file}:Lid").make({"size": 4}).given == (4, "red")
     assert shapes().find(f"{file}:ready").make({}).given == (7, "red")
-    with pytest.raises(TypeError, match="own.py:number: expected a Shape or what makes one, got 3"):
+    with pytest.raises(TypeError, match="own.py:number: expected a Shape or a factory, got 3"):
         shapes().find(f"{file}:number")
     with pytest.raises(ValueError, match="shape: unknown name in .*own.py 'redy'"):
         shapes().find(f"{file}:redy")

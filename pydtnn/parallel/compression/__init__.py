@@ -37,7 +37,11 @@ COMPRESSORS: dict[str, Callable[..., Callable[[Communicator], Sums]]] = {
 ALIASES = {"powersgd": "power_sgd", "topk": "top_k", "randomk": "random_k"}
 
 COMPRESSOR: Kind[Callable[[Communicator], Sums]] = Kind(
-    "compressor", COMPRESSORS, Compressor | partial, "a Compressor or what makes one", ALIASES
+    "compressor",
+    COMPRESSORS,
+    Compressor | partial,
+    "a Compressor, or a class or function that returns one",
+    ALIASES,
 )
 """PowerSGD is not a `Compressor`; its options are bound by `partial`."""
 

@@ -96,7 +96,7 @@ class Monitor(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned; nothing is changed if it is invalid."""
+        """Load the state returned by `state`; nothing is changed if it is invalid."""
         who, best = type(self).__name__, state["best"]
         if best is not None and (isinstance(best, bool) or not isinstance(best, int | float)):
             raise TypeError(f"{who}: the saved best value must be a number, got {best!r}")

@@ -69,7 +69,7 @@ class ReduceOnPlateau(Monitor):
         return {**super().state(), "cooling": self.cooling}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned; nothing is changed if it is invalid."""
+        """Load the state returned by `state`; nothing is changed if it is invalid."""
         cooling = whole(type(self).__name__, "cooling", state["cooling"], at_least=0)
         super().load(state)
         self.cooling = cooling

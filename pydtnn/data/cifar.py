@@ -131,7 +131,7 @@ def load_cifar100(
 def _check_counts(
     name: str, paths: list[Path], files: list[tuple[Array, Array]], counts: Sequence[int]
 ) -> None:
-    """Raise ValueError for files truncated between two images, which no other check detects."""
+    """Raise ValueError if files are truncated between two images, which no other check detects."""
     for path, (_, labels), count in zip(paths, files, counts, strict=True):
         if len(labels) != count:
             raise ValueError(

@@ -39,5 +39,5 @@ def shapes_of(input_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
 
 
 def is_several(input_shape: Shape | tuple[Shape, ...]) -> bool:
-    """Whether the shape is that of several inputs."""
+    """Return whether the shape is that of several inputs."""
     return len(input_shape) > 0 and isinstance(input_shape[0], tuple)

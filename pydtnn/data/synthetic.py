@@ -41,7 +41,7 @@ SMALLEST = 8
 MEASURED = 1000
 """Number of samples for the statistics: sufficient for three digits."""
 
-CONTRAST = (48, 80)  # least and greatest; with background and noise all pixels are in 0..255
+CONTRAST = (48, 80)  # minimum and maximum; with background and noise all pixels are in 0..255
 BACKGROUND = (100, 155)
 NOISE = (-19, 19)
 STRIP = 1 << 16  # places in a strip of noise where an image's noise may start

@@ -198,7 +198,7 @@ class Autotuner:
         return {"measured": names} if names else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned; other kinds of machines measure again."""
+        """Load the state returned by `state`; other kinds of machines measure again."""
         self._agreed = {
             kind: {
                 what: {int(batch): Winner(name, {}) for batch, name in batches.items()}

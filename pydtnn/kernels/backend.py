@@ -93,11 +93,11 @@ class Backend:
             self.memory.trim()
 
     def asarray(self, value: Any, dtype: Any = None) -> Array:
-        """Bring an array or a sequence to the device, in C order; copies only where it must."""
+        """Convert an array or a sequence to a device array in C order; copies only if necessary."""
         return self.xp.asarray(value, dtype, order="C")
 
     def to_numpy(self, array: Array) -> np.ndarray:
-        """Convert an array of the device to the host; copies only if necessary."""
+        """Convert a device array to a NumPy array; copies only if necessary."""
         return np.asarray(array)
 
 

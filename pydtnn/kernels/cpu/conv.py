@@ -95,7 +95,7 @@ class Conv(Compiled, reference.Conv):
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Whether `forward` computes sums: not of doubles, which require two parts."""
+        """Return whether `forward` computes sums: not of doubles, which require two parts."""
         return dtype != np.float64
 
     def backward_data(
@@ -273,7 +273,7 @@ class Conv(Compiled, reference.Conv):
 
 
 def _shares(out: Array, value: Array | Deferred | None) -> bool:
-    """Whether a required value may be stored in the memory of `out`."""
+    """Return whether a required value may be stored in the memory of `out`."""
     if value is None:
         return False
     arrays = (

@@ -199,5 +199,5 @@ class Norm(Compiled, reference.Norm):
 
 
 def _doubles(array: Array) -> bool:
-    """Whether the kernels can access this array of statistics without a copy."""
+    """Return whether the kernels can access this array of statistics without a copy."""
     return array.dtype == FLOAT64 and array.flags.carray

@@ -63,5 +63,5 @@ class Pool(Compiled, reference.Pool):
 
 
 def _native(out: Array, array: Array) -> bool:
-    """Whether the kernels support these: images of one real type."""
+    """Return whether the kernels support these: images of one real type."""
     return out.ndim == 4 and native(out, array)

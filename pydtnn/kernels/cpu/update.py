@@ -135,5 +135,5 @@ class Update(Compiled, reference.Update):
 
 
 def _native(w: Array, g: Array, *slots: Array | None) -> bool:
-    """Whether the kernels support these; outputs must not require a copy."""
+    """Return whether the kernels support these; outputs must not require a copy."""
     return native(w, g, *slots) and all(slot is None or slot.flags.carray for slot in slots)

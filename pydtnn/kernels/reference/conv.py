@@ -85,7 +85,7 @@ class Conv(Family):
     def takes_sums(
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
-        """Whether `forward` computes sums; if not, `Norm` computes them from the output."""
+        """Return whether `forward` computes sums; if not, `Norm` computes them from the output."""
         return False
 
     def backward_data(

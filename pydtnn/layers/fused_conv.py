@@ -61,7 +61,7 @@ class FusedConv2d(Conv2d, Finisher):
         return (y if sums is None else Deferred.of(y, sums)), ((x, y) if self.relu else (x,))
 
     def _stores(self, x: Array | Deferred, context: StepContext) -> bool:
-        """Whether the values of a deferred input are needed later."""
+        """Return whether the values of a deferred input are needed later."""
         if not isinstance(x, Deferred) or x.array is not None:
             return False
         return x.keep or (self.backend.keeps_values and context.differentiable)

@@ -107,7 +107,7 @@ class RunningStatistics:
         return {name: self._backend.to_numpy(array) for name, array in self._arrays().items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load arrays that `state` returned; other entries are ignored."""
+        """Load arrays returned by `state`; other entries are ignored."""
         for name, array in self._arrays().items():
             array[...] = self._backend.asarray(state[name], "float64")
         self.samples = 0.0

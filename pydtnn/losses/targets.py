@@ -8,7 +8,7 @@ from pydtnn.kernels.reference.family import Array
 
 
 def is_classes(shape: tuple[int, ...], target: Array) -> bool:
-    """Whether `target` contains classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
+    """Return whether `target` contains classes ``(N,)`` of predictions ``(N, K)``, K above 1."""
     return len(shape) == 2 and shape[1] > 1 and target.ndim == 1 and target.dtype.kind in "iu"
 
 
@@ -101,7 +101,7 @@ def dense(xp: Any, y: Array, target: Array) -> Array:
 
 
 def one_hot(xp: Any, target: Array, classes: int, dtype: Any) -> Array:
-    """Turn classes ``(N,)`` into rows ``(N, K)`` with a 1 at the class and 0 elsewhere."""
+    """Convert classes ``(N,)`` to rows ``(N, K)`` with a 1 at the class and 0 elsewhere."""
     rows = xp.zeros((len(target), classes), dtype)
     rows[xp.arange(len(target)), target] = 1
     return rows

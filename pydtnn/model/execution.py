@@ -255,7 +255,7 @@ class _Gradients:
         self.arrays[node.index] = dx, new
 
     def own(self, node: Node) -> bool:
-        """Whether the sum so far, if any, may be overwritten."""
+        """Return whether the sum so far, if any, may be overwritten."""
         return self.arrays.get(node.index, (None, True))[1]
 
     def take(self, node: Node) -> Array | Deferred:

@@ -84,7 +84,7 @@ class _Pass:
         return tuple(self.replaced.get(n, n) for n in self.outputs)
 
     def hidden(self, node: Node) -> bool:
-        """Whether the node's output has exactly one reader."""
+        """Return whether the node's output has exactly one reader."""
         return len(node.consumers) == 1 and node not in self.outputs
 
     def visit(self, node: Node) -> None:
@@ -166,7 +166,7 @@ def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
 
 
 def _hands_over(node: Node, layer: NormAddReLU) -> bool:
-    """Whether a plain input may overwrite the gradient it receives.
+    """Return whether a plain input may overwrite the gradient it receives.
 
     The same array is part of the other input's deferred gradient, which must be read before.
     """

@@ -350,7 +350,7 @@ class Model:
         return values | self.statistics.state()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load parameters and running statistics that `state` returned.
+        """Load parameters and running statistics returned by `state`.
 
         Raises
         ------

@@ -361,7 +361,7 @@ class Optimizer(ABC):
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned; nothing is changed if it does not fit.
+        """Load the state returned by `state`; nothing is changed if it does not fit.
 
         Raises
         ------

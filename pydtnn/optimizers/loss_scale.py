@@ -122,5 +122,5 @@ class LossScale:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned."""
+        """Load the state returned by `state`."""
         self.scale[...], self.good[...] = state["scale"], state["good"]

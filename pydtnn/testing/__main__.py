@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> SchemeReport:
     scheme = SCHEME.find(options.scheme)
     make = functools.partial(scheme.make, options.scheme_options)
-    make(create_communicator("serial"))  # what it refuses, it says best by itself
+    make(create_communicator("serial"))  # its constructor raises the most specific errors
     return check_scheme(
         make,
         ranks=options.ranks,

@@ -121,5 +121,5 @@ def _with_momentum() -> Optimizer:
 
 
 def _without() -> Optimizer:
-    """For ranks that update independently: serial training has no momenta per rank."""
+    """Return SGD without momentum, for ranks that update independently."""
     return SGD(0.5)

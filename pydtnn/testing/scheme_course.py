@@ -11,7 +11,7 @@ from pydtnn.data import ArrayDataset
 
 SAMPLES = 23
 BATCH = 11
-"""Of all ranks: its parts are uneven, and the last batch of an epoch is a single sample."""
+"""Global batch size: its parts are uneven, and the last batch of an epoch is a single sample."""
 
 STEPS = 18
 MIDDLE = 10

@@ -117,7 +117,7 @@ class WatchedRequest(Request):
         self._ledger.under_way.append(self)
 
     def keeps(self, array: np.ndarray) -> bool:
-        """Whether this array must not be used elsewhere yet."""
+        """Return whether this array must not be used elsewhere yet."""
         return self._changes and np.may_share_memory(array, self._array)
 
     def wait(self) -> None:

@@ -41,7 +41,7 @@ class Training(Protocol):
         """Return the state of training."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Load the state returned by `state`."""
 
 
 class Callback:
@@ -85,4 +85,4 @@ class Callback:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Load the state returned by `state`."""

@@ -61,7 +61,7 @@ def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bo
     loaded : str or None
         `Model.loaded`.
     before_broadcast : bool
-        Whether rank 0's weights will be sent to all ranks, so that others need not have loaded any.
+        Whether rank 0's weights will be sent to all ranks, so that the others may have loaded none.
 
     Raises
     ------

@@ -353,7 +353,7 @@ class Trainer:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned, after the exchange has been started and loaded.
+        """Load the state returned by `state`, after the exchange has been started and loaded.
 
         Raises
         ------

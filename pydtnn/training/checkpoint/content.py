@@ -30,7 +30,7 @@ class Stateful(Protocol):
         """
 
     def load(self, state: Any) -> None:
-        """Load what `state` returned; ValueError if it does not fit."""
+        """Load the state returned by `state`; ValueError if it does not fit."""
 
 
 def parts_of(trainer: Training) -> dict[str, Stateful]:

@@ -123,7 +123,7 @@ def _is_object(value: object, fits: Callable[[Any], bool]) -> bool:
 
 
 def _is_table(value: object, depth: int) -> bool:
-    """Whether this is a nested object that maps integers to names at the innermost level."""
+    """Return whether this is a nested object that maps integers to names at the innermost level."""
     if depth > 0:
         return _is_object(value, lambda inner: _is_table(inner, depth - 1))
     return (

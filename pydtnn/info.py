@@ -160,7 +160,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _tuning() -> str:
-    """How algorithms are chosen, and the measurements on this machine so far."""
+    """Return how algorithms are chosen, and the measurements on this machine so far."""
     from pydtnn.kernels.autotuner import create_autotuner
 
     autotuner = create_autotuner(None, "")

@@ -81,7 +81,7 @@ def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:
     from safetensors.numpy import save  # imported only to read or write files
 
     # A single entry of metadata: safetensors writes several in an order that changes from run to
-    # run. C order, because safetensors takes an array's memory as it lies.
+    # run. C order, because safetensors writes an array's memory regardless of strides.
     return save(
         {name: np.asarray(array, order="C") for name, array in arrays.items()},
         metadata={"pydtnn": about},

@@ -1,4 +1,4 @@
-"""Which arrays the compiled kernels take, told quickly: these run before every kernel call."""
+"""Checks whether the compiled kernels support arrays; fast, as every kernel call runs them."""
 
 cimport numpy as cnp
 
@@ -13,9 +13,9 @@ cdef inline bint is_native(object array, int kind) except -1:
 
 
 def native(out, *inputs) -> bool:
-    """Whether the kernels take these arrays: all float32 or all float64, the output contiguous.
+    """Return whether the kernels support these arrays.
 
-    Inputs may be None.
+    All must be float32 or all float64, and the output contiguous. Inputs may be None.
     """
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
     if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE:
@@ -29,7 +29,7 @@ def native(out, *inputs) -> bool:
 
 
 def contiguous(array):
-    """`array` itself if its elements lie in order, else a copy in which they do."""
+    """Return `array` itself if it is C-contiguous, else a contiguous copy."""
     if cnp.PyArray_ISCARRAY_RO(<cnp.ndarray?>array):
         return array
     return np.require(array, requirements="CA")

@@ -39,7 +39,7 @@ NUMBERS = {"direct": DIRECT, "winograd4": WINOGRAD4, "winograd2": WINOGRAD2}
 
 
 cdef class Shape:
-    """A `ConvGeometry` of one or two axes as the C kernels see it; one axis is a single row."""
+    """C form of a `ConvGeometry` of one or two axes; one axis is a single row."""
 
     cdef conv_shape c
 
@@ -78,7 +78,7 @@ cdef inline double operations(const conv_shape *c) noexcept:
 
 
 cdef inline bint overlaps(const source *s, const void *out, Py_ssize_t size, Py_ssize_t bytes):
-    """Whether a source of `size` bytes reads what lies in the `bytes` bytes at `out`."""
+    """Return whether a source of `size` bytes overlaps the `bytes` bytes at `out`."""
     cdef int k
     cdef const char *x
     for k in range(s.terms):
@@ -90,7 +90,7 @@ cdef inline bint overlaps(const source *s, const void *out, Py_ssize_t size, Py_
 
 cdef int refuse_overlap(str who, const source *s, Py_ssize_t size, const sink *out,
                         Py_ssize_t bytes) except -1:
-    """An output over the input that it is gathered from would be read after it is written."""
+    """Raise ValueError if the output overlaps its input, which is still read after writes."""
     if size > 0 and bytes > 0 and overlaps(s, out.y, size, bytes):
         raise ValueError(f"conv.{who} overlap in memory; give the output an array of its own.")
     return 0
@@ -98,7 +98,7 @@ cdef int refuse_overlap(str who, const source *s, Py_ssize_t size, const sink *o
 
 cdef double *fill_gated(sink *s, source *gate_, object out, object add, object gate, object sums,
                         int size, Py_ssize_t elements, Py_ssize_t channels) except? NULL:
-    """The sink of a gradient; returns where its sums go, or NULL."""
+    """Set the sink of a gradient; return the destination of its sums, or NULL."""
     s.y, s.add = output(out, size, elements), optional(add, size, elements)
     s.gate, s.relu, s.sums = NULL, 0, SUMS_NONE
     if gate is None:

@@ -25,9 +25,10 @@ cdef inline bint is_ready(object array, int kind) except -1:
 
 
 def ready(out, *values) -> bool:
-    """Whether the kernels take these as they are: of the type of `out`, native and contiguous.
+    """Return whether the kernels support these values without a copy.
 
-    Values are arrays, `Deferred` arrays or None; `out` must be writeable.
+    Values are arrays, `Deferred` arrays or None, of the type of `out`, native and contiguous;
+    `out` must be writeable.
     """
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
     cdef tuple term

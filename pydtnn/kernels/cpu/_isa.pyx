@@ -1,4 +1,4 @@
-"""What the compiled kernels know about the machine."""
+"""Instruction sets and OpenMP support of the compiled kernels."""
 
 cdef extern from "dispatch.h":
     int isa_available(int isa) nogil
@@ -15,10 +15,10 @@ cdef extern from *:
 
 
 def available(int isa) -> bool:
-    """Whether instruction set number ``isa`` was built and runs on this CPU."""
+    """Return whether instruction set number ``isa`` was built and runs on this CPU."""
     return isa_available(isa) != 0
 
 
 def has_openmp() -> bool:
-    """Whether the kernels were compiled with OpenMP; without it they use one thread."""
+    """Return whether the kernels were compiled with OpenMP; without it they use one thread."""
     return HAS_OPENMP != 0

@@ -25,7 +25,7 @@ cdef extern from "loss.h":
 
 
 cdef const int64_t *classes_of(str name, target, ptrdiff_t rows, ptrdiff_t classes) except? NULL:
-    """Pointer to the targets, each of which is a class."""
+    """Return a pointer to the targets, which are classes."""
     cdef const int64_t *targets = <const int64_t *>data(target, sizeof(int64_t), rows)
     cdef ptrdiff_t wrong = first_wrong_target(targets, rows, classes)
     if wrong >= 0:

@@ -30,7 +30,7 @@ cdef extern from "numpy/arrayobject.h":
     object PyArray_Zeros(int axes, cnp.npy_intp *sizes, cnp.dtype descr, int fortran)
 
 cdef enum:
-    LARGE = 64 * 1024  # bytes: below, malloc is quick and its memory small
+    LARGE = 64 * 1024  # bytes; smaller arrays are allocated fast by malloc
 
 cdef const char *CAPSULE = "mem_handler"  # the name that NumPy looks for
 
@@ -48,12 +48,12 @@ cdef void *resize(void *ctx, void *memory, size_t size) noexcept nogil:
 
 
 cdef void give_back(void *ctx, void *memory, size_t size) noexcept nogil:
-    # `size` is what NumPy makes of the array's shape; the recycler knows by the address
+    # `size` is computed from the array's shape; the recycler needs only the address
     recycler_give_back(<recycler *>ctx, memory)
 
 
 cdef void forget(object capsule) noexcept:
-    """End the recycler: the pool has gone, and so has the last array with memory from it."""
+    """Delete the recycler, after the pool and the last array with its memory have been freed."""
     cdef cnp.PyDataMem_Handler *handler = (
         <cnp.PyDataMem_Handler *>PyCapsule_GetPointer(capsule, CAPSULE)
     )
@@ -62,7 +62,7 @@ cdef void forget(object capsule) noexcept:
 
 
 cdef object handler_new(size_t threshold, bint huge_pages):
-    """Make a recycler and NumPy's handler of it; the capsule owns both."""
+    """Create a recycler and its NumPy handler; the capsule owns both."""
     cdef recycler *r = recycler_new(threshold, huge_pages)
     cdef cnp.PyDataMem_Handler *handler = (
         <cnp.PyDataMem_Handler *>malloc(sizeof(cnp.PyDataMem_Handler))
@@ -83,27 +83,26 @@ cdef object handler_new(size_t threshold, bint huge_pages):
 
 
 cdef class MemoryPool:
-    """Memory of arrays that is used again instead of being returned to the system.
+    """Memory of arrays that is reused instead of returned to the system.
 
-    Arrays hold on to their pool (NumPy stores the handler with each, NEP 49), so one may outlive
-    the object, and views of it too.
+    Arrays keep a reference to their pool (NumPy stores the handler with each, NEP 49), so arrays
+    and their views may outlive the object.
 
     Parameters
     ----------
     threshold : int
-        Bytes from which on an array comes from the pool; smaller ones come from malloc and do not
-        count below.
+        Minimum size of arrays in the pool, in B; smaller ones are allocated by malloc and not
+        counted below.
     huge_pages : bool
-        Whether to ask the system for huge pages, which are quicker and come at once.
+        Whether to request huge pages, which reduce page faults and TLB misses.
 
     Attributes
     ----------
     threshold : int
     in_use, peak : int
-        Bytes of the arrays alive, now and at most since the last `reset_peak`.
+        Bytes of existing arrays: now, and the maximum since the last `reset_peak`.
     held, peak_held : int
-        Bytes of memory that has been used, now and at most: what is resident, the arrays alive and
-        what waits to be used again.
+        Resident bytes: those of existing arrays and those that can be reused; now and maximum.
     """
 
     cdef object handler
@@ -145,7 +144,7 @@ cdef class MemoryPool:
             cnp.PyDataMem_SetHandler(before)
 
     def recycling(self):
-        """Return a context in which all large arrays that NumPy makes in this thread are ours."""
+        """Return a context in which NumPy allocates large arrays of this thread from the pool."""
         return Recycling(self.handler)
 
     @property
@@ -165,11 +164,11 @@ cdef class MemoryPool:
         return recycler_count(self.recycler).peak_held
 
     def reset_peak(self):
-        """Let the peaks start again from what is in use and held now."""
+        """Reset the peaks to the current values of `in_use` and `held`."""
         recycler_reset_peak(self.recycler)
 
     def trim(self):
-        """Return the memory behind the last array alive to the system."""
+        """Return the memory after the last existing array to the system."""
         recycler_trim(self.recycler)
 
 

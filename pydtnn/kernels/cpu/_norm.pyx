@@ -30,7 +30,7 @@ cdef extern from "norm.h":
 
 
 cdef cnp.ndarray doubles(object values):
-    """The values as contiguous float64, without a copy where they are."""
+    """Return the values as contiguous float64, copied only if necessary."""
     cdef int flags = cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_ALIGNED
     return cnp.PyArray_FROM_OTF(values, cnp.NPY_DOUBLE, flags)
 

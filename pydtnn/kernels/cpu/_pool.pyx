@@ -25,7 +25,7 @@ cdef extern from "pool.h":
 
 
 cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t positions):
-    """One axis of a geometry; without one the windows are adaptive, which a kernel of 0 says."""
+    """Return one axis of a geometry; None means adaptive windows, which have kernel 0."""
     cdef pool_axis a
     a.size, a.output, a.kernel, a.stride, a.before = size, positions, 0, 1, 0
     if geometry is not None:
@@ -35,7 +35,7 @@ cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t positions):
 
 
 cdef pool_shape shape_of(cnp.ndarray x, cnp.ndarray y, geometry, bint count_padding):
-    """The shapes of input x (N, H, W, C) and output y, from whose arrays the sizes are taken."""
+    """Return the shapes of the arrays x (N, H, W, C), the input, and y, the output."""
     cdef pool_shape shape
     shape.batch, shape.channels, shape.count_padding = x.shape[0], x.shape[3], count_padding
     shape.rows = axis_of(geometry, 0, x.shape[1], y.shape[1])
@@ -67,7 +67,7 @@ cdef class PoolKernels:
             raise ValueError(f"instruction set number {isa} was not built.")
 
     def max_forward(self, x, geometry, out, index, int threads):
-        """out = maxima of the windows; index = which tap each was."""
+        """out = maxima of the windows; index = tap of each maximum."""
         cdef int size = itemsize(x)
         cdef pool_shape shape = shape_of(x, out, geometry, False)
         cdef const void *x_ = data(x, size, cnp.PyArray_SIZE(x))

@@ -1,8 +1,8 @@
-"""How many threads a kernel may use in this process.
+"""Number of threads that a kernel may use in this process.
 
-A child of `fork` has one thread, but GCC's OpenMP still counts on those that worked for its parent,
-and would wait for them without end. So where the parent's kernels had used several threads, those
-of the child use one.
+A child of `fork` has one thread, but GCC's OpenMP still expects the threads of the parent and would
+wait for them forever. If kernels of the parent have used several threads, those of the child
+therefore use one.
 """
 
 cdef extern from *:

@@ -139,7 +139,7 @@ void NAME(winograd_multiply)(const struct product *product, const real *a, const
 void NAME(winograd_outer)(const struct product *product, const real *a, const real *b, real *c);
 
 /* Walks as in conv_parts.h. A source that must be written once and that blocks share is settled
- * here, with so many threads. */
+ * here, with `threads` threads. */
 int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *shape,
                                enum gather gather, int tile, const struct source *x, const real *w,
                                const real *b, const struct sink *y, double *sums, int threads);

@@ -11,13 +11,13 @@ struct window {
     ptrdiff_t first, rows, channels, column, columns;
 };
 
-/* Whether a source is an array as it is, so that it may be read in place. */
+/* Whether a source is an unmodified array, which may be read in place. */
 INLINE int is_plain(const struct source *s) {
     return s->terms == 1 && !s->term[0].pivot && !s->term[0].factor && !s->shift && !s->relu &&
            !s->store;
 }
 
-/* An array as it is. */
+/* An unmodified array. */
 INLINE struct source plain_source(const void *x) {
     return (struct source){.term = {{.x = x}}, .terms = 1};
 }

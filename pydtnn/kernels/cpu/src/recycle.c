@@ -107,7 +107,7 @@ static struct block *best_fit(const struct recycler *r, size_t size) {
 
 /* ---- neighbours */
 
-/* Make [start, start + size) a block that follows `before`; whoever follows it learns of it. */
+/* Make [start, start + size) a block that follows `before`; update the block that follows it. */
 static struct block *place(struct region *region, struct block *before, char *start, size_t size) {
     struct block *b = (struct block *)start, *next;
     b->size = size;

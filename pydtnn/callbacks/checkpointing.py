@@ -25,7 +25,7 @@ class Checkpointer(Callback):
     every_epochs, every_steps : int, optional
         Intervals; steps are counted from the beginning of training.
     keep : int
-        How many checkpoints to keep.
+        Number of checkpoints to keep.
     config : mapping, optional
         Saved with each checkpoint, see `pydtnn.training.checkpoint.save_checkpoint`.
     """

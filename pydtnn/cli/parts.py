@@ -50,7 +50,7 @@ ELSEWHERE = {
     },
     "scheme": {"comm": "mpirun", "sums": "--compress or --exact", "overlap": "--no-overlap"},
 }
-"""Where the arguments that cannot be given in ``--...-options`` are set instead."""
+"""Options that set the arguments which are not accepted in ``--...-options``."""
 
 
 def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:

@@ -65,7 +65,7 @@ def load_dataset(
         Whether to download missing files. If several ranks share a disk, call it on one of them
         first.
     seed : int, default 0
-        Of computed data.
+        Seed of computed data.
     **options
         Arguments of the data set's function, such as ``samples`` and ``shape`` of "synthetic" or
         ``labels`` of "cifar100".

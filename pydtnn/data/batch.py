@@ -29,8 +29,8 @@ class Batch:
     Attributes
     ----------
     x : ndarray, shape ``(n, *input_shape)``; n may be 0 in the last step
-        Of the model's dtype, or raw uint8 if `prepare` is set. For a model with several inputs a
-        tuple of one array each.
+        Samples of the model's dtype, or raw uint8 if `prepare` is set. For a model with several
+        inputs a tuple of one array each.
     y : ndarray, labels int64 ``(n,)``, or targets ``(n, ...)`` of the dtype of a model's outputs
         The model's dtype, or float32 if that has 16 bits. For a model with several outputs a tuple
         of one array each.

@@ -42,7 +42,7 @@ class Loader:
     augment : sequence of Augmentation
         Applied in order, before normalisation; their randomness changes with the epoch.
     dtype : dtype, default float32
-        Of the model: of ``Batch.x``, and of targets other than labels if it has at least 32 bits.
+        Type of the model, ``Batch.x``, and targets other than labels if it has at least 32 bits.
     prefetch : int, default 2
         Batches prepared in advance; with 0 each is prepared on request, in the caller's thread.
     threads : int, default 1

@@ -32,7 +32,7 @@ class Prepare:
     augment : sequence of Augmentation
         Applied in order, before normalisation.
     statistics : Statistics or None
-        Of the training set; None if samples are only converted.
+        Statistics of the training set; None if samples are only converted.
     input_shape : tuple of int
         Shape of one sample, channels last.
     dtype : dtype of the result

@@ -49,7 +49,7 @@ class Autotuner:
     file : AutotunerFile, optional
         File of measured choices; by default in the user's cache.
     clock, disturbances : callable
-        For `shortest_times`.
+        Arguments of `shortest_times`.
 
     Attributes
     ----------

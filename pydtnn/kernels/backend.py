@@ -133,16 +133,16 @@ def create_backend(
     isa : str, optional
         "avx512", "avx2" or "generic"; by default the best of the CPU, or `PYDTNN_ISA`.
     tuning : str, optional
-        How algorithms are chosen, see `Autotuner`: "measure", "fixed" or "direct"; by default
+        Choice of algorithms, see `Autotuner`: "measure", "fixed" or "direct"; by default
         `PYDTNN_TUNING`, otherwise "measure". The reference has one algorithm only.
     device, tf32 : optional
-        Of a "cuda" backend, see `pydtnn.kernels.cuda.create_cuda_backend`.
+        Options of a "cuda" backend, see `pydtnn.kernels.cuda.create_cuda_backend`.
 
     Raises
     ------
     ValueError
-        For an unknown name or tuning, an instruction set that this CPU or build does not support,
-        or a GPU that does not exist.
+        If the name or tuning is unknown, this CPU or build does not support the instruction set,
+        or the GPU does not exist.
     ImportError
         If the backend is "cuda" and there is no usable GPU, or a library is missing.
     """

@@ -17,7 +17,7 @@ class Idle:
     Attributes
     ----------
     geometries : set of ConvGeometry
-        Of all convolutions that were called.
+        Geometries of all convolutions that were called.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class Pool(Compiled, reference.Pool):
     table = PoolKernels
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
-        """Take the maximum of each window; `index` receives the index of its tap."""
+        """Compute the maximum of each window; `index` receives the index of its tap."""
         if not _native(out, x) or index.dtype not in INDICES or not index.flags.carray:
             return super().max_forward(x, geometry, out=out, index=index)
         reference.check_index(index, geometry)
@@ -36,7 +36,7 @@ class Pool(Compiled, reference.Pool):
     def average_forward(
         self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
-        """Take the mean of each window, padding counted as zeros or not counted at all."""
+        """Compute the mean of each window, padding counted as zeros or not counted at all."""
         if not _native(out, x):
             return super().average_forward(x, geometry, out=out, count_padding=count_padding)
         self.kernels.average_forward(contiguous(x), geometry, out, count_padding, self.threads)
@@ -50,7 +50,7 @@ class Pool(Compiled, reference.Pool):
         self.kernels.average_backward(contiguous(dy), geometry, out, count_padding, self.threads)
 
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
-        """Take the means of bins of nearly equal size; one bin is the global average."""
+        """Compute the means of bins of nearly equal size; one bin is the global average."""
         if not _native(out, x):
             return super().adaptive_forward(x, out=out)
         self.kernels.average_forward(contiguous(x), None, out, False, self.threads)

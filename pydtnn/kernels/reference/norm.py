@@ -197,7 +197,7 @@ class Norm(Family):
         Parameters
         ----------
         sums : Array, float64
-            Of all layers, each as `statistics` computes them.
+            Sums of all layers, each as computed by `statistics`.
         running : Array, shape (2 C,), float64
             Means of the channels of all layers, then their variances.
         indices : Array, shape (3, C) or (5, C), int64

@@ -33,7 +33,7 @@ class Pool(Family):
     """Maximum and mean over windows: ``x (N, *size, C)``, ``y (N, *output, C)``."""
 
     def max_forward(self, x: Array, geometry: PoolGeometry, *, out: Array, index: Array) -> None:
-        """Take the maximum of each window.
+        """Compute the maximum of each window.
 
         `index` (uint8 or int32, the shape of `out`) receives the index of the tap; uint8 raises
         ValueError for windows of more than 256 taps.
@@ -63,7 +63,7 @@ class Pool(Family):
     def average_forward(
         self, x: Array, geometry: PoolGeometry, *, out: Array, count_padding: bool = True
     ) -> None:
-        """Take the mean of each window, padding counted as zeros or not counted at all."""
+        """Compute the mean of each window, padding counted as zeros or not counted at all."""
         padded = self.xp.pad(wide(x), ((0, 0), *geometry.padding, (0, 0)))
         total = sum(padded[:, *window] for window in taps(geometry))
         out[...] = total / self._counts(geometry, count_padding, padded.dtype)
@@ -79,7 +79,7 @@ class Pool(Family):
         out[...] = self._inside(padded, geometry)
 
     def adaptive_forward(self, x: Array, *, out: Array) -> None:
-        """Take the mean of bins: output i covers ``floor(i H / OH) : ceil((i + 1) H / OH)``."""
+        """Compute the mean of bins: output i covers ``floor(i H / OH) : ceil((i + 1) H / OH)``."""
         for position, window in self._bins(x.shape[1:-1], out.shape[1:-1]):
             out[:, *position] = wide(x[:, *window]).mean(axis=tuple(range(1, x.ndim - 1)))
 

@@ -71,7 +71,7 @@ class Layer(ABC):
     Attributes
     ----------
     saves : tuple of str
-        Which arrays `saved` keeps alive: "input", "output".
+        Arrays that `saved` keeps alive: "input", "output".
     may_overwrite_input, may_overwrite_dy : bool
         Whether forward can write its output over its (first) input, backward its dx over dy. They
         do so where `overwrites_input`, `overwrites_dy` are set.
@@ -89,10 +89,10 @@ class Layer(ABC):
     backend : Backend
         The device's kernels; set before `build`.
     dtype : numpy.dtype
-        Of inputs and outputs.
+        Type of inputs and outputs.
     parameter_dtype : numpy.dtype
-        Of parameters, coefficients and gradients of parameters: float32 if `dtype` has 16 bits,
-        otherwise the same. Parameters declared as `working` have `dtype`.
+        Type of parameters, coefficients and gradients of parameters: float32 if `dtype` has 16
+        bits, otherwise the same. Parameters declared as `working` have `dtype`.
     needs_dx : bool
         Whether this layer's dx is used; if not, backward may return None.
     overwrites_input, overwrites_dy : bool

@@ -190,6 +190,6 @@ def get_initializer(initializer: str | Initializer, **options: Any) -> Initializ
     Raises
     ------
     ValueError
-        For an unknown name, with the nearest ones, and for an unknown option.
+        If a name or option is unknown (the message contains the nearest ones).
     """
     return INITIALIZER.find(initializer).make(options)

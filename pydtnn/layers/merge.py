@@ -45,7 +45,7 @@ class Concat(Layer):
     Parameters
     ----------
     axis : int
-        Of a sample, so 0 is the first after the batch; by default the channels.
+        Axis of a sample: 0 is the first after the batch; by default the channels.
     """
 
     saves = ()

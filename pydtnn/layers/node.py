@@ -18,7 +18,7 @@ class Node:
         For the model's inputs, an `Identity` that never runs.
     inputs : tuple of Node
     shape : tuple of int
-        Of the output, without the batch axis.
+        Shape of the output, without the batch axis.
     consumers : list of Node
         Nodes that read the output.
     releases : tuple of int

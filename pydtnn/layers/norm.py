@@ -218,8 +218,8 @@ class LayerNorm(GroupNorm):
     Parameters
     ----------
     axes : int
-        How many trailing axes are normalised together; gamma and beta have one entry for each of
-        their elements.
+        Number of trailing axes that are normalised together; gamma and beta have one entry for
+        each of their elements.
     epsilon : float
 
     References

@@ -200,9 +200,9 @@ class ParameterBuffer:
         it.
     backend : Backend
     dtype : str or numpy.dtype
-        Of values and gradients.
+        Type of values and gradients.
     working : str or numpy.dtype, optional
-        Of working copies; by default the same, so that there are none.
+        Type of working copies; by default `dtype`, without working copies.
     bucket_bytes : sequence of int
         Minimum size of each bucket: one number for each of the first buckets, the last one also for
         all that follow.

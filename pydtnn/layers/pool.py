@@ -102,7 +102,7 @@ class AvgPool2d(_Pool2d):
         self.count_padding = count_padding
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Take the means."""
+        """Compute the means."""
         (x,) = xs
         y = self.empty(len(x), self.output_shape)
         self.backend.pool.average_forward(x, self.geometry, out=y, count_padding=self.count_padding)
@@ -147,7 +147,7 @@ class AdaptiveAvgPool2d(Layer):
         return (*self.output, channels)
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Take the means."""
+        """Compute the means."""
         (x,) = xs
         y = self.empty(len(x), (*self.output, x.shape[-1]))
         self.backend.pool.adaptive_forward(x, out=y)

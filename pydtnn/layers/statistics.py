@@ -27,7 +27,7 @@ class Statistic:
     momentum : float
         Weight of a new step: ``running = (1 - momentum) running + momentum new``.
     length : int, optional
-        Of `sums`, as returned by `Norm.sums_length`; by default 1 + 2 C.
+        Length of `sums`, as returned by `Norm.sums_length`; by default 1 + 2 C.
 
     Attributes
     ----------

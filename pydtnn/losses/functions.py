@@ -64,7 +64,7 @@ class Loss(ABC):
         Parameters
         ----------
         shape : tuple of int
-            Of the predictions, ``(N, ...)``.
+            Shape of the predictions, ``(N, ...)``.
         target : Array
 
         Raises

@@ -27,8 +27,8 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
     Raises
     ------
     ValueError
-        For other shapes, for numbers that are not integers, and for a class out of range, naming
-        the sample.
+        If the shape is another, numbers are not integers, or a class is out of range (the message
+        contains the sample).
     """
     if len(shape) != 2:
         raise ValueError(
@@ -65,7 +65,7 @@ def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:
     Raises
     ------
     ValueError
-        For other shapes, and for a class out of range.
+        If the shape is another, or a class is out of range.
     """
     if is_classes(shape, target):
         check_classes(who, shape, target)
@@ -93,7 +93,7 @@ def dense(xp: Any, y: Array, target: Array) -> Array:
     Returns
     -------
     Array
-        Of the shape and dtype of `y`.
+        Targets of the shape and dtype of `y`.
     """
     if is_classes(y.shape, target):
         return one_hot(xp, target, y.shape[1], y.dtype)

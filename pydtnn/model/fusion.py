@@ -45,7 +45,7 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     ----------
     graph : Graph
     outputs : tuple of Node
-        Of the model.
+        Outputs of the model.
 
     Returns
     -------

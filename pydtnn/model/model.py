@@ -39,7 +39,7 @@ class Model:
         and the model's outputs are float32. Intended for GPUs: the compiled kernels of a "cpu"
         backend require at least 32 bits, so that it uses the slow reference for 16 bits.
     seed : int
-        Of the initial weights: they are a function of the seed and each parameter's name.
+        Seed of the initial weights, which are a function of it and of each parameter's name.
     bucket_bytes : int, optional
         Size of the messages in which gradients are exchanged. By default 1 MiB, unless a trainer
         with ranks on several hosts selects another (`choose_buckets`).

@@ -20,7 +20,7 @@ class LARS(Optimizer):
     """SGD with momentum and a learning rate that is scaled per parameter.
 
     ``r = trust |w| / (|g| + decay |w|)``; ``v = momentum v + lr r (g + decay w)``; ``w -= v``.
-    Where `w` or `g` is 0, and without decay, ``r = 1``.
+    If `w` or `g` is 0, and without decay, ``r = 1``.
 
     Parameters
     ----------

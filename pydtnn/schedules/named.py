@@ -29,7 +29,7 @@ class Run:
     lr : float
         The highest learning rate.
     steps, steps_per_epoch : int
-        Of the whole training and of an epoch.
+        Number of steps of the training and of an epoch.
     warmup_steps : int
         Steps of the initial linear increase.
     """
@@ -153,7 +153,8 @@ def get_schedule(
     Raises
     ------
     TypeError, ValueError
-        For an unknown name or option, with the nearest ones, and for a number out of its limits.
+        If a name or option is unknown (the message contains the nearest ones), or a number is out
+        of range.
     """
     run = Run(lr, total_steps, steps_per_epoch, warmup_steps)
     made = SCHEDULE.find(schedule).make(options, run)

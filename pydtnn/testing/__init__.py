@@ -52,7 +52,7 @@ def check_layer(
     positive : bool
         Whether inputs must be positive, as for a logarithm; they are then at least 0.5.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
 
     Raises
     ------

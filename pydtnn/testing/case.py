@@ -43,7 +43,7 @@ class Case:
     layer : Layer
         Copied.
     shapes : tuple of tuple of int
-        Of one sample of each input.
+        Shape of one sample of each input.
     backend : Backend
     batch : int
         Samples.

@@ -52,7 +52,7 @@ def check_scheme(
     tolerance : float
         Largest difference from serial training, relative to the largest parameter.
     seed : int
-        Of the data.
+        Seed of the data.
     timeout : float
         Maximum duration of one run, in s; each takes about 50 ms.
 

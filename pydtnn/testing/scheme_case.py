@@ -34,14 +34,14 @@ class Case:
     tolerance : float
         Largest difference from serial training, relative to the largest parameter.
     timeout : float
-        Of one run, in s.
+        Time limit of one run, in s.
 
     Attributes
     ----------
     serial, quiet : Course
         Serial training, and ranks without communication of the scheme.
     plain : list of Course
-        Of every rank, with one bucket per parameter and no special conditions.
+        Results of every rank, with one bucket per parameter and no special conditions.
     must_be_serial : bool
         Whether the scheme must agree with serial training.
     """

@@ -68,7 +68,7 @@ class Course:
     final : ndarray
         All parameters at the end, averaged if they differ between ranks.
     first_loss, last_loss : float
-        Of all samples, before the first step and after the last.
+        Loss of all samples, before the first step and after the last.
     calls : list of str
         Calls of the rank in all steps.
     messages, bytes : int

@@ -52,7 +52,7 @@ class SchemeReport:
     ----------
     scheme : str
     parameters, buckets : int
-        Of the model.
+        Number of parameters and buckets of the model.
     first_loss, serial_loss : float
         Before training, and after serial training.
     rows : tuple of SchemeRow

@@ -142,7 +142,7 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     ----------
     setup : Setup
     loader : Loader
-        Of the training.
+        Loader of the training set.
     accumulation : int
         Micro-batches of a rank.
 
@@ -196,7 +196,7 @@ def check_plan(
     ----------
     setup : Setup
     plan : mapping
-        Of the batches, by name with underscores; `others` are compared only between ranks.
+        Plan of the batches, by name with underscores; `others` are compared only between ranks.
     was : mapping
         The plan of the continued training, if any.
 

@@ -36,7 +36,7 @@ def not_finite(
     context : StepContext
         Context in which it was computed.
     totals : Totals
-        Of all ranks, on the host: if the loss is finite, a metric is reported.
+        Sums over all ranks, on the host; if the loss is finite, a metric is reported.
     when : str
         "at epoch 1, step 2".
     """

@@ -173,7 +173,7 @@ class Trainer:
             By default, the number of steps for one pass over all samples; the last step may be
             smaller.
         seed : int
-            Of the order of the samples, their augmentation and dropout.
+            Seed of the order of the samples, their augmentation and dropout.
         loader_threads : int
             Threads that prepare batches in advance; with 0 each is prepared when it is needed.
 

@@ -40,7 +40,7 @@ def save_checkpoint(
     Parameters
     ----------
     directory : str or Path
-        Of one run: checkpoints of later steps are removed too.
+        Folder of one run: checkpoints of later steps are removed too.
     trainer : Trainer
         Between two steps.
     config : mapping, optional

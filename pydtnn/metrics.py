@@ -85,8 +85,8 @@ class _DenseMetric(Metric):
 class Accuracy(Metric):
     """Share of samples whose largest score is that of their class.
 
-    Of equal scores the first is used. With one output per sample, class 1 is predicted where the
-    logit is above 0.
+    If scores are equal, the first is used. With one output per sample, class 1 is predicted
+    if the logit is above 0.
     """
 
     name = "accuracy"

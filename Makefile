@@ -40,7 +40,7 @@ demo: $(READY)
 
 # Without those that take longest: LONG in tests/conftest.py, most of them of GPU code, and what is marked long.
 test: $(READY)
-	$(RUN) -m pytest -m "not long" $(PYTEST_FLAGS)
+	$(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side) -m "not long" $(PYTEST_FLAGS)
 
 test-all: $(READY)
 	$(RUN) -m pytest $(PYTEST_FLAGS)

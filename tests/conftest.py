@@ -24,17 +24,16 @@ from tests.random_cases import Cases, Fuzz, add_options
 os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was faster today
 
 LONG = (
-    *(f"tests/kernels/cuda/test_{name}.py" for name in ("compile", "emulated", "every_kernel")),
-    "tests/kernels/cuda/test_races.py",
-    *(f"tests/benchmarks/test_gpu_{name}.py" for name in ("benchmarks", "check", "first")),
-    *("tests/simulated/", "tests/comm/test_training_on_device.py"),
-    *("tests/training/test_train_on_device.py", "tests/data/test_synthetic_learning.py"),
+    *("tests/benchmarks/", "tests/fuzz/", "tests/kernels/cuda/", "tests/simulated/"),
+    *("tests/comm/test_nccl.py", "tests/comm/test_training_on_device.py"),
+    *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *(f"tests/parity/test_{name}.py" for name in ("resnet", "peers", "gpu_peers")),
-    "tests/test_packaging.py",
+    *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
 )
-"""What `make test` leaves to `make test-all`: it compiles, emulates and simulates GPU code, trains
-for a minute, runs benchmarks beside PyTorch, or builds distributions. Single cases are marked where
-they are: those of a product whose every factor other cases have."""
+"""Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run benchmarks,
+draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, or build
+distributions. Single tests are marked in their files: cases of a product of parameters all of which
+occur in other cases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-COMMUNICATION = ("tests/comm", "tests/parallel", "tests/fuzz", "tests/test_ending.py")
+COMMUNICATION = ("tests/comm", "tests/parallel", "tests/test_ending.py")
 """Tests of the second process: about half of the time."""
 
 

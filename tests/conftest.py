@@ -30,10 +30,10 @@ LONG = (
     *(f"tests/parity/test_{name}.py" for name in ("resnet", "peers", "gpu_peers")),
     *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
 )
-"""Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run benchmarks,
-draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, or build
-distributions. Single tests are marked in their files: cases of a product of parameters all of which
-occur in other cases."""
+"""Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
+benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, or
+build distributions. Single tests are marked in their files: cases of a product of parameters all of
+which occur in other cases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

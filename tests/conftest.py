@@ -29,10 +29,12 @@ LONG = (
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *(f"tests/parity/test_{name}.py" for name in ("resnet", "peers", "gpu_peers")),
     *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
+    *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
+    "tests/parallel/schemes/test_between_hosts.py",
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
-benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, or
-build distributions. Single tests are marked in their files: cases of a product of parameters all of
+benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build
+distributions, emulate hosts or measure memory. Single tests are marked in their files: cases of a product of parameters all of
 which occur in other cases."""
 
 

@@ -34,8 +34,8 @@ LONG = (
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
 benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build
-distributions, emulate hosts or measure memory. Single tests are marked in their files: cases of a product of parameters all of
-which occur in other cases."""
+distributions, emulate hosts or measure memory. Single tests are marked in their files: cases of a
+product of parameters all of which occur in other cases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

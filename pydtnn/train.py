@@ -19,7 +19,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.utils.errors import EXPLAINED, AgreedError, describe, traceback_if_wanted
+from pydtnn.utils.errors import EXPLAINED, AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.output import discard
 
@@ -74,7 +74,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         # Without a communicator, all ranks of a host lack MPI or have the same invalid variable.
         alike = comm is None and isinstance(error, ImportError | ValueError)
         if not alike or is_first_on_host():
-            print(f"{traceback_if_wanted(error)}{describe(error)}", file=sys.stderr)
+            print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -87,20 +87,20 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
     """
     told = threading.Lock()
 
-    def tell(number: int) -> None:
+    def report_signal(number: int) -> None:
         if number != signal.SIGINT and told.acquire(
             blocking=False
         ):  # KeyboardInterrupt is reported by main
             os.write(2, f"{SIGNALS[number]}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:
-        tell(number)
+        report_signal(number)
         raise SystemExit(128 + number)
 
     if comm.size > 1 or threading.current_thread() is not threading.main_thread():
         yield  # the communicator handles signals, or this thread cannot install handlers
         return
-    watch = SignalWatch(leave, act=tell)
+    watch = SignalWatch(leave, act=report_signal)
     try:
         yield
     finally:

@@ -71,9 +71,9 @@ class Checkpointer(Callback):
                 )
         self._saved = (trainer.epoch, trainer.step)
         if self._saved == (0, 0):
-            on_rank_0(trainer.comm, self._refuse_others)
+            on_rank_0(trainer.comm, self._check_folder)
 
-    def _refuse_others(self) -> None:
+    def _check_folder(self) -> None:
         others = find_checkpoints(self.directory)
         if others:
             raise FileExistsError(

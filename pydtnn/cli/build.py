@@ -21,7 +21,7 @@ from pydtnn.callbacks import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import create_exchange
-from pydtnn.cli.parts import find, refuse_unless_taken
+from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, load_dataset, split_validation
@@ -139,7 +139,7 @@ def create_loss(config: TrainConfig) -> Loss:
     found, _ = find(config, "loss")
     if not config.label_smoothing:
         return found.make({})
-    refuse_unless_taken(found, "label_smoothing", "--label-smoothing")
+    require_parameter(found, "label_smoothing", "--label-smoothing")
     return found.make({"label_smoothing": config.label_smoothing})
 
 
@@ -192,7 +192,7 @@ def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Opti
     for name, ours in USUAL.items():
         given = getattr(config, name)
         if given is not None:
-            refuse_unless_taken(found, name, "--" + name.replace("_", "-"))
+            require_parameter(found, name, "--" + name.replace("_", "-"))
         numbers[name] = given if given is not None else usual.get(name) or ours
     return found.make(options, **numbers)
 

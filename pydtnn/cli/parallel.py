@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.parts import find, refuse_unless_taken
+from pydtnn.cli.parts import find, require_parameter
 from pydtnn.comm import Communicator
 from pydtnn.comm.checked import Checked
 from pydtnn.comm.schedules.auto import RULE, create_allreduce
@@ -51,9 +51,9 @@ def create_exchange(config: TrainConfig, comm: Communicator) -> GradientExchange
         raise TypeError(f"scheme {found.name}: expected {found.kind.expected}, got an instance")
     sums = create_sums_of(config)
     if not config.overlap:
-        refuse_unless_taken(found, "overlap", "--no-overlap")
+        require_parameter(found, "overlap", "--no-overlap")
     if sums is not Sums:
-        refuse_unless_taken(found, "sums", "--compress and --exact")
+        require_parameter(found, "sums", "--compress and --exact")
     return found.make(options, comm, overlap=config.overlap, sums=sums)
 
 

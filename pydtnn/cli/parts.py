@@ -74,7 +74,7 @@ def find(config: TrainConfig, part: str) -> tuple[Found[Any], dict[str, Any]]:
     return PARTS[part].find(getattr(config, part)), options
 
 
-def refuse_unless_taken(found: Found[Any], name: str, flag: str) -> None:
+def require_parameter(found: Found[Any], name: str, flag: str) -> None:
     """Raise ValueError if a flag has no effect because `found` has no such parameter."""
     if name not in found.takes:
         others = [key for key in found.kind.registry if name in found.kind.find(key).takes]

@@ -12,7 +12,7 @@ from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
-from pydtnn.utils.errors import describe, traceback_if_wanted
+from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
 
 EXAMPLES = """examples:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = _parser().parse_args(arguments)
             options.command(options)
     except Exception as error:
-        print(f"{traceback_if_wanted(error)}pydtnn.comm: {describe(error)}", file=sys.stderr)
+        print(f"{requested_traceback(error)}pydtnn.comm: {describe(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -100,7 +100,7 @@ class Attendance:
         while not everyone.Test():
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-            self._hear()
+            self._receive()
             if not told and time.monotonic() > tell_at:
                 others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
                 told = [self._comm.isend(dict(self.calls), rank) for rank in others]
@@ -112,7 +112,7 @@ class Attendance:
             looks = looks + 1 if wait is not None and wait is before else 0
             before = wait
             if wait is not None and looks and not self._mpi.Is_finalized():
-                self._hear()
+                self._receive()
                 rank = self._absent(wait, looks)
                 if rank is not None and self.waiting is wait:
                     self._report(
@@ -120,7 +120,7 @@ class Attendance:
                         "must make the same calls, and leave together"
                     )
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Receive the messages of ranks that have exited."""
         while message := self._comm.improbe():
             status = self._mpi.Status()

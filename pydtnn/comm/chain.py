@@ -61,9 +61,9 @@ class Chain(Request):
     ) -> None:
         self._steps, self._queue = steps, queue
         self._current = next(steps, None)
-        self._goes_on = by_test
+        self._advances = by_test
         if queue is not None and in_turn and self._current is not None:
-            self._goes_on = False
+            self._advances = False
             queue.add(self._current, self._in_turn)
             queue.progress()
 
@@ -77,9 +77,9 @@ class Chain(Request):
     def test(self) -> bool:
         if self._queue is not None:
             self._queue.progress()
-        while self._goes_on and self._current is not None and self._current.test():
+        while self._advances and self._current is not None and self._current.test():
             self._current = next(self._steps, None)
         return self._current is None
 
     def _in_turn(self) -> None:
-        self._current, self._goes_on = next(self._steps, None), True
+        self._current, self._advances = next(self._steps, None), True

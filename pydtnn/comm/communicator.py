@@ -279,7 +279,7 @@ class Communicator(ABC):
         if color < 0:
             raise ValueError(f"split: color must be at least 0, got {color}; number groups from 0.")
         group = self._split(color, key)
-        group._take_over()
+        group._take_ownership()
         return group
 
     def split_by_host(self) -> Communicator:
@@ -348,7 +348,7 @@ class Communicator(ABC):
     def _free(self) -> None:
         """Implement `free`."""
 
-    def _take_over(self) -> None:
+    def _take_ownership(self) -> None:
         """Take ownership of the resources of this group, which was created by `split`."""
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.utils.machine import cpu_quotas
-from pydtnn.utils.threads import cores_here, threads_wanted
+from pydtnn.utils.threads import cores_here, requested_threads
 
 
 def threads_per_rank(comm: Communicator) -> int:
@@ -43,4 +43,4 @@ def threads_per_rank(comm: Communicator) -> int:
     ranks_in = Counter(group for _, groups in beside for group in groups)
     own_cores = sum((Fraction(1, ranks_on[core]) for core in mine), Fraction(0))
     share = min([own_cores, *(quota / ranks_in[group] for group, quota in quotas.items())])
-    return threads_wanted() or max(1, int(share))
+    return requested_threads() or max(1, int(share))

@@ -38,7 +38,7 @@ class Delayed(Wrapper):
         """Sleep for a random time, or only let other threads run."""
         time.sleep(max(0.0, self._random.uniform(-self.longest, self.longest)))
 
-    def says_not_yet(self) -> bool:
+    def delays_completion(self) -> bool:
         """Whether `test` shall report a request as incomplete once more."""
         return self._random.random() < 0.5
 
@@ -67,5 +67,5 @@ class _DelayedRequest(Request):
     def test(self) -> bool:
         if not self._done:
             self._comm.pause()
-            self._done = not self._comm.says_not_yet() and self._inner.test()
+            self._done = not self._comm.delays_completion() and self._inner.test()
         return self._done

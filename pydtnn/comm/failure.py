@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.reporter import Reporter
 from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.utils.errors import AgreedError, describe, traceback_if_wanted
+from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 
 _PATIENCE = 1.0
 """Seconds during which a rank lets a rank that failed before it print and abort."""
@@ -77,7 +77,7 @@ class _Failure:
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
-            leave = _leave_to_the_watcher
+            leave = _defer_to_signal_thread
             always = (signal.SIGINT, signal.SIGTERM)  # even if the launcher ignores them
             self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
 
@@ -94,9 +94,9 @@ class _Failure:
             if self.comm.rank == 0:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:
-                _print(traceback_if_wanted(error))
+                _print(requested_traceback(error))
         elif self.comm.size == 1:
-            _print(f"{traceback_if_wanted(error)}{describe(error)}\n")
+            _print(f"{requested_traceback(error)}{describe(error)}\n")
         else:
             self._end_by(error)
 
@@ -115,7 +115,7 @@ class _Failure:
         reason, trace = type(error).__name__, ""
         exit_after(_LONGEST, 1)
         try:
-            reason, trace = describe(error), traceback_if_wanted(error)
+            reason, trace = describe(error), requested_traceback(error)
         finally:
             self._end(reason, trace, 1)
 
@@ -152,7 +152,7 @@ def exit_after(seconds: float, code: int) -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _leave_to_the_watcher(number: int, frame: FrameType | None) -> None:
+def _defer_to_signal_thread(number: int, frame: FrameType | None) -> None:
     """Prevent KeyboardInterrupt in Python, and termination of this rank alone by the system."""
 
 

@@ -54,7 +54,7 @@ class Kills:
         """Regard the kills counted at the previous call of this method as past."""
         self._before, self._newer = self._newer, self._count()
 
-    def lately(self) -> bool:
+    def recent(self) -> bool:
         """Return whether there were kills that are not past."""
         return self._count() > self._before
 
@@ -114,7 +114,7 @@ def watch(
                     connections[connection.fileno()] = connection
                     words[connection.fileno()] = b""
                     poll.register(connection, select.EPOLLIN)
-                elif said := _hear(connections[number]):
+                elif said := _receive(connections[number]):
                     words[number] += said
                 else:
                     rank, _, last = words.pop(number).partition(b"\n")
@@ -124,7 +124,7 @@ def watch(
     return None
 
 
-def _hear(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     """Return the message of a rank; empty if it has ended."""
     try:
         return connection.recv(64)
@@ -173,7 +173,7 @@ def main() -> None:
     rank = watch(socket.socket(fileno=listener), ranks, kills.remember)
     if rank is None:
         return
-    told = explain(rank, kills.lately(), ranks == of)
+    told = explain(rank, kills.recent(), ranks == of)
     if told is not None and is_first(file):
         os.write(2, f"{told}\n".encode())
 

@@ -38,9 +38,9 @@ class Wrapper(Communicator):
         """Wrap a group that was split off."""
         return type(self)(group)
 
-    def _take_over(self) -> None:
+    def _take_ownership(self) -> None:
         self._frees_inner = True
-        self.inner._take_over()
+        self.inner._take_ownership()
 
     def _free(self) -> None:
         """Free the inner communicator if it was split off together with this one."""

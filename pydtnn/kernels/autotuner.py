@@ -131,7 +131,7 @@ class Autotuner:
         near = nearest(self._table.get(what, ()), batch)
         if near and (self.frozen or max(near, batch) <= ALIKE * min(near, batch)):
             choice = self._table[what][near]
-            return choice.name, _told(choice) if near == batch else f"as for batch {near}"
+            return choice.name, _reason(choice) if near == batch else f"as for batch {near}"
         if self.frozen or self.mode == "fixed":
             return rule(geometry, candidates), "by rule"
         found = self.file.find(self.setting, what, batch, candidates)
@@ -140,7 +140,7 @@ class Autotuner:
             choice = Winner(fastest(times, rule(geometry, candidates)), times)
             found = self.file.add(self.setting, what, batch, choice)
         self._table.setdefault(what, {})[batch] = found
-        return found.name, _told(found)
+        return found.name, _reason(found)
 
     def drop(
         self, operation: str, geometry: ConvGeometry, batch: int, dtype: Any, name: str, why: str
@@ -261,7 +261,7 @@ def nearest(batches: Iterable[int], batch: int) -> int | None:
     return min(batches, key=lambda b: (max(b, batch) / min(b, batch), b), default=None)
 
 
-def _told(choice: Winner) -> str:
+def _reason(choice: Winner) -> str:
     """Format the reason: "measured: winograd4 0.58 ms, direct 1.04 ms"."""
     if not choice.seconds:
         return "as agreed on before"

@@ -109,7 +109,7 @@ class NormAddReLU(TwoPhase, Layer):
 
     def _sums(self, norm: BatchNorm, x: Array | Deferred, context: StepContext) -> Array:
         """Return the sums of an input: those of the preceding convolution, or new ones."""
-        taken = _taken(x)
+        taken = _computed_sums(x)
         return norm.forward_sums(self.array(x), context=context) if taken is None else taken
 
     def _normalized(
@@ -118,7 +118,11 @@ class NormAddReLU(TwoPhase, Layer):
         """Return the normalisation of an input and its map: pivot, factor and shift, (3, C)."""
         own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
         parameters = (norm.gamma.value, norm.beta.value, norm.epsilon)
-        given, taken, kernels = norm.given_sums(context, total), _taken(x), self.backend.norm
+        given, taken, kernels = (
+            norm.given_sums(context, total),
+            _computed_sums(x),
+            self.backend.norm,
+        )
         if given is not None:
             sums, n = given
             kernels.coefficients(sums, *parameters, moments=own, out=map_)
@@ -227,6 +231,6 @@ class NormAddReLU(TwoPhase, Layer):
         return Cost(flops[0], flops[1], 0, 0)
 
 
-def _taken(x: Array | Deferred) -> Array | None:
+def _computed_sums(x: Array | Deferred) -> Array | None:
     """Return the sums of `x` that the preceding convolution computed."""
     return x.sums if isinstance(x, Deferred) else None

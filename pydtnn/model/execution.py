@@ -28,7 +28,7 @@ Total = Callable[[Sequence[np.ndarray]], np.ndarray]
 """Function that adds the contributions of the generators and of other ranks."""
 
 
-def walk_forward(
+def forward_loop(
     graph: Graph,
     x: Array | tuple[Array, ...],
     context: StepContext,
@@ -69,7 +69,7 @@ def walk_forward(
     return (outputs if len(outputs) > 1 else outputs[0]), residuals
 
 
-def walk_backward(
+def backward_loop(
     graph: Graph,
     buckets: Sequence[Bucket],
     dy: Array | tuple[Array, ...],

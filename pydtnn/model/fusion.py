@@ -162,10 +162,10 @@ def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
         if conv and not conv.relu:
             conv.norm = norm
     layer.folded = tuple(conv is not None and conv.norm is not None for conv in makers)
-    layer.new_gradient = _hands_over(node, layer)
+    layer.new_gradient = _may_overwrite_gradient(node, layer)
 
 
-def _hands_over(node: Node, layer: NormAddReLU) -> bool:
+def _may_overwrite_gradient(node: Node, layer: NormAddReLU) -> bool:
     """Return whether a plain input may overwrite the gradient it receives.
 
     The same array is part of the other input's deferred gradient, which must be read before.

@@ -164,7 +164,7 @@ class Graph:
         owners: set[Node] = set()
         for node in reversed(self.nodes):
             if node not in self.outputs and (
-                len(node.consumers) > 1 or self._hands_over(node.consumers[0], owners)
+                len(node.consumers) > 1 or self._gives_up_gradient(node.consumers[0], owners)
             ):
                 owners.add(node)
             node.layer.overwrites_dy = node.layer.may_overwrite_dy and node in owners
@@ -179,6 +179,6 @@ class Graph:
                 layer.finishes = first and layer.needs_dx and takes
 
     @staticmethod
-    def _hands_over(consumer: Node, owners: set[Node]) -> bool:
+    def _gives_up_gradient(consumer: Node, owners: set[Node]) -> bool:
         passes = "gradient" in consumer.layer.views and len(consumer.inputs) == 1
         return consumer.layer.new_gradient or (passes and consumer in owners)

@@ -16,10 +16,10 @@ from pydtnn.layers.blocks import Net
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.model.execution import Total, check_inputs, run_together, walk_backward, walk_forward
+from pydtnn.model.execution import Total, backward_loop, check_inputs, forward_loop, run_together
+from pydtnn.model.fit import check_fit
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import whole
 
 
@@ -81,7 +81,7 @@ class Model:
         self.seed = whole("Model", "seed", seed, at_least=0)
         if bucket_bytes is not None:
             bucket_bytes = whole("Model", "bucket_bytes", bucket_bytes, at_least=1)
-        self._settled = bucket_bytes is not None
+        self._buckets_fixed = bucket_bytes is not None
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
@@ -128,14 +128,14 @@ class Model:
         """
         total = sum(buffer.grads.nbytes for buffer in self.buffers)
         nbytes = choose(total, DEFAULT_BUCKET_BYTES)
-        if not self._settled and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
+        if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
             values = {name: p.master.copy() for name, p in self.parameters.items()}
             self._place_parameters(nbytes)
             for name, p in self.parameters.items():
                 p.master[...] = values[name]
             self.refresh()
             self.backend.trim()
-        self._settled = True
+        self._buckets_fixed = True
 
     def refresh(self) -> None:
         """Round the parameters into the working copies of a 16-bit model; called by forward."""
@@ -211,7 +211,7 @@ class Model:
         """
         self.refresh()
         loops = [
-            walk_forward(self.graph, x, context, keep, after_node, joint=total is not None)
+            forward_loop(self.graph, x, context, keep, after_node, joint=total is not None)
             for x, context in zip(xs, contexts, strict=True)
         ]
         return run_together(loops, total)
@@ -292,7 +292,7 @@ class Model:
                 buffer.write_to(slots[shard] if slots else 0)
 
         loops = [
-            walk_backward(
+            backward_loop(
                 self.graph,
                 self.buckets,
                 dy,
@@ -373,22 +373,3 @@ class Model:
         from pydtnn.model.summary import summarize
 
         return summarize(self, batch, slots=slots)
-
-
-def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    """Check that two sets of named arrays have the same names and shapes.
-
-    Raises
-    ------
-    ValueError
-        The message lists missing and unknown names and shapes that differ.
-    """
-    problems = [f"{name} is missing" for name in own if name not in given]
-    problems += [f"{name} is unknown" for name in given if name not in own]
-    problems += [
-        f"{name} has shape {given[name].shape} instead of {own[name].shape}"
-        for name in own
-        if name in given and given[name].shape != own[name].shape
-    ]
-    if problems:
-        raise ValueError(f"weights do not fit the model: {some(problems)}")

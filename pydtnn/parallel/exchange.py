@@ -52,8 +52,8 @@ class GradientExchange:
         Samples this rank has trained on since parameters were last averaged; the trainer counts
         them.
     requests : dict of int to Request
-        Messages of a step, by the bucket's index; see `started`.
-    under_way : Queue
+        Messages of a step, by the bucket's index; see `add_request`.
+    pending : Queue
         Requests that were not complete at their last test.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
@@ -114,7 +114,7 @@ class GradientExchange:
         self.local_samples = 1
         self._aside: tuple[list[np.ndarray], int] | None = None  # this rank's values and samples
         self.requests: dict[int, Request] = {}
-        self.under_way = Queue()
+        self.pending = Queue()
 
     def why_not_captured(self) -> str:
         """Return why messages cannot be captured in a CUDA graph; an empty string if they can."""
@@ -193,12 +193,12 @@ class GradientExchange:
     def bucket_ready(self, bucket: Bucket) -> None:
         """Called when a bucket's gradients are complete, in the same order on every rank."""
 
-    def started(self, bucket: Bucket, request: Request) -> None:
-        """Store the request of a bucket's message until `taken` or `drain` is called."""
+    def add_request(self, bucket: Bucket, request: Request) -> None:
+        """Store the request of a bucket's message until `pop_request` or `drain` is called."""
         self.requests[bucket.index] = request
-        self.under_way.add(request)
+        self.pending.add(request)
 
-    def taken(self, bucket: Bucket) -> Request:
+    def pop_request(self, bucket: Bucket) -> Request:
         """Remove and return the request that `bucket_ready` has started for a bucket.
 
         Raises
@@ -218,7 +218,7 @@ class GradientExchange:
 
     def drain(self) -> None:
         """Wait for all pending messages, in the order in which they were started."""
-        self.under_way.wait()
+        self.pending.wait()
         self.requests.clear()
 
     def progress(self) -> None:
@@ -226,7 +226,7 @@ class GradientExchange:
 
         Tests the oldest pending message.
         """
-        self.under_way.progress()
+        self.pending.progress()
 
     def update(self, optimizer: Optimizer) -> None:
         """Update the parameters; called after backward."""
@@ -358,17 +358,17 @@ class AllReduce(GradientExchange):
     def bucket_ready(self, bucket: Bucket) -> None:
         """Start to sum the bucket's gradients."""
         if self.overlap:
-            self.started(bucket, self.start_sum(bucket))
+            self.add_request(bucket, self.start_sum(bucket))
 
     def update(self, optimizer: Optimizer) -> None:
         """Update each bucket when its sum is complete."""
-        self.under_way = Queue()  # the update waits for its requests
+        self.pending = Queue()  # the update waits for its requests
         optimizer.step(self.wait)
 
     def wait(self, bucket: Bucket) -> None:
         """Wait until the bucket's gradients are summed over all ranks."""
         if self.overlap:
-            self.taken(bucket).wait()
+            self.pop_request(bucket).wait()
         else:
             self.start_sum(bucket).wait()
 

@@ -13,7 +13,7 @@ from pydtnn.comm import create_communicator
 from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing.scheme import check_scheme
 from pydtnn.testing.scheme_report import SchemeReport
-from pydtnn.utils.errors import describe, traceback_if_wanted
+from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
 
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_check(_parser().parse_args(arguments)))
     except Exception as error:
         told = str(error) if isinstance(error, AssertionError) else describe(error)
-        print(f"{traceback_if_wanted(error)}{told}", file=sys.stderr)
+        print(f"{requested_traceback(error)}{told}", file=sys.stderr)
         return 1
     return 0
 

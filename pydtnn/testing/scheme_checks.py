@@ -76,11 +76,11 @@ def check_result(case: Case, courses: Sequence[Course], when: str, serial: Cours
     """No request is pending, ranks are equal as declared, and parameters are correct."""
     first = courses[0]
     for rank, course in enumerate(courses):
-        if course.unmet:
-            case.fail(f"the {course.unmet[0]} of rank {rank} has no counterpart", when)
-        if course.under_way:
+        if course.unmatched:
+            case.fail(f"the {course.unmatched[0]} of rank {rank} has no counterpart", when)
+        if course.pending:
             case.fail(
-                f"the {course.under_way[0]} of rank {rank} is not complete at the end; wait for "
+                f"the {course.pending[0]} of rank {rank} is not complete at the end; wait for "
                 "every request, in averaged() at the latest",
                 when,
             )

@@ -75,7 +75,7 @@ class Course:
         Traffic of all steps; bytes in B.
     waited, wall : float
         Time that all steps spent in communication, and their whole time, in s.
-    under_way, unmet : list of str
+    pending, unmatched : list of str
         Operations that were not complete on the rank at the end of the run, and those of them
         without a counterpart on other ranks.
     """
@@ -93,8 +93,8 @@ class Course:
     bytes: int = 0
     waited: float = 0.0
     wall: float = 0.0
-    under_way: list[str] = field(default_factory=list)
-    unmet: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
 
 
 def problem(seed: int) -> ArrayDataset:

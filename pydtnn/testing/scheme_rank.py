@@ -111,9 +111,9 @@ class Rank:
             self.exchange.average_parameters()
         course.final = self._values()
         trainer.comm.barrier()  # all matching operations are complete
-        course.under_way = [request.what for request in self.ledger.under_way]
+        course.pending = [request.what for request in self.ledger.pending]
         if plan.delays is None:  # a delayed request is never complete at the first test
-            course.unmet = [r.what for r in self.ledger.under_way if not r.inner.test()]
+            course.unmatched = [r.what for r in self.ledger.pending if not r.inner.test()]
         return course
 
     def _step(self, step: int) -> None:
@@ -140,7 +140,7 @@ class Rank:
 
     def _check_abandoned(self, before: np.ndarray) -> None:
         """No request is pending after an abandoned step, and no parameter has changed."""
-        for request in self.ledger.under_way:
+        for request in self.ledger.pending:
             raise ValueError(f"abandon() leaves {request.what} incomplete; wait for every request")
         if not np.array_equal(before, self._values()):
             raise ValueError("abandon() changed the parameters; only update() may change them")

@@ -26,7 +26,7 @@ class Ledger:
         All calls so far, in order.
     doing : str
         The current call of the rank, or an empty string.
-    under_way : list of WatchedRequest
+    pending : list of WatchedRequest
         Operations that have not completed in `wait` or `test`.
     fails_at : int
         The call, counted from 0, that raises `Injected`; -1 for none.
@@ -37,14 +37,14 @@ class Ledger:
 
     calls: list[str] = field(default_factory=list)
     doing: str = ""
-    under_way: list[WatchedRequest] = field(default_factory=list)
+    pending: list[WatchedRequest] = field(default_factory=list)
     fails_at: int = -1
     filler: int = 255
 
     def begin(self, what: str, args: tuple[Any, ...]) -> None:
         """Record a call; its arrays must not be in use."""
         for array in (a for a in args if isinstance(a, np.ndarray)):
-            for other in self.under_way:
+            for other in self.pending:
                 if other.keeps(array):
                     raise ValueError(
                         f"{what} uses an array of {other.what}, which is not complete; wait for "
@@ -88,12 +88,12 @@ class Watched(Wrapper):
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking call."""
-        self.ledger.begin(told := _told(what, args), args)
+        self.ledger.begin(told := _describe(what, args), args)
         return self.ledger.inside(told, call, *args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         """Run a call that returns a request."""
-        self.ledger.begin(told := _told(what, args), args)
+        self.ledger.begin(told := _describe(what, args), args)
         array, *more = args
         copy = array.copy()
         if what != "send":
@@ -114,7 +114,7 @@ class WatchedRequest(Request):
     _changes: bool
 
     def __post_init__(self) -> None:
-        self._ledger.under_way.append(self)
+        self._ledger.pending.append(self)
 
     def keeps(self, array: np.ndarray) -> bool:
         """Return whether this array must not be used elsewhere yet."""
@@ -133,9 +133,9 @@ class WatchedRequest(Request):
         return True
 
     def _complete(self) -> None:
-        if self not in self._ledger.under_way:
+        if self not in self._ledger.pending:
             return
-        self._ledger.under_way.remove(self)
+        self._ledger.pending.remove(self)
         expected = self._ledger.filler if self._changes else _bytes(self._copy)
         if not (_bytes(self._array) == expected).all():
             raise ValueError(
@@ -149,7 +149,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint8)
 
 
-def _told(what: str, args: tuple[Any, ...]) -> str:
+def _describe(what: str, args: tuple[Any, ...]) -> str:
     """Describe a call: "send of 12 float64 to rank 1 (tag 0)"."""
     arrays = [arg for arg in args if isinstance(arg, np.ndarray)]
     told = what + "".join(f" of {array.size} {array.dtype}" for array in arrays[:1])

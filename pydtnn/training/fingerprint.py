@@ -45,7 +45,7 @@ def check_data(comm: Communicator, datasets: Sequence[tuple[str, Dataset | None]
         prints = [own[number] for own in everywhere]
         same = all(first == second for _, first, second in prints)  # each rank read twice
         own = [(kind, first if same else None) for kind, first, _ in prints]
-        _refuse(
+        _raise_if_different(
             own,
             f"the samples of the {what} {data.name}",
             "give every rank the same data, in the same order",
@@ -73,10 +73,10 @@ def check_loaded(comm: Communicator, loaded: str | None, *, before_broadcast: bo
     own = comm.gather_object(loaded)
     if before_broadcast:
         own = [own[0] if other is None else other for other in own]
-    _refuse(own, "the weights that were loaded", "load the same file on every rank")
+    _raise_if_different(own, "the weights that were loaded", "load the same file on every rank")
 
 
-def _refuse(prints: Sequence[Any], what: str, advice: str) -> None:
+def _raise_if_different(prints: Sequence[Any], what: str, advice: str) -> None:
     others = [rank for rank, value in enumerate(prints) if value != prints[0]]
     if others:
         raise AgreedError(

@@ -50,7 +50,7 @@ class Passes:
         if setup.loss_scale is not None:
             self.scale = setup.loss_scale.loss(self.scale)
         self.joint = setup.sync_batch_norm
-        self.apart = self.sums.shards is not None and not self.joint  # statistics of each shard
+        self.separate = self.sums.shards is not None and not self.joint  # statistics of each shard
         self.totals = setup.new_totals(setup.model.backend.xp)
         self.losses: list[Part] = []
         self.statistics: list[Part] = []
@@ -71,7 +71,7 @@ class Passes:
             self._backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
         assert summed is not None
         summed.wait()
-        if self.apart:
+        if self.separate:
             total, request = self.sums.add_up(self.statistics)
             request.wait()
             statistics.sums[:] = total
@@ -91,7 +91,7 @@ class Passes:
             dys.append(self.setup.objective.compute(y, target, self.scale, totals))
             residuals.append(saved)
             self.losses.append((shard.number, totals.values))
-        if self.apart:
+        if self.separate:
             self.statistics.append((group[0].number, model.statistics.sums.copy()))
             model.statistics.begin_step()
         return dys, residuals

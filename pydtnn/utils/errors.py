@@ -86,7 +86,7 @@ def describe(error: BaseException) -> str:
     return printable(f"{name}{': ' * bool(text)}{text} ({place}PYDTNN_TRACEBACK=1 shows where)")
 
 
-def traceback_if_wanted(error: BaseException) -> str:
+def requested_traceback(error: BaseException) -> str:
     """Return the traceback of an error if PYDTNN_TRACEBACK=1 is set, otherwise an empty string."""
     if os.environ.get("PYDTNN_TRACEBACK", "0") in ("", "0"):
         return ""

@@ -35,7 +35,7 @@ def default_threads() -> int:
     ranks = ranks_here()
     share = Fraction(len(cores), 1 if pinned else ranks)
     share = min([share, *(quota / ranks for quota in cpu_quotas().values())])
-    return threads_wanted() or max(1, int(share))
+    return requested_threads() or max(1, int(share))
 
 
 def limit_blas_threads(threads: int) -> threadpool_limits:
@@ -67,7 +67,7 @@ def cores_here() -> list[int]:
     return list(range(os.cpu_count() or 1))  # macOS has no affinity
 
 
-def threads_wanted() -> int | None:
+def requested_threads() -> int | None:
     """Return OMP_NUM_THREADS; of a list such as "4,2", the first number (outermost level)."""
     text = os.environ.get("OMP_NUM_THREADS", "").strip()
     if not text:

@@ -99,16 +99,16 @@ def test_kills_for_lack_of_memory_count_for_a_while(tmp_path: Path) -> None:
 
     count(3)
     kills = watchdog.Kills(str(counters))
-    assert not kills.lately()
+    assert not kills.recent()
     count(4)
     kills.remember()
-    assert kills.lately()
+    assert kills.recent()
     kills.remember()
-    assert not kills.lately()
+    assert not kills.recent()
 
 
 def test_where_nobody_counts_there_were_no_kills(tmp_path: Path) -> None:
-    assert not watchdog.Kills(str(tmp_path / "nowhere")).lately()
+    assert not watchdog.Kills(str(tmp_path / "nowhere")).recent()
 
 
 def test_who_watches_remembers_the_kills_now_and_then(listener: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pydtnn.utils.errors import AgreedError, RankError, describe, traceback_if_wanted
+from pydtnn.utils.errors import AgreedError, RankError, describe, requested_traceback
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_no_escape_sequence_of_a_message_reaches_the_terminal(kind, monkeypatch)
     assert describe(error).isprintable()
     assert "x1b[2J" in describe(error)
     monkeypatch.setenv("PYDTNN_TRACEBACK", "1")
-    assert traceback_if_wanted(error).replace("\n", "").isprintable()
+    assert requested_traceback(error).replace("\n", "").isprintable()
 
 
 def test_letters_of_all_languages_are_told_as_they_are():

@@ -133,7 +133,7 @@ def _check_writes(where: str, steps: Round) -> None:
     sends = [(step.peer, step.send) for step in steps if step.send is not None]
     copies = [part for _, part, op in writes if op == "copy"]
     others = [part for _, part, op in writes if op == "sum"] + [part for _, part in sends]
-    if _are_apart(copies, others):
+    if _are_disjoint(copies, others):
         return
     for (first, part, op), (second, other, another) in combinations(writes, 2):
         if (op, another) != ("sum", "sum") and _overlap(part, other):
@@ -150,7 +150,7 @@ def _check_writes(where: str, steps: Round) -> None:
                 )
 
 
-def _are_apart(copies: Sequence[Part], others: Sequence[Part]) -> bool:
+def _are_disjoint(copies: Sequence[Part], others: Sequence[Part]) -> bool:
     """Whether no copy overlaps another copy, or one of the others; in O(n log n) time."""
     ordered = sorted(copies, key=lambda part: part.start)
     if any(left.stop > right.start for left, right in pairwise(ordered)):

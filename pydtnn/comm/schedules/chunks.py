@@ -81,13 +81,13 @@ def pieces(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     return max(1, round(nbytes / chunk_bytes))
 
 
-def chunks_under_way(hosts: Sequence[Hashable]) -> int:
+def chunks_in_flight(hosts: Sequence[Hashable]) -> int:
     """Return the number of chunks of one array that are in progress at the same time.
 
     `ACTIVE`, or 1 if all ranks share a host: no other process could transfer messages while they
     add, and the chunks would evict each other from the caches.
 
-    >>> chunks_under_way("aab"), chunks_under_way("aaa")
+    >>> chunks_in_flight("aab"), chunks_in_flight("aaa")
     (4, 1)
     """
     return 1 if len(set(hosts)) == 1 else ACTIVE

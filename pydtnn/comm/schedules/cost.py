@@ -13,7 +13,7 @@ import heapq
 from collections import Counter, defaultdict
 
 from pydtnn.comm.schedules import Algorithm, rounds
-from pydtnn.comm.schedules.chunks import CHUNK_BYTES, chunks_under_way, pieces
+from pydtnn.comm.schedules.chunks import CHUNK_BYTES, chunks_in_flight, pieces
 from pydtnn.comm.schedules.flows import Flows
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.timeline import timeline
@@ -39,7 +39,7 @@ def cost(
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
     active : int, optional
-        Chunks of the array in progress at the same time; by default `chunks_under_way`.
+        Chunks of the array in progress at the same time; by default `chunks_in_flight`.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def cost(
     >>> round(cost("ring", 4_000_000, network), 6)  # 2 (P-1) (1e-4 + 1e6 / 1e8)
     0.0606
     """
-    active = active or chunks_under_way(network.hosts)
+    active = active or chunks_in_flight(network.hosts)
     return _Replay(algorithm, nbytes, network, pieces(nbytes, chunk_bytes), active).run()
 
 

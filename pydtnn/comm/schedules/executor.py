@@ -33,7 +33,7 @@ from pydtnn.comm.schedules.chunks import (
     CHUNK_BYTES,
     Chunk,
     Exchange,
-    chunks_under_way,
+    chunks_in_flight,
     pieces,
     work_out,
 )
@@ -52,32 +52,32 @@ class Family:
 
     def __init__(self) -> None:
         self.several = False
-        self._under_way: list[_Sum] = []
+        self._pending: list[_Sum] = []
 
     def add(self, request: _Sum) -> None:
         """Add a sum that has just been started."""
         if not request.done:
-            self._under_way.append(request)
+            self._pending.append(request)
 
     def advance(self, *, wait: bool = False) -> None:
         """Advance all sums; with `wait` and one group, until the oldest completes a round."""
-        under_way = self._under_way
-        alone = wait and not any(request.comm is not under_way[0].comm for request in under_way)
-        for index, request in enumerate(under_way):
+        pending = self._pending
+        alone = wait and not any(request.comm is not pending[0].comm for request in pending)
+        for index, request in enumerate(pending):
             request.advance(alone and index == 0)
-        self._under_way = [request for request in under_way if not request.done]
+        self._pending = [request for request in pending if not request.done]
         if wait and not alone:
             time.sleep(0)  # let other threads run, as ranks may be threads of one process
 
     def drive(self, request: Request) -> None:
         """Advance all sums until the request, or all of them, are complete."""
-        while self._under_way and not request.test():
+        while self._pending and not request.test():
             self.advance()
             time.sleep(0)
 
-    def under_way(self, comm: Scheduled) -> bool:
+    def pending(self, comm: Scheduled) -> bool:
         """Whether sums of a group are in progress."""
-        return any(request.comm is comm for request in self._under_way)
+        return any(request.comm is comm for request in self._pending)
 
 
 class Scheduled(Wrapper):
@@ -96,7 +96,7 @@ class Scheduled(Wrapper):
     chunk_bytes : int
         Length of the chunks that long arrays are cut into, in B.
     active : int, optional
-        Chunks of one array in progress at the same time; by default `chunks_under_way`.
+        Chunks of one array in progress at the same time; by default `chunks_in_flight`.
 
     Examples
     --------
@@ -119,8 +119,8 @@ class Scheduled(Wrapper):
         super().__init__(inner)
         self.algorithm = algorithm
         self.chunk_bytes = chunk_bytes
-        self.active = active or chunks_under_way(self.hosts)
-        self._asked_for = active
+        self.active = active or chunks_in_flight(self.hosts)
+        self._requested = active
         self.carrier = inner.split(0)
         self._rounds: dict[str | Algorithm, tuple[Round, ...]] = {}
         self._plans: dict[Any, _Plan] = {}
@@ -136,7 +136,7 @@ class Scheduled(Wrapper):
         return Driving(call(*args), self.family.drive, self.family.advance)
 
     def wrapped(self, group: Communicator) -> Communicator:
-        return Scheduled(group, self.algorithm, self.chunk_bytes, self._asked_for)
+        return Scheduled(group, self.algorithm, self.chunk_bytes, self._requested)
 
     def _split(self, color: int, key: int) -> Communicator:
         group = super()._split(color, key)
@@ -178,7 +178,7 @@ class Scheduled(Wrapper):
 
         Collective: all ranks call it.
         """
-        while self.family.under_way(self):
+        while self.family.pending(self):
             self.family.advance(wait=True)
         if self.family.several:
             request = self.carrier._iallreduce(np.zeros(1, "int32"), "max")
@@ -273,7 +273,7 @@ class _Journey:
     def advance(self, wait: bool) -> None:
         """Start the next round, and further ones while their messages have already arrived."""
         while not self.done and self._arrived(wait):
-            self._take_in(self._exchanges[self._round])
+            self._receive_round(self._exchanges[self._round])
             self._round += 1
             if self._round < len(self._exchanges):
                 self._post(self._exchanges[self._round])
@@ -301,7 +301,7 @@ class _Journey:
         for peer, what in exchange.outgoing:
             requests.append(carrier._isend(array[what], peer, tag))
 
-    def _take_in(self, exchange: Exchange) -> None:
+    def _receive_round(self, exchange: Exchange) -> None:
         """Add the received values, in the order of the steps, which is always the same."""
         for _, where, lands, adds in exchange.incoming:
             if adds:

@@ -58,9 +58,9 @@ class LossySums(Sums):
 
     def start(self, bucket: Bucket) -> Request:
         """Start to replace a bucket's gradients by their sum over all ranks."""
-        return self.send(bucket) if on_host(bucket.grads) else Chain(self._by_way_of_host(bucket))
+        return self.send(bucket) if on_host(bucket.grads) else Chain(self._through_host(bucket))
 
-    def _by_way_of_host(self, bucket: Bucket) -> Iterator[Request]:
+    def _through_host(self, bucket: Bucket) -> Iterator[Request]:
         mirror = replace(bucket, grads=to_host(bucket.grads))
         yield self.send(mirror)
         fill(bucket.grads, mirror.grads)

@@ -65,7 +65,7 @@ class StaleGradients(GradientExchange):
         late = self.steps[0][bucket.index]
         late.bucket.grads[...] = bucket.grads
         late.request = self.sums.start(late.bucket)
-        self.under_way.add(late.request)
+        self.pending.add(late.request)
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.wait)

@@ -144,10 +144,10 @@ def test_a_price_is_for_as_many_chunks_at_a_time_as_the_executor_has_under_way(h
     def posted(comm):
         counted = CountsChunks(comm)
         request = Scheduled(counted, shift, chunk_bytes=8, **chosen).iallreduce(np.ones(chunks))
-        under_way = len(counted.carrier.tags)
+        pending = len(counted.carrier.tags)
         request.wait()
         assert len(counted.carrier.tags) == chunks
-        return under_way
+        return pending
 
     (executed,) = set(run_threads(len(hosts), posted, hosts=hosts))
     # Messages that take a latency and no more: as many turns as the chunks need.

@@ -14,7 +14,6 @@ A rule is a subclass with one method::
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
@@ -25,14 +24,12 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
+from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
-
-TINY = 2.0**-600
-"""Factor on gradients if the square of their norm overflows."""
 
 
 class Optimizer(ABC):
@@ -106,13 +103,13 @@ class Optimizer(ABC):
             self.schedule = Constant(self.number("lr (the learning rate)", lr, at_least=0))
         self.weight_decay = self.number("weight_decay", weight_decay, at_least=0)
         self.clip_norm = clip_norm
+        self._clipping: Clipping | None = None
         if clip_norm is not None:
             self.clip_norm = self.number("clip_norm", clip_norm, above=0)
+            self._clipping = Clipping(self.clip_norm)
             self.needs_all_gradients = True
         self.iterations = 0
         self.lr_factor = 1.0
-        self._square: Number | None = None  # of the norm in multiples of 1 / `_unit`
-        self._unit = 1.0
         self._terms: Mapping[str, Number] = {}
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
@@ -273,8 +270,9 @@ class Optimizer(ABC):
         if self.loss_scale is not None:
             self.loss_scale.unscale(self._own_gradients(), self._share.total)
             self.loss_scale.adjust()
-        if self.clip_norm is not None:
-            self._clip(self.clip_norm)
+        if self._clipping is not None:
+            grads = [buffer.grads for buffer in self._buffers]
+            self._clipping.apply(self.backend, self._own_gradients(), grads, self._share.total)
 
     def next_terms(self) -> dict[str, float]:
         """Count an update; return its varying numbers: lr, step, and its `terms`."""
@@ -291,39 +289,13 @@ class Optimizer(ABC):
         finally:
             self._given = None
 
-    def _clip(self, limit: float) -> None:
-        """Scale all gradients by ``min(1, limit / norm)`` (Pascanu et al. 2013, algorithm 1)."""
-        square, factors = self._squared_norm(1.0), []
-        self._square, self._unit = square, 1.0
-        if isinstance(square, float) and square == math.inf:
-            tiny = self._squared_norm(TINY)
-            if tiny < math.inf:
-                self._square, self._unit = tiny, TINY
-                norm = math.sqrt(tiny)  # times TINY
-                factors = [TINY, limit / norm] if TINY * limit < norm else []
-        else:
-            factor = self.backend.update.clip_factor(square, limit)
-            factors = [] if isinstance(factor, float) and factor == 1 else [factor]
-        for buffer in self._buffers:
-            for factor in factors:  # one by one: the product of two may underflow
-                self.backend.update.scale(buffer.grads, factor)
-
-    def _squared_norm(self, unit: float) -> Number:
-        """Sum the squares of all gradients, each times `unit`, over the ranks."""
-        gradients = self._own_gradients()
-        with np.errstate(over="ignore"):  # handled by `_clip`
-            squares = [
-                self.backend.update.squared_norm(g if unit == 1 else g * unit) for g in gradients
-            ]
-        return self._share.total(sum(squares))
-
     def _own_gradients(self) -> list[Array]:
         return [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
 
     @property
     def gradient_norm(self) -> float | None:
         """Global norm of the last update's gradients before clipping; None without `clip_norm`."""
-        return None if self._square is None else float(self._square) ** 0.5 / self._unit
+        return None if self._clipping is None else self._clipping.norm
 
     def step_bucket(self, bucket: Bucket) -> None:
         """Update this rank's share of one bucket; the gradients of the share must be final."""

@@ -13,7 +13,7 @@ from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, get_initializer
-from pydtnn.layers.parameters import Parameter
+from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
 
 Shape = tuple[int, ...]
@@ -102,6 +102,9 @@ class Layer(ABC):
         Shapes without the batch axis, once built.
     bound : bool
         Whether the layer belongs to a model; it can belong to only one.
+    source : Layer or None
+        The first use in the model of a layer that is used several times; this one shares its
+        parameters and running statistics.
     """
 
     saves: tuple[str, ...] = ("input", "output")
@@ -123,6 +126,7 @@ class Layer(ABC):
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
+    source: Layer | None = None
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name
@@ -204,7 +208,7 @@ class Layer(ABC):
             raise self.fail(f"parameter {name} must be declared in build, not in __init__")
         if any(p.name == f"{self.name}.{name}" for p in self.parameters):
             raise self.fail(f"names of parameters must be unique, got {name} twice; rename one")
-        p = Parameter(
+        p = self._shared(name, shape) or Parameter(
             f"{self.name}.{name}",
             shape,
             get_initializer(initializer),
@@ -216,10 +220,35 @@ class Layer(ABC):
         self.parameters.append(p)
         return p
 
+    def _shared(self, name: str, shape: Shape) -> Parameter | None:
+        """Return the parameter of the layer's first use; None for the first use."""
+        if self.source is None:
+            return None
+        found = next(p for p in self.source.parameters if p.name == f"{self.source.name}.{name}")
+        if found.shape != shape:
+            raise self.fail(
+                f"expected inputs for which {found.name}, which this layer shares, has shape "
+                f"{found.shape}, got {' and '.join(map(str, self.input_shapes))}, which require "
+                f"{shape}; use a second layer"
+            )
+        return SharedParameter(found)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a parameter is trained; it cannot be assigned, use `Model.freeze`."""
+        return any(not p.frozen for p in getattr(self, "parameters", ()))
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        raise cannot_assign(type(self).__name__, "trainable", str(self.name))
+
     def statistic(self, channels: int, momentum: float) -> Statistic:
         """Declare a running mean and variance; called in `build`."""
-        length = self.backend.norm.sums_length(channels, self.dtype)
-        s = Statistic(str(self.name), channels, momentum, length)
+        if self.source is not None:
+            s = self.source.statistics[len(self.statistics)]
+        else:
+            length = self.backend.norm.sums_length(channels, self.dtype)
+            s = Statistic(str(self.name), channels, momentum, length)
         self.statistics.append(s)
         return s
 
@@ -252,11 +281,11 @@ class Layer(ABC):
     def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Build the layer for a device, a model's dtype and input shapes under its dotted name."""
         self.backend, self.name = backend, name
+        self.input_shapes = shapes
         self.parameter_dtype = arithmetic(dtype)
         self.dtype = dtype if self.takes_16_bits else self.parameter_dtype
         self.parameters: list[Parameter] = []
         self.statistics: list[Statistic] = []
-        self.input_shapes = shapes
         shape: Any = self.build(*shapes)
         if not (isinstance(shape, tuple) and all(isinstance(n, int | np.integer) for n in shape)):
             raise self.fail(f"build must return the output shape as a tuple of ints, got {shape!r}")

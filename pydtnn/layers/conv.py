@@ -120,13 +120,16 @@ class Conv2d(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Compute ``db = sum dy``, dw (x correlated with dy), dx (dy scattered by the filters)."""
         x, w, conv = saved, self.w, self.backend.conv
-        if self.bias:
+        if self.bias and not self.b.frozen:
             self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
         if not self.needs_dx:
             conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None
         dx, keep = self.empty(len(x), self.input_shapes[0]), w.accumulate
-        conv.backward(x, dy, w.value, self.geometry, dx=dx, dw=w.grad, accumulate=keep)
+        if w.frozen:
+            conv.backward_data(dy, w.value, self.geometry, out=dx)
+        else:
+            conv.backward(x, dy, w.value, self.geometry, dx=dx, dw=w.grad, accumulate=keep)
         return dx
 
     def _bias(self) -> Array | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pydtnn.kernels import Deferred, Term
@@ -30,6 +32,9 @@ class FusedConv2d(Conv2d, Finisher):
     norm : BatchNorm or None
         The following batch norm. Its sums are computed by the convolution if the backend supports
         it, and in inference it is folded into the filters.
+    constant : bool
+        Whether the norm is also folded in training: the parameters of this layer, of the norm and
+        of all layers before them are frozen. Set by the graph.
     """
 
     takes_deferred = takes_16_bits = True
@@ -39,6 +44,7 @@ class FusedConv2d(Conv2d, Finisher):
         self.replaced = type(conv)
         self.relu = False
         self.norm: BatchNorm | None = None
+        self.constant = False
 
     def absorb_relu(self) -> None:
         """Fuse the following ReLU."""
@@ -50,7 +56,7 @@ class FusedConv2d(Conv2d, Finisher):
     ) -> tuple[Array | Deferred, Saved]:
         """Convolve, add the bias, apply the ReLU and compute the sums of a batch norm."""
         (x,) = xs
-        w, b = self._folded() if self.norm and context.inference else (self.w.value, self._bias())
+        w, b = self._folded() if self.folds(context) else (self.w.value, self._bias())
         y, sums = self.empty(len(x), self.output_shape), self._norm_sums(len(x), context)
         store = self.empty(len(x), self.input_shapes[0]) if self._stores(x, context) else None
         self.backend.conv.forward(
@@ -66,9 +72,13 @@ class FusedConv2d(Conv2d, Finisher):
             return False
         return x.keep or (self.backend.keeps_values and context.differentiable)
 
+    def folds(self, context: StepContext) -> bool:
+        """Return whether the norm is folded into the filters."""
+        return self.norm is not None and (context.inference or self.constant)
+
     def _norm_sums(self, batch: int, context: StepContext) -> Array | None:
         kind = {"bias": self.bias, "relu": self.relu}
-        if not (self.norm and context.training):
+        if self.norm is None or self.norm.running.frozen or not context.training:
             return None
         if not self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind):
             return None
@@ -112,18 +122,12 @@ class FusedConv2d(Conv2d, Finisher):
         if gate is not None:
             kinds = 1 + len(gate.terms)
             sums = self.backend.empty((kinds, self.geometry.channels), "float64")
-        conv.backward(
-            x,
-            dy,
-            w.value,
-            self.geometry,
-            dx=dx,
-            dw=w.grad,
-            accumulate=w.accumulate,
-            add=so_far,
-            gate=gate,
-            sums=sums,
-        )
+        end: dict[str, Any] = {"add": so_far, "gate": gate, "sums": sums}
+        if w.frozen:
+            conv.backward_data(dy, w.value, self.geometry, out=dx, **end)
+        else:
+            end |= {"dw": w.grad, "accumulate": w.accumulate}
+            conv.backward(x, dy, w.value, self.geometry, dx=dx, **end)
         return dx if sums is None else Deferred.of(dx, sums)
 
     def _backward_bias(self, dy: Array | Deferred, y: Array | None = None) -> Array | Deferred:
@@ -137,6 +141,6 @@ class FusedConv2d(Conv2d, Finisher):
             dy = dz
         if self.bias and sums is not None:
             self.b.store_grad(sums[0])
-        elif self.bias:
+        elif self.bias and not self.b.frozen:
             self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
         return dy

@@ -12,6 +12,7 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.norm import NormGradient
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.norm import BatchNorm, rows
 from pydtnn.layers.two_phase import TwoPhase
 
@@ -42,9 +43,8 @@ class NormAddReLU(TwoPhase, Layer):
 
     Attributes
     ----------
-    folded : tuple of bool
-        Whether each input is the output of a convolution into which the norm is folded in
-        inference.
+    folded : tuple of (FusedConv2d or None)
+        The convolution whose output each input is, if the norm can be folded into it.
     keeps : bool
         Whether the output has more than one reader.
 
@@ -63,7 +63,7 @@ class NormAddReLU(TwoPhase, Layer):
         self.parts = tuple(parts)
         self.norms = tuple(norms)
         self.relu = relu
-        self.folded = (False,) * len(self.norms)
+        self.folded: tuple[FusedConv2d | None, ...] = (None,) * len(self.norms)
         self.keeps = False
 
     def bind(self, backend: Any, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
@@ -95,7 +95,7 @@ class NormAddReLU(TwoPhase, Layer):
         shift: Array | None = None
         for x, norm, folded in zip(xs, self.norms, self.folded, strict=True):
             array = self.array(x)
-            if norm is None or (folded and context.inference):
+            if norm is None or (folded is not None and folded.folds(context)):
                 terms.append(Term(array))
                 moments.append(None)
                 continue

@@ -64,8 +64,9 @@ class Linear(Layer):
         """Compute ``dw = dy' x``, ``db = sum dy``, ``dx = dy w``."""
         x, linear = saved, self.backend.linear
         rows, w = self._rows(dy), self.w
-        linear.backward_filter(self._rows(x), rows, out=w.grad, accumulate=w.accumulate)
-        if self.bias:
+        if not w.frozen:
+            linear.backward_filter(self._rows(x), rows, out=w.grad, accumulate=w.accumulate)
+        if self.bias and not self.b.frozen:
             linear.backward_bias(rows, out=self.b.grad, accumulate=self.b.accumulate)
         if not self.needs_dx:
             return None

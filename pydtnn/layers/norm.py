@@ -66,16 +66,16 @@ class BatchNorm(TwoPhase, Layer):
     def given_sums(self, context: StepContext, total: Array | None) -> tuple[Array, Number] | None:
         """Return sums, as of `Norm.statistics`, from outside the batch, with their number of rows.
 
-        Outside training these represent the running values with infinitely many rows, so that
-        backward treats them as constants. In training they are the total of all shards, if there is
-        one.
+        Outside training, and for a frozen layer, these represent the running values with infinitely
+        many rows, so that backward treats them as constants. In training they are the total of all
+        shards, if there is one.
         """
-        if not context.training:
+        if self.running.frozen or not context.training:
             mean, variance = self.running.mean, self.running.variance
             return self.backend.norm.constant_sums(mean, variance, self.dtype), inf
         if total is None:
             return None
-        self.running.sums[:] = total
+        self.running.set_total(self.name, total)
         return total, np.maximum(total[0], 1.0)
 
     def own_sums(self, x: Array, context: StepContext) -> tuple[Array, Number]:

@@ -57,7 +57,14 @@ class Parameter:
         parameter are made in `master`.
     value : Array
         The array that layers use: the 16-bit copy if there is one, otherwise `master`.
+    frozen : bool
+        Whether the parameter is constant; set by `Model.freeze` and `Model.thaw`.
+    added : bool
+        Whether a later layer of the model, whose backward runs earlier, has the same parameter, so
+        that this layer's gradient is added to that of the other; set by the graph.
     """
+
+    added = False
 
     def __init__(
         self,
@@ -79,6 +86,7 @@ class Parameter:
         self.decay = decay
         self.group = group
         self.working = working
+        self._frozen = False
         self.buffer: ParameterBuffer
         self.master: Array
         self.value: Array
@@ -90,9 +98,32 @@ class Parameter:
         return prod(self.shape)
 
     @property
+    def source(self) -> Parameter:
+        """The parameter itself; that of the first layer for a `SharedParameter`."""
+        return self
+
+    @property
     def accumulate(self) -> bool:
         """Whether this backward pass adds to `grad`; otherwise it overwrites it."""
-        return self.buffer.accumulate
+        return self.added or self.buffer.accumulate
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameter is constant."""
+        return self.source._frozen
+
+    @frozen.setter
+    def frozen(self, value: bool) -> None:
+        self.source._frozen = value
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the parameter is trained; it cannot be assigned, use `Model.freeze`."""
+        return not self.frozen
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        raise cannot_assign("Parameter", "requires_grad", self.name)
 
     def store_grad(self, value: Array) -> None:
         """Overwrite `grad` with `value`, or add it if gradients are accumulated in this pass.
@@ -102,20 +133,53 @@ class Parameter:
         ValueError
             If `value` is not of the parameter's shape.
         """
+        if self.frozen:
+            return
         if value.shape != self.shape:
             raise ValueError(
                 f"{self.name}: store_grad expected a gradient of shape {self.shape}, like the "
                 f"parameter, got {value.shape}"
             )
+        grad = self.grad
         if self.accumulate:
-            self.grad += value
+            grad += value
         else:
-            self.grad[...] = value
+            grad[...] = value
 
     def initial_value(self, seed: int) -> np.ndarray:
         """Draw the initial value (float64): a function of the seed and the name only."""
         rng = generator(seed, self.name)
         return self.initializer(self.shape, self.fan_in, self.fan_out, rng)
+
+
+class SharedParameter(Parameter):
+    """The parameter of another layer, in a layer that shares it.
+
+    All arrays are those of `source`; only `added` is this layer's own.
+
+    Parameters
+    ----------
+    source : Parameter
+    """
+
+    def __init__(self, source: Parameter) -> None:
+        self._source = source
+
+    @property
+    def source(self) -> Parameter:
+        return self._source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not yet set, as in a copy
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+
+def cannot_assign(who: str, attribute: str, name: str) -> AttributeError:
+    """Return the error for an assignment that would not stop or start the training of weights."""
+    return AttributeError(
+        f"{who}: {attribute} cannot be assigned; use model.freeze({name!r}) or model.thaw({name!r})"
+    )
 
 
 class Entry(NamedTuple):
@@ -208,6 +272,8 @@ class ParameterBuffer:
         all that follow.
     first_index : int
         Index of the first bucket.
+    gradients : bool
+        Whether gradients are computed; if not, they are None.
     """
 
     def __init__(
@@ -219,6 +285,7 @@ class ParameterBuffer:
         working: Any = None,
         bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
         first_index: int = 0,
+        gradients: bool = True,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.accumulate = False
@@ -228,7 +295,7 @@ class ParameterBuffer:
         offsets = np.cumsum([0] + [_padded(p, line) for p in self.parameters]).tolist()
         self.size: int = offsets[-1]
         self.values = backend.zeros((self.size,), self.dtype)
-        self.grads = backend.zeros((self.size,), self.dtype)
+        self.grads = backend.zeros((self.size if gradients else 0,), self.dtype)
         self.working: Array | None = None
         copied = working is not None and np.dtype(working) != self.dtype
         if copied and any(p.working for p, _ in parameters):
@@ -239,7 +306,7 @@ class ParameterBuffer:
             place = slice(offset, offset + p.size)
             p.buffer = self
             p.master = p.value = self.values[place].reshape(p.shape)
-            p.grad = self.grads[place].reshape(p.shape)
+            p.grad = self.grads[place].reshape(p.shape) if gradients else None
             if p.working and self.working is not None:
                 p.value = self.working[place].reshape(p.shape)
         self.buckets = tuple(self._buckets(cut, offsets, first_index))

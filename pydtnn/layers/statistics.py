@@ -8,7 +8,8 @@ variances of all layers at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Statistic:
         Count, sums and sums of squares of this step so far.
     mean, variance : Array, shape (C,), float64
         Running values; the variance is the unbiased one.
+    frozen : bool
+        Whether the running values are constant and used in training too, because the parameters of
+        the layer are frozen.
     """
 
     def __init__(
@@ -47,6 +51,21 @@ class Statistic:
         self.sums: Array
         self.mean: Array
         self.variance: Array
+        self.frozen = False
+        self._totals: dict[str | None, Array] = {}
+
+    def set_total(self, layer: str | None, total: Array) -> None:
+        """Set the sums to the total of all shards: for each layer, if several share them."""
+        self._totals[layer] = total
+        self.sums[:] = sum(self._totals.values()) if len(self._totals) > 1 else total
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Return the running mean and variance."""
+        return self.mean, self.variance
+
+    def begin_step(self) -> None:
+        """Forget the totals of the preceding step."""
+        self._totals.clear()
 
 
 class RunningStatistics:
@@ -96,6 +115,16 @@ class RunningStatistics:
     def begin_step(self) -> None:
         """Clear the sums of an incomplete step and of forward passes outside of steps."""
         self.sums[:] = 0
+        for s in self.statistics:
+            s.begin_step()
+
+    @contextlib.contextmanager
+    def constant(self) -> Iterator[None]:
+        """Context that preserves the running values of frozen layers."""
+        kept = [(array, array.copy()) for s in self.statistics if s.frozen for array in s.arrays()]
+        yield
+        for array, values in kept:
+            array[...] = values
 
     def fold(self) -> None:
         """Update the running values from this step's sums, if any, and clear the sums."""

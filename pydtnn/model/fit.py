@@ -1,8 +1,9 @@
-"""Check that named arrays fit a model."""
+"""Checks of named arrays that are loaded into a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -26,3 +27,11 @@ def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) ->
     ]
     if problems:
         raise ValueError(f"weights do not fit the model: {some(problems)}")
+
+
+def checksum(arrays: Iterable[np.ndarray]) -> str:
+    """Return a checksum of the elements of arrays, which ranks compare."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -161,7 +161,7 @@ def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
     for conv, norm in zip(makers, layer.norms, strict=True):
         if conv and not conv.relu:
             conv.norm = norm
-    layer.folded = tuple(conv is not None and conv.norm is not None for conv in makers)
+    layer.folded = tuple(conv if conv and conv.norm else None for conv in makers)
     layer.new_gradient = _may_overwrite_gradient(node, layer)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any, overload
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
+from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
 from pydtnn.layers.reshape import Identity
 
@@ -76,7 +79,12 @@ class Graph:
         TypeError
             If `part` is neither.
         ValueError
-            If shapes do not match, or a layer or a name is used twice.
+            If shapes do not match, a name is used twice, or a layer belongs to another model.
+
+        Notes
+        -----
+        A layer that is added several times shares its parameters and running statistics between
+        all uses, each of which is a node with a layer of its own (`Layer.source`).
         """
         if not isinstance(part, Layer | Block):
             raise TypeError(f"Model: expected a layer or a block, not a class, got {part!r}")
@@ -95,10 +103,7 @@ class Graph:
         self, layer: Layer, inputs: tuple[Node, ...], shape: Shape | None, name: str
     ) -> Node:
         if layer.bound:
-            raise ValueError(
-                f"{name}: expected a new {type(layer).__name__}, got {layer.name} of a model; "
-                "a layer can be used once, make a second one"
-            )
+            layer, name = self._another_use(layer, name)
         if name in self._names:
             raise ValueError(f"{name}: names of layers must be unique, got two; rename one")
         self._names.add(name)
@@ -114,6 +119,18 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def _another_use(self, layer: Layer, name: str) -> tuple[Layer, str]:
+        """Return a layer that shares the parameters of `layer`, and a name for it."""
+        if all(node.layer is not layer for node in self.nodes):
+            raise ValueError(
+                f"{name}: expected a new {type(layer).__name__}, got {layer.name} of another "
+                "model; make a second one"
+            )
+        other = copy.copy(layer)
+        other.source, other.bound = layer, False
+        numbered = (f"{name}_{i}" for i in count(2))
+        return other, next(n for n in chain([name], numbered) if n not in self._names)
+
     def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
         """Set the outputs; determine needed gradients, in-place operations and releases of arrays.
 
@@ -123,22 +140,42 @@ class Graph:
             If a layer's output is neither read nor an output of the model.
         """
         self.outputs = tuple(outputs)
+        self._input_gradient = input_gradient
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
-        self._find_needed_gradients(input_gradient)
         self._find_releases()
         self._find_overwrites()
-        self._find_finishers()
+        self._find_shared()
+        self.find_trained()
 
-    def _find_needed_gradients(self, input_gradient: bool) -> None:
-        # A dx is needed if any preceding node has trainable parameters.
-        trained = {n.index for n in self.inputs if input_gradient}
+    def find_trained(self) -> None:
+        """Determine which gradients are needed, at the start and after `Parameter.frozen` changed.
+
+        A node is trained, and runs backward, if it or any preceding node has trainable parameters.
+        """
+        trained = {n.index for n in self.inputs if self._input_gradient}
         for node in self.nodes:
             node.layer.needs_dx = any(i.index in trained for i in node.inputs)
-            if node.layer.needs_dx or node.layer.parameters:
+            if node.layer.needs_dx or node.layer.trainable:
                 trained.add(node.index)
         self.trained = frozenset(trained)
+        self._find_finishers()
+        for node in self.nodes:  # a norm is folded into the filters before if both are constant
+            layer = node.layer
+            if isinstance(layer, NormAddReLU):
+                for source, norm, conv in zip(node.inputs, layer.norms, layer.folded, strict=True):
+                    if norm is not None and conv is not None:
+                        conv.constant = norm.running.frozen and source.index not in self.trained
+
+    def _find_shared(self) -> None:
+        # Backward runs in reverse: the last layer with a parameter writes its gradient, and the
+        # others add to it.
+        seen: set[int] = set()
+        for node in reversed(self.nodes):
+            for p in node.layer.parameters:
+                p.added = id(p.source) in seen
+                seen.add(id(p.source))
 
     def _find_releases(self) -> None:
         for node in self.nodes:

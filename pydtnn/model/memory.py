@@ -34,6 +34,7 @@ class Network(Protocol):
     graph: Graph
     parameters: dict[str, Parameter]
     buffers: tuple[ParameterBuffer, ...]
+    frozen_buffers: tuple[ParameterBuffer, ...]
     statistics: RunningStatistics
 
     def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
@@ -106,14 +107,14 @@ def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
         large.step(tuple(np.empty(part.shape, part.dtype) for part in x))
         pool = large.memory.peak
         held = large.memory.peak_held + sum(part.nbytes for part in x)
-    parameters = sum(buffer.values.nbytes for buffer in model.buffers)
-    copies = [buffer.working for buffer in model.buffers if buffer.working is not None]
+    buffers = (*model.buffers, *model.frozen_buffers)
+    copies = [buffer.working for buffer in buffers if buffer.working is not None]
     extra = scratch(model.backend, everything.backend, model.dtype.itemsize)
     return Memory(
-        parameters=parameters,
+        parameters=sum(buffer.values.nbytes for buffer in buffers),
         copies=sum(copy.nbytes for copy in copies),
-        gradients=parameters,
-        slots=slots * parameters,
+        gradients=sum(buffer.grads.nbytes for buffer in buffers),
+        slots=slots * sum(buffer.values.nbytes for buffer in model.buffers),
         kept=kept,
         peak=peak,
         pool=pool,
@@ -170,13 +171,13 @@ class _Rehearsal:
 def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend}
-    for buffer in model.buffers:
+    for buffer in (*model.buffers, *model.frozen_buffers):
         for flat, member, view in (
             (buffer.working, None, "value"),
             (buffer.values, "values", "master"),  # after "value", which may be the same array
             (buffer.grads, "grads", "grad"),
         ):
-            if flat is None:
+            if flat is None or not flat.size:
                 continue
             array = backend.zeros((buffer.size,), flat.dtype)
             known[id(flat)] = array

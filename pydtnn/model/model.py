@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,14 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.node import Node, nodes
-from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Total, backward_loop, check_inputs, forward_loop, run_together
-from pydtnn.model.fit import check_fit
+from pydtnn.model.fit import check_fit, checksum
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.placement import freeze_statistics, place_parameters
+from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
@@ -54,7 +55,9 @@ class Model:
     graph : Graph
     parameters : dict of str to Parameter
     buffers : tuple of ParameterBuffer
-        The flat arrays, one set per reduction group.
+        The flat arrays of trainable parameters, one set per reduction group.
+    frozen_buffers : tuple of ParameterBuffer
+        Those of frozen parameters; another tuple after `freeze` and `thaw`, like `buffers`.
     buckets : tuple of Bucket
         In the order in which backward completes them.
     statistics : RunningStatistics
@@ -88,58 +91,90 @@ class Model:
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
+        self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         for p in self.parameters.values():
             p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
         self.refresh()
         self.backend.trim()  # temporary arrays of initial values
-        statistics = [s for layer in self.layers for s in layer.statistics]
-        self.statistics = RunningStatistics(statistics, self.backend)
+        statistics = dict.fromkeys(s for layer in self.layers for s in layer.statistics)
+        self.statistics = RunningStatistics(list(statistics), self.backend)
         self.loaded: str | None = None
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
-        ready = [(p, n.index) for n in reversed(self.graph.nodes) for p in n.layer.parameters]
-        buffers: list[ParameterBuffer] = []
-        for group in dict.fromkeys(p.group for p, _ in ready):
-            members = [(p, node) for p, node in ready if p.group == group]
-            first = sum(len(b.buckets) for b in buffers)
-            buffers.append(
-                ParameterBuffer(
-                    members,
-                    backend=self.backend,
-                    dtype=arithmetic(self.dtype),
-                    working=self.dtype,
-                    bucket_bytes=bucket_bytes,
-                    first_index=first,
-                )
-            )
-        self.buffers = tuple(buffers)
-        self.parameters: dict[str, Parameter] = {p.name: p for p, _ in ready}
-        buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
-        self.buckets: tuple[Bucket, ...] = tuple(sorted(buckets, key=lambda b: -b.ready_at))
+        """Allocate flat arrays for all parameters, with the values they have, if any."""
+        self._bucket_bytes = bucket_bytes
+        values = {name: p.master.copy() for name, p in self.parameters.items()}
+        placement = place_parameters(self.graph, bucket_bytes)
+        self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
+        self.buckets, self.parameters = placement.buckets, placement.parameters
+        for name, array in values.items():
+            self.parameters[name].master[...] = array
 
     def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
         """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
 
-        Later an optimizer references the arrays. Values are copied to new
-        arrays. `choose` receives the bytes of all gradients and the default length of buckets, and
-        returns their lengths.
+        Later an optimizer references the arrays. Values are copied to new arrays. `choose` receives
+        the bytes of all gradients and the default length of buckets, and returns their lengths.
         """
         total = sum(buffer.grads.nbytes for buffer in self.buffers)
         nbytes = choose(total, DEFAULT_BUCKET_BYTES)
         if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
-            values = {name: p.master.copy() for name, p in self.parameters.items()}
             self._place_parameters(nbytes)
-            for name, p in self.parameters.items():
-                p.master[...] = values[name]
             self.refresh()
             self.backend.trim()
         self._buckets_fixed = True
 
+    def freeze(self, *patterns: str) -> None:
+        """Make parameters constant, from the next `fit` on.
+
+        A frozen parameter has no gradient, message or update, and no state in the optimizer; layers
+        before which everything is frozen run no backward. Frozen batch norms use their running
+        statistics in training, too, and do not change them. All ranks must freeze the same.
+
+        Parameters
+        ----------
+        *patterns : str
+            Names of blocks, layers or parameters, such as "stage1" or "head.fc.b", with wildcards:
+            "*.bn?", and "*" for all.
+
+        Raises
+        ------
+        ValueError
+            If a pattern matches no parameter.
+        """
+        self.set_frozen({*self.frozen, *self._select("Model.freeze", patterns)})
+
+    def thaw(self, *patterns: str) -> None:
+        """Train frozen parameters again: see `freeze`. The optimizer's state for them is 0."""
+        self.set_frozen({*self.frozen} - {*self._select("Model.thaw", patterns)})
+
+    def _select(self, who: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        if not patterns:
+            raise ValueError(f'{who}: expected names of layers, got none; "*" means all')
+        return select(who, patterns, self.parameters)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the frozen parameters."""
+        return tuple(name for name, p in self.parameters.items() if p.frozen)
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Freeze these parameters and thaw all others."""
+        if {*names} == {*self.frozen}:
+            return
+        for name, p in self.parameters.items():
+            p.frozen = name in names
+        freeze_statistics(self.statistics.statistics, self.parameters.values())
+        self.graph.find_trained()
+        self._place_parameters(self._bucket_bytes)
+        self.refresh()
+        self.backend.trim()
+
     def refresh(self) -> None:
         """Round the parameters into the working copies of a 16-bit model; called by forward."""
-        for buffer in self.buffers:
+        for buffer in (*self.buffers, *self.frozen_buffers):
             buffer.refresh()
 
     @property
@@ -363,10 +398,7 @@ class Model:
             p.master[...] = self.backend.asarray(state[name], p.buffer.dtype)
         self.statistics.load(state)
         self.refresh()
-        digest = hashlib.blake2b(digest_size=8)
-        for name in own:
-            digest.update(np.ascontiguousarray(state[name]).tobytes())
-        self.loaded = digest.hexdigest()
+        self.loaded = checksum(state[name] for name in own)
 
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.model.summary.summarize`."""

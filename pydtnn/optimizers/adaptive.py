@@ -6,6 +6,7 @@ from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
+from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
 
 
@@ -20,7 +21,7 @@ class RMSProp(Optimizer):
     rho : float
         In [0, 1).
     epsilon : float
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -39,8 +40,9 @@ class RMSProp(Optimizer):
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.rho = self.number("rho", rho, at_least=0, below=1)
         self.epsilon = self.number("epsilon", epsilon, above=0)
 
@@ -65,7 +67,7 @@ class Adam(Optimizer):
     beta1, beta2 : float
         In [0, 1).
     epsilon : float
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -86,8 +88,9 @@ class Adam(Optimizer):
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.beta1 = self.number("beta1", beta1, at_least=0, below=1)
         self.beta2 = self.number("beta2", beta2, at_least=0, below=1)
         self.epsilon = self.number("epsilon", epsilon, above=0)
@@ -119,7 +122,7 @@ class AdamW(Adam):
     beta1, beta2 : float
         In [0, 1).
     epsilon : float
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -138,6 +141,7 @@ class AdamW(Adam):
         epsilon: float = 1e-8,
         weight_decay: float = 0.01,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
         super().__init__(
             lr,
@@ -146,6 +150,7 @@ class AdamW(Adam):
             epsilon=epsilon,
             weight_decay=weight_decay,
             clip_norm=clip_norm,
+            groups=groups,
         )
 
 
@@ -164,7 +169,7 @@ class Nadam(Adam):
     epsilon : float
     momentum_decay : float
         Rate at which the momentum increases.
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -185,6 +190,7 @@ class Nadam(Adam):
         momentum_decay: float = 0.004,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
         super().__init__(
             lr,
@@ -193,6 +199,7 @@ class Nadam(Adam):
             epsilon=epsilon,
             weight_decay=weight_decay,
             clip_norm=clip_norm,
+            groups=groups,
         )
         self.momentum_decay = self.number("momentum_decay", momentum_decay, at_least=0)
         self._product = (0, 1.0)

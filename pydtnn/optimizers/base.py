@@ -19,16 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.optimizers.clipping import Clipping
+from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
-from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import number, whole
 
 
@@ -42,6 +41,10 @@ class Optimizer(ABC):
     weight_decay : float
         Coefficient passed to the rule as `decay` for parameters with weight decay; biases and the
         parameters of norms have none. Cannot be changed once the optimizer is bound.
+    groups : mapping of str to mapping, optional
+        For patterns of names of parameters, layers or blocks (`pydtnn.utils.selection.select`), a
+        factor on the learning rate and another weight decay: ``{"head": {"lr_factor": 10}, "*.bn?":
+        {"weight_decay": 0}}``. The first matching pattern applies.
     clip_norm : float, optional
         Gradients are scaled down if their global norm (of all parameters together) is above this.
         On a CPU the norm of finite gradients is computed even if its square overflows. Gradients
@@ -96,12 +99,14 @@ class Optimizer(ABC):
         *,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
         if callable(lr):
             self.schedule = lr
         else:
             self.schedule = Constant(self.number("lr (the learning rate)", lr, at_least=0))
         self.weight_decay = self.number("weight_decay", weight_decay, at_least=0)
+        self.groups = Groups(type(self).__name__, groups)
         self.clip_norm = clip_norm
         self._clipping: Clipping | None = None
         if clip_norm is not None:
@@ -116,7 +121,7 @@ class Optimizer(ABC):
         self._share: Share = Whole()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        self._runs: dict[int, list[tuple[tuple[Array, ...], float]]] = {}
+        self._runs: dict[int, list[tuple[tuple[Array, ...], Group]]] = {}
 
     @abstractmethod
     def update(self, w: Array, g: Array, *slots: Any, **terms: Any) -> None:
@@ -185,8 +190,8 @@ class Optimizer(ABC):
                 kept = slice(end - (own.stop - own.start), end)
                 slots = self._slots[bucket.index] = tuple(slot[kept] for slot in state)
                 self._runs[bucket.index] = [
-                    (self._views(bucket, slots, own.start, slice(start, stop)), decay)
-                    for run, decay in self._cut(bucket.parameters)
+                    (self._views(bucket, slots, own.start, slice(start, stop)), group)
+                    for run, group in self._cut(bucket.parameters)
                     if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
                 ]
 
@@ -207,16 +212,49 @@ class Optimizer(ABC):
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
 
-    def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, float]]:
-        """Find the ranges that one call of `update` may process, and their decay."""
+    def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, Group]]:
+        """Find the ranges that one call of `update` may process, and their group."""
 
-        def decay(entry: Entry) -> float:
-            return self.weight_decay if entry.decay else 0.0
+        def group(entry: Entry) -> Group:
+            return self.groups.of(entry.name, self.weight_decay if entry.decay else 0.0)
 
         if self.per_parameter:
-            return [(entry.slice, decay(entry)) for entry in entries]
-        runs = [(value, list(group)) for value, group in groupby(entries, decay)]
+            return [(entry.slice, group(entry)) for entry in entries]
+        runs = [(value, list(members)) for value, members in groupby(entries, group)]
         return [(slice(run[0].slice.start, run[-1].slice.stop), value) for value, run in runs]
+
+    def is_bound_to(self, buffers: Sequence[ParameterBuffer]) -> bool:
+        """Return whether the optimizer updates these parameters."""
+        return self._buffers == tuple(buffers)
+
+    def rebind(self, buffers: Sequence[ParameterBuffer], share: Share | None = None) -> None:
+        """Bind to other parameters of the model, keeping the state.
+
+        The state of parameters that were not bound before is 0. Collective if the state is
+        distributed over ranks.
+
+        Parameters
+        ----------
+        buffers, share
+            See `bind`.
+        """
+        before = self.state()
+        self.bind(self.backend, buffers, share)
+        self.load({name: before.get(name, value) for name, value in self.state().items()})
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update; assigning it replaces the schedule by a constant.
+
+        Checkpoints do not contain the schedule: a run that is to be continued with another rate
+        uses a schedule or `lr_factor`.
+        """
+        return self.lr_now
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.schedule = Constant(self.number("lr (the learning rate)", value, at_least=0))
+        self.lr_factor = 1.0
 
     @property
     def lr_now(self) -> float:
@@ -301,8 +339,11 @@ class Optimizer(ABC):
         """Update this rank's share of one bucket; the gradients of the share must be final."""
         if self.loss_scale is not None and not self.loss_scale.passed:
             return
-        for views, decay in self._runs[bucket.index]:
-            self.update(*views, decay=decay, **self._terms)
+        for views, group in self._runs[bucket.index]:
+            terms = self._terms
+            if group.lr_factor != 1:
+                terms = {**terms, "lr": group.lr_factor * terms["lr"]}
+            self.update(*views, decay=group.weight_decay, **terms)
 
     def _places(self) -> dict[str, tuple[Bucket, int, Entry]]:
         """Return the name and the position of every parameter's part of every slot."""
@@ -343,20 +384,7 @@ class Optimizer(ABC):
         """
         who = type(self).__name__
         places = self._places()
-        expected = {*places, "iterations", "lr_factor"}
-        if expected != set(state):
-            missing, extra = sorted(expected - set(state)), sorted(set(state) - expected)
-            raise ValueError(
-                f"{who}: the saved state belongs to another optimizer or model: "
-                f"missing {some(missing, 3)}, unexpected {some(extra, 3)}; "
-                "use the optimizer and model it was saved with"
-            )
-        for name, (_, _, entry) in places.items():
-            if np.shape(state[name]) != entry.shape:
-                raise ValueError(
-                    f"{who}: the saved {name} must have shape {entry.shape}, "
-                    f"got {np.shape(state[name])}; use the model with which it was saved"
-                )
+        check_saved(who, {name: entry.shape for name, (_, _, entry) in places.items()}, state)
         iterations = whole(who, "iterations", state["iterations"], at_least=0)
         lr_factor = number(who, "lr_factor", state["lr_factor"], at_least=0)
         for name, (bucket, slot, entry) in places.items():

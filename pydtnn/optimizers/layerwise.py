@@ -12,6 +12,7 @@ from __future__ import annotations
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.adaptive import Adam
 from pydtnn.optimizers.base import Optimizer
+from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
 from pydtnn.utils.validate import truth
 
@@ -31,7 +32,7 @@ class LARS(Optimizer):
         The paper's eta: the relative change of a parameter's norm in a step with ``lr = 1``.
     always_adapt : bool
         Scale parameters without decay too.
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -52,8 +53,9 @@ class LARS(Optimizer):
         always_adapt: bool = False,
         weight_decay: float = 1e-4,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
         self.trust = self.number("trust", trust, above=0)
         self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
@@ -87,7 +89,7 @@ class LAMB(Adam):
     epsilon : float
     always_adapt : bool
         Scale parameters without decay too.
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -109,6 +111,7 @@ class LAMB(Adam):
         always_adapt: bool = False,
         weight_decay: float = 0.01,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
         super().__init__(
             lr,
@@ -117,6 +120,7 @@ class LAMB(Adam):
             epsilon=epsilon,
             weight_decay=weight_decay,
             clip_norm=clip_norm,
+            groups=groups,
         )
         self.always_adapt = truth(type(self).__name__, "always_adapt", always_adapt)
 

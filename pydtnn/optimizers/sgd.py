@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.optimizers.base import Optimizer
+from pydtnn.optimizers.groups import Options
 from pydtnn.schedules import Schedule
 from pydtnn.utils.validate import truth
 
@@ -19,7 +20,7 @@ class SGD(Optimizer):
     momentum : float
         In [0, 1). With 0 no velocity is stored.
     nesterov : bool
-    weight_decay, clip_norm
+    weight_decay, clip_norm, groups
         See `Optimizer`.
 
     References
@@ -39,8 +40,9 @@ class SGD(Optimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        groups: Options | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(lr, weight_decay=weight_decay, clip_norm=clip_norm, groups=groups)
         self.momentum = self.number("momentum", momentum, at_least=0, below=1)
         self.nesterov = truth(type(self).__name__, "nesterov", nesterov)
         if nesterov and not momentum:

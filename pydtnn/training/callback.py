@@ -37,6 +37,9 @@ class Training(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """Context in which all ranks have the same parameters and statistics."""
 
+    def rebind(self) -> None:
+        """Bind the optimizer to the parameters that are trainable now."""
+
     def state(self) -> dict[str, Any]:
         """Return the state of training."""
 

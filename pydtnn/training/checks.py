@@ -52,6 +52,15 @@ def check_parts(
         raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {given!r}{hint}")
 
 
+def check_trainable(model: Model) -> None:
+    """Raise ValueError if all parameters are frozen."""
+    if model.frozen and not model.buffers:
+        raise ValueError(
+            "Trainer: expected trainable parameters, got a model of which all are frozen; thaw "
+            "some with model.thaw(...)"
+        )
+
+
 def check_options(setup: Setup, accumulation: int) -> None:
     """Raise ValueError if options are incompatible.
 
@@ -178,9 +187,10 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
 def _narrowest_norm(model: Model) -> tuple[str, int] | None:
     """Return the name and the rows per sample of the batch norm with the fewest rows."""
     rows = [
-        (node.layer.statistics[0].name, math.prod(node.shape[:-1]))
+        (s.name, math.prod(node.shape[:-1]))
         for node in model.graph.nodes
-        if node.layer.statistics
+        for s in node.layer.statistics
+        if not s.frozen
     ]
     return min(rows, key=lambda entry: entry[1], default=None)
 
@@ -220,6 +230,7 @@ def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
     facts |= {
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),
         "shapes of parameters": shapes,
+        "frozen parameters": [p.name for p in setup.model.parameters.values() if p.frozen],
         "type of elements": str(setup.model.dtype),
         "metrics": [*setup.objective.names[1:]],
         "scheme": type(setup.exchange).__name__,

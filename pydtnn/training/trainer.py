@@ -134,6 +134,7 @@ class Trainer:
         self.samples_seen = 0
         model.choose_buckets(self.exchange.bucket_bytes)
         optimizer.bind(model.backend, model.buffers, self.exchange)
+        optimizer.groups.check(model.parameters)
         optimizer.scale_loss(self.loss_scale)
         self.binding = optimizer.binding
 
@@ -184,6 +185,8 @@ class Trainer:
         """
         checks.check_binding(self.optimizer, self.binding)
         checks.check_validation(train, validation)
+        checks.check_trainable(self.model)
+        self.rebind()
         whole("Trainer", "epochs", epochs, at_least=0)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
         loader = self.setup.loader(
@@ -205,6 +208,8 @@ class Trainer:
         if not self._loaded:
             check_loaded(self.comm, self.model.loaded, before_broadcast=True)
             self.exchange.begin(self.model.buckets)
+            for buffer in self.model.frozen_buffers:
+                self.comm.broadcast(buffer.values)
             if self.model.statistics.statistics:
                 self.comm.broadcast(self.model.statistics.running)
         self.model.loaded = None
@@ -251,6 +256,17 @@ class Trainer:
             self.history.append(self.logs)
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
+
+    def rebind(self) -> None:
+        """Bind the optimizer to the trainable parameters, if they have changed, with its state.
+
+        Collective: all ranks call it. Called by `fit`, and by `load_checkpoint`.
+        """
+        if self.optimizer.is_bound_to(self.model.buffers):
+            return
+        self.optimizer.rebind(self.model.buffers, self.exchange)
+        self.binding = self.optimizer.binding
+        vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
 
     @cached_property
     def steps(self) -> Steps:
@@ -336,7 +352,8 @@ class Trainer:
         shared = self.sync_batch_norm or self.exchange.sums.shards is not None
         if shared or not statistics.statistics:
             return  # they are always equal
-        average(self.comm, [statistics.running], statistics.samples)
+        with statistics.constant():
+            average(self.comm, [statistics.running], statistics.samples)
         statistics.samples = 0.0
 
     def state(self) -> dict[str, Any]:
@@ -350,6 +367,7 @@ class Trainer:
             "metrics": list(self.totals.names),
             "totals": self.totals.values.copy(),
             "plan": self._plan,
+            "frozen": [*self.model.frozen],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:

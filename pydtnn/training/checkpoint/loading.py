@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +51,15 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     path = comm.gather_object(path)[0]
     if path is None:
         return None
+    saved = unpack(_share(comm, files))  # as on rank 0, which has unpacked it before
+    frozen = trainer.model.frozen
+    _freeze(trainer, saved["trainer"][0].get("frozen") or ())
     trainer.exchange.start(trainer.model.buckets)  # allocates the arrays that `load` fills
     parts = parts_of(trainer)
     before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
     try:
-        _restore(unpack(_share(comm, files)), parts, comm)
+        _restore(saved, parts, comm)
     except EXPLAINED as problem:
         error = ValueError(f"{path}: {problem}")
     try:
@@ -66,8 +69,15 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
             if before[name]:
                 with contextlib.suppress(Exception):  # of this part; the others are restored
                     part.load(before[name])
+        _freeze(trainer, frozen)
         raise
     return Path(path)
+
+
+def _freeze(trainer: Training, frozen: Collection[str]) -> None:
+    """Freeze the parameters that were frozen when a checkpoint was saved, and no others."""
+    trainer.model.set_frozen(frozen)
+    trainer.rebind()
 
 
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:

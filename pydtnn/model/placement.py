@@ -1,0 +1,76 @@
+"""The flat arrays of a model's parameters: trainable ones in buckets, and frozen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
+from pydtnn.layers.statistics import Statistic
+from pydtnn.model.graph import Graph
+
+
+class Placement(NamedTuple):
+    """The flat arrays of a model, and its parameters in the order backward completes them."""
+
+    buffers: tuple[ParameterBuffer, ...]
+    frozen: tuple[ParameterBuffer, ...]
+    buckets: tuple[Bucket, ...]
+    parameters: dict[str, Parameter]
+
+
+def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
+    """Allocate the flat arrays of all parameters, without values.
+
+    Parameters
+    ----------
+    graph : Graph
+    bucket_bytes : sequence of int
+        Lengths of buckets, see `ParameterBuffer`.
+    """
+    ready = completed(graph)
+    options: dict[str, Any] = {"dtype": arithmetic(graph.dtype), "working": graph.dtype}
+    buffers: list[ParameterBuffer] = []
+    trained = [(p, node) for p, node in ready if not p.frozen]
+    for group in dict.fromkeys(p.group for p, _ in trained):
+        buffers.append(
+            ParameterBuffer(
+                [(p, node) for p, node in trained if p.group == group],
+                backend=graph.backend,
+                bucket_bytes=bucket_bytes,
+                first_index=sum(len(b.buckets) for b in buffers),
+                **options,
+            )
+        )
+    constant = [(p, node) for p, node in ready if p.frozen]
+    if constant:  # layers that are trained in part write the gradients of the rest, too
+        options["gradients"] = any(node in graph.trained for _, node in constant)
+    frozen = [ParameterBuffer(constant, backend=graph.backend, **options)] if constant else []
+    buckets = (bucket for buffer in buffers for bucket in buffer.buckets)
+    return Placement(
+        tuple(buffers),
+        tuple(frozen),
+        tuple(sorted(buckets, key=lambda b: -b.ready_at)),
+        {p.name: p for p, _ in ready},
+    )
+
+
+def completed(graph: Graph) -> list[tuple[Parameter, int]]:
+    """Return the parameters in the order backward completes them, each with the node that does."""
+    ready: dict[Parameter, int] = {}
+    for node in reversed(graph.nodes):
+        for p in node.layer.parameters:
+            ready.pop(p.source, None)  # completed by the first layer that uses it
+            ready[p.source] = node.index
+    return list(ready.items())
+
+
+def freeze_statistics(statistics: Iterable[Statistic], parameters: Iterable[Parameter]) -> None:
+    """Make running statistics constant if all parameters of their layer are."""
+    frozen: dict[str, bool] = {}
+    for p in parameters:
+        layer = p.name.rpartition(".")[0]
+        frozen[layer] = frozen.get(layer, True) and p.frozen
+    for s in statistics:
+        s.frozen = frozen.get(s.name, False)

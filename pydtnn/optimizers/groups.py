@@ -1,0 +1,92 @@
+"""Learning rate and weight decay of groups of parameters, selected by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pydtnn.utils.selection import matches, select
+from pydtnn.utils.suggest import unknown
+from pydtnn.utils.validate import number
+
+Options = Mapping[str, Mapping[str, float]]
+"""For each pattern of names, see `pydtnn.utils.selection.select`, the options of its group."""
+
+KEYS = ("lr_factor", "weight_decay")
+
+
+class Group(NamedTuple):
+    """Options of a group of parameters.
+
+    Attributes
+    ----------
+    lr_factor : float
+        Factor on the optimizer's learning rate.
+    weight_decay : float
+        Replaces that of the optimizer, also for biases and the parameters of norms.
+    """
+
+    lr_factor: float
+    weight_decay: float
+
+
+class Groups:
+    """The group of each parameter.
+
+    Parameters
+    ----------
+    who : str
+        First word of errors.
+    options : mapping of str to mapping
+        The first pattern that matches a parameter applies.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is unknown or out of range.
+    """
+
+    def __init__(self, who: str, options: Options | None) -> None:
+        self.who = who
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(
+                f"{who}: groups must be a dict such as "
+                f'{{"head": {{"lr_factor": 10}}}}, got {options!r}'
+            )
+        self.options = {
+            pattern: self._check(pattern, own) for pattern, own in (options or {}).items()
+        }
+
+    def _check(self, pattern: str, own: object) -> dict[str, float]:
+        if not isinstance(own, Mapping):
+            raise TypeError(
+                f"{self.who}: the group {pattern!r} must be a dict such as "
+                f'{{"lr_factor": 10}}, got {own!r}'
+            )
+        for key in own:
+            if key not in KEYS:
+                near = unknown(f"option of the group {pattern!r}", str(key), KEYS)
+                rate = key in ("lr", "learning_rate")
+                hint = "; lr_factor multiplies the learning rate" if rate else ""
+                raise ValueError(f"{self.who}: {near}{hint}")
+        return {
+            key: number(self.who, f"{key} of the group {pattern!r}", value, at_least=0)
+            for key, value in own.items()
+        }
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ValueError if a pattern matches none of a model's parameters.
+
+        Raises
+        ------
+        ValueError
+        """
+        if self.options:
+            select(f"{self.who}: groups", [*self.options], names)
+
+    def of(self, name: str, weight_decay: float) -> Group:
+        """Return the group of a parameter; `weight_decay` is its default."""
+        for pattern, own in self.options.items():
+            if matches(pattern, name):
+                return Group(own.get("lr_factor", 1.0), own.get("weight_decay", weight_decay))
+        return Group(1.0, weight_decay)

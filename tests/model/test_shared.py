@@ -1,0 +1,217 @@
+"""A layer that is used several times has one set of parameters, whose gradients are summed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.data import ArrayDataset
+from pydtnn.kernels import Backend
+from pydtnn.layers import (
+    Add,
+    BatchNorm,
+    Block,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GroupNorm,
+    Layer,
+    Linear,
+    Net,
+    ReLU,
+    Sequential,
+    StepContext,
+    Tanh,
+)
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.training.trainer import Trainer
+from tests.gpu import to_host
+
+
+class Twice(Block):
+    """Apply a part to the input twice in parallel, or a second part to the other half."""
+
+    def __init__(self, part: Net, other: Net | None = None) -> None:
+        super().__init__()
+        self.part, self.other = part, part if other is None else other
+        self.join = Concat(name="join")
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        a, b = inputs
+        return graph.add(self.join, graph.add(self.part, a), graph.add(self.other, b))
+
+
+def tower(name: str | None = "tower") -> Sequential:
+    return Sequential(
+        Conv2d(8, 3, padding=1, bias=False), BatchNorm(), ReLU(), Conv2d(4, 3), ReLU(), name=name
+    )
+
+
+def head(net: Net) -> Sequential:
+    return Sequential(net, Flatten(), Linear(3, name="head"))
+
+
+SHAPES = [(6, 6, 3), (6, 6, 3)]
+
+
+def gradients(model: Model, x: tuple[Any, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    context = StepContext(training=True, samples=np.arange(len(x[0])))
+    inputs = tuple(model.backend.asarray(part, model.dtype) for part in x)
+    y, saved = model.forward(inputs, context)
+    model.backward(y, saved)
+    return to_host(y).copy(), {n: to_host(p.grad).copy() for n, p in model.parameters.items()}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_gradient_is_the_sum_over_the_uses(
+    backend: Backend, rng: np.random.Generator, fuse: bool
+) -> None:
+    x = tuple(rng.normal(size=(5, *shape)) for shape in SHAPES)
+    shared = Model(head(Twice(tower())), SHAPES, backend=backend, dtype="float64", fuse=fuse)
+    pair = Model(
+        head(Twice(tower(), tower("second"))), SHAPES, backend=backend, dtype="float64", fuse=fuse
+    )
+    state = shared.state()
+    pair.load({name: state[name.replace("second", "tower")] for name in pair.state()})
+    y, summed = gradients(shared, x)
+    expected, single = gradients(pair, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-12)
+    assert sum(p.size for p in shared.parameters.values()) < sum(
+        p.size for p in pair.parameters.values()
+    )
+    for name, grad in summed.items():
+        total = single[name] + single.get(name.replace("tower", "second"), 0) * ("tower" in name)
+        np.testing.assert_allclose(grad, total, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_a_norm_that_is_joined_with_itself_adds_both_gradients(
+    backend: Backend, rng: np.random.Generator
+) -> None:
+    class Join(Block):
+        """``relu(norm(a) + norm(b))``, which is fused into one layer."""
+
+        def __init__(self, *norms: Layer) -> None:
+            super().__init__()
+            self.convs, self.norms = [Conv2d(4, 3, name=n) for n in "ab"], norms
+            self.end = Sequential(Add(), ReLU(), Conv2d(2, 3, name="c"))
+
+        def wire(self, graph: Any, *inputs: Any) -> Any:
+            pairs = zip(self.convs, inputs, self.norms, strict=True)
+            return graph.add(self.end, *(graph.add(n, graph.add(c, x)) for c, x, n in pairs))
+
+    x = tuple(rng.normal(size=(5, *shape)) for shape in SHAPES)
+    one, norms = BatchNorm(name="n"), (BatchNorm(name="n"), BatchNorm(name="m"))
+    shared = Model(Join(one, one), SHAPES, backend=backend, dtype="float64")
+    pair = Model(Join(*norms), SHAPES, backend=backend, dtype="float64")
+    state = shared.state()
+    pair.load({name: state[name.replace("m.", "n.")] for name in pair.state()})
+    y, summed = gradients(shared, x)
+    expected, single = gradients(pair, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-12)
+    for which in ("gamma", "beta"):
+        np.testing.assert_allclose(
+            summed[f"n.{which}"], single[f"n.{which}"] + single[f"m.{which}"], rtol=1e-10
+        )
+
+
+def test_a_layer_applied_repeatedly_has_the_gradient_of_finite_differences(
+    rng: np.random.Generator,
+) -> None:
+    cell = Linear(4, name="cell")
+    model = Model(Sequential(cell, Tanh(), cell, Tanh(), cell), (4,), dtype="float64")
+    x = rng.normal(size=(3, 4))
+    _, grads = gradients(model, (x,))
+    w = model.parameters["cell.w"].master
+
+    def loss() -> float:
+        return float((model.predict(x) ** 2).sum() / 2)
+
+    for index in ((0, 0), (1, 3), (3, 2)):
+        before, step = w[index], 1e-6
+        w[index] = before + step
+        above = loss()
+        w[index] = before - step
+        below = loss()
+        w[index] = before
+        assert grads["cell.w"][index] == pytest.approx((above - below) / (2 * step), rel=1e-6)
+    assert [layer.name for layer in model.layers] == ["cell", "tanh1", "cell_2", "tanh3", "cell_3"]
+    assert [*model.parameters] == ["cell.w", "cell.b"]
+
+
+def test_uses_have_names_and_random_numbers_of_their_own() -> None:
+    drop = Dropout(0.5, name="drop")
+    model = Model(Sequential(Linear(64), drop, drop, Linear(1)), (4,), backend="numpy")
+    assert [layer.name for layer in model.layers][1:3] == ["drop", "drop_2"]
+    x = np.ones((1, 64), np.float32)
+    context = StepContext(training=True, samples=np.arange(1))
+    first, second = (model.layers[i].forward(x.copy(), context=context)[0] for i in (1, 2))
+    assert (first != second).any()
+
+
+def test_another_shape_of_parameters_is_refused() -> None:
+    shared = Linear(5, name="shared")
+    with pytest.raises(ValueError, match=r"shared_2: Linear: expected inputs for which shared\.w"):
+        Model(Sequential(Linear(3), shared, shared), (4,), backend="numpy")
+
+
+def test_a_convolution_may_be_used_at_several_resolutions(backend: Backend) -> None:
+    shared = Conv2d(3, 3, name="shared")
+    model = Model(Sequential(shared, shared, Flatten(), Linear(2)), (8, 8, 3), backend=backend)
+    assert model.layers[1].output_shape == (4, 4, 3)
+    x = np.ones((2, 8, 8, 3))
+    assert gradients(model, (x,))[0].shape == (2, 2)
+
+
+def test_running_statistics_are_those_of_all_uses(rng: np.random.Generator) -> None:
+    model = Model(Twice(BatchNorm(momentum=1.0, name="n")), [(2,), (2,)], dtype="float64")
+    x = rng.normal(size=(2, 9, 2))
+    model.statistics.begin_step()
+    gradients(model, tuple(x))
+    model.statistics.fold()
+    np.testing.assert_allclose(model.state()["n.running_mean"], x.mean((0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(model.state()["n.running_variance"], x.var((0, 1), ddof=1))
+
+
+def data() -> ArrayDataset:
+    rng = np.random.default_rng(0)
+    x = tuple(rng.normal(size=(21, *shape)) for shape in SHAPES)
+    return ArrayDataset(x, rng.integers(0, 3, 21))
+
+
+@pytest.mark.threads(1, 2, 3)
+@pytest.mark.parametrize("sync", [False, True])
+def test_exact_training_has_the_same_bytes_for_any_number_of_ranks(
+    comm: Communicator, sync: bool
+) -> None:
+    model = Model(head(Twice(tower())), SHAPES, dtype="float32")
+    exchange = AllReduce(comm, sums=lambda comm: ExactSums(comm, shards=4))
+    trainer = Trainer(model, SGD(0.05, momentum=0.9), exchange=exchange, sync_batch_norm=sync)
+    trainer.fit(data(), epochs=1, global_batch_size=8)
+    digest = {name: array.tobytes() for name, array in model.state().items()}
+    assert digest == _FIRST.setdefault(sync, digest)
+
+
+_FIRST: dict[bool, dict[str, bytes]] = {}
+"""The weights of the first number of ranks."""
+
+
+def test_micro_batches_add_up() -> None:
+    def train(accumulation: int) -> dict[str, np.ndarray]:
+        shared, group = Linear(4), GroupNorm(2)
+        net = Sequential(shared, group, Tanh(), shared, group, Linear(2, name="head"))
+        model = Model(net, (4,), dtype="float64")
+        trainer = Trainer(model, SGD(0.1), accumulation=accumulation)
+        x = np.random.default_rng(1).normal(size=(12, 4))
+        trainer.fit(ArrayDataset(x, np.arange(12) % 2), epochs=2, batch_size=6)
+        return model.state()
+
+    whole, parts = train(1), train(3)
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-12, atol=1e-14)

@@ -31,7 +31,8 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     str
         A line per layer: its dotted name, class, output shape of one sample, parameters,
         floating-point operations of forward for one sample, and the memory saved for its backward
-        at this batch size, each array counted once. Fused layers share a line. Totals follow.
+        at this batch size, each array counted once. Parameters are counted at their first use, and
+        fused layers share a line. Totals follow.
     """
     whole("summary", "batch", batch, at_least=1)
     whole("summary", "slots", slots, at_least=0)
@@ -43,7 +44,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
             node.name,
             " + ".join(kinds(node.layer)),
             " x ".join(map(str, node.shape)),
-            f"{sum(p.size for p in node.layer.parameters):,}",
+            f"{sum(p.size for p in node.layer.parameters if p.source is p):,}",
             quantity(work.flops_forward, 1000),
             quantity(memory.kept[node.index], 1024, "B"),
         )
@@ -51,8 +52,13 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     ]
     forward, backward = (sum(values) for values in list(zip(*costs, strict=True))[:2])
     count = sum(p.size for p in model.parameters.values())
+    frozen = sum(p.size for p in model.parameters.values() if p.frozen)
     totals = [
-        ("parameters", f"{count:,} in {len(model.parameters)} arrays"),
+        (
+            "parameters",
+            f"{count:,} in {len(model.parameters)} arrays"
+            + f", of which {count - frozen:,} trained and {frozen:,} frozen" * bool(frozen),
+        ),
         (
             "one sample",
             f"{quantity(forward, 1000)}flop forward, {quantity(backward, 1000)}flop backward",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.layers import ReLU
+from pydtnn.layers import Linear, ReLU
 from pydtnn.layers.initializers import LeCun
 from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.model import Model
@@ -26,6 +26,7 @@ from pydtnn.optimizers import (
     get_optimizer,
 )
 from pydtnn.schedules import Cosine, Step
+from pydtnn.training.trainer import Trainer
 from tests.gpu import to_host
 
 # 64 bytes are 8 float64: "a" is followed by 2 elements of padding, "b" by 5, "c" by 7
@@ -672,3 +673,65 @@ def test_a_model_without_parameters_is_stepped_like_any_other(backend, name, opt
     optimizer.step()
     assert optimizer.iterations == 1
     assert model.parameters == {}
+
+
+# ---- groups of parameters ----
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_group_is_updated_like_a_rule_of_its_own_rate_and_decay(backend, name, rng):
+    groups = {"a": {"lr_factor": 0.5}, "b": {"weight_decay": 0.2}, "?": {"lr_factor": 3}}
+    expected = {"a": (0.5, DECAY), "b": (1, 0.2), "c": (3, DECAY)}
+    ours, buffer = get_optimizer(name, lr=LR, weight_decay=DECAY, groups=groups), make(backend)
+    ours.bind(backend, [buffer])
+    twins = {}
+    for parameter, (factor, decay) in expected.items():
+        all_decay = {"*": {"weight_decay": decay}}
+        rule = get_optimizer(name, lr=factor * LR, weight_decay=decay, groups=all_decay)
+        twins[parameter] = rule, make(backend)
+        rule.bind(backend, [twins[parameter][1]])
+    for _ in range(3):
+        grads = draw_gradients(buffer, rng)
+        ours.step()
+        for rule, twin in twins.values():
+            for p in twin.parameters:
+                p.grad[...] = backend.asarray(grads[p.name])
+            rule.step()
+    for parameter, (_, twin) in twins.items():
+        np.testing.assert_allclose(
+            values(buffer)[parameter], values(twin)[parameter], rtol=1e-12, err_msg=parameter
+        )
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ({"head": {"lr": 0.1}}, "SGD: unknown option of the group 'head' 'lr'; .*lr_factor"),
+        ({"head": {"lr_factor": -1}}, "SGD: lr_factor of the group 'head' must be at least 0"),
+        ({"head": 0.1}, "SGD: the group 'head' must be a dict such as .*, got 0.1"),
+        ([{"params": "head"}], "SGD: groups must be a dict such as"),
+    ],
+)
+def test_options_of_groups_are_checked(groups, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        SGD(0.1, groups=groups)
+
+
+def test_groups_match_parameters_of_the_model():
+    model = Model(Linear(3, name="head"), (4,), backend="numpy")
+    with pytest.raises(ValueError, match="SGD: groups: unknown layer 'haed'; did you mean 'head'"):
+        Trainer(model, SGD(0.1, groups={"haed": {"lr_factor": 2}}))
+
+
+def test_an_assigned_rate_replaces_the_schedule(backend):
+    optimizer, buffer = SGD(Cosine(0.1, 10)), make(backend)
+    optimizer.bind(backend, [buffer])
+    optimizer.lr_factor = 0.5
+    optimizer.lr = 0.25
+    assert optimizer.lr == optimizer.lr_now == 0.25
+    before = values(buffer)["b"].copy()
+    buffer.grads[...] = 1
+    optimizer.step()
+    np.testing.assert_allclose(values(buffer)["b"], before - 0.25)
+    with pytest.raises(ValueError, match=r"SGD: lr .* must be at least 0, got -1"):
+        optimizer.lr = -1

@@ -72,6 +72,14 @@ def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_freezing_prints_the_ratio_and_the_bytes_of_the_part_that_is_trained():
+    table = lines("cpu.freezing", "--models", "mlp", "--steps", "2", "--train", "fc3")
+    whole, part, ratio, sent, rest, layer = row(table, "mlp")
+    assert float(ratio) == pytest.approx(float(part) / float(whole), rel=0.1)
+    assert 0 < int(rest) < int(sent)
+    assert layer == "fc3"
+
+
 def test_overhead_prints_a_share_of_the_step():
     table = lines("cpu.overhead", "--models", "mlp", "--steps", "3", "--layers")
     share = row(table, "mlp")[-1]

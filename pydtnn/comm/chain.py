@@ -48,7 +48,7 @@ class Chain(Request):
         Whether the second step starts after the first steps of all requests queued before.
     by_test : bool
         Whether `test` may start the next step, or only `wait`: ranks observe the completion of a
-        request at different times.
+        request at different times. Ignored with `queue` and `in_turn`.
     """
 
     def __init__(

@@ -156,6 +156,8 @@ def _carry_out(job: Job) -> None:
     from pydtnn.weights import save_weights
 
     config, trainer = job.config, job.trainer
+    if config.load_options:
+        _say(trainer.comm, str(job.loaded))
     if config.resume:
         _resume(job)
     if config.evaluate_only:

@@ -31,6 +31,7 @@ from pydtnn.layers import Net
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
+from pydtnn.model.fit import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
@@ -39,6 +40,9 @@ from pydtnn.weights import load_weights
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
+
+LOAD_OPTIONS = ("strict", "rename")
+"""Arguments of `load_weights` that `--load-options` accepts."""
 
 
 @dataclass
@@ -56,6 +60,8 @@ class Job:
     augment : tuple of Augmentation
     directory : Path
         Folder of the run.
+    loaded : LoadReport or None
+        The arrays that `--load` has loaded, if any.
     """
 
     config: TrainConfig
@@ -66,6 +72,7 @@ class Job:
     steps_per_epoch: int
     augment: tuple[Augmentation, ...]
     directory: Path
+    loaded: LoadReport | None = None
 
 
 def create_job(config: TrainConfig, comm: Communicator, threads: int, directory: Path) -> Job:
@@ -114,9 +121,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
     )
-    if config.load:
-        load_weights(model, config.load)
-    return Job(config, trainer, train, validation, global_batch, steps, augment, directory)
+    loaded = load_initial_weights(config, model)
+    return Job(config, trainer, train, validation, global_batch, steps, augment, directory, loaded)
 
 
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
@@ -180,6 +186,16 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
     loss.check(shape, target)
     for metric in metrics:
         metric.check(shape, target)
+
+
+def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:
+    """Load the weights that `--load` names, with the arguments of `--load-options`."""
+    if not config.load:
+        return None
+    for name in config.load_options:
+        if name not in LOAD_OPTIONS:
+            raise ValueError(unknown("option of --load", name, LOAD_OPTIONS))
+    return load_weights(model, config.load, **config.load_options)
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:

@@ -256,6 +256,11 @@ class TrainConfig:
     load: str | None = option(
         OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
     )
+    load_options: dict[str, Any] = option(
+        OUTPUT,
+        {},
+        'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
+    )
     resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
     evaluate_only: bool = option(
         OUTPUT, False, "evaluate the weights of --load or --resume, and exit"
@@ -293,6 +298,7 @@ class TrainConfig:
             ("shards", "--exact", not self.exact),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
+            ("load_options", "--load", self.load is None),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")

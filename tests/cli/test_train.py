@@ -79,6 +79,23 @@ def test_saved_weights_are_evaluated_to_what_training_ended_with(
     assert digest(copy) == digest(weights)
 
 
+def test_weights_of_a_run_with_other_classes_are_loaded_below_the_new_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    assert main([*TINY, "--epochs=1", f"--output-dir={tmp_path / 'a'}", f"--save={weights}"]) == 0
+    capsys.readouterr()
+    new = [*TINY, "--dataset-options.classes=3", f"--load={weights}", "--evaluate-only"]
+    assert main(new) == 1
+    assert "load_weights: " in only_line(capsys.readouterr().err)
+    assert main([*new, "--load-options.strict=false"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "loaded 4 of 6 arrays"
+    assert printed[1].startswith("  other shape, not changed: ")
+    assert main([*new, "--load-options.strickt=false"]) == 1
+    assert "unknown option of --load 'strickt'; did you mean" in only_line(capsys.readouterr().err)
+
+
 def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from pydtnn.callbacks import (
     Callback,
     Checkpointer,
     EarlyStopping,
+    ExponentialMovingAverage,
     HistoryWriter,
     ProgressBar,
     ReduceOnPlateau,
@@ -241,9 +242,11 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others is last."""
+    averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
-        return []
+        return [*averages]
     callbacks: list[Callback] = [
+        *averages,
         ProgressBar(),
         RunFolder(directory, every_steps=config.checkpoint_steps),
     ]

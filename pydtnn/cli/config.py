@@ -90,6 +90,13 @@ class TrainConfig:
         TRAINING, int, "stop after this number of epochs without improvement", at_least=1
     )
     stop_at: float | None = option(TRAINING, float, "stop when the monitored value reaches this")
+    ema: float | None = option(
+        TRAINING,
+        float,
+        "evaluate and save an exponential moving average of the weights, with this decay: 0.999",
+        above=0,
+        below=1,
+    )
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )

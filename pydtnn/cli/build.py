@@ -25,7 +25,7 @@ from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader, load_dataset, split_validation
+from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
@@ -41,6 +41,9 @@ from pydtnn.weights import load_weights
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
+
+BALANCED = "balanced"
+"""Value of `class_weights` in `--loss-options` for weights of the training set."""
 
 LOAD_OPTIONS = ("strict", "rename")
 """Arguments of `load_weights` that `--load-options` accepts."""
@@ -98,7 +101,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
             shards=config.shards if config.exact else None,
         )
     )
-    loss, metrics = create_loss(config), create_metrics(config)
+    loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact else None)
     model = Model(
@@ -141,13 +144,15 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
         create_data(config)
 
 
-def create_loss(config: TrainConfig) -> Loss:
-    """Create the loss that `--loss` names."""
-    found, _ = find(config, "loss")
-    if not config.label_smoothing:
-        return found.make({})
-    require_parameter(found, "label_smoothing", "--label-smoothing")
-    return found.make({"label_smoothing": config.label_smoothing})
+def create_loss(config: TrainConfig, train: Dataset) -> Loss:
+    """Create the loss that `--loss` names; "balanced" weights are those of the training set."""
+    found, options = find(config, "loss")
+    if options.get("class_weights") == BALANCED:
+        options = options | {"class_weights": balanced_weights(train)}
+    if config.label_smoothing:
+        require_parameter(found, "label_smoothing", "--label-smoothing")
+        options = options | {"label_smoothing": config.label_smoothing}
+    return found.make(options)
 
 
 def create_metrics(config: TrainConfig) -> list[Metric]:

@@ -73,6 +73,11 @@ class TrainConfig:
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
     )
     loss: str = option(TRAINING, "cross_entropy", "loss to minimise, or path/to/file.py:Class")
+    loss_options: dict[str, Any] = option(
+        TRAINING,
+        {},
+        'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
+    )
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
     metrics: str = option(
         TRAINING,

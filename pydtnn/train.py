@@ -153,9 +153,12 @@ def _carry_out(job: Job) -> None:
     from pydtnn.callbacks.progress import format_logs
     from pydtnn.cli.report import print_report, write_run_file
     from pydtnn.comm.rank0 import on_rank_0
+    from pydtnn.training.callback import evaluated
     from pydtnn.weights import save_weights
 
     config, trainer = job.config, job.trainer
+    if config.load_options:
+        _say(trainer.comm, str(job.loaded))
     if config.resume:
         _resume(job)
     if config.evaluate_only:
@@ -174,7 +177,8 @@ def _carry_out(job: Job) -> None:
             loader_threads=config.loader_threads,
         )
     if config.save:
-        on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
+        with evaluated(trainer):
+            on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
     if not config.evaluate_only:
         print_report(job)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,17 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.model.fit import LoadReport, compare
 from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.suggest import some
+from pydtnn.utils.validate import truth
 
 if TYPE_CHECKING:
     from pydtnn.model import Model
+
+Rules = Mapping[str | re.Pattern[str], str | None]
+Rename = Rules | Callable[[str], str | None]
+"""New names of the arrays in a file, see `load_weights`."""
 
 
 def save_weights(model: Model, path: str | Path) -> None:
@@ -40,7 +48,9 @@ def save_weights(model: Model, path: str | Path) -> None:
     write_file("save_weights", path, encode(state, f"{__version__} {_checksum(state)}"))
 
 
-def load_weights(model: Model, path: str | Path) -> None:
+def load_weights(
+    model: Model, path: str | Path, *, strict: bool = True, rename: Rename | None = None
+) -> LoadReport:
     """Read a model's parameters and running statistics.
 
     Parameters
@@ -48,24 +58,46 @@ def load_weights(model: Model, path: str | Path) -> None:
     model : Model
         Numbers are rounded to its dtype if the file has another.
     path : str or Path
+    strict : bool
+        Whether names and shapes must be those of the model. Otherwise the arrays that fit are
+        loaded, such as those of all layers but a new head, and the report lists the others.
+    rename : mapping or callable, optional
+        New names of the arrays in the file; None instead of a name skips the array. A mapping is
+        applied by its first key that matches: a string replaces the first parts of dotted names
+        (``{"backbone": "body"}``, ``{"backbone": ""}`` removes and ``{"": "backbone"}`` adds such a
+        prefix), a compiled pattern is replaced wherever it occurs, as by `re.sub`. A callable
+        receives each name and returns the new one.
+
+    Returns
+    -------
+    LoadReport
+        The names that were loaded, missing, unexpected or of another shape; ``print`` shows it.
 
     Raises
     ------
     OSError
         If there is no such file, or it cannot be read.
+    TypeError
+        If `rename` is neither a mapping nor a callable, or does not return names.
     ValueError
         If it is not a safetensors file, is truncated, does not match its checksum (files of other
-        programs have none), does not fit the model, or contains values other than finite
-        floating-point numbers in the range of the model's dtype; the model is not changed.
+        programs have none), does not fit the model (without `strict`: none of its arrays fits), or
+        contains values other than finite floating-point numbers in the range of the model's dtype,
+        or if `rename` matches no array or gives two the same name; the model is not changed.
     """
+    truth("load_weights", "strict", strict)
     data = read_file("load_weights", path)
     try:
         arrays = decode(data)
         _check_sum(data, arrays)
-        for name, array in arrays.items():
-            _check_numbers(name, array, arithmetic(model.dtype))
-        model.load(arrays)
-    except ValueError as error:
+        arrays = arrays if rename is None else _renamed(arrays, rename)
+        used = arrays if strict else compare(model.state(), arrays).loaded
+        for name in used:
+            _check_numbers(name, arrays[name], arithmetic(model.dtype))
+        return model.load(arrays, strict=strict)
+    except TypeError as error:
+        raise TypeError(f"load_weights: {path}: {error}") from error
+    except (ValueError, re.error) as error:  # the latter by a replacement of `rename`
         raise ValueError(f"load_weights: {path}: {error}") from error
 
 
@@ -109,6 +141,67 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     except SafetensorError as error:
         reason = str(error).rpartition("deserializing: ")[2]
         raise ValueError(f"not a safetensors file, or truncated ({reason})") from error
+
+
+def _renamed(arrays: Mapping[str, np.ndarray], rename: Rename) -> dict[str, np.ndarray]:
+    """Return the arrays by their new names, without those whose new name is None."""
+    if callable(rename):
+        pairs = [(old, rename(old)) for old in arrays]
+    elif isinstance(rename, Mapping):
+        pairs = _by_rules(list(arrays), rename)
+    else:
+        raise TypeError(f"rename must be a mapping of names or a callable, got {rename!r}")
+    result: dict[str, np.ndarray] = {}
+    origin: dict[str, str] = {}
+    for old, new in pairs:
+        if new is None:
+            continue
+        if not isinstance(new, str):
+            raise TypeError(f"rename must give {old} a name or None, got {new!r}")
+        if new in result:
+            raise ValueError(
+                f"rename must give each array a name of its own, got {new} for {origin[new]} and "
+                f"{old}"
+            )
+        result[new], origin[new] = arrays[old], old
+    return result
+
+
+def _by_rules(names: Sequence[str], rules: Rules) -> list[tuple[str, str | None]]:
+    """Return each name and its new one, by the first rule that matches it."""
+    unused = {**rules}
+    pairs: list[tuple[str, str | None]] = []
+    for name in names:
+        new: str | None = name
+        for key, value in rules.items():
+            if _matches(key, name):
+                new = value if value is None else _replaced(key, value, name)
+                unused.pop(key, None)
+                break
+        pairs.append((name, new))
+    for key in unused:
+        shown = key.pattern if isinstance(key, re.Pattern) else key
+        raise ValueError(f"rename: {shown!r} matches none of the arrays {some(names)}")
+    return pairs
+
+
+def _matches(key: str | re.Pattern[str], name: str) -> bool:
+    if isinstance(key, re.Pattern):
+        return key.search(name) is not None
+    if not isinstance(key, str):
+        raise TypeError(f"rename must have names or patterns as keys, got {key!r}")
+    prefix = key.rstrip(".")
+    return not prefix or name == prefix or name.startswith(prefix + ".")
+
+
+def _replaced(key: str | re.Pattern[str], value: str, name: str) -> str:
+    """Apply a rule that matches a name."""
+    if not isinstance(value, str):
+        raise TypeError(f"rename must have names or None as values, got {value!r}")
+    if isinstance(key, re.Pattern):
+        return key.sub(value, name)
+    rest = name[len(key.rstrip(".")) :].lstrip(".")
+    return ".".join(part for part in (value.rstrip("."), rest) if part)
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

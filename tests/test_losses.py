@@ -21,6 +21,7 @@ from pydtnn.losses import (
 from tests.gpu import to_host
 
 CLASSES = np.array([2, 0, 3, 1, 2])
+WEIGHTS = [0.5, 2.0, 1.25, 0.0]
 
 
 def cases():
@@ -30,6 +31,8 @@ def cases():
     return {
         "cross-entropy": (CategoricalCrossEntropy(), (5, 4), CLASSES),
         "smoothed": (CategoricalCrossEntropy(0.1), (5, 4), CLASSES),
+        "weighted": (CategoricalCrossEntropy(class_weights=WEIGHTS), (5, 4), CLASSES),
+        "weighted, smoothed": (CategoricalCrossEntropy(0.1, WEIGHTS), (5, 4), CLASSES),
         "hinge": (Hinge(), (5, 4), CLASSES),
         "bce": (BinaryCrossEntropy(), (5, 4), shares),
         "bce of classes": (BinaryCrossEntropy(), (5, 4), CLASSES),
@@ -100,6 +103,74 @@ def test_label_smoothing_mixes_the_classes_with_a_uniform_distribution(backend):
     smoothed, _ = run(CategoricalCrossEntropy(0.2), backend, y, np.array([1]), 1.0)
     each = [run(CategoricalCrossEntropy(), backend, y, np.array([k]), 1.0)[0] for k in range(4)]
     assert smoothed == pytest.approx(0.8 * each[1] + 0.2 * np.mean(each), rel=1e-12)
+
+
+def test_a_class_weight_multiplies_the_losses_and_gradients_of_its_samples(backend):
+    y = np.random.default_rng(5).normal(size=(5, 4))
+    weighted, dy = run(CategoricalCrossEntropy(class_weights=WEIGHTS), backend, y, CLASSES, 0.5)
+    each = [
+        run(CategoricalCrossEntropy(), backend, y[i : i + 1], CLASSES[i : i + 1], 0.5)
+        for i in range(5)
+    ]
+    factors = [WEIGHTS[k] for k in CLASSES]
+    expected = sum(w * loss for w, (loss, _) in zip(factors, each, strict=True))
+    assert weighted == pytest.approx(expected, rel=1e-12)
+    scaled = [w * row for w, (_, row) in zip(factors, each, strict=True)]
+    np.testing.assert_allclose(dy, np.concatenate(scaled), rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_equal_weights_change_nothing_and_all_forms_of_weights_agree(backend, smoothing):
+    y = np.random.default_rng(6).normal(size=(5, 4))
+    plain, dy = run(CategoricalCrossEntropy(smoothing), backend, y, CLASSES)
+    for weights in ([1, 1, 1, 1], {}, np.ones(4), {2: 1.0}):
+        loss, gradient = run(CategoricalCrossEntropy(smoothing, weights), backend, y, CLASSES)
+        assert loss == pytest.approx(plain, rel=1e-12)
+        np.testing.assert_allclose(gradient, dy, rtol=1e-12, atol=1e-16)
+    first, *others = (
+        run(CategoricalCrossEntropy(smoothing, weights), backend, y, CLASSES)[0]
+        for weights in ([1, 1, 3, 1], {2: 3}, {"2": 3.0}, np.array([1, 1, 3.0, 1]))
+    )
+    assert others == [first] * 3
+    assert first > plain
+
+
+def test_weights_of_one_loss_serve_models_of_several_types(backend):
+    loss = CategoricalCrossEntropy(class_weights=WEIGHTS)
+    y = np.random.default_rng(7).normal(size=(5, 4))
+    values = [run(loss, backend, y.astype(dtype), CLASSES)[0] for dtype in ("float32", "float64")]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)  # float32
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "words"),
+    [
+        ([1, -1], ValueError, "class_weights of class 1 must be at least 0, got -1"),
+        ([1, np.nan], ValueError, "class_weights of class 1 must be at least 0, got nan"),
+        ({0: "a"}, TypeError, "class_weights of class 0 must be a number, got 'a'"),
+        ({-1: 1.0}, ValueError, "a class of class_weights must be at least 0, got -1"),
+        ({"a": 1.0}, TypeError, "a class of class_weights must be a whole number, got 'a'"),
+        ([0, 0], ValueError, r"must have at least one number above 0, got \[0.0, 0.0\]"),
+        ([], ValueError, "must have at least one number above 0"),
+        ("balanced", TypeError, "must be a list with one number per class, or .* got 'balanced'"),
+        (3, TypeError, "must be a list with one number per class"),
+    ],
+)
+def test_class_weights_that_are_none_are_refused(weights, error, words):
+    with pytest.raises(error, match=f"^CategoricalCrossEntropy: .*{words}"):
+        CategoricalCrossEntropy(class_weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1, 2, 3], "class_weights must be 4 numbers, one for each output of the model, got 3"),
+        ({4: 2.0}, "class_weights must have classes in 0..3, got 4"),
+    ],
+)
+def test_class_weights_of_another_number_of_classes_are_refused(backend, weights, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run(CategoricalCrossEntropy(class_weights=weights), backend, np.zeros((5, 4)), CLASSES)
 
 
 def test_large_logits_do_not_overflow(backend):

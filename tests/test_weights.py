@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from pydtnn import __version__
+from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
+from pydtnn.model import Model
 from pydtnn.utils import files
-from pydtnn.weights import decode, encode, load_weights, save_weights
+from pydtnn.weights import _renamed, decode, encode, load_weights, save_weights
 from tests.small_training import small_model
 
 
@@ -227,3 +230,141 @@ def test_a_damaged_checksum_is_not_taken_for_none(value: str, tmp_path: Path) ->
     (tmp_path / "w.safetensors").write_bytes(save(model.state(), {"pydtnn": value}))
     with pytest.raises(ValueError, match="do not match the checksum; the file is damaged"):
         load_weights(model, tmp_path / "w.safetensors")
+
+
+def head_of(classes: int, **options: Any) -> Model:
+    """The small model with another head."""
+    net = Sequential(
+        Conv2d(4, 3), BatchNorm(), ReLU(), Dropout(0.2), Flatten(), Linear(classes, name="head")
+    )
+    return Model(net, (5, 5, 2), backend="numpy", dtype="float64", **options)
+
+
+def test_a_backbone_is_loaded_below_a_new_head(tmp_path: Path) -> None:
+    old, new = small_model(), head_of(7, seed=1)
+    initial = {name: array.copy() for name, array in new.state().items()}
+    save_weights(old, tmp_path / "w.safetensors")
+    report = load_weights(new, tmp_path / "w.safetensors", strict=False)
+    assert report.mismatched == {"head.w": ((3, 36), (7, 36)), "head.b": ((3,), (7,))}
+    assert (report.missing, report.unexpected) == ((), ())
+    for name, array in new.state().items():
+        expected = old.state()[name] if name in report.loaded else initial[name]
+        np.testing.assert_array_equal(array, expected)
+    assert str(report) == (
+        f"loaded {len(initial) - 2} of {len(initial)} arrays\n"
+        "  other shape, not changed: head.w (3, 36) for (7, 36), head.b (3,) for (7,)"
+    )
+
+
+def test_arrays_of_one_side_only_are_reported_and_never_checked_as_weights(tmp_path: Path) -> None:
+    """PyTorch counts batches in an integer."""
+    state = small_model().state()
+    del state["head.b"]
+    state["batchnorm1.num_batches_tracked"] = np.array(3)
+    (tmp_path / "w.safetensors").write_bytes(encode(state))
+    model = small_model(seed=1)
+    report = load_weights(model, tmp_path / "w.safetensors", strict=False)
+    assert report.missing == ("head.b",)
+    assert report.unexpected == ("batchnorm1.num_batches_tracked",)
+    assert "missing, not changed: head.b\n  unexpected, not used: batchnorm1.num" in str(report)
+    np.testing.assert_array_equal(model.state()["head.w"], state["head.w"])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_numbers_that_are_loaded_are_checked_in_any_case(strict: bool, tmp_path: Path) -> None:
+    path = replaced("head.w", first(math.nan), tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match="head.w must be finite, got nan"):
+        load_weights(small_model(), path, strict=strict)
+
+
+def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(encode({"a.w": np.ones(3)}))
+    model = small_model()
+    before = encode(model.state())
+    with pytest.raises(ValueError, match=r"no array fits the model: .*conv2d0.w is missing"):
+        load_weights(model, tmp_path / "w.safetensors", strict=False)
+    assert (encode(model.state()), model.loaded) == (before, None)
+
+
+def with_prefix(prefix: str) -> dict[str, np.ndarray]:
+    return {prefix + name: array for name, array in small_model().state().items()}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rename"),
+    [
+        ("net.", {"net": ""}),
+        ("net.", {"net.": ""}),
+        ("net.", {re.compile(r"^net\."): ""}),
+        ("net.", lambda name: name.removeprefix("net.")),
+        ("a.b.", {"c.d": "x", "a.b": ""}),
+        ("", {"conv2d0": "conv2d0"}),
+    ],
+)
+def test_arrays_get_the_names_of_the_model(prefix: str, rename: Any, tmp_path: Path) -> None:
+    state = with_prefix(prefix) | ({"c.d.w": np.ones(1)} if "c.d" in str(rename) else {})
+    (tmp_path / "w.safetensors").write_bytes(encode(state))
+    model = small_model(seed=1)
+    report = load_weights(
+        model, tmp_path / "w.safetensors", rename=rename, strict="c.d" not in str(rename)
+    )
+    assert set(report.loaded) == set(model.state())
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, state[prefix + name])
+
+
+def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused(tmp_path: Path) -> None:
+    arrays = {"block1.w": np.ones(2), "block10.w": np.zeros(2)}
+    assert set(_renamed(arrays, {"": "net"})) == {"net.block1.w", "net.block10.w"}
+    assert set(_renamed(arrays, {"block1": "first"})) == {"first.w", "block10.w"}
+    assert set(_renamed(arrays, {re.compile(r"block(\d+)"): r"stage\1"})) == {
+        "stage1.w",
+        "stage10.w",
+    }
+
+
+@pytest.mark.parametrize("rename", [{"head": None}, lambda n: None if n[:4] == "head" else n])
+def test_arrays_renamed_to_none_are_skipped(rename: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(small_model(), path)
+    report = load_weights(head_of(7), path, strict=False, rename=rename)
+    assert report.missing == ("head.w", "head.b")
+    assert not report.mismatched
+    with pytest.raises(ValueError, match=r"head.w is missing, head.b is missing$"):
+        load_weights(head_of(7), path, rename=rename)
+
+
+@pytest.mark.parametrize(
+    ("rename", "error", "words"),
+    [
+        ({"hed": "head"}, ValueError, r"rename: 'hed' matches none of the arrays .*head.w"),
+        (
+            {"head.w": "head.b"},
+            ValueError,
+            "a name of its own, got head.b for head",
+        ),
+        ({re.compile("(head)"): r"\2"}, ValueError, "invalid group reference 2"),
+        ({3: "head"}, TypeError, "rename must have names or patterns as keys, got 3"),
+        ({"head": 3}, TypeError, "rename must have names or None as values, got 3"),
+        (lambda name: 3, TypeError, r"rename must give \w+.\w+ a name or None, got 3"),
+        ("head", TypeError, "rename must be a mapping of names or a callable, got 'head'"),
+    ],
+)
+def test_rules_that_give_no_names_are_refused(
+    rename: Any, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    save_weights(small_model(), tmp_path / "w.safetensors")
+    model = small_model(seed=1)
+    before = encode(model.state())
+    with pytest.raises(error, match=f"^load_weights: .*{words}"):
+        load_weights(model, tmp_path / "w.safetensors", rename=rename)
+    assert encode(model.state()) == before
+
+
+def test_the_checksum_that_ranks_compare_is_of_all_arrays_after_loading(tmp_path: Path) -> None:
+    save_weights(small_model(), tmp_path / "w.safetensors")
+    models = [head_of(7, seed=seed) for seed in (1, 1, 2)]
+    for model in models:
+        load_weights(model, tmp_path / "w.safetensors", strict=False)
+    same, equal, other = (model.loaded for model in models)
+    assert same == equal != other

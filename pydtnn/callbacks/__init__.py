@@ -1,5 +1,6 @@
 """Callbacks, which observe and control training."""
 
+from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
 from pydtnn.callbacks.best import BestWeights
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
@@ -10,10 +11,12 @@ from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
 
 __all__ = [
+    "EMA",
     "BestWeights",
     "Callback",
     "Checkpointer",
     "EarlyStopping",
+    "ExponentialMovingAverage",
     "HistoryWriter",
     "Monitor",
     "ProgressBar",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.comm.rank0 import on_rank_0
-from pydtnn.training.callback import Training
+from pydtnn.training.callback import Training, evaluated
 from pydtnn.weights import save_weights
 
 
@@ -38,5 +38,5 @@ class BestWeights(Monitor):
             On all ranks, if the file cannot be written.
         """
         if improved:
-            with trainer.averaged():
+            with evaluated(trainer):
                 on_rank_0(trainer.comm, save_weights, trainer.model, self.path)

@@ -14,6 +14,7 @@ from pydtnn.callbacks import (
     Callback,
     Checkpointer,
     EarlyStopping,
+    ExponentialMovingAverage,
     HistoryWriter,
     ProgressBar,
     ReduceOnPlateau,
@@ -24,13 +25,14 @@ from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader, load_dataset, split_validation
+from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
+from pydtnn.model.fit import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
@@ -39,6 +41,12 @@ from pydtnn.weights import load_weights
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
+
+BALANCED = "balanced"
+"""Value of `class_weights` in `--loss-options` for weights of the training set."""
+
+LOAD_OPTIONS = ("strict", "rename")
+"""Arguments of `load_weights` that `--load-options` accepts."""
 
 
 @dataclass
@@ -56,6 +64,8 @@ class Job:
     augment : tuple of Augmentation
     directory : Path
         Folder of the run.
+    loaded : LoadReport or None
+        The arrays that `--load` has loaded, if any.
     """
 
     config: TrainConfig
@@ -66,6 +76,7 @@ class Job:
     steps_per_epoch: int
     augment: tuple[Augmentation, ...]
     directory: Path
+    loaded: LoadReport | None = None
 
 
 def create_job(config: TrainConfig, comm: Communicator, threads: int, directory: Path) -> Job:
@@ -90,7 +101,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
             shards=config.shards if config.exact else None,
         )
     )
-    loss, metrics = create_loss(config), create_metrics(config)
+    loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact else None)
     model = Model(
@@ -114,9 +125,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
     )
-    if config.load:
-        load_weights(model, config.load)
-    return Job(config, trainer, train, validation, global_batch, steps, augment, directory)
+    loaded = load_initial_weights(config, model)
+    return Job(config, trainer, train, validation, global_batch, steps, augment, directory, loaded)
 
 
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
@@ -134,13 +144,15 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
         create_data(config)
 
 
-def create_loss(config: TrainConfig) -> Loss:
-    """Create the loss that `--loss` names."""
-    found, _ = find(config, "loss")
-    if not config.label_smoothing:
-        return found.make({})
-    require_parameter(found, "label_smoothing", "--label-smoothing")
-    return found.make({"label_smoothing": config.label_smoothing})
+def create_loss(config: TrainConfig, train: Dataset) -> Loss:
+    """Create the loss that `--loss` names; "balanced" weights are those of the training set."""
+    found, options = find(config, "loss")
+    if options.get("class_weights") == BALANCED:
+        options = options | {"class_weights": balanced_weights(train)}
+    if config.label_smoothing:
+        require_parameter(found, "label_smoothing", "--label-smoothing")
+        options = options | {"label_smoothing": config.label_smoothing}
+    return found.make(options)
 
 
 def create_metrics(config: TrainConfig) -> list[Metric]:
@@ -180,6 +192,16 @@ def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) 
     loss.check(shape, target)
     for metric in metrics:
         metric.check(shape, target)
+
+
+def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:
+    """Load the weights that `--load` names, with the arguments of `--load-options`."""
+    if not config.load:
+        return None
+    for name in config.load_options:
+        if name not in LOAD_OPTIONS:
+            raise ValueError(unknown("option of --load", name, LOAD_OPTIONS))
+    return load_weights(model, config.load, **config.load_options)
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:
@@ -225,9 +247,11 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:
     """Create the callbacks; the one that saves the state of the others is last."""
+    averages = [] if config.ema is None else [ExponentialMovingAverage(config.ema)]
     if config.evaluate_only:
-        return []
+        return [*averages]
     callbacks: list[Callback] = [
+        *averages,
         ProgressBar(),
         RunFolder(directory, every_steps=config.checkpoint_steps),
     ]

@@ -73,6 +73,11 @@ class TrainConfig:
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
     )
     loss: str = option(TRAINING, "cross_entropy", "loss to minimise, or path/to/file.py:Class")
+    loss_options: dict[str, Any] = option(
+        TRAINING,
+        {},
+        'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
+    )
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
     metrics: str = option(
         TRAINING,
@@ -90,6 +95,13 @@ class TrainConfig:
         TRAINING, int, "stop after this number of epochs without improvement", at_least=1
     )
     stop_at: float | None = option(TRAINING, float, "stop when the monitored value reaches this")
+    ema: float | None = option(
+        TRAINING,
+        float,
+        "evaluate and save an exponential moving average of the weights, with this decay: 0.999",
+        above=0,
+        below=1,
+    )
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )
@@ -256,6 +268,11 @@ class TrainConfig:
     load: str | None = option(
         OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
     )
+    load_options: dict[str, Any] = option(
+        OUTPUT,
+        {},
+        'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
+    )
     resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
     evaluate_only: bool = option(
         OUTPUT, False, "evaluate the weights of --load or --resume, and exit"
@@ -293,6 +310,7 @@ class TrainConfig:
             ("shards", "--exact", not self.exact),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
+            ("load_options", "--load", self.load is None),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")

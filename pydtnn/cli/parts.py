@@ -35,6 +35,7 @@ PARTS: dict[str, Kind[Any]] = {
 ELSEWHERE = {
     "model": {"classes": "the data set", "input_shape": "the data set"},
     "dataset": {"name": "--dataset", "data_dir": "--data-dir", "download": "--download"},
+    "loss": {"label_smoothing": "--label-smoothing"},
     "optimizer": {
         "lr": "--lr",
         "momentum": "--momentum",

@@ -21,6 +21,7 @@ from pydtnn.data.augment import (
     RandomCrop,
     create_augmentations,
 )
+from pydtnn.data.balance import balanced_weights
 from pydtnn.data.batch import Batch
 from pydtnn.data.cifar import load_cifar10, load_cifar100
 from pydtnn.data.dataset import Dataset, Subset, split_validation
@@ -113,6 +114,7 @@ __all__ = [
     "RandomCrop",
     "Subset",
     "Synthetic",
+    "balanced_weights",
     "create_augmentations",
     "data_folder",
     "load_cifar10",

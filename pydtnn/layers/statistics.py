@@ -133,17 +133,22 @@ class RunningStatistics:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return running means and variances by name; on a CPU these are views."""
-        return {name: self._backend.to_numpy(array) for name, array in self._arrays().items()}
+        named = self.named(self.running)
+        return {name: self._backend.to_numpy(array) for name, array in named.items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Load arrays returned by `state`; other entries are ignored."""
-        for name, array in self._arrays().items():
+        for name, array in self.named(self.running).items():
             array[...] = self._backend.asarray(state[name], "float64")
         self.samples = 0.0
 
-    def _arrays(self) -> dict[str, Array]:
-        return {
-            f"{s.name}.{what}": array
-            for s in self.statistics
-            for what, array in (("running_mean", s.mean), ("running_variance", s.variance))
-        }
+    def named(self, running: Array) -> dict[str, Array]:
+        """Return views of an array with the layout of `running`, by name."""
+        views: dict[str, Array] = {}
+        first, total = 0, len(running) // 2
+        for s in self.statistics:
+            last = first + s.channels
+            views[f"{s.name}.running_mean"] = running[first:last]
+            views[f"{s.name}.running_variance"] = running[total + first : total + last]
+            first = last
+        return views

@@ -10,8 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
 from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
@@ -101,12 +104,18 @@ class CategoricalCrossEntropy(_ClassLoss):
 
     The model ends with logits, not with a Softmax layer.
 
-    ``L = sum_n -sum_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``.
+    ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``.
 
     Parameters
     ----------
     label_smoothing : float
         The `s` above, in [0, 1).
+    class_weights : sequence of float or mapping of int to float, optional
+        The `w` above: one weight of at least 0 per class, or weights of some classes, where those
+        of others are 1; by default all are 1. The loss stays a sum, whose mean divides by the
+        number of samples and not by their weights, so that shards and ranks add up exactly. Weights
+        with a mean of 1 over the training set, as `pydtnn.data.balanced_weights` returns, preserve
+        the scale of the loss.
 
     References
     ----------
@@ -114,15 +123,27 @@ class CategoricalCrossEntropy(_ClassLoss):
     7.
     """
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        self.label_smoothing = number(
-            "CategoricalCrossEntropy", "label_smoothing", label_smoothing, at_least=0, below=1
-        )
+    def __init__(self, label_smoothing: float = 0.0, class_weights: Given | None = None) -> None:
+        who = "CategoricalCrossEntropy"
+        self.label_smoothing = number(who, "label_smoothing", label_smoothing, at_least=0, below=1)
+        self.class_weights = None if class_weights is None else ClassWeights(who, class_weights)
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets or `class_weights` are not those of K classes."""
+        super().check(shape, target)
+        if self.class_weights is not None:
+            self.class_weights.check(shape[1])
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
         target = target.astype("int64", copy=False)
+        if self.class_weights is not None:
+            dtype = np.promote_types(y.dtype, "float32")
+            weights = self.class_weights.place(backend, y.shape[1], dtype)
+            return weighted_cross_entropy(
+                backend.xp, y, target, weights, self.label_smoothing, scale, out
+            )
         return backend.loss.cross_entropy(y, target, self.label_smoothing, scale, out=out)
 
 

@@ -1,32 +1,87 @@
-"""Checks of named arrays that are loaded into a model."""
+"""Comparison of named arrays with those of a model, and their checksum."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pydtnn.utils.suggest import some
 
 
-def check_fit(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    """Check that two sets of named arrays have the same names and shapes.
+@dataclass(frozen=True)
+class LoadReport:
+    """Result of loading named arrays into a model; ``print(report)`` lists the names.
 
-    Raises
-    ------
-    ValueError
-        The message lists missing and unknown names and shapes that differ.
+    Attributes
+    ----------
+    loaded : tuple of str
+        Arrays of the model that were replaced.
+    missing : tuple of str
+        Arrays of the model that were not given; they are unchanged.
+    unexpected : tuple of str
+        Given arrays that the model does not have; they are not used.
+    mismatched : dict of str to (tuple of int, tuple of int)
+        Arrays whose shapes differ, which are unchanged: the given shape and that of the model.
     """
-    problems = [f"{name} is missing" for name in own if name not in given]
-    problems += [f"{name} is unknown" for name in given if name not in own]
-    problems += [
-        f"{name} has shape {given[name].shape} instead of {own[name].shape}"
-        for name in own
-        if name in given and given[name].shape != own[name].shape
-    ]
-    if problems:
-        raise ValueError(f"weights do not fit the model: {some(problems)}")
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    def check(self, *, strict: bool) -> None:
+        """Raise ValueError if nothing fits the model, or, if `strict`, not everything does.
+
+        Raises
+        ------
+        ValueError
+            The message lists missing and unknown names and shapes that differ.
+        """
+        if self.loaded and not strict:
+            return
+        problems = [f"{name} is missing" for name in self.missing]
+        problems += [f"{name} is unknown" for name in self.unexpected]
+        problems += [
+            f"{name} has shape {given} instead of {own}"
+            for name, (given, own) in self.mismatched.items()
+        ]
+        if problems:
+            which = "weights do not fit" if strict else "no array fits"
+            raise ValueError(f"{which} the model: {some(problems)}")
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.missing) + len(self.mismatched)
+        shapes = [f"{name} {given} for {own}" for name, (given, own) in self.mismatched.items()]
+        lines = [f"loaded {len(self.loaded)} of {total} arrays"]
+        lines += [
+            f"  {what}: {some(names)}"
+            for what, names in (
+                ("missing, not changed", self.missing),
+                ("other shape, not changed", shapes),
+                ("unexpected, not used", self.unexpected),
+            )
+            if names
+        ]
+        return "\n".join(lines)
+
+
+def compare(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> LoadReport:
+    """Compare the names and shapes of a model's arrays with given ones.
+
+    Parameters
+    ----------
+    own, given : mapping of str to ndarray
+    """
+    common = {name: (given[name].shape, own[name].shape) for name in own if name in given}
+    return LoadReport(
+        loaded=tuple(name for name, (theirs, ours) in common.items() if theirs == ours),
+        missing=tuple(name for name in own if name not in given),
+        unexpected=tuple(name for name in given if name not in own),
+        mismatched={name: shapes for name, shapes in common.items() if shapes[0] != shapes[1]},
+    )
 
 
 def checksum(arrays: Iterable[np.ndarray]) -> str:

@@ -16,7 +16,7 @@ from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import Total, backward_loop, check_inputs, forward_loop, run_together
-from pydtnn.model.fit import check_fit, checksum
+from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.placement import freeze_statistics, place_parameters
@@ -62,7 +62,8 @@ class Model:
         In the order in which backward completes them.
     statistics : RunningStatistics
     loaded : str or None
-        Checksum of the last `load`, which ranks compare; None once they train together.
+        Checksum of all arrays after the last `load`, which ranks compare; None once they train
+        together.
     """
 
     def __init__(
@@ -384,21 +385,26 @@ class Model:
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
         return values | self.statistics.state()
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], *, strict: bool = True) -> LoadReport:
         """Load parameters and running statistics returned by `state`.
+
+        If not `strict`, the arrays that fit are loaded, and the report lists the others.
 
         Raises
         ------
         ValueError
-            If names or shapes differ; the message lists them, and nothing is changed.
+            If nothing fits, or, if `strict`, not everything does; nothing is changed.
         """
         own = self.state()
-        check_fit(own, state)
+        report = compare(own, state)
+        report.check(strict=strict)
+        given = own | {name: state[name] for name in report.loaded}
         for name, p in self.parameters.items():
-            p.master[...] = self.backend.asarray(state[name], p.buffer.dtype)
-        self.statistics.load(state)
+            p.master[...] = self.backend.asarray(given[name], p.buffer.dtype)
+        self.statistics.load(given)
         self.refresh()
-        self.loaded = checksum(state[name] for name in own)
+        self.loaded = checksum(self.state().values())
+        return report
 
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.model.summary.summarize`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.objective import Objective
+from pydtnn.training.setup import Setup
 
 
 class Training(Protocol):
@@ -23,6 +25,7 @@ class Training(Protocol):
     comm: Metered
     objective: Objective
     loss_scale: LossScale | None
+    setup: Setup
     epoch: int
     step: int
     logs: dict[str, float]
@@ -80,6 +83,14 @@ class Callback:
     def on_fit_end(self, trainer: Training) -> None:
         """Called when training ends."""
 
+    def evaluated(self, trainer: Training) -> AbstractContextManager[None]:
+        """Return a context in which the model has the parameters to evaluate; by default its own.
+
+        Collective: all ranks call it, after their parameters and statistics have been made equal.
+        At the end of the context the model must have the same parameters as before.
+        """
+        return contextlib.nullcontext()
+
     def close(self) -> None:
         """Release resources such as the terminal; called last, also when training fails."""
 
@@ -89,3 +100,17 @@ class Callback:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state returned by `state`."""
+
+
+@contextlib.contextmanager
+def evaluated(trainer: Training) -> Iterator[None]:
+    """Context in which the model has the parameters that are evaluated and kept as results.
+
+    Collective: all ranks call it. These are the parameters of `Trainer.averaged`, or those that a
+    callback puts in their place (`Callback.evaluated`). Checkpoints contain the parameters with
+    which training continues, and are saved outside of this context.
+    """
+    with trainer.averaged(), contextlib.ExitStack() as stack:
+        for callback in trainer.callbacks:
+            stack.enter_context(callback.evaluated(trainer))
+        yield

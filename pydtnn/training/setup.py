@@ -46,6 +46,11 @@ class Setup:
         """The communicator of the exchange."""
         return self.exchange.comm
 
+    @property
+    def equal_statistics(self) -> bool:
+        """Whether all ranks have the same running statistics after every step."""
+        return self.sync_batch_norm or self.exchange.sums.shards is not None
+
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
         return Totals(self.objective.names, xp)

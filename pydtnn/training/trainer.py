@@ -20,7 +20,7 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.sums import average
 from pydtnn.training import checks
-from pydtnn.training.callback import Callback
+from pydtnn.training.callback import Callback, evaluated
 from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_data, check_loaded
@@ -328,7 +328,7 @@ class Trainer:
         """
         whole("Trainer", "batch_size", batch_size, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
-        with self.averaged():
+        with evaluated(self):
             return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
 
     @contextlib.contextmanager
@@ -349,9 +349,8 @@ class Trainer:
         seen.
         """
         statistics = self.model.statistics
-        shared = self.sync_batch_norm or self.exchange.sums.shards is not None
-        if shared or not statistics.statistics:
-            return  # they are always equal
+        if self.setup.equal_statistics or not statistics.statistics:
+            return
         with statistics.constant():
             average(self.comm, [statistics.running], statistics.samples)
         statistics.samples = 0.0

@@ -109,6 +109,38 @@ def test_a_loss_of_ones_own_is_smoothed_if_it_takes_that(make: Make) -> None:
     assert (type(loss).__name__, loss.label_smoothing) == ("Focal", 0.1)
 
 
+@pytest.mark.parametrize(
+    ("samples", "given", "weights"),
+    [
+        (20, [1, 2, 0.5], {0: 1, 1: 2, 2: 0.5}),
+        (20, {"1": 2}, {1: 2}),
+        (20, "balanced", {0: 20 / 21, 1: 20 / 21, 2: 20 / 18}),
+    ],
+)
+def test_a_loss_takes_its_options_and_weights_that_balance_the_training_set(
+    samples: int, given: Any, weights: dict[int, float], make: Make
+) -> None:
+    (loss,) = make(
+        loss_options={"class_weights": given}, dataset_options={"samples": samples}
+    ).trainer.objective.losses
+    assert loss.class_weights.weights == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"class_weights": [1, 2]}, "class_weights must be 3 numbers, one for each output"),
+        ({"label_smoothing": 0.1}, "--loss-options: label_smoothing cannot be set here; use --la"),
+        ({"weights": [1]}, "unknown option of cross_entropy 'weights'; did you mean 'class_w"),
+    ],
+)
+def test_options_that_the_loss_does_not_take_are_refused(
+    options: dict[str, Any], words: str, make: Make
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(loss_options=options)
+
+
 def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(
     make: Make,
 ) -> None:

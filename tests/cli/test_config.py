@@ -94,6 +94,7 @@ def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], wor
         {"shards": 3, "exact": True, "global_batch_size": 8},
         {"lr_base_batch": 32, "lr_scaling": "sqrt"},
         {"plateau_factor": 0.5, "plateau": 2},
+        {"load_options": {"strict": False}, "load": "w.safetensors"},
     ],
 )
 def test_what_can_be_is_taken(values: dict[str, Any]) -> None:

@@ -64,19 +64,37 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     assert printed.isascii()
 
 
+@pytest.mark.parametrize("further", [[], ["--ema=0.9"]], ids=["weights", "averages"])
 def test_saved_weights_are_evaluated_to_what_training_ended_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    further: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, weights = tmp_path / "run", tmp_path / "w.safetensors"
-    assert main([*TINY, f"--output-dir={out}", f"--save={weights}"]) == 0
+    assert main([*TINY, *further, f"--output-dir={out}", f"--save={weights}"]) == 0
     last = json.loads((out / "history.json").read_text())[-1]
     copy = tmp_path / "copy.safetensors"
     for options in ([f"--load={weights}"], [f"--output-dir={out}", "--resume", f"--save={copy}"]):
         capsys.readouterr()
-        assert main([*TINY, *options, "--evaluate-only"]) == 0
+        assert main([*TINY, *further, *options, "--evaluate-only"]) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         assert line == f"loss {last['val_loss']:.4f}  accuracy {last['val_accuracy']:.4f}"
     assert digest(copy) == digest(weights)
+
+
+def test_weights_of_a_run_with_other_classes_are_loaded_below_the_new_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    assert main([*TINY, "--epochs=1", f"--output-dir={tmp_path / 'a'}", f"--save={weights}"]) == 0
+    capsys.readouterr()
+    new = [*TINY, "--dataset-options.classes=3", f"--load={weights}", "--evaluate-only"]
+    assert main(new) == 1
+    assert "load_weights: " in only_line(capsys.readouterr().err)
+    assert main([*new, "--load-options.strict=false"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "loaded 4 of 6 arrays"
+    assert printed[1].startswith("  other shape, not changed: ")
+    assert main([*new, "--load-options.strickt=false"]) == 1
+    assert "unknown option of --load 'strickt'; did you mean" in only_line(capsys.readouterr().err)
 
 
 def test_a_model_and_a_scheme_of_ones_own_are_taken_from_files(
@@ -116,6 +134,7 @@ CHOICES = [
     *("--dtype=float64", "--device=numpy", "--clip-norm=1", "--steps-per-epoch=1"),
     *("--plateau=1", "--early-stopping=1", "--stop-at=0.1", "--monitor=loss", "--model=cnn"),
     *("--checkpoint-epochs=0", "--checkpoint-steps=3", "--bucket-bytes=1", "--lr=0.01"),
+    "--ema=0.9",
 ]
 
 

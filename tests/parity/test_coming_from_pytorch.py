@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from pydtnn.comm import Serial
-from pydtnn.data import ArrayDataset
+from pydtnn.data import ArrayDataset, balanced_weights
 from pydtnn.data.augment import RandomCrop
 from pydtnn.data.prepare import Prepare
+from pydtnn.kernels import create_backend
 from pydtnn.layers import GELU, BatchNorm, Conv2d, Flatten, Linear, Net, Sequential
+from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.metrics import get_metric
 from pydtnn.model import Model
 from pydtnn.models import create_net
@@ -120,6 +122,18 @@ def test_vgg() -> None:
     assert columns(96) == 512 * 3 * 3
     small = Model(create_net("vgg11", 10, (32, 32, 3)), (32, 32, 3), backend="numpy")
     assert [p.shape for name, p in small.parameters.items() if "fc" in name] == [(10, 512), (10,)]
+
+
+def test_class_weights() -> None:
+    rng = np.random.default_rng(0)
+    y, t, w = rng.normal(size=(6, 3)), np.array([0, 0, 0, 0, 1, 2]), [1.0, 2.0, 0.5]
+    ours, _ = CategoricalCrossEntropy(class_weights=w)(create_backend("numpy"), y, t, 1.0)
+    mean = F.cross_entropy(torch.from_numpy(y), torch.from_numpy(t), torch.tensor(w).double())
+    assert ours / 6 == pytest.approx(mean.item() * np.take(w, t).sum() / 6, rel=1e-12)
+    w = balanced_weights(ArrayDataset(y, t))
+    ours, _ = CategoricalCrossEntropy(class_weights=w)(create_backend("numpy"), y, t, 1.0)
+    mean = F.cross_entropy(torch.from_numpy(y), torch.from_numpy(t), torch.tensor(w))
+    assert ours / 6 == pytest.approx(mean.item(), rel=1e-12)
 
 
 def test_hinge() -> None:

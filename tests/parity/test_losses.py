@@ -14,11 +14,30 @@ from tests.gpu import to_host
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 F = torch.nn.functional
 
+WEIGHTS = [0.5, 2.0, 1.0, 0.0, 3.5, 1.0, 0.25]
+
 CASES: dict[str, tuple[Any, Any, str]] = {
     "cross_entropy": ({}, lambda y, t: F.cross_entropy(y, t), "classes"),
     "cross_entropy, smoothed": (
         {"label_smoothing": 0.1},
         lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+        "classes",
+    ),
+    "cross_entropy, weighted": (
+        {"class_weights": WEIGHTS},
+        lambda y, t: (
+            F.cross_entropy(y, t, torch.tensor(WEIGHTS).double(), reduction="sum") / len(y)
+        ),
+        "classes",
+    ),
+    "cross_entropy, weighted and smoothed": (
+        {"class_weights": WEIGHTS, "label_smoothing": 0.1},
+        lambda y, t: (
+            F.cross_entropy(
+                y, t, torch.tensor(WEIGHTS).double(), reduction="sum", label_smoothing=0.1
+            )
+            / len(y)
+        ),
         "classes",
     ),
     "binary_cross_entropy": (

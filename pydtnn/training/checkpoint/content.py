@@ -29,7 +29,7 @@ class Stateful(Protocol):
         Called between any two steps, and before the first. Collective: all ranks call it.
         """
 
-    def load(self, state: Any) -> None:
+    def load(self, state: Any) -> object:
         """Load the state returned by `state`; ValueError if it does not fit."""
 
 

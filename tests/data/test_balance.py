@@ -1,0 +1,28 @@
+"""Weights that balance the classes of a data set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.data import ArrayDataset, balanced_weights
+
+
+@pytest.mark.parametrize("counts", [[5, 1, 2], [1, 1], [3000, 7, 200]])
+def test_every_class_has_the_same_total_weight_and_samples_have_mean_1(counts: list[int]) -> None:
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    weights = balanced_weights(ArrayDataset(np.zeros((len(y), 1)), y))
+    totals = weights * counts
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-12)
+    assert weights[y].mean() == pytest.approx(1, rel=1e-12)
+
+
+def test_a_class_without_samples_has_weight_1_and_does_not_count() -> None:
+    data = ArrayDataset(np.zeros((4, 1)), np.array([0, 0, 0, 2]), classes=4)
+    np.testing.assert_allclose(balanced_weights(data), [2 / 3, 1, 2, 1], rtol=1e-12)
+
+
+def test_a_data_set_without_classes_is_refused() -> None:
+    data = ArrayDataset(np.zeros((4, 1)), np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"one class per sample, got array with classes None; com"):
+        balanced_weights(data)

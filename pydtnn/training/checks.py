@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
 from pydtnn.data.loader import Loader, check_dataset
-from pydtnn.layers import Layer
+from pydtnn.layers import Block, Layer
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
@@ -47,9 +47,10 @@ def check_parts(
         a, hint = "an" if kind is Optimizer else "a", ""
         if isinstance(given, type) and issubclass(given, kind):
             hint = f"; make one: {given.__name__}(...)"
-        elif isinstance(given, Layer):
+        elif isinstance(given, Layer | Block):
             hint = "; make one: Model(net, input_shape)"
-        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {given!r}{hint}")
+        shown = " ".join(repr(given).split())
+        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {shown}{hint}")
 
 
 def check_trainable(model: Model) -> None:

@@ -36,8 +36,7 @@ def save_weights(model: Model, path: str | Path) -> None:
     OSError
         If the file cannot be written; an existing file is not changed.
     """
-    state = model.state()
-    write_file("save_weights", path, encode(state, f"{__version__} {_checksum(state)}"))
+    write_file("save_weights", path, encode_weights(model.state()))
 
 
 def load_weights(model: Model, path: str | Path) -> None:
@@ -60,13 +59,30 @@ def load_weights(model: Model, path: str | Path) -> None:
     """
     data = read_file("load_weights", path)
     try:
-        arrays = decode(data)
-        _check_sum(data, arrays)
-        for name, array in arrays.items():
-            _check_numbers(name, array, arithmetic(model.dtype))
-        model.load(arrays)
+        model.load(decode_weights(data, model.dtype))
     except ValueError as error:
         raise ValueError(f"load_weights: {path}: {error}") from error
+
+
+def encode_weights(state: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of a weights file, with a checksum."""
+    return encode(state, f"{__version__} {_checksum(state)}")
+
+
+def decode_weights(data: bytes, dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Return the arrays of a weights file for a model of a dtype.
+
+    Raises
+    ------
+    ValueError
+        If it is not a valid safetensors file, does not match its checksum, or contains values other
+        than finite floating-point numbers in the range of the dtype.
+    """
+    arrays = decode(data)
+    _check_sum(data, arrays)
+    for name, array in arrays.items():
+        _check_numbers(name, array, arithmetic(dtype))
+    return arrays
 
 
 def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:

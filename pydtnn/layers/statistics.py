@@ -16,6 +16,9 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 
+RUNNING = ("running_mean", "running_variance")
+"""Names of the arrays of a statistic, after its own name."""
+
 
 class Statistic:
     """Running mean and variance of one layer's channels.
@@ -145,5 +148,5 @@ class RunningStatistics:
         return {
             f"{s.name}.{what}": array
             for s in self.statistics
-            for what, array in (("running_mean", s.mean), ("running_variance", s.variance))
+            for what, array in zip(RUNNING, (s.mean, s.variance), strict=True)
         }

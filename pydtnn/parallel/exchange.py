@@ -92,7 +92,7 @@ class GradientExchange(Arguments):
         for name in ("exact", "static"):  # not inherited: subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
-        cls.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
+        cls.__signature__ = signature_of(cls)
 
     def __init__(
         self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any

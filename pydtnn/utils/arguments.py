@@ -3,9 +3,69 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils.represent import represent_call
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Construction:
+    """A class and the arguments with which it was called; its representation is that call.
+
+    Attributes
+    ----------
+    kind : type
+    args : tuple
+    keywords : dict
+        Values are stored by reference.
+    """
+
+    kind: type
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def bind(self) -> inspect.BoundArguments:
+        """Return the arguments by name, without defaults.
+
+        Raises
+        ------
+        TypeError
+            If they do not fit the signature of the class, as those of a copy of another's object.
+        """
+        return inspect.signature(self.kind).bind(*self.args, **self.keywords)
+
+    def __repr__(self) -> str:
+        args, keywords = self._written()
+        return represent_call(self.kind.__name__, args, keywords)
+
+    def _written(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments as one would write them: without those that equal defaults.
+
+        Arguments without a default are positional, if possible, others are keywords.
+        """
+        try:
+            bound = self.bind()
+        except TypeError:
+            return list(self.args), self.keywords
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        parameters = bound.signature.parameters
+        starred = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+        for name, value in bound.arguments.items():
+            parameter = parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional += value
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                named |= value
+            elif parameter.kind is parameter.POSITIONAL_ONLY or (
+                parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+                and (parameter.default is parameter.empty or bound.arguments.get(starred))
+            ):
+                positional.append(value)
+            elif not _equal(value, parameter.default):
+                named[name] = value
+        return positional, named
 
 
 class _Signature:
@@ -22,10 +82,10 @@ class _Signature:
 
 
 class Arguments:
-    """Mixin whose objects record the arguments of their construction.
+    """Mixin whose objects record the arguments of their construction, and show them.
 
     Subclasses need no code for it: they need not call ``super().__init__``, and may have any
-    signature. Arguments are stored by reference.
+    signature.
 
     Examples
     --------
@@ -34,11 +94,11 @@ class Arguments:
     ...         pass
     >>> Scale(2.0), Scale(factor=2.0, bias=False)
     (Scale(2.0), Scale(2.0, bias=False))
-    >>> arguments_of(Scale(2.0)).arguments
+    >>> construction_of(Scale(2.0)).bind().arguments
     {'factor': 2.0}
     """
 
-    __signature__ = _Signature()
+    __signature__: Any = _Signature()
 
     if not TYPE_CHECKING:  # type checkers use the signature of __init__
 
@@ -50,50 +110,13 @@ class Arguments:
             return made
 
     def __repr__(self) -> str:
-        args, keywords = written_arguments(self)
-        return represent_call(type(self).__name__, args, keywords)
+        return repr(construction_of(self))
 
 
-def arguments_of(made: object) -> inspect.BoundArguments:
-    """Return the arguments of an object's construction by name, without defaults.
-
-    Raises
-    ------
-    TypeError
-        If they do not fit the signature of the class, as for a copy of another class's object.
-    """
+def construction_of(made: object) -> Construction:
+    """Return the call that constructed an object whose class has the mixin `Arguments`."""
     args, keywords = vars(made).get("_arguments", ((), {}))
-    return inspect.signature(type(made)).bind(*args, **keywords)
-
-
-def written_arguments(made: object) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments as one would write them: without those that are equal to defaults.
-
-    Parameters without a default are positional, if possible, others are keywords.
-    """
-    try:
-        bound = arguments_of(made)
-    except (TypeError, ValueError):
-        args, keywords = vars(made).get("_arguments", ((), {}))
-        return list(args), dict(keywords)
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    parameters = bound.signature.parameters
-    starred = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
-    for name, value in bound.arguments.items():
-        parameter = parameters[name]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            positional += value
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            named |= value
-        elif parameter.kind is parameter.POSITIONAL_ONLY or (
-            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            and (parameter.default is parameter.empty or bound.arguments.get(starred or ""))
-        ):
-            positional.append(value)
-        elif not _equal(value, parameter.default):
-            named[name] = value
-    return positional, named
+    return Construction(type(made), args, keywords)
 
 
 def _equal(value: Any, default: Any) -> bool:

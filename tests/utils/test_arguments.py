@@ -31,7 +31,7 @@ from pydtnn.losses import Loss
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.schemes import LocalSGD
 from pydtnn.schedules import Constant
-from pydtnn.utils.arguments import arguments_of
+from pydtnn.utils.arguments import construction_of
 
 
 class Given(Layer):
@@ -159,5 +159,5 @@ def test_signatures_and_their_errors_are_those_of_the_constructor() -> None:
 
 def test_arguments_are_known_by_name_and_not_copied() -> None:
     weights = np.zeros(3)
-    assert arguments_of(Alone(scale=weights)).arguments["scale"] is weights  # type: ignore[arg-type]
-    assert arguments_of(callbacks.StopAtMetric("val_loss", 0.1)).arguments["value"] == 0.1
+    assert construction_of(Alone(scale=weights)).bind().arguments["scale"] is weights  # type: ignore[arg-type]
+    assert construction_of(callbacks.StopAtMetric("val_loss", 0.1)).bind().arguments["value"] == 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,15 +70,12 @@ def describe(
     fused : bool
     """
     names: dict[Node, str] = {}
-    uses: Counter[str] = Counter()
     first: dict[int, str] = {}  # name of the first node of each layer
     parts: list[Part] = []
     for node in nodes:
-        taken = uses[node.name]
-        uses[node.name] += 1
-        names[node] = f"{node.name}@{taken}" if taken else node.name
+        names[node] = node.name
         if node not in inputs:
-            same_as = first.setdefault(id(node.layer), names[node])
+            same_as = first.setdefault(id(node.layer.source or node.layer), names[node])
             parts.append(
                 Part(
                     names[node],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend, create_backend, recycled
-from pydtnn.kernels.dtypes import DTYPES, arithmetic
+from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net

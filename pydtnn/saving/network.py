@@ -81,7 +81,6 @@ class Network(Block):
             layer = call_from_json(entry, where, custom)
             if not isinstance(layer, Layer):
                 raise ValueError(f"{where}: expected a layer, got {type(layer).__name__}")
-            layer.name = name
             self.layers[name] = layer
         _require(known, outputs, "outputs")
 
@@ -96,7 +95,9 @@ class Network(Block):
         made = dict(zip(self.inputs, inputs, strict=True))
         for entry in self.entries:
             layer = self.layers[entry["name"]]
+            layer.name = entry["name"]  # of this use, if the layer is used several times
             node = graph.add(layer, *(made[name] for name in entry["inputs"]))
+            layer.name = entry.get("same_as", layer.name)
             if node.shape != tuple(entry["shape"]):
                 raise ValueError(
                     f"layer {entry['name']}: expected an output of shape {tuple(entry['shape'])}, "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
+from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.layers import Block, Layer
 from pydtnn.model import Model
@@ -143,6 +145,27 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
             f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
             f"got {validation.input_shape} in {validation.name}"
         )
+
+
+def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:
+    """Warn if a data set is not normalised with the statistics of the training set.
+
+    Returns
+    -------
+    bool
+        Whether it is not.
+    """
+    known = setup.model.inputs
+    if dataset is None or known is None or same_normalization(dataset, known):
+        return False
+    if setup.comm.rank == 0:
+        warnings.warn(
+            f"Trainer: {dataset.name} is normalised with its own statistics instead of those of "
+            "the training set, so its results are not meaningful; create it with like=train, as "
+            "in ArrayDataset(x, y, like=train)",
+            stacklevel=3,
+        )
+    return True
 
 
 def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:

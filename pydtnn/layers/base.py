@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
@@ -292,6 +293,12 @@ class Layer(Arguments, ABC):
             raise self.fail(f"build must return the output shape as a tuple of ints, got {shape!r}")
         self.output_shape = shape
         self.bound = True
+
+    def another_use(self) -> Layer:
+        """Return a copy that is not bound yet and will share the parameters of this layer."""
+        other = copy.copy(self)
+        other.source, other.bound = self, False
+        return other
 
     def accept(self, x: Array | Deferred) -> Array | Deferred:
         """Return an input, or dy, in a form that this layer supports."""

@@ -128,13 +128,14 @@ def _is_range(value: Any) -> bool:
 
 
 def _are_class_names(value: Any, outputs: int) -> bool:
-    if value is None or (outputs == 1 and _are_names(value) and value):
-        return True
-    return (
-        isinstance(value, list)
-        and len(value) == outputs > 1
-        and all(names is None or (_are_names(names) and names) for names in value)
-    )
+    if outputs == 1 or value is None:
+        return value is None or _are_texts(value)
+    several = isinstance(value, list) and len(value) == outputs
+    return several and all(names is None or _are_texts(names) for names in value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 Expected = dict[str, tuple[Callable[[Any], bool], str]]

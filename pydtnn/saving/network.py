@@ -95,9 +95,10 @@ class Network(Block):
         made = dict(zip(self.inputs, inputs, strict=True))
         for entry in self.entries:
             layer = self.layers[entry["name"]]
-            layer.name = entry["name"]  # of this use, if the layer is used several times
+            if "same_as" in entry:
+                layer = layer.another_use()
+            layer.name = entry["name"]
             node = graph.add(layer, *(made[name] for name in entry["inputs"]))
-            layer.name = entry.get("same_as", layer.name)
             if node.shape != tuple(entry["shape"]):
                 raise ValueError(
                     f"layer {entry['name']}: expected an output of shape {tuple(entry['shape'])}, "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pydtnn.kernels import create_backend
     from pydtnn.layers import initializers
     from pydtnn.model import Model
+    from pydtnn.saving import load
     from pydtnn.training import Trainer
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "initializers",
     "kernels",
     "layers",
+    "load",
     "load_dataset",
     "losses",
     "metrics",
@@ -57,6 +59,7 @@ _HOMES = {
     "create_backend": "pydtnn.kernels",
     "create_communicator": "pydtnn.comm",
     "initializers": "pydtnn.layers",
+    "load": "pydtnn.saving",
     "load_dataset": "pydtnn.data",
     "run_threads": "pydtnn.comm",
 }

@@ -13,11 +13,12 @@ from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
+from pydtnn.utils.arguments import Arguments
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import whole
 
 
-class Metric(ABC):
+class Metric(Arguments, ABC):
     """A quantity of each sample, summed over the samples.
 
     Attributes

@@ -44,8 +44,7 @@ def save_weights(model: Model, path: str | Path) -> None:
     OSError
         If the file cannot be written; an existing file is not changed.
     """
-    state = model.state()
-    write_file("save_weights", path, encode(state, f"{__version__} {_checksum(state)}"))
+    write_file("save_weights", path, encode_weights(model.state()))
 
 
 def load_weights(
@@ -88,17 +87,45 @@ def load_weights(
     truth("load_weights", "strict", strict)
     data = read_file("load_weights", path)
     try:
-        arrays = decode(data)
-        _check_sum(data, arrays)
+        arrays = decode_weights(data)
         arrays = arrays if rename is None else _renamed(arrays, rename)
         used = arrays if strict else compare(model.state(), arrays).loaded
-        for name in used:
-            _check_numbers(name, arrays[name], arithmetic(model.dtype))
+        check_numbers({name: arrays[name] for name in used}, model.dtype)
         return model.load(arrays, strict=strict)
     except TypeError as error:
         raise TypeError(f"load_weights: {path}: {error}") from error
     except (ValueError, re.error) as error:  # the latter by a replacement of `rename`
         raise ValueError(f"load_weights: {path}: {error}") from error
+
+
+def encode_weights(state: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of a weights file, with a checksum."""
+    return encode(state, f"{__version__} {_checksum(state)}")
+
+
+def decode_weights(data: bytes) -> dict[str, np.ndarray]:
+    """Return the arrays of a weights file.
+
+    Raises
+    ------
+    ValueError
+        If it is not a valid safetensors file, or does not match its checksum.
+    """
+    arrays = decode(data)
+    _check_sum(data, arrays)
+    return arrays
+
+
+def check_numbers(arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
+    """Check that arrays are valid weights of a model of a dtype.
+
+    Raises
+    ------
+    ValueError
+        If they contain values other than finite floating-point numbers in the range of the dtype.
+    """
+    for name, array in arrays.items():
+        _check_numbers(name, array, arithmetic(dtype))
 
 
 def encode(arrays: Mapping[str, np.ndarray], about: str = __version__) -> bytes:

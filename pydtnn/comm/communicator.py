@@ -129,6 +129,9 @@ class Communicator(ABC):
         self.local_rank = self.hosts[:rank].count(self.hosts[rank])
         self.local_size = self.hosts.count(self.hosts[rank])
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank {self.rank} of {self.size})"
+
     # -- collectives ------------------------------------------------------------------------------
 
     def allreduce(self, array: np.ndarray, op: str = "sum") -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
-from pydtnn.data.several import each, parts
+from pydtnn.data.several import each, each_names, parts
 
 Array = NDArray[Any]
 
@@ -27,8 +28,12 @@ class ArrayDataset(Dataset):
     classes : int, optional
         Number of classes; by default that of `like`, or one more than the largest label. A tuple
         for several targets.
+    class_names : sequence of str, optional
+        Name of each class, which `classes` then need not repeat; by default those of `like`. A
+        tuple with one sequence, or None, for each of several targets.
     like : Dataset, optional
-        The training set, if this one is a test set: its statistics and number of classes are used.
+        The training set, if this one is a test set: its statistics, number and names of classes are
+        used.
     channels_first : bool, default False
         Whether `x` is ``(n, C, H, W)``; it is read as ``(n, H, W, C)``.
     name : str, default "array"
@@ -53,6 +58,7 @@ class ArrayDataset(Dataset):
         y: ArrayLike | tuple[ArrayLike, ...],
         *,
         classes: int | tuple[int | None, ...] | None = None,
+        class_names: Sequence[Any] | None = None,
         like: Dataset | None = None,
         channels_first: bool = False,
         name: str = "array",
@@ -70,6 +76,11 @@ class ArrayDataset(Dataset):
         self.classes: Any
         self.y: Any
         usual = None if like is None else like.classes
+        self.class_names = _class_names(name, class_names, isinstance(targets, tuple))
+        if self.class_names is None and like is not None and classes in (None, like.classes):
+            self.class_names = like.class_names
+        elif classes is None and self.class_names is not None:
+            classes = each_names(len, self.class_names)
         if isinstance(targets, tuple):
             rows = zip(
                 targets, *(_for_each(name, n, targets) for n in (classes, usual)), strict=True
@@ -78,6 +89,11 @@ class ArrayDataset(Dataset):
             self.classes, self.y = (tuple(column) for column in zip(*pairs, strict=True))
         else:
             self.classes, self.y = self._targets(targets, classes, usual)
+        if self.class_names is not None and self.classes != each_names(len, self.class_names):
+            raise ValueError(
+                f"{name}: class_names must have one name for each class, got "
+                f"{each_names(len, self.class_names)} names of {self.classes} classes"
+            )
 
     def _samples(self, x: Array, channels_first: bool) -> Array:
         if x.dtype != np.uint8 and x.dtype.kind != "f":
@@ -143,6 +159,20 @@ def _for_each(name: str, classes: Any, targets: tuple[Array, ...]) -> tuple[int 
             f"{len(targets)} targets, got {classes!r}"
         )
     return classes
+
+
+def _class_names(name: str, class_names: Any, several: bool) -> Any:
+    """Return names of classes as a tuple, or a tuple of tuples for several targets."""
+    if class_names is None:
+        return None
+    kinds = list(class_names) if several else [class_names]
+    known = [kind for kind in kinds if kind is not None]
+    if any(isinstance(kind, str) or not all(isinstance(n, str) for n in kind) for kind in known):
+        raise TypeError(
+            f"{name}: class_names must be a list of str, such as ['cat', 'dog'], got {class_names}"
+        )
+    names = tuple(None if kind is None else tuple(map(str, kind)) for kind in kinds)
+    return names if several else names[0]
 
 
 def _arrays(value: Any) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data.order import Shard
 from pydtnn.data.prepare import Prepare
-from pydtnn.data.several import each
+from pydtnn.data.several import each, parts
 
 if TYPE_CHECKING:
     from pydtnn.kernels.backend import Backend
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 ALL = slice(None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch:
     """A rank's part of a global batch; its arrays are new and contiguous.
 
@@ -59,6 +59,13 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def __repr__(self) -> str:
+        x, y = (
+            " and ".join(f"{part.dtype} {part.shape}" for part in parts(value))
+            for value in (self.x, self.y)
+        )
+        return f"Batch({len(self)} of {self.total} samples of step {self.index}: x {x}, y {y})"
 
     def inputs(self, backend: Backend, rows: slice = ALL) -> Any:
         """Copy rows of `x` to the device, augmented, normalised and of the model's dtype."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pydtnn.data.array import ArrayDataset
+from pydtnn.data.cifar_names import NAMES_10, NAMES_100
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import Source, fetch
 from pydtnn.data.locate import Layout, locate
@@ -89,7 +90,7 @@ def load_cifar10(
         files = [_read_python("cifar10", path, "labels", 10) for path in paths]
     if not any_size:
         _check_counts("cifar10", paths, files, COUNTS_10)
-    return _split("cifar10", files, 10)
+    return _split("cifar10", files, NAMES_10)
 
 
 def load_cifar100(
@@ -125,7 +126,7 @@ def load_cifar100(
         files = [_read_python("cifar100", path, f"{labels}_labels", classes) for path in paths]
     if not any_size:
         _check_counts("cifar100", paths, files, COUNTS_100)
-    return _split("cifar100", files, classes)
+    return _split("cifar100", files, NAMES_100[labels])
 
 
 def _check_counts(
@@ -141,14 +142,16 @@ def _check_counts(
             )
 
 
-def _split(name: str, files: list[tuple[Array, Array]], classes: int) -> tuple[Dataset, Dataset]:
+def _split(
+    name: str, files: list[tuple[Array, Array]], names: tuple[str, ...]
+) -> tuple[Dataset, Dataset]:
     """Create the training set from all files but the last, and the test set from the last."""
-    train = _dataset(name, files[:-1], classes)
-    return train, _dataset(name, files[-1:], classes, train)
+    train = _dataset(name, files[:-1], names)
+    return train, _dataset(name, files[-1:], names, train)
 
 
 def _dataset(
-    name: str, files: list[tuple[Array, Array]], classes: int, like: Dataset | None = None
+    name: str, files: list[tuple[Array, Array]], names: tuple[str, ...], like: Dataset | None = None
 ) -> Dataset:
     labels = np.concatenate([labels for _, labels in files])
     x = np.empty((len(labels), SIDE, SIDE, CHANNELS), np.uint8)
@@ -160,7 +163,7 @@ def _dataset(
             for c in range(CHANNELS):
                 x[first : first + len(planes), ..., c] = planes[:, c]
             first += len(planes)
-    return ArrayDataset(x, labels, classes=classes, like=like, name=name)
+    return ArrayDataset(x, labels, class_names=names, like=like, name=name)
 
 
 def _read_binary(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pydtnn.data.order import permutation
-from pydtnn.data.several import each, is_several
+from pydtnn.data.several import each, is_several, shapes_of
 from pydtnn.data.statistics import Normalize, pixel_statistics
 
 Array = NDArray[Any]
@@ -28,6 +28,8 @@ class Dataset(ABC):
     classes : int or None
         Number of classes; None if the targets are not labels. A tuple if a sample has several
         targets.
+    class_names : tuple of str or None, default None
+        Name of each class. A tuple of such tuples if a sample has several targets.
     pixels : bool, default True
         Whether `read` returns uint8 pixels, which are normalised with `mean` and `std`. If samples
         have several inputs, each uint8 input is normalised.
@@ -38,6 +40,7 @@ class Dataset(ABC):
     name: str
     input_shape: Any
     classes: Any
+    class_names: Any = None
     pixels: bool = True
     like: Dataset | None = None
 
@@ -108,6 +111,11 @@ class Dataset(ABC):
             for known, shape, part in zip(statistics, self.input_shape, x, strict=True)
         )
 
+    def __repr__(self) -> str:
+        inputs = " and ".join(map(str, shapes_of(self.input_shape)))
+        classes = "" if self.classes is None else f", classes {self.classes}"
+        return f"{type(self).__name__}({self.name}, {len(self):,} samples of {inputs}{classes})"
+
     def subset(self, indices: ArrayLike) -> Subset:
         """Return the part of this data set at `indices`, in their order."""
         return Subset(self, indices)
@@ -140,6 +148,7 @@ class Subset(Dataset):
             )
         self.name, self.like = dataset.name, dataset
         self.input_shape, self.classes = dataset.input_shape, dataset.classes
+        self.class_names = dataset.class_names
         self.pixels = dataset.pixels
         self.indices = chosen
 

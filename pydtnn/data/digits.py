@@ -7,6 +7,8 @@ import numpy as np
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
 
+NAMES = tuple("0123456789")
+
 TRAIN = 1437
 """The first four fifths train: the cut of ``train_test_split(test_size=0.2, shuffle=False)``."""
 
@@ -27,5 +29,5 @@ def load_digits() -> tuple[Dataset, Dataset]:
         ) from None
     images, labels = datasets.load_digits(return_X_y=True)
     x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    train = ArrayDataset(x[:TRAIN], labels[:TRAIN], classes=10, name="digits")
+    train = ArrayDataset(x[:TRAIN], labels[:TRAIN], class_names=NAMES, name="digits")
     return train, ArrayDataset(x[TRAIN:], labels[TRAIN:], name="digits", like=train)

@@ -12,6 +12,7 @@ from pydtnn.data.idx import read_idx
 from pydtnn.data.locate import Layout, locate
 
 SIDE = 28
+NAMES = tuple("0123456789")
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -67,7 +68,7 @@ def load_mnist(
             ArrayDataset(
                 images[..., None],
                 labels,
-                classes=10,
+                class_names=NAMES,
                 name="mnist",
                 like=parts[0] if parts else None,
             )

@@ -28,6 +28,17 @@ def each(call: Callable[..., Any], first: Any, *others: Any) -> Any:
     return tuple(call(*values) for values in zip(first, *others, strict=True))
 
 
+def each_names(call: Callable[[tuple[str, ...]], Any], class_names: Any) -> Any:
+    """Call a function with the names of classes of one target, or of each of several.
+
+    >>> each_names(len, ("cat", "dog")), each_names(len, (("cat", "dog"), None))
+    (2, (2, None))
+    """
+    if all(isinstance(name, str) for name in class_names):
+        return call(class_names)
+    return tuple(None if names is None else call(names) for names in class_names)
+
+
 def shapes_of(input_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
     """Return the shapes of one input, or of several, as a tuple of shapes.
 

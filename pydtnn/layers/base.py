@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +16,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
+from pydtnn.utils.arguments import Arguments
 
 Shape = tuple[int, ...]
 Saved = Any
@@ -58,7 +60,7 @@ class Cost(NamedTuple):
     bytes_backward: int
 
 
-class Layer(ABC):
+class Layer(Arguments, ABC):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its
@@ -291,6 +293,12 @@ class Layer(ABC):
             raise self.fail(f"build must return the output shape as a tuple of ints, got {shape!r}")
         self.output_shape = shape
         self.bound = True
+
+    def another_use(self) -> Layer:
+        """Return a copy that is not bound yet and will share the parameters of this layer."""
+        other = copy.copy(self)
+        other.source, other.bound = self, False
+        return other
 
     def accept(self, x: Array | Deferred) -> Array | Deferred:
         """Return an input, or dy, in a form that this layer supports."""

@@ -11,6 +11,7 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
+from pydtnn.utils.arguments import Arguments
 
 
 class Graph(Protocol):
@@ -23,7 +24,7 @@ class Graph(Protocol):
     def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
 
 
-class Block(ABC):
+class Block(Arguments, ABC):
     """Base class of compositions of layers and other blocks.
 
     A subclass implements `wire`, which adds its parts to the graph with any connections and returns

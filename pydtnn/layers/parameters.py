@@ -92,6 +92,9 @@ class Parameter:
         self.value: Array
         self.grad: Array
 
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, {self.shape})"
+
     @property
     def size(self) -> int:
         """Number of elements."""

@@ -16,6 +16,9 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 
+RUNNING = ("running_mean", "running_variance")
+"""Names of the arrays of a statistic, after its own name."""
+
 
 class Statistic:
     """Running mean and variance of one layer's channels.
@@ -148,7 +151,7 @@ class RunningStatistics:
         first, total = 0, len(running) // 2
         for s in self.statistics:
             last = first + s.channels
-            views[f"{s.name}.running_mean"] = running[first:last]
-            views[f"{s.name}.running_variance"] = running[total + first : total + last]
+            own = running[first:last], running[total + first : total + last]
+            views |= {f"{s.name}.{what}": array for what, array in zip(RUNNING, own, strict=True)}
             first = last
         return views

@@ -16,11 +16,12 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
 from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
+from pydtnn.utils.arguments import Arguments
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 
-class Loss(ABC):
+class Loss(Arguments, ABC):
     """A function of predictions and targets, summed over the samples.
 
     A custom loss overrides `compute`, and `check` to raise ValueError for invalid targets.

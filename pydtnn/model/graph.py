@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any, overload
@@ -126,8 +125,7 @@ class Graph:
                 f"{name}: expected a new {type(layer).__name__}, got {layer.name} of another "
                 "model; make a second one"
             )
-        other = copy.copy(layer)
-        other.source, other.bound = layer, False
+        other = layer.another_use()
         numbered = (f"{name}_{i}" for i in count(2))
         return other, next(n for n in chain([name], numbered) if n not in self._names)
 

@@ -8,23 +8,26 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend, create_backend, recycled
-from pydtnn.kernels.dtypes import DTYPES, arithmetic
+from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
-from pydtnn.model.execution import Total, backward_loop, check_inputs, forward_loop, run_together
+from pydtnn.model.description import describe
+from pydtnn.model.execution import Total, backward_loop, forward_loop, run_together
 from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.placement import freeze_statistics, place_parameters
+from pydtnn.model.prediction import Predictor
+from pydtnn.model.summary import represent_model, summarize
 from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
-class Model:
+class Model(Predictor):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -61,6 +64,11 @@ class Model:
     buckets : tuple of Bucket
         In the order in which backward completes them.
     statistics : RunningStatistics
+    description : Description
+        The layers as they were constructed, before fusion.
+    inputs : Inputs or None
+        The samples on which the model was trained: their normalisation and range, and the names of
+        the classes. Set by `Trainer.fit` and `pydtnn.load`; None if they are not known.
     loaded : str or None
         Checksum of all arrays after the last `load`, which ranks compare; None once they train
         together.
@@ -89,6 +97,8 @@ class Model:
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
+        self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
+        self.inputs = None
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
@@ -346,40 +356,6 @@ class Model:
             for buffer in self.buffers:
                 buffer.write_to(0)
 
-    def predict(self, x: np.ndarray | tuple[np.ndarray, ...], *, batch_size: int = 256) -> Any:
-        """Run the network on samples, without dropout and with running statistics.
-
-        Parameters
-        ----------
-        x : ndarray, shape (n, *input_shape), or a tuple of one per input
-            Already normalised as in training; cast to the model's dtype.
-        batch_size : int
-            Samples per pass.
-
-        Returns
-        -------
-        ndarray, shape (n, *output_shape), or a tuple of arrays if the model has several outputs
-
-        Raises
-        ------
-        ValueError
-            If `x` does not have the model's input shape.
-        """
-        whole("Model.predict", "batch_size", batch_size, at_least=1)
-        inputs = x if isinstance(x, tuple) else (x,)
-        check_inputs("Model.predict", inputs, self.input_shapes)
-        context = StepContext(training=False)
-        samples = len(inputs[0])
-        dtype = arithmetic(self.dtype)
-        outputs = [np.empty((samples, *node.shape), dtype) for node in self.graph.outputs]
-        for start in range(0, samples, batch_size):
-            rows = slice(start, start + batch_size)
-            batch = tuple(self.backend.asarray(a[rows], self.dtype) for a in inputs)
-            y, _ = self.forward(batch, context, keep=False)
-            for output, part in zip(outputs, y if isinstance(y, tuple) else (y,), strict=True):
-                output[rows] = self.backend.to_numpy(part)
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
     def state(self) -> dict[str, np.ndarray]:
         """Return parameters and running statistics by name; on a CPU these are views."""
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
@@ -406,8 +382,9 @@ class Model:
         self.loaded = checksum(self.state().values())
         return report
 
+    def __repr__(self) -> str:
+        return represent_model(self, self.description)
+
     def summary(self, batch: int = 1, *, slots: int = 0) -> str:
         """Describe the model in a table: see `pydtnn.model.summary.summarize`."""
-        from pydtnn.model.summary import summarize
-
         return summarize(self, batch, slots=slots)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydtnn.layers.base import Layer
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
+from pydtnn.model.description import Description
 from pydtnn.model.memory import Network, forecast_memory
 from pydtnn.utils.validate import whole
 
@@ -86,6 +87,20 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     table = align([HEADINGS, *rows], LEFT)
     rule = "-" * max(map(len, table))
     return "\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)])
+
+
+def represent_model(model: Network, description: Description) -> str:
+    """Represent a model: a line for each layer with its name, options and output shape."""
+    parts = description.parts
+    shown = [part.layer if not part.same_as else f"same layer as {part.same_as}" for part in parts]
+    rows = [
+        (part.name, " ".join(str(layer).split()), " x ".join(map(str, part.shape)))
+        for part, layer in zip(parts, shown, strict=True)
+    ]
+    count = sum(p.size for p in model.parameters.values())
+    inputs = " and ".join(" x ".join(map(str, shape)) for _, shape in description.inputs)
+    heading = f"Model: input {inputs}, {count:,} parameters, {model.dtype}, {model.backend.name}"
+    return "\n".join([heading, *(f"  {line}" for line in align(rows, 3))])
 
 
 def kinds(layer: Layer) -> list[str]:

@@ -28,10 +28,11 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
+from pydtnn.utils.arguments import Arguments
 from pydtnn.utils.validate import number, whole
 
 
-class Optimizer(ABC):
+class Optimizer(Arguments, ABC):
     """Base class of update rules and their state.
 
     Parameters

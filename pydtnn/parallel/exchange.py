@@ -19,13 +19,14 @@ from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums, average
+from pydtnn.utils.arguments import Arguments
 from pydtnn.utils.option import option, set_options, signature_of
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer
 
 
-class GradientExchange:
+class GradientExchange(Arguments):
     """Base class of the communication in a training step; it does not communicate itself.
 
     Schemes override some of its methods. Every method is collective: all ranks call it, in the same
@@ -91,7 +92,7 @@ class GradientExchange:
         for name in ("exact", "static"):  # not inherited: subclasses must redeclare them
             if name not in vars(cls):
                 setattr(cls, name, False)
-        cls.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
+        cls.__signature__ = signature_of(cls)
 
     def __init__(
         self, comm: Communicator, *, sums: Callable[[Communicator], Sums] = Sums, **options: Any

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
+from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
-from pydtnn.layers import Layer
+from pydtnn.layers import Block, Layer
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
@@ -47,9 +49,10 @@ def check_parts(
         a, hint = "an" if kind is Optimizer else "a", ""
         if isinstance(given, type) and issubclass(given, kind):
             hint = f"; make one: {given.__name__}(...)"
-        elif isinstance(given, Layer):
+        elif isinstance(given, Layer | Block):
             hint = "; make one: Model(net, input_shape)"
-        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {given!r}{hint}")
+        shown = " ".join(repr(given).split())
+        raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {shown}{hint}")
 
 
 def check_trainable(model: Model) -> None:
@@ -142,6 +145,27 @@ def check_validation(train: Dataset, validation: Dataset | None) -> None:
             f"Trainer: validation samples must have shape {train.input_shape}, like {train.name}, "
             f"got {validation.input_shape} in {validation.name}"
         )
+
+
+def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:
+    """Warn if a data set is not normalised with the statistics of the training set.
+
+    Returns
+    -------
+    bool
+        Whether it is not.
+    """
+    known = setup.model.inputs
+    if dataset is None or known is None or same_normalization(dataset, known):
+        return False
+    if setup.comm.rank == 0:
+        warnings.warn(
+            f"Trainer: {dataset.name} is normalised with its own statistics instead of those of "
+            "the training set, so its results are not meaningful; create it with like=train, as "
+            "in ArrayDataset(x, y, like=train)",
+            stacklevel=3,
+        )
+    return True
 
 
 def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
+from pydtnn.utils.represent import enclose, represent
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,19 @@ class Setup:
             raw=self.model.backend.images is not None,
             **options,
         )
+
+
+def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> str:
+    """Represent a trainer by its parts with their options, the model in one line."""
+    losses, metrics = setup.objective.losses, setup.objective.metrics
+    several = len(losses) > 1
+    parts = {
+        "loss": list(losses) if several else losses[0],
+        "metrics": list(map(list, metrics)) if several else list(metrics[0]),
+        "exchange": setup.exchange,
+        "callbacks": list(callbacks),
+    }
+    heading = repr(setup.model).partition("\n")[0]
+    shown = [f"{name}={represent(part)}" for name, part in parts.items() if part]
+    state = f"epoch={epoch}"
+    return enclose("Trainer(", [f"<{heading}>", repr(setup.optimizer), *shown, state], ")")

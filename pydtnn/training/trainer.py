@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,19 +13,20 @@ import numpy as np
 from pydtnn.comm import create_communicator
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
+from pydtnn.data.inputs import inputs_of
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.sums import average
 from pydtnn.training import checks
+from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
 from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
-from pydtnn.training.setup import Setup
+from pydtnn.training.setup import Setup, represent_setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
 from pydtnn.utils.validate import whole
@@ -34,7 +34,7 @@ from pydtnn.utils.validate import whole
 Logs = dict[str, float]
 
 
-class Trainer:
+class Trainer(Averaging):
     """Train a model on the ranks of a communicator.
 
     Parameters
@@ -127,7 +127,7 @@ class Trainer:
         self.history: list[Logs] = []
         self.stop = False
         self._plan: dict[str, int] = {}
-        self._loaded = False
+        self._loaded = self._warned = False
         self.global_batch_size = 0
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
@@ -137,6 +137,9 @@ class Trainer:
         optimizer.groups.check(model.parameters)
         optimizer.scale_loss(self.loss_scale)
         self.binding = optimizer.binding
+
+    def __repr__(self) -> str:
+        return represent_setup(self.setup, self.callbacks, self.epoch)
 
     def fit(
         self,
@@ -205,6 +208,8 @@ class Trainer:
         others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
         checks.check_plan(self.setup, run, self._plan if self._loaded else {}, **others)
         check_data(self.comm, [("training set", train), ("validation set", validation)])
+        self.model.inputs = inputs_of(train)
+        self._warned = checks.warn_of_statistics(self.setup, validation)
         if not self._loaded:
             check_loaded(self.comm, self.model.loaded, before_broadcast=True)
             self.exchange.begin(self.model.buckets)
@@ -328,32 +333,9 @@ class Trainer:
         """
         whole("Trainer", "batch_size", batch_size, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
+        self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with evaluated(self):
             return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Context in which all ranks have the same parameters and statistics.
-
-        Collective: all ranks call it. If ranks train with different parameters, each restores its
-        own afterwards.
-        """
-        self.synchronise()
-        with self.exchange.averaged():
-            yield
-
-    def synchronise(self) -> None:
-        """Make running statistics equal on all ranks.
-
-        Collective: all ranks call it. They are averaged, weighted by the samples each rank has
-        seen.
-        """
-        statistics = self.model.statistics
-        if self.setup.equal_statistics or not statistics.statistics:
-            return
-        with statistics.constant():
-            average(self.comm, [statistics.running], statistics.samples)
-        statistics.samples = 0.0
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums."""

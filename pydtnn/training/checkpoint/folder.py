@@ -14,15 +14,15 @@ checkpoint is therefore available until a later one replaces it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydtnn.utils.files import flush_directory, unwritable, write_through
+from pydtnn.utils.files import flush_directory, unwritable
+from pydtnn.utils.folder import fill_folder, read_folder
 
-ARRAYS, STATE, SUMS = "arrays.safetensors", "state.json", "SHA256SUMS"
+ARRAYS, STATE = "arrays.safetensors", "state.json"
 
 _NAME = re.compile(r"checkpoint-\d{8,}")
 _ASIDE = re.compile(r"\.checkpoint-\d{8,}\.replaced")
@@ -73,14 +73,10 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes], keep: int) -> None:
     """
     directory = path.parent
     partial, aside = (directory / f".{path.name}.{end}" for end in ("partial", "replaced"))
-    sums = "".join(f"{_digest(data)}  {name}\n" for name, data in files.items())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tidy(directory)
-        partial.mkdir()
-        for name, data in {**files, SUMS: sums.encode()}.items():
-            write_through(partial / name, data)
-        flush_directory(partial)
+        fill_folder(partial, files)
         if path.exists():
             path.rename(aside)  # a folder cannot be renamed onto one that is not empty
         partial.rename(path)
@@ -105,27 +101,7 @@ def read_checkpoint(path: Path) -> dict[str, bytes]:
     ValueError
         If a file is missing, cannot be read or has changed.
     """
-    text = _read(path, SUMS).decode(errors="replace")
-    sums = {
-        name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())
-    }
-    files = {name: _read(path, name) for name in (ARRAYS, STATE)}
-    for name, data in files.items():
-        if sums.get(name) != _digest(data):
-            raise ValueError(f"{name} does not match its checksum")
-    return files
-
-
-def _read(path: Path, name: str) -> bytes:
-    try:
-        return (path / name).read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"{name} cannot be read ({reason})") from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return read_folder(path, (ARRAYS, STATE))
 
 
 def tidy(directory: Path) -> None:

@@ -1,0 +1,186 @@
+"""The inputs that a model was trained on, so that later ones are treated in the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pydtnn.data.dataset import Dataset
+from pydtnn.data.loader import read_samples
+from pydtnn.data.several import parts, shapes_of
+from pydtnn.data.statistics import Normalize, Statistics
+
+Array = NDArray[Any]
+
+ROWS = 64
+"""Samples of a data set of floats whose range is measured."""
+
+PIXEL_MARGIN, FLOAT_MARGIN = 0.5, 10.0
+"""Accepted distance from the range, in multiples of its width. The range of normalised pixels is
+known, that of other samples is measured on a few of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """One input of the samples of a training set.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of one sample.
+    dtype : str
+        Type of the elements before normalisation, such as "uint8".
+    statistics : Statistics or None
+        Mean and deviation for normalisation; None if samples were only converted.
+    range : (float, float) or None
+        Smallest and largest value after normalisation; None if it is not finite.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    statistics: Statistics | None
+    range: tuple[float, float] | None
+
+    @property
+    def pixels(self) -> bool:
+        """Whether the samples were uint8 pixels."""
+        return self.dtype == "uint8"
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Smallest and largest value of floats that are accepted as normalised."""
+        low, high = self.range or (0.0, 0.0)
+        if not low < high:
+            return -np.inf, np.inf
+        margin = (high - low) * (PIXEL_MARGIN if self.pixels else FLOAT_MARGIN)
+        return low - margin, high + margin
+
+    def normalize(self, x: Array, dtype: DTypeLike) -> Array:
+        """Normalise raw uint8 samples as in training, with the same bytes."""
+        return Normalize(self.statistics, self.shape, dtype)(x)
+
+    def check(self, who: str, x: Array) -> None:
+        """Raise ValueError if samples cannot be raw uint8 pixels or floats normalised as these.
+
+        No sample normalised with the statistics of the training set is refused, whether of the
+        original pixels or of interpolated ones.
+
+        Raises
+        ------
+        ValueError
+            With the expected and the actual range.
+        """
+        if x.dtype == np.uint8 and not self.pixels:
+            raise ValueError(
+                f"{who}: expected floats, as in training, got uint8; convert x as the training set "
+                "was converted"
+            )
+        if x.dtype == np.uint8 or self.range is None or x.size == 0:
+            return
+        low, high = float(x.min()), float(x.max())
+        least, largest = self.limits
+        if low < least or high > largest:
+            self._refuse(who, f"values from {low:.4g} to {high:.4g}")
+        if low >= 0 and high <= 1 and self._are_fractions(x):
+            self._refuse(who, "pixels divided by 255 that are not normalised")
+
+    def _are_fractions(self, x: Array) -> bool:
+        """Return whether values in [0, 1] are raw pixels, and not normalised ones in this range.
+
+        They are if 0 and 1 occur, or at least 16 values that all are multiples of 1/255, unless all
+        are normalised pixels.
+        """
+        if self.statistics is None or not self.pixels or x.dtype.itemsize == 2:
+            return False  # the precision of 16 bits does not distinguish them
+        x = np.asarray(x, np.float64)
+        levels = np.unique(np.rint(255 * x))
+        fractions = len(levels) >= 16 and _whole(255 * x)
+        if not fractions and not (x.min() == 0 and x.max() == 1):
+            return False
+        return not _whole(255 * (x * self.statistics.std + self.statistics.mean))
+
+    def _refuse(self, who: str, given: str) -> None:
+        low, high = self.range or (0.0, 0.0)
+        raw, advice = "", "normalise x as the training set was normalised"
+        if self.pixels:
+            raw, advice = "uint8 pixels, or ", "pass pixels as x.astype('uint8')"
+        raise ValueError(
+            f"{who}: expected {raw}floats normalised as in training, from {low:.4g} to {high:.4g}, "
+            f"got {given}; {advice}, or check_range=False if these values are intended"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The inputs and classes of the samples of a training set.
+
+    Attributes
+    ----------
+    parts : tuple of Input
+        One per input of a sample.
+    class_names : tuple of str or None
+        Names of the classes; a tuple of such tuples for several targets.
+    """
+
+    parts: tuple[Input, ...]
+    class_names: Any = None
+
+
+def inputs_of(dataset: Dataset) -> Inputs:
+    """Describe the samples of a training set; reads a few of them."""
+    shapes = shapes_of(dataset.input_shape)
+    statistics = _of_each(dataset.statistics, len(shapes))
+    first, _ = read_samples(dataset, np.arange(min(len(dataset), 1)))
+    kinds = [np.asarray(part).dtype for part in parts(first)]
+    ranges = [
+        _pixel_range(known) if kind == np.uint8 else None
+        for kind, known in zip(kinds, statistics, strict=True)
+    ]
+    if any(kind != np.uint8 for kind in kinds):
+        rows = np.unique(np.linspace(0, len(dataset) - 1, ROWS).astype(np.int64))
+        x = parts(dataset.normalize(read_samples(dataset, rows)[0], np.float64))
+        ranges = [
+            _measured(part) if known is None else known
+            for known, part in zip(ranges, x, strict=True)
+        ]
+    made = zip(shapes, map(str, kinds), statistics, ranges, strict=True)
+    return Inputs(tuple(Input(*row) for row in made), dataset.class_names)
+
+
+def same_normalization(first: Dataset, other: Inputs) -> bool:
+    """Return whether a data set is normalised with the statistics of a training set."""
+    known = _of_each(first.statistics, len(other.parts))
+    pairs = zip(known, [part.statistics for part in other.parts], strict=True)
+    return all(
+        one is two
+        or (
+            one is not None
+            and two is not None
+            and np.array_equal(one.mean, two.mean)
+            and np.array_equal(one.std, two.std)
+        )
+        for one, two in pairs
+    )
+
+
+def _of_each(statistics: Any, count: int) -> tuple[Statistics | None, ...]:
+    return statistics if isinstance(statistics, tuple) else (statistics,) * count
+
+
+def _pixel_range(statistics: Statistics | None) -> tuple[float, float]:
+    if statistics is None:
+        return 0.0, 255.0
+    mean, std = statistics.mean, statistics.std
+    return float((-mean / std).min()), float(((1 - mean) / std).max())
+
+
+def _measured(x: Array) -> tuple[float, float] | None:
+    return (float(x.min()), float(x.max())) if x.size and np.isfinite(x).all() else None
+
+
+def _whole(x: Array) -> bool:
+    """Return whether all values are integers, up to the rounding of float32."""
+    return bool((np.abs(x - np.rint(x)) < 1e-3).all())

@@ -1,0 +1,93 @@
+"""The layers of a model as they were constructed, before fusion, and how they are connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydtnn.layers.base import Shape
+from pydtnn.layers.node import Node
+from pydtnn.utils.arguments import Construction, construction_of
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A node of the graph.
+
+    Attributes
+    ----------
+    name : str
+        Dotted name, unique in the model.
+    layer : Construction
+        Class and arguments of the layer.
+    inputs : tuple of str
+        Names of the parts, or of the inputs of the model, whose outputs the layer reads.
+    shape : tuple of int
+        Shape of the output.
+    same_as : str
+        Name of the first part that has the same layer; empty for that part itself.
+    """
+
+    name: str
+    layer: Construction
+    inputs: tuple[str, ...]
+    shape: Shape
+    same_as: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """A network that is independent of the blocks which have wired it.
+
+    Attributes
+    ----------
+    inputs : tuple of (str, tuple of int)
+        Names and shapes of the model's inputs.
+    parts : tuple of Part
+        In the order of execution.
+    outputs : tuple of str
+        Names of the parts whose outputs are those of the model.
+    fused : bool
+        Whether the model fuses layers.
+    """
+
+    inputs: tuple[tuple[str, Shape], ...]
+    parts: tuple[Part, ...]
+    outputs: tuple[str, ...]
+    fused: bool
+
+
+def describe(
+    inputs: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Node], *, fused: bool
+) -> Description:
+    """Describe a graph that contains all nodes and is not fused yet.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of Node
+    nodes : sequence of Node
+        All nodes, with the inputs.
+    fused : bool
+    """
+    names: dict[Node, str] = {}
+    first: dict[int, str] = {}  # name of the first node of each layer
+    parts: list[Part] = []
+    for node in nodes:
+        names[node] = node.name
+        if node not in inputs:
+            same_as = first.setdefault(id(node.layer.source or node.layer), names[node])
+            parts.append(
+                Part(
+                    names[node],
+                    construction_of(node.layer),
+                    tuple(names[source] for source in node.inputs),
+                    node.shape,
+                    same_as if same_as != names[node] else "",
+                )
+            )
+    return Description(
+        tuple((names[node], node.shape) for node in inputs),
+        tuple(parts),
+        tuple(names[node] for node in outputs),
+        fused,
+    )

@@ -1,0 +1,16 @@
+"""Trained models in folders that contain all that predicting requires, but no code.
+
+>>> import tempfile
+>>> from pydtnn import Model
+>>> from pydtnn.layers import Linear
+>>> model = Model(Linear(3), (4,))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     save_model(model, f"{folder}/linear.pydtnn")
+...     load(f"{folder}/linear.pydtnn").output_shape
+(3,)
+"""
+
+from pydtnn.saving.folder import check_replaceable
+from pydtnn.saving.models import load, save_model
+
+__all__ = ["check_replaceable", "load", "save_model"]

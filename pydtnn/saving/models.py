@@ -1,0 +1,158 @@
+"""Save a model in a folder, and load it without its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn import __version__
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels.dtypes import DTYPES
+from pydtnn.layers.base import Shape
+from pydtnn.layers.statistics import RUNNING
+from pydtnn.model import Model
+from pydtnn.model.graph import Graph
+from pydtnn.saving.content import FORMAT, inputs_from_json, inputs_to_json, read_content
+from pydtnn.saving.folder import MODEL, WEIGHTS, read_model, write_model
+from pydtnn.saving.network import Network, layers_to_json
+from pydtnn.utils.errors import describe
+from pydtnn.utils.suggest import some
+from pydtnn.weights import check_numbers, decode_weights, encode_weights
+
+
+def save_model(model: Model, path: str | Path) -> None:
+    """Write a model to a folder: layers, weights, normalisation and names of classes.
+
+    The same model gives the same bytes. With several ranks, use `Trainer.save`.
+
+    Parameters
+    ----------
+    model : Model
+    path : str or Path
+        Usually ends in ".pydtnn"; an existing model is replaced atomically.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; an existing model is not changed.
+    ValueError
+        If there is something else at the path, or an option of a layer cannot be saved.
+    """
+    files = {WEIGHTS: encode_weights(model.state()), MODEL: _to_json(model)}
+    write_model("save", Path(path), files)
+
+
+def load(
+    path: str | Path,
+    *,
+    backend: Backend | str = "cpu",
+    dtype: str | None = None,
+    custom: Mapping[str, type] | None = None,
+) -> Model:
+    """Load a model that `Trainer.save` or `save_model` wrote.
+
+    No code is imported or executed except that of the library and the classes in `custom`.
+
+    Parameters
+    ----------
+    path : str or Path
+    backend : Backend or str
+    dtype : str, optional
+        See `Model`; by default that of the saved model.
+    custom : mapping of str to type, optional
+        Classes of layers that are not in the library, by name.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    OSError
+        If there is no such folder, or it cannot be read.
+    ValueError
+        If it is damaged, has invalid content, or contains a layer that is neither in the library
+        nor in `custom`.
+
+    Examples
+    --------
+    >>> model = load("digits.pydtnn")  # doctest: +SKIP
+    >>> model.predict_classes(images)  # doctest: +SKIP
+    array([3, 8, 1])
+    """
+    files = read_model("load", Path(path))
+    try:
+        content = read_content(files[MODEL])
+        if dtype is None:
+            dtype = content["dtype"]
+        elif str(dtype) not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        arrays = decode_weights(files[WEIGHTS])
+        check_numbers(arrays, np.dtype(dtype))
+        inputs = inputs_from_json(content)
+        shapes = [tuple(entry["shape"]) for entry in content["inputs"]]
+        _check_shapes(_network(content, custom), shapes, str(dtype), arrays)
+    except ValueError as error:
+        raise ValueError(f"load: {path}: {error}") from error
+    model = Model(
+        _network(content, custom), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"]
+    )
+    model.load(arrays)
+    model.inputs = inputs
+    return model
+
+
+def _to_json(model: Model) -> bytes:
+    description, known = model.description, model.inputs
+    samples = [None] * len(description.inputs) if known is None else inputs_to_json(known)
+    content = {
+        "format": FORMAT,
+        "pydtnn": __version__,
+        "dtype": str(model.dtype),
+        "fused": description.fused,
+        "inputs": [
+            {"name": name, "shape": list(shape), "samples": own}
+            for (name, shape), own in zip(description.inputs, samples, strict=True)
+        ],
+        "class_names": None if known is None else known.class_names,
+        "layers": layers_to_json(description),
+        "outputs": list(description.outputs),
+    }
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _network(content: Mapping[str, Any], custom: Mapping[str, type] | None) -> Network:
+    names = [entry["name"] for entry in content["inputs"]]
+    return Network(names, content["layers"], content["outputs"], custom or {})
+
+
+def _check_shapes(
+    network: Network, shapes: Sequence[Shape], dtype: str, arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Compare the parameters of a network with weights, before memory is allocated for them.
+
+    Raises
+    ------
+    ValueError
+        If the network cannot be built, or its parameters have other names or shapes.
+    """
+    graph = Graph(shapes, backend=create_backend("numpy"), dtype=dtype)
+    try:
+        graph.add(network, *graph.inputs)
+    except Exception as error:  # of any type: the options are those of a file
+        raise ValueError(f"{MODEL}: {describe(error)}") from error
+    own = {p.name: p.shape for node in graph.nodes for p in node.layer.parameters}
+    statistics = [s for node in graph.nodes for s in node.layer.statistics]
+    own |= {f"{s.name}.{what}": (s.channels,) for s in statistics for what in RUNNING}
+    given = {name: array.shape for name, array in arrays.items()}
+    wrong = [
+        f"{name} has shape {given.get(name, 'none')} instead of {own.get(name, 'none')}"
+        for name in {**own, **given}
+        if own.get(name) != given.get(name)
+    ]
+    if wrong:
+        raise ValueError(f"{WEIGHTS} does not fit {MODEL}: {some(wrong)}")

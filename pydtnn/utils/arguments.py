@@ -1,0 +1,128 @@
+"""The arguments with which an object was constructed, and representations made from them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydtnn.utils.represent import represent_call
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Construction:
+    """A class and the arguments with which it was called; its representation is that call.
+
+    Attributes
+    ----------
+    kind : type
+    args : tuple
+    keywords : dict
+        Values are stored by reference.
+    """
+
+    kind: type
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def bind(self) -> inspect.BoundArguments:
+        """Return the arguments by name, without defaults.
+
+        Raises
+        ------
+        TypeError
+            If they do not fit the signature of the class, as those of a copy of another's object.
+        """
+        return inspect.signature(self.kind).bind(*self.args, **self.keywords)
+
+    def __repr__(self) -> str:
+        args, keywords = self._written()
+        return represent_call(self.kind.__name__, args, keywords)
+
+    def _written(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments as one would write them: without those that equal defaults.
+
+        Arguments without a default are positional, if possible, others are keywords.
+        """
+        try:
+            bound = self.bind()
+        except TypeError:
+            return list(self.args), self.keywords
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        parameters = bound.signature.parameters
+        starred = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+        for name, value in bound.arguments.items():
+            parameter = parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional += value
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                named |= value
+            elif parameter.kind is parameter.POSITIONAL_ONLY or (
+                parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+                and (parameter.default is parameter.empty or bound.arguments.get(starred))
+            ):
+                positional.append(value)
+            elif not _equal(value, parameter.default):
+                named[name] = value
+        return positional, named
+
+
+class _Signature:
+    """Class attribute ``__signature__``: the parameters of ``__init__``, as without `Arguments`."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None:  # an object that is callable has the signature of its __call__
+            raise AttributeError("__signature__")
+        own = owner.__init__  # type: ignore[misc]
+        if own is object.__init__:
+            return inspect.Signature()
+        signature = inspect.signature(own)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])  # no self
+
+
+class Arguments:
+    """Mixin whose objects record the arguments of their construction, and show them.
+
+    Subclasses need no code for it: they need not call ``super().__init__``, and may have any
+    signature.
+
+    Examples
+    --------
+    >>> class Scale(Arguments):
+    ...     def __init__(self, factor, *, bias=True):
+    ...         pass
+    >>> Scale(2.0), Scale(factor=2.0, bias=False)
+    (Scale(2.0), Scale(2.0, bias=False))
+    >>> construction_of(Scale(2.0)).bind().arguments
+    {'factor': 2.0}
+    """
+
+    __signature__: Any = _Signature()
+
+    if not TYPE_CHECKING:  # type checkers use the signature of __init__
+
+        def __new__(cls, *args: Any, **keywords: Any) -> Any:
+            if (args or keywords) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            made = super().__new__(cls)
+            object.__setattr__(made, "_arguments", (args, keywords))  # also if it is frozen
+            return made
+
+    def __repr__(self) -> str:
+        return repr(construction_of(self))
+
+
+def construction_of(made: object) -> Construction:
+    """Return the call that constructed an object whose class has the mixin `Arguments`."""
+    args, keywords = vars(made).get("_arguments", ((), {}))
+    return Construction(type(made), args, keywords)
+
+
+def _equal(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    try:
+        return type(value) is type(default) and bool(value == default)
+    except Exception:  # of any type's __eq__, such as that of arrays with several elements
+        return False

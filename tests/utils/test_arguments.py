@@ -1,0 +1,163 @@
+"""Objects know the arguments of their construction, and show them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import callbacks, layers, losses, metrics
+from pydtnn.callbacks import EarlyStopping
+from pydtnn.comm import Serial
+from pydtnn.layers import (
+    Block,
+    Concat,
+    Conv2d,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Linear,
+    ReLU,
+    Residual,
+    Sequential,
+    initializers,
+)
+from pydtnn.losses import Loss
+from pydtnn.optimizers import SGD, Adam
+from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.schedules import Constant
+from pydtnn.utils.arguments import construction_of
+
+
+class Given(Layer):
+    def forward(self, *xs: Any, context: Any) -> Any:
+        return xs[0], None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy
+
+
+class Alone(Given):
+    """Does not call the constructor of `Layer`."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float, *rest: int, mode: str = "a", **more: Any) -> None:
+        self.scale = scale
+
+
+class Passing(Conv2d):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
+@dataclass(frozen=True)
+class Weighted(Loss):
+    weight: float = 1.0
+
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        return 0.0
+
+
+SHOWN = [
+    (Conv2d(16, 3, padding=1), "Conv2d(16, 3, padding=1)"),
+    (Conv2d(filters=16, kernel_size=(3, 1), stride=1), "Conv2d(16, (3, 1))"),
+    (Linear(10, bias=False, name="head"), "Linear(10, bias=False, name='head')"),
+    (ReLU(), "ReLU()"),
+    (SGD(lr=0.1), "SGD(lr=0.1)"),
+    (SGD(Constant(0.1), momentum=0.9), "SGD(lr=Constant(lr=0.1), momentum=0.9)"),
+    (EarlyStopping(patience=3), "EarlyStopping(patience=3)"),
+    (losses.get_loss("cross_entropy"), "CategoricalCrossEntropy()"),
+    (metrics.get_metric("top5_accuracy"), "TopKAccuracy()"),
+    (LocalSGD(Serial(), period=4), "LocalSGD(Serial(rank 0 of 1), period=4)"),
+    (Alone(2.0, 1, 2, mode="b", deep=True), "Alone(2.0, 1, 2, mode='b', deep=True)"),
+    (Passing(4, 3, bias=False), "Passing(4, 3, bias=False)"),
+    (Weighted(2.0), "Weighted(weight=2.0)"),
+    (Linear(np.int64(3)), "Linear(3)"),
+    (Alone(np.arange(1000.0)), "Alone(array(shape=(1000,), dtype=float64))"),
+    (Alone(np.arange(2)), "Alone(array([0, 1]))"),
+    (Linear(3, initializer=initializers.Constant(1)), "Linear(3, initializer=Constant(value=1))"),
+    (Linear(3, initializer=np.zeros), "Linear(3, initializer=zeros)"),
+    (Sequential(Linear(3), ReLU(), name="a"), "Sequential(Linear(3), ReLU(), name='a')"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "shown"), SHOWN, ids=[shown[:30] for _, shown in SHOWN])
+def test_an_object_shows_the_arguments_that_differ_from_the_defaults(
+    made: object, shown: str
+) -> None:
+    assert repr(made) == shown
+
+
+def test_a_long_composition_is_indented() -> None:
+    net = Sequential(Residual(Sequential(*[Conv2d(16, 3, padding=1) for _ in range(4)])), Flatten())
+    assert repr(net).splitlines() == [
+        "Sequential(",
+        "    Residual(",
+        "        Sequential(",
+        *["            Conv2d(16, 3, padding=1),"] * 4,
+        "        ),",
+        "    ),",
+        "    Flatten(),",
+        ")",
+    ]
+
+
+OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "AdaptiveAvgPool2d": ((2,), {}),
+    "AvgPool2d": ((2,), {"stride": 1}),
+    "Branches": ((Linear(2), Linear(3)), {"merge": Concat()}),
+    "Conv2d": ((4, 3), {"padding": ((0, 1), (1, 0)), "bias_initializer": "ones"}),
+    "Dropout": ((0.2,), {}),
+    "GroupNorm": ((2,), {}),
+    "Linear": ((4,), {"name": "a"}),
+    "MaxPool2d": (((2, 1),), {}),
+    "Pad": ((((0, 1), (1, 0)),), {}),
+    "Reshape": (((2, -1),), {}),
+    "Residual": ((Linear(2),), {"shortcut": Linear(2)}),
+    "Sequential": ((Linear(2), Sequential(ReLU(), LayerNorm(epsilon=1e-3))), {"name": "b"}),
+    "Slice": ((slice(0, 2), slice(None, None, 2)), {}),
+}
+PUBLIC = [
+    kind
+    for name in layers.__all__
+    if isinstance(kind := getattr(layers, name), type)
+    and issubclass(kind, Layer | Block)
+    and kind not in (Layer, Block, layers.Activation)
+]
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_what_a_layer_shows_makes_an_equal_one(kind: type) -> None:
+    args, options = OPTIONS.get(kind.__name__, ((), {}))
+    shown = repr(kind(*args, **options))
+    again = eval(shown, dict(vars(layers)))
+    assert type(again) is kind
+    assert repr(again) == shown
+
+
+def test_a_copy_and_a_pickle_show_the_same() -> None:
+    for made in (Conv2d(4, 3, padding="same"), Adam(lr=0.1), EarlyStopping(), Alone(1.0, 2)):
+        assert repr(copy.deepcopy(made)) == repr(made)
+        assert repr(pickle.loads(pickle.dumps(made))) == repr(made)
+
+
+def test_signatures_and_their_errors_are_those_of_the_constructor() -> None:
+    assert [*inspect.signature(Conv2d).parameters][:2] == ["filters", "kernel_size"]
+    assert [*inspect.signature(Passing).parameters] == ["args", "options"]
+    assert not inspect.signature(losses.MeanSquaredError).parameters
+    with pytest.raises(TypeError, match="filters"):
+        Conv2d(kernel_size=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^MeanSquaredError\(\) takes no arguments$"):
+        losses.MeanSquaredError(3)  # type: ignore[call-arg]
+
+
+def test_arguments_are_known_by_name_and_not_copied() -> None:
+    weights = np.zeros(3)
+    assert construction_of(Alone(scale=weights)).bind().arguments["scale"] is weights  # type: ignore[arg-type]
+    assert construction_of(callbacks.StopAtMetric("val_loss", 0.1)).bind().arguments["value"] == 0.1

@@ -23,9 +23,15 @@ from pydtnn.training import checks
 from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
-from pydtnn.training.fingerprint import check_data, check_loaded
+from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
+from pydtnn.training.preparation import (
+    agree_on_plan,
+    create_loader,
+    read_position,
+    start_equal,
+)
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
@@ -183,32 +189,25 @@ class Trainer:
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
         checks.check_binding(self.optimizer, self.binding)
-        checks.check_validation(train, validation)
         whole("Trainer", "epochs", epochs, at_least=0)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
-        loader = self.setup.loader(
+        loader = create_loader(
+            self.setup,
             train,
+            validation,
             total,
-            self.exchange.sums.shards or self.comm.size * self.accumulation,
+            accumulation=self.accumulation,
+            loader_threads=loader_threads,
             seed=seed,
             augment=augment,
             steps_per_epoch=steps_per_epoch,
-            threads=max(loader_threads, 1),
-            prefetch=2 * loader_threads,
         )
-        checks.check_shards(self.setup, loader, self.accumulation)
-        shards = self.exchange.sums.shards or 0
-        run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
-        others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
-        checks.check_plan(self.setup, run, self._plan if self._loaded else {}, **others)
-        check_data(self.comm, [("training set", train), ("validation set", validation)])
+        was = self._plan if self._loaded else {}
+        plan = agree_on_plan(self.setup, loader, validation, was, seed=seed, epochs=epochs)
         if not self._loaded:
-            check_loaded(self.comm, self.model.loaded, before_broadcast=True)
-            self.exchange.begin(self.model.buckets)
-            if self.model.statistics.statistics:
-                self.comm.broadcast(self.model.statistics.running)
+            start_equal(self.setup)
         self.model.loaded = None
-        self._plan, self._loaded, self.stop = run, False, False
+        self._plan, self._loaded, self.stop = plan, False, False
         self.global_batch_size = total
         self._results.clear()
         largest = -(-min(total, len(train)) // loader.shards)
@@ -360,18 +359,9 @@ class Trainer:
         ValueError
             If it has other metrics, or invalid numbers; nothing is changed.
         """
-        if tuple(state["metrics"]) != self.totals.names:
-            raise ValueError(
-                f"Trainer: metrics must be {', '.join(state['metrics'])}, as in the training to "
-                f"continue, got {', '.join(self.totals.names)}; continue with the same metrics"
-            )
-        epoch, step = (
-            whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
-        )
-        totals, history = self.setup.new_totals(), [dict(logs) for logs in state["history"]]
-        totals.load(state["totals"])
+        position = read_position(self.setup, state)
         self._plan, self._loaded = dict(state["plan"]), True
-        self.epoch, self.step, self.history, self.totals = epoch, step, history, totals
+        self.epoch, self.step, self.history, self.totals = position
 
     def _notify(self, event: str, *args: Any) -> None:
         for callback in self.callbacks:

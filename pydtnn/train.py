@@ -150,9 +150,9 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
 
 
 def _carry_out(job: Job) -> None:
-    from pydtnn.callbacks.progress import format_logs
     from pydtnn.cli.report import print_report, write_run_file
     from pydtnn.comm.rank0 import on_rank_0
+    from pydtnn.training.progress import format_logs
     from pydtnn.weights import save_weights
 
     config, trainer = job.config, job.trainer

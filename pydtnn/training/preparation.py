@@ -13,35 +13,50 @@ from pydtnn.training.setup import Setup
 from pydtnn.utils.validate import whole
 
 
-def create_loader(
+def prepare(
     setup: Setup,
     train: Dataset,
     validation: Dataset | None,
-    batch_size: int,
+    was: Mapping[str, int],
     *,
+    batch_size: int,
+    epochs: int,
     accumulation: int,
     loader_threads: int,
+    seed: int,
     **options: Any,
-) -> Loader:
-    """Create the loader of the training set, and check both data sets.
+) -> tuple[Loader, dict[str, int]]:
+    """Create the loader of the training set, and check everything before the first step.
+
+    Collective: all ranks call it.
 
     Parameters
     ----------
     setup : Setup
     train, validation : Dataset
+    was : mapping
+        The plan of the continued training, if any.
     batch_size : int
         Samples of all ranks per step.
     accumulation : int
         Micro-batches of a rank.
-    loader_threads : int
+    epochs, loader_threads, seed
         See `Trainer.fit`.
     **options
-        Of the loader: `seed`, `augment`, `steps_per_epoch`.
+        Of the loader: `augment`, `steps_per_epoch`.
+
+    Returns
+    -------
+    loader : Loader
+    plan : dict
+        The plan of the batches, equal on all ranks and to that of the continued training.
 
     Raises
     ------
     TypeError, ValueError
         If the data sets, sizes and options do not fit together.
+    AgreedError
+        On all ranks, if plans or data differ.
     """
     checks.check_validation(train, validation)
     loader = setup.loader(
@@ -50,41 +65,10 @@ def create_loader(
         setup.exchange.sums.shards or setup.comm.size * accumulation,
         threads=max(loader_threads, 1),
         prefetch=2 * loader_threads,
+        seed=seed,
         **options,
     )
     checks.check_shards(setup, loader, accumulation)
-    return loader
-
-
-def agree_on_plan(
-    setup: Setup,
-    loader: Loader,
-    validation: Dataset | None,
-    was: Mapping[str, int],
-    *,
-    seed: int,
-    epochs: int,
-) -> dict[str, int]:
-    """Return the plan of the batches, equal on all ranks and to that of the continued training.
-
-    Collective: all ranks call it, before they exchange anything else.
-
-    Parameters
-    ----------
-    setup : Setup
-    loader : Loader
-    validation : Dataset, optional
-    was : mapping
-        The plan of the continued training, if any.
-    seed, epochs : int
-        See `Trainer.fit`.
-
-    Raises
-    ------
-    AgreedError
-        On all ranks, if plans or data differ.
-    """
-    train = loader.dataset
     plan = {
         "seed": seed,
         "global_batch_size": loader.global_batch_size,
@@ -94,7 +78,7 @@ def agree_on_plan(
     others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
     checks.check_plan(setup, plan, was, **others)
     check_data(setup.comm, [("training set", train), ("validation set", validation)])
-    return plan
+    return loader, plan
 
 
 def start_equal(setup: Setup) -> None:

@@ -18,20 +18,16 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
-from pydtnn.parallel.sums import average
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
+from pydtnn.training.fit_arguments import last_epoch, refuse
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
-from pydtnn.training.preparation import (
-    agree_on_plan,
-    create_loader,
-    read_position,
-    start_equal,
-)
+from pydtnn.training.preparation import prepare, read_position, start_equal
+from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
@@ -65,6 +61,10 @@ class Trainer:
         with those of each rank, micro-batch or shard.
     graph : bool
         Whether steps on a GPU are captured as one CUDA graph, if possible.
+    progress : {"auto", "bar", "plain", "none"} or bool
+        How rank 0 shows the progress of `fit`: "auto" (or True) is a bar on a terminal and plain
+        lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
+        replaces it.
 
     Attributes
     ----------
@@ -75,6 +75,10 @@ class Trainer:
         without the last step, which is not complete, and empty after the first.
     history : list of dict
         One entry per epoch completed.
+    losses : list of float
+        The loss of each step that this process has trained, over the samples of all ranks; equal
+        on all ranks. If steps are captured, the last one is added after the next step has begun.
+        Not saved in checkpoints.
     stop : bool
         Set by a callback, on all ranks, to stop training after this epoch.
     objective : Objective
@@ -109,6 +113,7 @@ class Trainer:
         accumulation: int = 1,
         sync_batch_norm: bool = False,
         graph: bool = True,
+        progress: str | bool = "auto",
     ) -> None:
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
@@ -118,6 +123,7 @@ class Trainer:
         self.exchange = exchange or AllReduce(create_communicator())
         self.comm = self.exchange.comm
         self.callbacks = list(callbacks)
+        self._progress = create_progress(progress)
         self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
         self.sync_batch_norm = sync_batch_norm
         half = model.dtype == np.float16
@@ -131,6 +137,7 @@ class Trainer:
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
+        self.losses: list[float] = []
         self.stop = False
         self._plan: dict[str, int] = {}
         self._loaded = False
@@ -148,13 +155,15 @@ class Trainer:
         train: Dataset,
         validation: Dataset | None = None,
         *,
-        epochs: int = 1,
+        epochs: int | None = None,
+        more_epochs: int | None = None,
         batch_size: int = 64,
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
         steps_per_epoch: int | None = None,
         seed: int = 0,
         loader_threads: int = 1,
+        **others: object,
     ) -> list[Logs]:
         """Train until `epochs` epochs are complete, starting from the trainer's current state.
 
@@ -168,8 +177,11 @@ class Trainer:
         ----------
         train, validation : Dataset
             `validation` is evaluated after every epoch.
-        epochs : int
-            Counted from the beginning, also after resuming.
+        epochs : int, optional
+            Counted from the beginning, also after resuming; by default 1. If they are complete,
+            nothing is trained, which one line reports.
+        more_epochs : int, optional
+            Instead of `epochs`: train this number of further epochs.
         batch_size : int
             Samples per rank and step.
         global_batch_size : int, optional
@@ -182,6 +194,8 @@ class Trainer:
             Seed of the order of the samples, their augmentation and dropout.
         loader_threads : int
             Threads that prepare batches in advance; with 0 each is prepared when it is needed.
+        **others
+            Raise TypeError, with the name of the argument to use instead.
 
         Returns
         -------
@@ -189,21 +203,22 @@ class Trainer:
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
         checks.check_binding(self.optimizer, self.binding)
-        whole("Trainer", "epochs", epochs, at_least=0)
+        refuse(others)
+        epochs = last_epoch(self.epoch, epochs, more_epochs)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
-        loader = create_loader(
+        loader, plan = prepare(
             self.setup,
             train,
             validation,
-            total,
+            self._plan if self._loaded else {},
+            batch_size=total,
+            epochs=epochs,
             accumulation=self.accumulation,
             loader_threads=loader_threads,
             seed=seed,
             augment=augment,
             steps_per_epoch=steps_per_epoch,
         )
-        was = self._plan if self._loaded else {}
-        plan = agree_on_plan(self.setup, loader, validation, was, seed=seed, epochs=epochs)
         if not self._loaded:
             start_equal(self.setup)
         self.model.loaded = None
@@ -222,7 +237,7 @@ class Trainer:
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
         finally:
-            for callback in self.callbacks:
+            for callback in with_progress(self._progress, self.callbacks):
                 callback.close()
         return self.history
 
@@ -268,7 +283,9 @@ class Trainer:
     def drain(self, late: int = 0) -> None:
         """Wait until at most `late` steps are incomplete, and add the losses of the others."""
         while len(self._results) > late:
-            self.totals += self._clocked("steps", self._results.popleft())
+            step = self._clocked("steps", self._results.popleft())
+            self.losses.append(step.means()["loss"])
+            self.totals += step
             self.logs = self.totals.means()
 
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
@@ -331,12 +348,7 @@ class Trainer:
         Collective: all ranks call it. They are averaged, weighted by the samples each rank has
         seen.
         """
-        statistics = self.model.statistics
-        shared = self.sync_batch_norm or self.exchange.sums.shards is not None
-        if shared or not statistics.statistics:
-            return  # they are always equal
-        average(self.comm, [statistics.running], statistics.samples)
-        statistics.samples = 0.0
+        self.setup.synchronise()
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums."""
@@ -364,7 +376,7 @@ class Trainer:
         self.epoch, self.step, self.history, self.totals = position
 
     def _notify(self, event: str, *args: Any) -> None:
-        for callback in self.callbacks:
+        for callback in with_progress(self._progress, self.callbacks):
             getattr(callback, event)(self, *args)
 
     def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:

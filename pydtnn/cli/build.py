@@ -15,7 +15,6 @@ from pydtnn.callbacks import (
     Checkpointer,
     EarlyStopping,
     HistoryWriter,
-    ProgressBar,
     ReduceOnPlateau,
     StopAtMetric,
 )
@@ -113,6 +112,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         accumulation=config.accumulation,
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
+        progress="none" if config.quiet else config.progress,
     )
     if config.load:
         load_weights(model, config.load)
@@ -228,7 +228,6 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
     if config.evaluate_only:
         return []
     callbacks: list[Callback] = [
-        ProgressBar(),
         RunFolder(directory, every_steps=config.checkpoint_steps),
     ]
     if config.plateau:

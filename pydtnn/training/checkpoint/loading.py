@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, Stateful, parts_of, unpack
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
+from pydtnn.training.checkpoint.structure import read_content
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
@@ -67,7 +69,24 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
                 with contextlib.suppress(Exception):  # of this part; the others are restored
                     part.load(before[name])
         raise
+    _log.debug("loaded %s", path)
     return Path(path)
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Return the configuration that was saved with a checkpoint; empty if there was none.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is damaged; the message contains its path.
+    """
+    try:
+        content = read_content(read_checkpoint(path)[STATE])
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used: {error}") from error
+    configuration = content.get("configuration")
+    return configuration if isinstance(configuration, dict) else {}
 
 
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:

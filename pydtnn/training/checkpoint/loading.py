@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.model.fit import describe as describe_network
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.content import Parts, Stateful, parts_of, unpack
+from pydtnn.training.checkpoint.content import Parts, State, Stateful, parts_of, unpack
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
 from pydtnn.training.checkpoint.structure import read_content
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
@@ -58,7 +60,10 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
     try:
-        _restore(unpack(_share(comm, files)), parts, comm)
+        files = _share(comm, files)
+        saved = unpack(files)
+        _check_network(read_content(files[STATE]), saved["model"][0], trainer)
+        _restore(saved, parts, comm)
     except EXPLAINED as problem:
         error = ValueError(f"{path}: {problem}")
     try:
@@ -118,6 +123,21 @@ def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
         data[:] = np.frombuffer(files[ARRAYS], np.uint8)
     comm.broadcast(data)
     return {STATE: state, ARRAYS: data.tobytes()}
+
+
+def _check_network(content: Mapping[str, Any], saved: State, trainer: Training) -> None:
+    """Raise ValueError if the checkpoint describes its network and that is another one."""
+    configuration = content.get("configuration")
+    own, network = describe_network(trainer.model.state()), describe_network(saved)
+    if not isinstance(configuration, dict) or "model" not in configuration or own == network:
+        return
+    names = configuration["model"], configuration.get("dataset", "another data set")
+    options = configuration.get("model_options")
+    with_options = f" with {json.dumps(options)}" if options else ""
+    raise ValueError(
+        f"it is a checkpoint of {names[0]}{with_options} on {names[1]}, with {network}, but the "
+        f"model has {own}; continue with that network, or train this one in another folder"
+    )
 
 
 def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import FrameType
@@ -16,15 +18,20 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.parser import parse
+from pydtnn.cli.header import describe_job, first_line
+from pydtnn.cli.logs import show_logs
+from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.output import discard
+from pydtnn.utils.terminal import terminal_of
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
+
+_log = logging.getLogger("pydtnn.train")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,13 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    comm = None
+    comm, begin = None, time.perf_counter()
     try:
         comm = create_communicator()
-        with _terminated_in_order(comm):
-            config = _together(comm, _parse, comm, arguments)
+        with _terminated_in_order(comm), _on_terminal(comm):
+            config, notes = _configure(comm, arguments)
             try:
-                _run(config, comm)
+                with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
+                    _log.debug("communicator and options: %.2f s", time.perf_counter() - begin)
+                    _run(config, comm, notes)
             except SystemExit as error:
                 if comm.size == 1:
                     raise
@@ -107,24 +116,66 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
         watch.stop()
 
 
-def _parse(comm: Communicator, arguments: Sequence[str] | None) -> TrainConfig:
+@contextlib.contextmanager
+def _on_terminal(comm: Communicator) -> Iterator[None]:
+    """Print directly to the terminal that the launcher would copy the output of rank 0 to.
+
+    Lines and the progress bar are then written in order.
+    """
+    terminal = terminal_of(sys.stdout) if comm.rank == 0 else None
+    if terminal is None or terminal is sys.stdout:
+        yield
+        return
+    with terminal, contextlib.redirect_stdout(terminal):
+        yield
+
+
+def _configure(
+    comm: Communicator, arguments: Sequence[str] | None
+) -> tuple[TrainConfig, Sequence[str]]:
+    """Return the configuration, and lines that describe how it continues an earlier run.
+
+    Collective: all ranks call it; rank 0 reads the earlier run.
+    """
+    given = _together(comm, _once, comm, Arguments, arguments)
+    _require_equal(comm, {"folder of --resume": given.folder})
+    if given.folder is None:
+        return _together(comm, _once, comm, given.configure), ()
+    from pydtnn.cli.continuing import describe_changes, read_run, start_values
+    from pydtnn.comm.rank0 import on_rank_0
+
+    run = comm.gather_object(on_rank_0(comm, read_run, given.folder))[0]
+    values = start_values(run, given.given, comm.size)
+    config = _together(comm, _once, comm, given.configure, values)
+    changes = describe_changes(run, config)
+    return config, [f"changed: {changes}"] if changes else ()
+
+
+def _once(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
+    """Call `work` on every rank; only rank 0 prints, such as the help page."""
     with contextlib.ExitStack() as stack:
-        if comm.rank > 0:  # print the help page once
+        if comm.rank > 0:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
-        return parse(arguments)
+        return work(*args)
 
 
-def _run(config: TrainConfig, comm: Communicator) -> None:
+def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
+    for line in (first_line(config, comm.size), *notes):  # before imports that take time
+        _say(config, comm, line)
+    begin = time.perf_counter()
     from pydtnn.cli.build import create_job, fetch_data
     from pydtnn.cli.parallel import check_messages, choose_allreduce
+    from pydtnn.cli.report import log_details
     from pydtnn.cli.run_directory import run_directory
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
     from pydtnn.comm.cores import threads_per_rank
     from pydtnn.comm.gpus import shared_gpu
+    from pydtnn.model.summary import align
     from pydtnn.utils.machine import cpu_model
     from pydtnn.utils.threads import limit_blas_threads
 
+    _log.debug("imports: %.2f s", time.perf_counter() - begin)
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     cupy = _together(comm, take_gpu, config, comm)
     if config.exact:  # other kernels would round differently
@@ -135,7 +186,7 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
     comm = _together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
-        _say(comm, f"{shared}, which reduces the speed of each")
+        _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
@@ -146,24 +197,34 @@ def _run(config: TrainConfig, comm: Communicator) -> None:
         if config.exact:
             names = {"libraries of the GPU": "versions", "TF32": "tf32"}
             _require_equal(comm, {key: getattr(backend, name, None) for key, name in names.items()})
+        for line in align(describe_job(job), 2):
+            _say(config, comm, line)
+        log_details(job)
         _carry_out(job)
 
 
 def _carry_out(job: Job) -> None:
-    from pydtnn.callbacks.progress import format_logs
     from pydtnn.cli.report import print_report, write_run_file
     from pydtnn.comm.rank0 import on_rank_0
     from pydtnn.training.callback import evaluated
+    from pydtnn.training.progress import format_logs
     from pydtnn.weights import save_weights
 
     config, trainer = job.config, job.trainer
     if config.load_options:
-        _say(trainer.comm, str(job.loaded))
+        _say(config, trainer.comm, str(job.loaded))
     if config.resume:
         _resume(job)
+    complete = not config.evaluate_only and trainer.epoch >= config.epochs
     if config.evaluate_only:
         results = trainer.evaluate(job.validation, batch_size=job.global_batch_size)
-        _say(trainer.comm, format_logs(results))
+    elif complete:
+        _say(
+            config,
+            trainer.comm,
+            f"the run is complete: {trainer.epoch} of {config.epochs} epochs; add "
+            f"--epochs {2 * trainer.epoch} to train on",
+        )
     else:
         on_rank_0(trainer.comm, write_run_file, job)
         trainer.fit(
@@ -179,7 +240,10 @@ def _carry_out(job: Job) -> None:
     if config.save:
         with evaluated(trainer):
             on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
-    if not config.evaluate_only:
+    if config.evaluate_only or config.quiet or complete:
+        if trainer.comm.rank == 0:
+            print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
+    else:
         print_report(job)
 
 
@@ -189,17 +253,18 @@ def _resume(job: Job) -> None:
     path = load_checkpoint(job.directory, job.trainer)
     if path is not None:
         verb = "evaluating" if job.config.evaluate_only else "continuing from"
-        _say(job.trainer.comm, f"{verb} {path}")
+        _say(job.config, job.trainer.comm, f"{verb} {path}")
     elif job.config.evaluate_only:
         raise AgreedError(
             f"--resume: expected a checkpoint in {job.directory}, found none; use --load"
         )
     else:
-        _say(job.trainer.comm, f"no checkpoint in {job.directory} yet: starting from the beginning")
+        line = f"no checkpoint in {job.directory} yet: starting from the beginning"
+        _say(job.config, job.trainer.comm, line)
 
 
-def _say(comm: Communicator, line: str) -> None:
-    if comm.rank == 0:
+def _say(config: TrainConfig, comm: Communicator, line: str) -> None:
+    if comm.rank == 0 and not config.quiet:
         print(line, flush=True)
 
 

@@ -55,6 +55,7 @@ def small_trainer(
         optimizer or SGD(Cosine(0.1, 16), momentum=0.9, weight_decay=1e-3),
         exchange=exchange or AllReduce(comm or Serial()),
         callbacks=callbacks,
+        progress=False,
     )
 
 

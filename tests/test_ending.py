@@ -36,7 +36,7 @@ def patch(owner, name, phase):
     setattr(owner, name, struck)
 
 patch(train, "create_communicator", "communicator")
-patch(train, "parse", "parse")
+patch(train, "Arguments", "parse")
 import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.comm.cores
 patch(pydtnn.comm.cores, "threads_per_rank", "threads")
 patch(pydtnn.cli.build, "create_data", "data")

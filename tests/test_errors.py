@@ -75,7 +75,7 @@ ARGUMENTS = {
     "scheme": (["--scheme=allreduse"], "unknown scheme 'allreduse'; did you mean 'allreduce'?"),
     "monitor": (["--monitor=val_acuracy"], "'val_acuracy'; did you mean 'val_accuracy'"),
     "choice": (["--dtype=float8"], "unknown value of --dtype 'float8'; did you mean 'float64'"),
-    "option": (["--epoch=3"], "unknown option '--epoch'; did you mean '--epochs'"),
+    "option": (["--epochz=3"], "unknown option '--epochz'; did you mean '--epochs'"),
     "option like none": (["-x"], "unknown option '-x'; see --help"),
     # numbers and words
     "negative learning rate": (["--lr=-1"], "--lr must be above 0, got -1"),
@@ -92,7 +92,7 @@ ARGUMENTS = {
     "too small": (["--epochs=0"], "--epochs must be at least 1, got 0"),
     "no dictionary": (["--model-options=A"], "--model-options must be names and values"),
     "no value": (["--epochs"], "--epochs requires a value"),
-    "a value too many": (["--resume=yes"], "--resume must have no value, got 'yes'"),
+    "a value too many": (["--download=yes"], "--download must have no value, got 'yes'"),
     "a stray word": (["resnet44"], "unexpected argument 'resnet44'; options begin with --"),
     "a step that is no number": (
         ["--schedule=step", '--schedule-options={"boundaries": ["a"]}'],
@@ -131,7 +131,10 @@ ARGUMENTS = {
     "top 5 of 4": (["--metrics=top5_accuracy"], "at most the number of classes 4, got 5"),
     # what does not go together
     "warm-up": (["--warmup-epochs=2"], "--warmup-epochs must be below --epochs 2, got 2"),
-    "resume what": (["--resume"], "--resume requires --output-dir"),
+    "resume what": (
+        ["--resume"],
+        "--resume requires the folder of the run to continue; use --resume FOLDER",
+    ),
     "NCCL without GPUs": (["--comm=nccl"], "--comm nccl requires --device cuda"),
     "evaluate what": (["--evaluate-only"], "--evaluate-only requires weights; add --load"),
     "a batch larger than the data": (
@@ -233,7 +236,8 @@ def test_a_bad_argument_is_one_sentence(
     (tmp_path / "wrong.py").write_text("x = 1\nif x\n")
     failure = fail(*TINY, *arguments)
     assert words in failure.sentence
-    assert failure.printed == ""
+    assert all(line.startswith("pydtnn ") for line in failure.printed.splitlines())
+    assert failure.printed.count("\n") <= 1
     assert {path.name for path in tmp_path.iterdir()} <= {OWN.name, "wrong.py", "__pycache__"}
 
 
@@ -433,7 +437,8 @@ def test_without_a_gpu_all_ranks_end_before_any_work(
 ) -> None:
     done, left = ahead
     assert_one_line(done, "backend cuda")
-    assert done.stdout == ""
+    assert done.stdout.startswith("pydtnn ")
+    assert done.stdout.count("\n") == 1
     assert not left
 
 

@@ -86,6 +86,7 @@ def create_trainer(
         SGD(LR, momentum=MOMENTUM, weight_decay=DECAY),
         metrics=(),
         exchange=AllReduce(comm or create_communicator("serial")),
+        progress=False,
     )
 
 

@@ -98,6 +98,7 @@ def ours(recipe: Recipe, told: Told) -> dict[str, float]:
         SGD(recipe.rate, momentum=MOMENTUM, weight_decay=DECAY),
         exchange=AllReduce(create_communicator("serial")),
         callbacks=[clock],
+        progress=False,
     )
     clock.start = time.perf_counter()
     trainer.fit(

@@ -6,9 +6,9 @@ from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
-from pydtnn.callbacks.progress import ProgressBar
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
+from pydtnn.training.progress import ProgressBar
 
 __all__ = [
     "EMA",

@@ -16,7 +16,6 @@ from pydtnn.callbacks import (
     EarlyStopping,
     ExponentialMovingAverage,
     HistoryWriter,
-    ProgressBar,
     ReduceOnPlateau,
     StopAtMetric,
 )
@@ -124,6 +123,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         accumulation=config.accumulation,
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
+        progress="none" if config.quiet else config.progress,
     )
     loaded = load_initial_weights(config, model)
     return Job(config, trainer, train, validation, global_batch, steps, augment, directory, loaded)
@@ -252,7 +252,6 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
         return [*averages]
     callbacks: list[Callback] = [
         *averages,
-        ProgressBar(),
         RunFolder(directory, every_steps=config.checkpoint_steps),
     ]
     if config.plateau:

@@ -273,7 +273,13 @@ class TrainConfig:
         {},
         'options of --load, such as {"strict": false}, which loads the arrays that fit the model',
     )
-    resume: bool = option(OUTPUT, False, "continue from the newest checkpoint in --output-dir")
+    resume: bool = option(
+        OUTPUT,
+        False,
+        "continue the run in FOLDER with its own options, which further options override; without "
+        "FOLDER, continue from the newest checkpoint in --output-dir",
+        metavar="FOLDER",
+    )
     evaluate_only: bool = option(
         OUTPUT, False, "evaluate the weights of --load or --resume, and exit"
     )
@@ -282,6 +288,16 @@ class TrainConfig:
     )
     checkpoint_steps: int | None = option(OUTPUT, int, "steps between checkpoints", at_least=1)
     keep: int = option(OUTPUT, 2, "checkpoints to keep", at_least=1)
+    progress: str = option(
+        OUTPUT,
+        "auto",
+        "a bar, plain lines, or none; auto is a bar on a terminal and plain lines elsewhere",
+        among=("auto", "bar", "plain", "none"),
+    )
+    verbose: bool = option(
+        OUTPUT, False, "log choices of algorithms, messages, files and times of the start"
+    )
+    quiet: bool = option(OUTPUT, False, "print errors and the final result only")
 
     def __post_init__(self) -> None:
         if self.warmup_epochs >= self.epochs:
@@ -291,13 +307,15 @@ class TrainConfig:
             )
         if self.resume and self.output_dir is None:
             raise ValueError(
-                "train: --resume requires --output-dir, the folder of the run to continue"
+                "train: --resume requires the folder of the run to continue; use --resume FOLDER"
             )
         if self.evaluate_only and not (self.load or self.resume):
             raise ValueError(
-                "train: --evaluate-only requires weights; add --load FILE, or --resume with "
-                "--output-dir"
+                "train: --evaluate-only requires weights; add --load FILE or --resume FOLDER"
             )
+        if self.quiet and (self.verbose or self.progress in ("bar", "plain")):
+            other = "--verbose" if self.verbose else f"--progress {self.progress}"
+            raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self._check_device()
         self._check_partners()
         if self.exact:

@@ -7,12 +7,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydtnn import __version__
 from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.guesses import translate
 from pydtnn.cli.options import Flag, flags
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
@@ -22,47 +24,88 @@ EXAMPLES = """examples:
   mpirun -np 2 python -m pydtnn.train --dataset cifar10 --augment crop:4,flip
   python -m pydtnn.train --print-config > run.yaml
   python -m pydtnn.train --config run.yaml --output-dir runs/mine
-  python -m pydtnn.train --config run.yaml --output-dir runs/mine --resume
+  python -m pydtnn.train --resume runs/mine --epochs 8
 """
 
 WIDEST = 100
 """Maximum width of the help page, in columns."""
 
 
-def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
-    """Parse the command line, and the YAML files it names, into a configuration.
+class Arguments:
+    """The arguments of a command line, before values are checked.
 
     Parameters
     ----------
     arguments : sequence of str, optional
         Default: the arguments of this process.
 
+    Attributes
+    ----------
+    folder : str or None
+        Value of `--resume`.
+    given : set of str
+        Names of the options that are set.
+
     Raises
     ------
-    TypeError, ValueError
-        If an option or key is unknown, or a value has a wrong type or is out of range.
+    ValueError, TypeError, OSError
+        If an option is unknown, or a file of `--config` is invalid.
     SystemExit
-        After --help and --print-config.
+        After --help and --version.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    found = vars(_parser().parse_args(list(_whole(given))))
-    printing, own = found.pop("print_config", False), flags(TrainConfig)
-    values: dict[str, Any] = {}
-    for file in found.pop("config", []):
-        values |= _read_configuration(file)
-    for name, texts in found.items():
-        for text in texts if isinstance(texts, list) else [texts]:
-            values[name] = _read_value(own[name], text, values.get(name))
-    config = TrainConfig(**values)
-    if printing:
-        print(
-            "".join(f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items()), end=""
-        )
-        raise SystemExit(0)
-    return config
+
+    def __init__(self, arguments: Sequence[str] | None = None) -> None:
+        given = sys.argv[1:] if arguments is None else arguments
+        parser = _parser()
+        known = [name for action in parser._actions for name in action.option_strings]
+        self._texts = vars(parser.parse_args(list(_whole(translate(given, known)))))
+        self._printing = self._texts.pop("print_config", False)
+        self._files: dict[str, Any] = {}
+        for file in self._texts.pop("config", []):
+            self._files |= _read_configuration(file)
+        self.given = {*self._texts, *self._files}
+        resume = self._texts.get("resume")
+        self.folder = resume if isinstance(resume, str) else None
+        if self.folder is not None:
+            del self._texts["resume"]
+            if "output_dir" in self.given:
+                raise ValueError(
+                    f"train: --resume {self.folder} continues in that folder; omit --output-dir"
+                )
+
+    def configure(self, start: Mapping[str, Any] | None = None) -> TrainConfig:
+        """Return the configuration.
+
+        Parameters
+        ----------
+        start : mapping, optional
+            Values of options that the arguments override.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a value has a wrong type or is out of range.
+        SystemExit
+            After --print-config.
+        """
+        own, values = flags(TrainConfig), {**(start or {}), **self._files}
+        for name, texts in self._texts.items():
+            for text in texts if isinstance(texts, list) else [texts]:
+                values[name] = _read_value(own[name], text, values.get(name))
+        config = TrainConfig(**values)
+        if self._printing:
+            lines = (f"{name}: {plain_yaml.dump(v)}\n" for name, v in asdict(config).items())
+            print("".join(lines), end="")
+            raise SystemExit(0)
+        return config
 
 
-def _whole(arguments: Sequence[str]) -> Iterator[str]:
+def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
+    """Parse a command line without ``--resume FOLDER`` into a configuration: see `Arguments`."""
+    return Arguments(arguments).configure()
+
+
+def _whole(arguments: Iterable[str]) -> Iterator[str]:
     """Rewrite ``--model-options.shortcut A`` as one argument, ``--model-options=.shortcut=A``."""
     dictionaries = [own.label for own in flags(TrainConfig).values() if own.kind is dict]
     rest = iter(arguments)
@@ -166,6 +209,8 @@ def _parser() -> _Parser:
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="help", help="show this page and exit")
+    shown = "show the version and exit"
+    parser.add_argument("--version", action="version", version=f"pydtnn {__version__}", help=shown)
     read = "read options from this YAML file; the command line overrides them"
     parser.add_argument("--config", action="append", metavar="FILE", help=read)
     shown = "print all options as YAML and exit"
@@ -176,7 +221,11 @@ def _parser() -> _Parser:
         groups[own.group] = group
         default = f" (default: {own.default})" if own.default and own.default is not True else ""
         help = f"{own.help}{default}".replace("%", "%%")
-        if own.kind is bool:
+        if own.name == "resume":
+            group.add_argument(own.label, nargs="?", const=True, metavar=own.metavar, help=own.help)
+            no = f"--no-{own.name}"
+            group.add_argument(no, dest=own.name, action="store_false", help=argparse.SUPPRESS)
+        elif own.kind is bool:
             group.add_argument(own.label, action=argparse.BooleanOptionalAction, help=help)
         else:
             action = "append" if own.kind is dict else "store"
@@ -204,7 +253,7 @@ def _names() -> str:
 def _explain(message: str) -> Exception:
     """Convert a message of argparse to one sentence, with the nearest name for an unknown one."""
     own = flags(TrainConfig)
-    names = [*(o.label for o in own.values()), "--config", "--print-config", "--help"]
+    names = [*(o.label for o in own.values()), "--config", "--print-config", "--help", "--version"]
     if match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         if match[1].startswith("-"):
             return ValueError(_nearest("option", match[1], names))

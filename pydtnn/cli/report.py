@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from pydtnn.utils.files import write_file
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
     from pydtnn.kernels.cuda.backend import CudaBackend
+
+_log = logging.getLogger("pydtnn.train")
 
 
 def write_run_file(job: Job) -> None:
@@ -56,6 +59,21 @@ def write_run_file(job: Job) -> None:
     }
     text = json.dumps(content, indent=2, default=str) + "\n"
     write_file("run.json", job.directory / "run.json", text.encode())
+
+
+def log_details(job: Job) -> None:
+    """Log the parts that the library has chosen, for `--verbose`."""
+    trainer = job.trainer
+    backend, comm, buckets = trainer.model.backend, trainer.comm, trainer.model.buckets
+    largest = max(bucket.grads.nbytes for bucket in buckets)
+    total = sum(bucket.grads.nbytes for bucket in buckets)
+    _log.debug("optimizer: %s, %r", type(trainer.optimizer).__name__, trainer.optimizer.schedule)
+    _log.debug("scheme: %s", _with_options(job.config.scheme, job.config.scheme_options))
+    _log.debug("buckets: %d, up to %d of %d B of gradients", len(buckets), largest, total)
+    rule = job.config.allreduce == RULE and comm.size > 1
+    _log.debug("allreduce: %s", explain(comm.hosts) if rule else job.config.allreduce)
+    _log.debug("transport: %s", describe_transport(comm) or "arrays in host memory")
+    _log.debug("tuning: %s", backend.autotuner.mode)
 
 
 def print_report(job: Job) -> None:

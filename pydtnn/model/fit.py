@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pydtnn.utils.suggest import some
+
+FEW = 4
+"""Number of names up to which a difference is listed; more belong to another network."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,16 @@ class LoadReport:
         Given arrays that the model does not have; they are not used.
     mismatched : dict of str to (tuple of int, tuple of int)
         Arrays whose shapes differ, which are unchanged: the given shape and that of the model.
+    own, given : str
+        Numbers of parameters of the model and of the given arrays.
     """
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    own: str = ""
+    given: str = ""
 
     def check(self, *, strict: bool) -> None:
         """Raise ValueError if nothing fits the model, or, if `strict`, not everything does.
@@ -38,10 +46,19 @@ class LoadReport:
         Raises
         ------
         ValueError
-            The message lists missing and unknown names and shapes that differ.
+            The message lists missing and unknown names and shapes that differ, or if many names
+            differ, the sizes of both networks.
         """
         if self.loaded and not strict:
             return
+        surplus = (*self.missing, *self.unexpected)
+        if len(surplus) > FEW:
+            raise ValueError(
+                f"weights do not fit the model: they are of another network, with {self.given}, "
+                f"got {self.own}; create the network with which they were saved "
+                f"({len(self.missing)} names are missing and {len(self.unexpected)} are unknown, "
+                f"such as {surplus[0]})"
+            )
         problems = [f"{name} is missing" for name in self.missing]
         problems += [f"{name} is unknown" for name in self.unexpected]
         problems += [
@@ -81,6 +98,8 @@ def compare(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> L
         missing=tuple(name for name in own if name not in given),
         unexpected=tuple(name for name in given if name not in own),
         mismatched={name: shapes for name, shapes in common.items() if shapes[0] != shapes[1]},
+        own=describe(own),
+        given=describe(given),
     )
 
 
@@ -90,3 +109,14 @@ def checksum(arrays: Iterable[np.ndarray]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def describe(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the number of parameters, without running statistics.
+
+    >>> describe({"fc.w": np.zeros((3, 4)), "norm.running_mean": np.zeros(3)})
+    '12 parameters in 1 array'
+    """
+    shapes = [array.shape for name, array in arrays.items() if ".running_" not in name]
+    plural = "s" * (len(shapes) != 1)
+    return f"{sum(map(math.prod, shapes)):,} parameters in {len(shapes)} array{plural}"

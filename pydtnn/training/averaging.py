@@ -10,7 +10,6 @@ from pydtnn.comm.metered import Metered
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.model import Model
 from pydtnn.parallel.exchange import GradientExchange
-from pydtnn.parallel.sums import average
 from pydtnn.saving import save_model
 from pydtnn.training.setup import Setup
 
@@ -54,9 +53,4 @@ class Averaging:
         Collective: all ranks call it. They are averaged, weighted by the samples each rank has
         seen.
         """
-        statistics = self.model.statistics
-        if self.setup.equal_statistics or not statistics.statistics:
-            return
-        with statistics.constant():
-            average(self.comm, [statistics.running], statistics.samples)
-        statistics.samples = 0.0
+        self.setup.synchronise()

@@ -31,6 +31,7 @@ class Training(Protocol):
     step: int
     logs: dict[str, float]
     history: list[dict[str, float]]
+    losses: list[float]
     stop: bool
     samples_seen: int
 

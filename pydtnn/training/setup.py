@@ -14,6 +14,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.sums import average
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.utils.represent import enclose, represent
@@ -62,6 +63,15 @@ class Setup:
         result = self.new_totals()
         result.values[:] = self.model.backend.to_numpy(totals.values)
         return result
+
+    def synchronise(self) -> None:
+        """Make running statistics equal on all ranks: see `Trainer.synchronise`."""
+        statistics = self.model.statistics
+        if self.equal_statistics or not statistics.statistics:
+            return
+        with statistics.constant():
+            average(self.comm, [statistics.running], statistics.samples)
+        statistics.samples = 0.0
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
         """Create the loader of this rank's part of a data set for the model's device."""

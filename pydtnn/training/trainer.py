@@ -23,9 +23,12 @@ from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
 from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
-from pydtnn.training.fingerprint import check_data, check_loaded
+from pydtnn.training.fingerprint import check_loaded
+from pydtnn.training.fit_arguments import last_epoch, refuse
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
+from pydtnn.training.preparation import prepare, read_position, start_equal
+from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup, represent_setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
@@ -59,6 +62,10 @@ class Trainer(Averaging):
         with those of each rank, micro-batch or shard.
     graph : bool
         Whether steps on a GPU are captured as one CUDA graph, if possible.
+    progress : {"auto", "bar", "plain", "none"} or bool
+        How rank 0 shows the progress of `fit`: "auto" (or True) is a bar on a terminal and plain
+        lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
+        replaces it.
 
     Attributes
     ----------
@@ -69,6 +76,10 @@ class Trainer(Averaging):
         without the last step, which is not complete, and empty after the first.
     history : list of dict
         One entry per epoch completed.
+    losses : list of float
+        The loss of each step that this process has trained, over the samples of all ranks; equal
+        on all ranks. If steps are captured, the last one is added after the next step has begun.
+        Not saved in checkpoints.
     stop : bool
         Set by a callback, on all ranks, to stop training after this epoch.
     objective : Objective
@@ -103,6 +114,7 @@ class Trainer(Averaging):
         accumulation: int = 1,
         sync_batch_norm: bool = False,
         graph: bool = True,
+        progress: str | bool = "auto",
     ) -> None:
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
@@ -112,6 +124,7 @@ class Trainer(Averaging):
         self.exchange = exchange or AllReduce(create_communicator())
         self.comm = self.exchange.comm
         self.callbacks = list(callbacks)
+        self._progress = create_progress(progress)
         self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
         self.sync_batch_norm = sync_batch_norm
         half = model.dtype == np.float16
@@ -125,6 +138,7 @@ class Trainer(Averaging):
         self.epoch = self.step = 0
         self.logs: Logs = {}
         self.history: list[Logs] = []
+        self.losses: list[float] = []
         self.stop = False
         self._plan: dict[str, int] = {}
         self._loaded = self._warned = False
@@ -146,13 +160,15 @@ class Trainer(Averaging):
         train: Dataset,
         validation: Dataset | None = None,
         *,
-        epochs: int = 1,
+        epochs: int | None = None,
+        more_epochs: int | None = None,
         batch_size: int = 64,
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
         steps_per_epoch: int | None = None,
         seed: int = 0,
         loader_threads: int = 1,
+        **others: object,
     ) -> list[Logs]:
         """Train until `epochs` epochs are complete, starting from the trainer's current state.
 
@@ -166,8 +182,11 @@ class Trainer(Averaging):
         ----------
         train, validation : Dataset
             `validation` is evaluated after every epoch.
-        epochs : int
-            Counted from the beginning, also after resuming.
+        epochs : int, optional
+            Counted from the beginning, also after resuming; by default 1. If they are complete,
+            nothing is trained, which one line reports.
+        more_epochs : int, optional
+            Instead of `epochs`: train this number of further epochs.
         batch_size : int
             Samples per rank and step.
         global_batch_size : int, optional
@@ -180,6 +199,8 @@ class Trainer(Averaging):
             Seed of the order of the samples, their augmentation and dropout.
         loader_threads : int
             Threads that prepare batches in advance; with 0 each is prepared when it is needed.
+        **others
+            Raise TypeError, with the name of the argument to use instead.
 
         Returns
         -------
@@ -187,38 +208,29 @@ class Trainer(Averaging):
             `history`: per epoch the loss and metrics, those of the validation prefixed with "val_".
         """
         checks.check_binding(self.optimizer, self.binding)
-        checks.check_validation(train, validation)
-        checks.check_trainable(self.model)
-        self.rebind()
-        whole("Trainer", "epochs", epochs, at_least=0)
+        refuse(others)
+        epochs = last_epoch(self.epoch, epochs, more_epochs)
         total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
-        loader = self.setup.loader(
+        loader, plan = prepare(
+            self.setup,
             train,
-            total,
-            self.exchange.sums.shards or self.comm.size * self.accumulation,
+            validation,
+            self._plan if self._loaded else {},
+            batch_size=total,
+            epochs=epochs,
+            accumulation=self.accumulation,
+            loader_threads=loader_threads,
             seed=seed,
             augment=augment,
             steps_per_epoch=steps_per_epoch,
-            threads=max(loader_threads, 1),
-            prefetch=2 * loader_threads,
         )
-        checks.check_shards(self.setup, loader, self.accumulation)
-        shards = self.exchange.sums.shards or 0
-        run = {"seed": seed, "global_batch_size": total, "samples": len(train), "shards": shards}
-        others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
-        checks.check_plan(self.setup, run, self._plan if self._loaded else {}, **others)
-        check_data(self.comm, [("training set", train), ("validation set", validation)])
+        self.rebind()
         self.model.inputs = inputs_of(train)
         self._warned = checks.warn_of_statistics(self.setup, validation)
         if not self._loaded:
-            check_loaded(self.comm, self.model.loaded, before_broadcast=True)
-            self.exchange.begin(self.model.buckets)
-            for buffer in self.model.frozen_buffers:
-                self.comm.broadcast(buffer.values)
-            if self.model.statistics.statistics:
-                self.comm.broadcast(self.model.statistics.running)
+            start_equal(self.setup)
         self.model.loaded = None
-        self._plan, self._loaded, self.stop = run, False, False
+        self._plan, self._loaded, self.stop = plan, False, False
         self.global_batch_size = total
         self._results.clear()
         largest = -(-min(total, len(train)) // loader.shards)
@@ -233,7 +245,7 @@ class Trainer(Averaging):
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
         finally:
-            for callback in self.callbacks:
+            for callback in with_progress(self._progress, self.callbacks):
                 callback.close()
         return self.history
 
@@ -290,7 +302,9 @@ class Trainer(Averaging):
     def drain(self, late: int = 0) -> None:
         """Wait until at most `late` steps are incomplete, and add the losses of the others."""
         while len(self._results) > late:
-            self.totals += self._clocked("steps", self._results.popleft())
+            step = self._clocked("steps", self._results.popleft())
+            self.losses.append(step.means()["loss"])
+            self.totals += step
             self.logs = self.totals.means()
 
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
@@ -359,21 +373,12 @@ class Trainer(Averaging):
         ValueError
             If it has other metrics, or invalid numbers; nothing is changed.
         """
-        if tuple(state["metrics"]) != self.totals.names:
-            raise ValueError(
-                f"Trainer: metrics must be {', '.join(state['metrics'])}, as in the training to "
-                f"continue, got {', '.join(self.totals.names)}; continue with the same metrics"
-            )
-        epoch, step = (
-            whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step")
-        )
-        totals, history = self.setup.new_totals(), [dict(logs) for logs in state["history"]]
-        totals.load(state["totals"])
+        position = read_position(self.setup, state)
         self._plan, self._loaded = dict(state["plan"]), True
-        self.epoch, self.step, self.history, self.totals = epoch, step, history, totals
+        self.epoch, self.step, self.history, self.totals = position
 
     def _notify(self, event: str, *args: Any) -> None:
-        for callback in self.callbacks:
+        for callback in with_progress(self._progress, self.callbacks):
             getattr(callback, event)(self, *args)
 
     def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:

@@ -9,12 +9,16 @@ also for the last smaller batch and evaluations, and checkpoints contain the cho
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 
 import numpy as np
 
 from pydtnn.comm import Communicator
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
+
+_log = logging.getLogger("pydtnn.training")
 
 
 def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) -> None:
@@ -30,7 +34,7 @@ def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) ->
     training : bool
         Whether backward is used.
     """
-    autotuner = model.backend.autotuner
+    autotuner, begin = model.backend.autotuner, time.perf_counter()
     kinds = comm.gather_object(autotuner.kind)
     if not any(kinds):
         return
@@ -42,6 +46,9 @@ def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) ->
         model.backend.trim()  # memory of candidates that were not selected
     tables = comm.gather_object((autotuner.kind, table) if first else None)
     autotuner.freeze(dict(entry for entry in tables if entry))
+    _log.debug("choice of algorithms: %.2f s", time.perf_counter() - begin)
+    for key, choice in autotuner.report().items():
+        _log.debug("%s: %s", key, choice)
 
 
 @np.errstate(all="ignore")

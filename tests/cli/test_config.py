@@ -39,7 +39,7 @@ def test_a_configuration_does_not_change() -> None:
         ("dtype", "float8", "unknown value of --dtype 'float8'; did you mean 'float64'"),
         ("tf32", 1, "--tf32 must be true or false, got 1"),
         ("warmup_epochs", 4, "--warmup-epochs must be below --epochs 4, got 4"),
-        ("resume", True, "--resume requires --output-dir"),
+        ("resume", True, "--resume requires the folder"),
         ("evaluate_only", True, "--evaluate-only requires weights"),
     ],
 )

@@ -261,8 +261,20 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_changes() -> None:
 
 
 def test_a_long_list_of_misfits_is_cut() -> None:
-    with pytest.raises(ValueError, match=r"is missing and 2 more$"):
-        build().load({})
+    wrong = {name: np.zeros((1, 2, 3)) for name in build().state()}
+    with pytest.raises(ValueError, match=r" and \d+ more$"):
+        build().load(wrong)
+
+
+def test_weights_of_another_network_are_told_by_their_number() -> None:
+    other = {f"{name}{i}": np.zeros((2, 3)) for i in range(3) for name in ("w", "b")}
+    other["norm.running_mean"] = np.zeros(2)
+    words = (
+        r"weights do not fit the model: they are of another network, with 36 parameters in 6 "
+        r"arrays, got [\d,]+ parameters in \d+ arrays; create the network with which they were "
+    )
+    with pytest.raises(ValueError, match=words):
+        build().load(other)
 
 
 def test_two_models_live_side_by_side() -> None:

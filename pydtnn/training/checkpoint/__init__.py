@@ -7,7 +7,14 @@ path, and its arrays have the parameters' names and shapes, independently of the
 
 from pydtnn.training.checkpoint.content import Stateful
 from pydtnn.training.checkpoint.folder import find_checkpoints, tidy
-from pydtnn.training.checkpoint.loading import load_checkpoint
+from pydtnn.training.checkpoint.loading import load_checkpoint, read_configuration
 from pydtnn.training.checkpoint.saving import save_checkpoint
 
-__all__ = ["Stateful", "find_checkpoints", "load_checkpoint", "save_checkpoint", "tidy"]
+__all__ = [
+    "Stateful",
+    "find_checkpoints",
+    "load_checkpoint",
+    "read_configuration",
+    "save_checkpoint",
+    "tidy",
+]

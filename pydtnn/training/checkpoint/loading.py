@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.model.fit import describe as describe_network
 from pydtnn.training.callback import Training
-from pydtnn.training.checkpoint.content import Parts, Stateful, parts_of, unpack
+from pydtnn.training.checkpoint.content import Parts, State, Stateful, parts_of, unpack
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint
+from pydtnn.training.checkpoint.structure import read_content
 from pydtnn.utils.errors import EXPLAINED, AgreedError, describe
 
 _log = logging.getLogger("pydtnn.training.checkpoint")
@@ -51,7 +55,8 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     path = comm.gather_object(path)[0]
     if path is None:
         return None
-    saved = unpack(_share(comm, files))  # as on rank 0, which has unpacked it before
+    files = _share(comm, files)
+    saved = unpack(files)  # as on rank 0, which has unpacked it before
     frozen = trainer.model.frozen
     _freeze(trainer, saved["trainer"][0].get("frozen") or ())
     trainer.exchange.start(trainer.model.buckets)  # allocates the arrays that `load` fills
@@ -59,6 +64,7 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
     try:
+        _check_network(read_content(files[STATE]), saved["model"][0], trainer)
         _restore(saved, parts, comm)
     except EXPLAINED as problem:
         error = ValueError(f"{path}: {problem}")
@@ -71,6 +77,7 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
                     part.load(before[name])
         _freeze(trainer, frozen)
         raise
+    _log.debug("loaded %s", path)
     return Path(path)
 
 
@@ -78,6 +85,22 @@ def _freeze(trainer: Training, frozen: Collection[str]) -> None:
     """Freeze the parameters that were frozen when a checkpoint was saved, and no others."""
     trainer.model.set_frozen(frozen)
     trainer.rebind()
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Return the configuration that was saved with a checkpoint; empty if there was none.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is damaged; the message contains its path.
+    """
+    try:
+        content = read_content(read_checkpoint(path)[STATE])
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used: {error}") from error
+    configuration = content.get("configuration")
+    return configuration if isinstance(configuration, dict) else {}
 
 
 def _read_newest(directory: Path) -> tuple[Path, dict[str, bytes]] | None:
@@ -109,6 +132,21 @@ def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
         data[:] = np.frombuffer(files[ARRAYS], np.uint8)
     comm.broadcast(data)
     return {STATE: state, ARRAYS: data.tobytes()}
+
+
+def _check_network(content: Mapping[str, Any], saved: State, trainer: Training) -> None:
+    """Raise ValueError if the checkpoint describes its network and that is another one."""
+    configuration = content.get("configuration")
+    own, network = describe_network(trainer.model.state()), describe_network(saved)
+    if not isinstance(configuration, dict) or "model" not in configuration or own == network:
+        return
+    names = configuration["model"], configuration.get("dataset", "another data set")
+    options = configuration.get("model_options")
+    with_options = f" with {json.dumps(options)}" if options else ""
+    raise ValueError(
+        f"it is a checkpoint of {names[0]}{with_options} on {names[1]}, with {network}, but the "
+        f"model has {own}; continue with that network, or train this one in another folder"
+    )
 
 
 def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:

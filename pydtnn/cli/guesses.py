@@ -1,0 +1,204 @@
+"""Names of options in other programs: those with the meaning of an option of ours, and answers.
+
+Options may also be written with underscores: ``--batch_size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+ALIASES = {
+    "--learning-rate": "--lr",
+    "--batch": "--batch-size",
+    "--batchsize": "--batch-size",
+    "--bs": "--batch-size",
+    "-b": "--batch-size",
+    "--epoch": "--epochs",
+    "--num-epochs": "--epochs",
+    "--n-epochs": "--epochs",
+    "--max-epochs": "--epochs",
+    "--arch": "--model",
+    "-a": "--model",
+    "--net": "--model",
+    "--network": "--model",
+    "--dataset-dir": "--data-dir",
+    "--data-path": "--data-dir",
+    "--data-root": "--data-dir",
+    "--output": "--output-dir",
+    "--out": "--output-dir",
+    "--out-dir": "--output-dir",
+    "--logdir": "--output-dir",
+    "--log-dir": "--output-dir",
+    "--checkpoint-dir": "--output-dir",
+    "--save-dir": "--output-dir",
+    "--run-dir": "--output-dir",
+    "--resume-from": "--resume",
+    "--weights": "--load",
+    "--optim": "--optimizer",
+    "--opt": "--optimizer",
+    "--wd": "--weight-decay",
+    "--scheduler": "--schedule",
+    "--lr-scheduler": "--schedule",
+    "--lr-schedule": "--schedule",
+    "--augmentation": "--augment",
+    "--val-split": "--validation-split",
+    "--eval": "--evaluate-only",
+    "--evaluate": "--evaluate-only",
+    "--eval-only": "--evaluate-only",
+    "--criterion": "--loss",
+    "--random-seed": "--seed",
+    "--max-grad-norm": "--clip-norm",
+    "--clip-grad-norm": "--clip-norm",
+    "-v": "--verbose",
+    "-q": "--quiet",
+}
+"""Names that are replaced: their meaning is exactly that of the option."""
+
+
+class Answer(NamedTuple):
+    """What to use instead of an option that does not exist.
+
+    Attributes
+    ----------
+    use : str
+        What to type, as options or as a whole command; "{value}" is the value that the user has
+        set. Empty if the option must be omitted.
+    example : str
+        Placeholder for that value, if the user has set none.
+    why : str
+        Explanation that follows.
+    """
+
+    use: str
+    example: str = ""
+    why: str = ""
+
+
+_RANKS = Answer("mpirun -np {value} python -m pydtnn.train", "4", "each rank is a process")
+_GPUS = Answer(
+    "mpirun -np {value} python -m pydtnn.train --device cuda", "4", "each rank has a GPU"
+)
+_HALF = Answer("--dtype float16", why="--dtype bfloat16 needs no loss scaling")
+_WORKERS = Answer("--loader-threads {value}", "2", "batches are prepared by threads")
+_TRANSPORT = Answer("--device cuda --comm nccl", why="arrays in host memory are sent by MPI")
+_RANK = Answer("", why="mpirun or srun sets the rank of each process")
+_CLIP = Answer("--clip-norm {value}", "1.0", "it limits the global norm of the gradient")
+_ACCUMULATION = Answer(
+    "--accumulation {value}",
+    "2",
+    "it divides the batch of a rank into micro-batches and does not change the number of samples "
+    "of a step",
+)
+_SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
+_NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
+_EVALUATED = Answer(
+    "--validation-split {value}", "0.1", "without it, the test set is evaluated after every epoch"
+)
+_MEASURED = Answer("--verbose", why="the report at the end of a run contains the time by activity")
+
+ANSWERS = {
+    "-e": Answer("--epochs {value}", "3", "--evaluate-only evaluates weights"),
+    "-j": _WORKERS,
+    "-np": _RANKS,
+    "-n": _RANKS,
+    "--np": _RANKS,
+    "--nproc": _RANKS,
+    "--nproc-per-node": _RANKS,
+    "--ranks": _RANKS,
+    "--world-size": _RANKS,
+    "--rank": _RANK,
+    "--local-rank": _RANK,
+    "--gpus": _GPUS,
+    "--ngpus": _GPUS,
+    "--num-gpus": _GPUS,
+    "--gpu": Answer("--device cuda", why="CUDA_VISIBLE_DEVICES=1 selects a GPU of several"),
+    "--cuda": Answer("--device cuda"),
+    "--use-cuda": Answer("--device cuda"),
+    "--cpu": Answer("--device cpu", why="this is the default"),
+    "--no-cuda": Answer("--device cpu", why="this is the default"),
+    "--fp16": _HALF,
+    "--half": _HALF,
+    "--bf16": Answer("--dtype bfloat16"),
+    "--amp": Answer("--dtype bfloat16", why="--dtype float16 scales the loss automatically"),
+    "--precision": Answer("--dtype bfloat16", why="or float16, float32, float64"),
+    "--mixed-precision": Answer("--dtype bfloat16", why="or float16, with a loss scale"),
+    "--workers": _WORKERS,
+    "--num-workers": _WORKERS,
+    "--data": Answer("--dataset {value}", "cifar10", "--data-dir sets the folder of the data"),
+    "--checkpoint": Answer("--resume {value}", "FOLDER", "--load reads a file of weights only"),
+    "--pretrained": Answer("--load {value}", "FILE", "weights are read from a file"),
+    "--nesterov": Answer("--optimizer-options.nesterov true"),
+    "--warmup": Answer("--warmup-epochs {value}", "1", "it may be a fraction of an epoch"),
+    "--warmup-steps": Answer("--warmup-epochs {value}", "1", "it may be a fraction of an epoch"),
+    "--deterministic": Answer(
+        "", why="a run repeats its bytes; --exact makes them independent of the number of ranks"
+    ),
+    "--validation": _EVALUATED,
+    "--val": _EVALUATED,
+    "--test": Answer("--evaluate-only --load {value}", "FILE", "--resume FOLDER takes a run's"),
+    "--patience": Answer("--early-stopping {value}", "5", "--plateau reduces the learning rate"),
+    "--run-name": _NAME,
+    "--name": _NAME,
+    "--profile": _MEASURED,
+    "--profiler": _MEASURED,
+    "--debug": Answer("--verbose", why="PYDTNN_TRACEBACK=1 adds tracebacks to errors"),
+    "--backend": _TRANSPORT,
+    "--dist-backend": _TRANSPORT,
+    "--compile": Answer("", why="kernels are compiled when the package is installed"),
+    "--ema": Answer("", why="averages of weights are written as a callback: docs/extending.md"),
+    "--clip": _CLIP,
+    "--grad-clip": _CLIP,
+    "--clip-grad": _CLIP,
+    "--gradient-clip": _CLIP,
+    "--accumulate": _ACCUMULATION,
+    "--grad-accumulation-steps": _ACCUMULATION,
+    "--gradient-accumulation-steps": _ACCUMULATION,
+    "--accumulation-steps": _ACCUMULATION,
+    "--print-freq": _SHOWN,
+    "--log-interval": _SHOWN,
+    "--list-models": Answer("--model {value}", "NAME", "the models are {models}"),
+    "--models": Answer("--model {value}", "NAME", "the models are {models}"),
+    "--list-datasets": Answer("--dataset {value}", "NAME", "the data sets are {datasets}"),
+    "--datasets": Answer("--dataset {value}", "NAME", "the data sets are {datasets}"),
+}
+"""Answers to names that are refused, because their meaning differs or depends on the program."""
+
+
+def translate(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """Replace names of other programs, and underscores in names, in a command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+    known : sequence of str
+        The options of the parser, such as "--lr".
+
+    Raises
+    ------
+    ValueError
+        For a name in `ANSWERS`; the message contains what to type.
+    """
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        flag, dot, item = name.partition(".")
+        if not flag.startswith("-") or flag in known:
+            yield argument
+            continue
+        flag = flag.replace("_", "-")
+        if flag in ANSWERS and flag not in known:
+            following = [a for a in arguments[number + 1 : number + 2] if not a.startswith("-")]
+            raise ValueError(_refusal(flag, value if equals else "".join(following)))
+        yield ALIASES.get(flag, flag) + dot + item + equals + value
+
+
+def _refusal(flag: str, value: str) -> str:
+    """Return the message for an option that does not exist."""
+    use, example, why = ANSWERS[flag]
+    advice = f"use {use}".replace("{value}", value or example) if use else "omit it"
+    if "{" in why:
+        from pydtnn.cli.parts import PARTS
+
+        for part in ("model", "dataset"):
+            why = why.replace(f"{{{part}s}}", ", ".join(PARTS[part].registry))
+    return f"train: there is no option {flag}; {advice}{f' ({why})' if why else ''}"

@@ -1,0 +1,78 @@
+"""What a run prints before the first step."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from pydtnn import __version__
+from pydtnn.cli import plain_yaml
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.options import flags
+
+if TYPE_CHECKING:
+    from pydtnn.cli.build import Job
+
+SHOWN = ("model", "dataset", "output_dir", "resume", "evaluate_only", "progress", "verbose")
+"""Options that other lines of the header show, or that the user sees."""
+
+
+def first_line(config: TrainConfig, ranks: int) -> str:
+    """Return the line that is printed at once, before anything that takes time."""
+    what = "evaluation" if config.evaluate_only else "training"
+    return (
+        f"pydtnn {__version__}: {what} of {config.model} on {config.dataset}, "
+        f"{_count(ranks, 'rank')}"
+    )
+
+
+def describe_job(job: Job) -> list[tuple[str, str]]:
+    """Return name and value of the header's lines."""
+    config, trainer = job.config, job.trainer
+    model, comm = trainer.model, trainer.comm
+    backend = model.backend
+    parameters = sum(p.size for p in model.parameters.values())
+    shape = " x ".join(map(str, job.train.input_shape))
+    total, hosts = job.global_batch_size, len(set(comm.hosts))
+    samples = f"{len(job.train):,} training and {len(job.validation):,} validation samples"
+    device = f"{backend.name} ({backend.isa})" if backend.isa else backend.name
+    threads = "" if backend.name == "cuda" else f" x {_count(backend.threads, 'thread')}"
+    rows = [
+        ("model", f"{config.model}, {parameters:,} parameters"),
+        ("data", f"{job.train.name}, {samples} of {shape}, {job.train.classes} classes"),
+    ]
+    if not config.evaluate_only:
+        steps = f"{config.epochs} epochs of {_count(job.steps_per_epoch, 'step')}"
+        rows.append(("batch", f"{-(-total // comm.size)} per rank, {total} in total; {steps}"))
+    rows += [
+        ("ranks", f"{comm.size}{threads} on {_count(hosts, 'host')}"),
+        ("device", f"{device}, {model.dtype.name}"),
+    ]
+    if options := not_default(config):
+        rows.append(("options", options))
+    if not config.evaluate_only:
+        rows.append(("run folder", str(job.directory)))
+    return rows
+
+
+def not_default(config: TrainConfig) -> str:
+    """Return the options that differ from the defaults, as they are typed.
+
+    >>> not_default(TrainConfig(epochs=8, augment="crop:4,flip", overlap=False))
+    '--epochs 8 --augment crop:4,flip --no-overlap'
+    """
+    words = []
+    for name, own in flags(TrainConfig).items():
+        value = getattr(config, name)
+        if name in SHOWN or value == own.default:
+            continue
+        if own.kind is bool:
+            words.append(own.label if value else f"--no-{own.label[2:]}")
+        else:
+            text = value if isinstance(value, str) else plain_yaml.dump(value)
+            words.append(f"{own.label} {shlex.quote(text)}")
+    return " ".join(words)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"

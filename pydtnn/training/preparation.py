@@ -1,0 +1,122 @@
+"""Preparation of `Trainer.fit`: the loader, the checks before the first step, equal ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydtnn.data import Dataset, Loader
+from pydtnn.training import checks
+from pydtnn.training.fingerprint import check_data, check_loaded
+from pydtnn.training.metric_sums import Totals
+from pydtnn.training.setup import Setup
+from pydtnn.utils.validate import whole
+
+
+def prepare(
+    setup: Setup,
+    train: Dataset,
+    validation: Dataset | None,
+    was: Mapping[str, int],
+    *,
+    batch_size: int,
+    epochs: int,
+    accumulation: int,
+    loader_threads: int,
+    seed: int,
+    **options: Any,
+) -> tuple[Loader, dict[str, int]]:
+    """Create the loader of the training set, and check everything before the first step.
+
+    Collective: all ranks call it.
+
+    Parameters
+    ----------
+    setup : Setup
+    train, validation : Dataset
+    was : mapping
+        The plan of the continued training, if any.
+    batch_size : int
+        Samples of all ranks per step.
+    accumulation : int
+        Micro-batches of a rank.
+    epochs, loader_threads, seed
+        See `Trainer.fit`.
+    **options
+        Of the loader: `augment`, `steps_per_epoch`.
+
+    Returns
+    -------
+    loader : Loader
+    plan : dict
+        The plan of the batches, equal on all ranks and to that of the continued training.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the data sets, sizes and options do not fit together.
+    AgreedError
+        On all ranks, if plans or data differ.
+    """
+    checks.check_validation(train, validation)
+    checks.check_trainable(setup.model)
+    loader = setup.loader(
+        train,
+        batch_size,
+        setup.exchange.sums.shards or setup.comm.size * accumulation,
+        threads=max(loader_threads, 1),
+        prefetch=2 * loader_threads,
+        seed=seed,
+        **options,
+    )
+    checks.check_shards(setup, loader, accumulation)
+    plan = {
+        "seed": seed,
+        "global_batch_size": loader.global_batch_size,
+        "samples": len(train),
+        "shards": setup.exchange.sums.shards or 0,
+    }
+    others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
+    checks.check_plan(setup, plan, was, **others)
+    check_data(setup.comm, [("training set", train), ("validation set", validation)])
+    return loader, plan
+
+
+def start_equal(setup: Setup) -> None:
+    """Start the exchange, and make parameters and running statistics those of rank 0.
+
+    Collective: all ranks call it.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if they have loaded different weights.
+    """
+    model = setup.model
+    check_loaded(setup.comm, model.loaded, before_broadcast=True)
+    setup.exchange.begin(model.buckets)
+    for buffer in model.frozen_buffers:
+        setup.comm.broadcast(buffer.values)
+    if model.statistics.statistics:
+        setup.comm.broadcast(model.statistics.running)
+
+
+def read_position(
+    setup: Setup, state: Mapping[str, Any]
+) -> tuple[int, int, list[dict[str, float]], Totals]:
+    """Return epoch, step, history and sums of a trainer's state.
+
+    Raises
+    ------
+    ValueError
+        If it has other metrics, or invalid numbers.
+    """
+    totals = setup.new_totals()
+    if tuple(state["metrics"]) != totals.names:
+        raise ValueError(
+            f"Trainer: metrics must be {', '.join(state['metrics'])}, as in the training to "
+            f"continue, got {', '.join(totals.names)}; continue with the same metrics"
+        )
+    epoch, step = (whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step"))
+    totals.load(state["totals"])
+    return epoch, step, [dict(logs) for logs in state["history"]], totals

@@ -1,0 +1,189 @@
+"""Display of progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from pydtnn.training.callback import Callback, Training
+from pydtnn.utils.display import Bar, Display, Lines, Piece
+from pydtnn.utils.suggest import unknown
+from pydtnn.utils.terminal import terminal_of
+from pydtnn.utils.validate import number
+
+REFRESH = 0.1
+"""Seconds between two updates of a bar."""
+
+STYLES = ("auto", "bar", "plain")
+
+
+class ProgressBar(Callback):
+    """Show step, loss, metrics, learning rate and images/s on rank 0.
+
+    On a terminal it shows a progress bar, and a line for each completed epoch; otherwise plain
+    lines, one for each epoch and one every few seconds within it. A line on a terminal contains
+    what fits into its width. Losses and metrics are means over the epoch so far; "last loss" is
+    that of the last step.
+
+    A terminal is found also under mpirun on Linux, if the output of mpirun is not redirected and
+    rank 0 is on the host of mpirun.
+
+    Parameters
+    ----------
+    file : text stream, optional
+        Output stream; by default ``sys.stdout``.
+    interval : float
+        Seconds between two lines within an epoch without a terminal.
+    style : {"auto", "bar", "plain"}
+        "bar" shows a bar also where no terminal is found, "plain" shows lines on a terminal.
+    """
+
+    def __init__(
+        self, file: TextIO | None = None, *, interval: float = 10.0, style: str = "auto"
+    ) -> None:
+        if style not in STYLES:
+            raise ValueError(f"ProgressBar: {unknown('style', style, STYLES)}")
+        self.file = file
+        self.interval = number("ProgressBar", "interval", interval, at_least=0)
+        self.style = style
+        self._display: Display | None = None
+        self._terminal: TextIO | None = None  # opened by this object
+        self._epochs = self._steps = 0
+        self._pause = 0.0
+        self._seen = self._first = 0  # samples and steps before the epoch
+        self._begin = self._now = self._shown = 0.0
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Choose between a bar and lines."""
+        self.close()
+        file = self.file or sys.stdout
+        if trainer.comm.rank > 0 or file is None:  # a daemon has no standard output
+            return
+        self._display = self._choose(file, steps)
+        self._epochs, self._steps = epochs, steps
+        self._pause = REFRESH if isinstance(self._display, Bar) else self.interval
+        if trainer.epoch >= epochs > 0:
+            self._display.line([Piece(0, describe_complete(trainer.epoch, epochs))])
+
+    def _choose(self, file: TextIO, steps: int) -> Display:
+        terminal = None
+        if self.style != "plain" and os.environ.get("TERM") != "dumb":
+            terminal = terminal_of(file)
+            self._terminal = None if terminal is file else terminal
+        if terminal is not None or self.style == "bar":
+            return Bar(terminal or file, steps)
+        return Lines(file, steps)
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Start the timer."""
+        if self._display:
+            self._display.begin(self._title(trainer.epoch + 1), trainer.step)
+        self._seen, self._first = trainer.samples_seen, trainer.step
+        self._begin = self._now = self._shown = time.perf_counter()
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Show the means so far, if the interval has passed."""
+        self._now = time.perf_counter()
+        if self._display and self._now - self._shown >= self._pause:
+            self._shown = self._now
+            pieces = [Piece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
+            pieces += [Piece(9, f"last loss {value:.4f}") for value in trainer.losses[-1:]]
+            pieces += _values({"lr": trainer.optimizer.lr_now})
+            pieces.append(Piece(6, self._rate(trainer)))
+            self._display.step(self._title(trainer.epoch + 1), trainer.step, pieces)
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Show the epoch's results."""
+        if self._display:
+            title = Piece(0, self._title(trainer.epoch))
+            seconds = Piece(4, f"{self._now - self._begin:.1f} s")
+            rate = Piece(6, self._rate(trainer))
+            self._display.line([title, *_values(trainer.logs), rate, seconds])
+
+    def on_fit_end(self, trainer: Training) -> None:
+        """Restore the terminal."""
+        self.close()
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._display:
+            self._display.close()
+            self._display = None
+        if self._terminal:
+            self._terminal.close()
+            self._terminal = None
+
+    def _title(self, epoch: int) -> str:
+        return f"epoch {epoch}/{self._epochs}"
+
+    def _rate(self, trainer: Training) -> str:
+        seconds = self._now - self._begin  # until the last step's end: evaluation is not counted
+        rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
+        return f"{rate:.0f} images/s"
+
+    def _remaining(self, step: int) -> str:
+        """Return the time until the end of the epoch at the speed so far, such as "1:05 left"."""
+        each = (self._now - self._begin) / (step - self._first)
+        minutes, seconds = divmod(round(each * (self._steps - step)), 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+        return f"{clock}:{seconds:02} left"
+
+
+def describe_complete(epoch: int, epochs: int) -> str:
+    """Return the sentence for a `fit` without an epoch to train."""
+    return f"fit: {epoch} of {epochs} epochs are complete; pass more_epochs=... to train on"
+
+
+def create_progress(progress: str | bool) -> list[Callback]:
+    """Return the callback that shows the progress of a trainer: a `ProgressBar`, or nothing.
+
+    Parameters
+    ----------
+    progress : {"auto", "bar", "plain", "none"} or bool
+        Style of the progress bar; True is "auto" and False is "none".
+
+    Raises
+    ------
+    ValueError
+        If `progress` is none of these.
+    """
+    if isinstance(progress, bool):
+        progress = "auto" if progress else "none"
+    if progress == "none":
+        return []
+    if progress not in STYLES:
+        message = unknown("value of progress", str(progress), [*STYLES, "none"])
+        raise ValueError(f"Trainer: {message}")
+    return [ProgressBar(style=progress)]
+
+
+def with_progress(own: list[Callback], callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return callbacks after a trainer's own progress bar, unless they include one."""
+    shown = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    return [*([] if shown else own), *callbacks]
+
+
+def format_logs(logs: Mapping[str, float]) -> str:
+    """Return the values of a log in one line.
+
+    >>> format_logs({"loss": 0.51234, "lr": 0.1})
+    'loss 0.5123  lr 0.1'
+    """
+    return "  ".join(piece.text for piece in _values(logs))
+
+
+def _values(logs: Mapping[str, float]) -> list[Piece]:
+    """Return the values of a log; the first metric and loss of the validation are kept longest."""
+    metric = next((name for name in logs if name != "loss"), "")
+    ranks = {f"val_{metric}": 1, "val_loss": 2, "loss": 3, metric: 5, "lr": 8}
+    return [
+        Piece(
+            ranks.get(name, 7),
+            f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.4f}",
+        )
+        for name, value in logs.items()
+    ]

@@ -15,6 +15,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
+from pydtnn.utils.guess import AnsweringCall
 
 Shape = tuple[int, ...]
 Saved = Any
@@ -58,7 +59,7 @@ class Cost(NamedTuple):
     bytes_backward: int
 
 
-class Layer(ABC):
+class Layer(AnsweringCall, ABC):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its

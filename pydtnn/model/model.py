@@ -20,11 +20,12 @@ from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.placement import freeze_statistics, place_parameters
+from pydtnn.utils.guess import AnsweringCall
 from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
-class Model:
+class Model(AnsweringCall):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters

@@ -28,10 +28,11 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
+from pydtnn.utils.guess import Answering
 from pydtnn.utils.validate import number, whole
 
 
-class Optimizer(ABC):
+class Optimizer(Answering, ABC):
     """Base class of update rules and their state.
 
     Parameters

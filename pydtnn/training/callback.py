@@ -14,6 +14,7 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
+from pydtnn.utils.guess import Answering
 
 
 class Training(Protocol):
@@ -50,7 +51,7 @@ class Training(Protocol):
         """Load the state returned by `state`."""
 
 
-class Callback:
+class Callback(Answering):
     """Base class of callbacks; its methods do nothing.
 
     A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to

@@ -29,12 +29,13 @@ from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
+from pydtnn.utils.guess import Answering
 from pydtnn.utils.validate import whole
 
 Logs = dict[str, float]
 
 
-class Trainer:
+class Trainer(Answering):
     """Train a model on the ranks of a communicator.
 
     Parameters

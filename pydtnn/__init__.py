@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import pydtnn.models as models
     from pydtnn import (
+        callbacks,
         comm,
         data,
         kernels,
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
         losses,
         metrics,
         optimizers,
+        parallel,
         schedules,
+        testing,
+        training,
+        weights,
     )
     from pydtnn.comm import create_communicator, run_threads
     from pydtnn.data import ArrayDataset, load_dataset
@@ -35,6 +40,7 @@ __all__ = [
     "ArrayDataset",
     "Model",
     "Trainer",
+    "callbacks",
     "comm",
     "create_backend",
     "create_communicator",
@@ -48,8 +54,12 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "parallel",
     "run_threads",
     "schedules",
+    "testing",
+    "training",
+    "weights",
 ]
 
 _HOMES = {
@@ -68,12 +78,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562) and cache it."""
-    if name not in __all__:
-        raise AttributeError(f"module 'pydtnn' has no attribute {name!r}")
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
-    else:
+    elif name in __all__:
         value = import_module(f"pydtnn.{name}")
+    else:
+        value = import_module("pydtnn.utils.guess").answering("pydtnn")(name)
     globals()[name] = value
     return value
 

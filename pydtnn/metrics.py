@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import Answering, answering
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import whole
 
 
-class Metric(Arguments, ABC):
+class Metric(Answering, Arguments, ABC):
     """A quantity of each sample, summed over the samples.
 
     Attributes
@@ -244,6 +245,10 @@ ALIASES = {
     "mse": "regression_mse",
     "mae": "regression_mae",
     "hinge": "categorical_hinge",
+    "acc": "accuracy",
+    "binary_accuracy": "accuracy",
+    "categorical_accuracy": "accuracy",
+    "sparse_categorical_accuracy": "accuracy",
 }
 """Other names of the metrics."""
 
@@ -274,3 +279,7 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
     ):
         return TopKAccuracy(int(top[1]))
     return METRIC.find(metric).make(options)
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

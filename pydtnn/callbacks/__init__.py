@@ -1,5 +1,7 @@
 """Callbacks, which observe and control training."""
 
+from typing import TYPE_CHECKING
+
 from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
 from pydtnn.callbacks.best import BestWeights
 from pydtnn.callbacks.checkpointing import Checkpointer
@@ -9,6 +11,7 @@ from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
 from pydtnn.training.progress import ProgressBar
+from pydtnn.utils.guess import answering
 
 __all__ = [
     "EMA",
@@ -23,3 +26,6 @@ __all__ = [
     "ReduceOnPlateau",
     "StopAtMetric",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

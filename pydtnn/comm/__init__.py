@@ -10,7 +10,7 @@ from pydtnn.comm.agree import agree, require_equal
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.launch import launched
 from pydtnn.comm.serial import Serial
-from pydtnn.comm.thread import run_threads
+from pydtnn.comm.thread import communicator_of_thread, run_threads
 from pydtnn.utils.suggest import unknown
 
 __all__ = [
@@ -30,7 +30,8 @@ def create_communicator(name: str = "auto") -> Communicator:
     Parameters
     ----------
     name : {"auto", "serial", "mpi"}
-        "auto" is "mpi" if an MPI launcher (mpirun, srun) started this process, else "serial".
+        "auto" is the rank's communicator within `run_threads`; otherwise "mpi" if an MPI launcher
+        (mpirun, srun) started this process, else "serial".
 
     Returns
     -------
@@ -47,6 +48,9 @@ def create_communicator(name: str = "auto") -> Communicator:
         If the name is unknown, or the launcher's processes do not form one group.
     """
     if name == "auto":
+        own = communicator_of_thread()
+        if own is not None:
+            return own
         name = "mpi" if launched() else "serial"
     if name == "serial":
         return Serial()

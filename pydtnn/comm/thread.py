@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -25,6 +26,14 @@ from pydtnn.utils.errors import RankError
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
+_OWN: ContextVar[ThreadCommunicator] = ContextVar("communicator of a rank of run_threads")
+"""Set by `run_threads` in the threads that it starts, and only there; no other code sets it."""
+
+
+def communicator_of_thread() -> ThreadCommunicator | None:
+    """Return the communicator of the calling thread, if it is a rank of `run_threads`."""
+    return _OWN.get(None)
+
 
 def run_threads(
     n: int,
@@ -34,7 +43,9 @@ def run_threads(
 ) -> list[Any]:
     """Call `function(comm, *args)` on `n` ranks that are threads, and return their results.
 
-    The ranks share all objects except their communicator, including `args`.
+    The ranks share all objects except their communicator, including `args`. Within `function`,
+    ``create_communicator()`` returns the rank's communicator, which a `Trainer` without `exchange`
+    therefore uses.
 
     Parameters
     ----------
@@ -76,8 +87,10 @@ def run_threads(
 
     def run(rank: int) -> None:
         world.enter(rank)
+        comm = ThreadCommunicator(group, rank)
+        _OWN.set(comm)  # ends with the thread, which has a context of its own
         try:
-            results[rank] = function(ThreadCommunicator(group, rank), *args)
+            results[rank] = function(comm, *args)
         except BaseException as error:  # whatever it is, the other ranks must not wait for it
             world.leave(error)
         else:

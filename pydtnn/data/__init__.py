@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.augment import (
@@ -31,6 +31,7 @@ from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
+from pydtnn.utils.guess import answering
 from pydtnn.utils.registry import Found, Kind
 
 DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
@@ -125,3 +126,6 @@ __all__ = [
     "load_synthetic",
     "split_validation",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

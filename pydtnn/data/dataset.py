@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pydtnn.data.order import permutation
 from pydtnn.data.several import each, is_several, shapes_of
 from pydtnn.data.statistics import Normalize, pixel_statistics
+from pydtnn.utils.guess import Answering
 
 Array = NDArray[Any]
 
 
-class Dataset(ABC):
+class Dataset(Answering, ABC):
     """Samples by index; a subclass defines the attributes below, ``__len__`` and `read`.
 
     Attributes
@@ -64,6 +66,32 @@ class Dataset(ABC):
         y : ndarray of int64, shape ``(n,)``, or float targets, shape ``(n, ...)``
             A tuple of arrays if a sample has several targets, one for each output of a model.
         """
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return the sample and the target at an index, as `read` returns them.
+
+        Raises
+        ------
+        TypeError, IndexError
+            If it is not a whole number, or outside the data set.
+        """
+        if isinstance(index, bool) or not isinstance(index, Integral):
+            raise TypeError(
+                f"{self.name}: an index must be a whole number, got {index!r}; use "
+                "dataset.subset(indices), or dataset.read(indices) for the arrays"
+            )
+        n = len(self)
+        if not -n <= index < n:
+            raise IndexError(f"{self.name}: an index must be in 0..{n - 1}, got {index}")
+        x, y = self.read(np.array([int(index) % n]))
+        return each(lambda part: part[0], x), each(lambda part: part[0], y)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Raise TypeError: samples and targets are separate arrays."""
+        raise TypeError(
+            f"{self.name}: a data set is not an array; use x, y = "
+            "dataset.read(np.arange(len(dataset)))"
+        )
 
     @cached_property
     def statistics(self) -> Any:

@@ -1,5 +1,7 @@
 """Layers and the blocks that compose them."""
 
+from typing import TYPE_CHECKING
+
 from pydtnn.layers.activation import (
     ELU,
     GELU,
@@ -23,6 +25,7 @@ from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+from pydtnn.utils.guess import answering
 
 __all__ = [
     "ELU",
@@ -63,3 +66,6 @@ __all__ = [
     "StepContext",
     "Tanh",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

@@ -17,6 +17,7 @@ from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import AnsweringCall
 
 Shape = tuple[int, ...]
 Saved = Any
@@ -60,7 +61,7 @@ class Cost(NamedTuple):
     bytes_backward: int
 
 
-class Layer(Arguments, ABC):
+class Layer(AnsweringCall, Arguments, ABC):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its

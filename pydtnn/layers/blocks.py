@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol, overload
+from typing import Protocol, cast, overload
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import AnsweringCall
 
 
 class Graph(Protocol):
@@ -24,7 +25,7 @@ class Graph(Protocol):
     def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
 
 
-class Block(Arguments, ABC):
+class Block(AnsweringCall, Arguments, ABC):
     """Base class of compositions of layers and other blocks.
 
     A subclass implements `wire`, which adds its parts to the graph with any connections and returns
@@ -51,15 +52,18 @@ class Sequential(Block):
     Parameters
     ----------
     *parts : Layer or Block
+        A single list of them is also accepted.
     name : str, optional
         Component of the dotted names of the layers within; an empty one adds no component.
     """
 
-    def __init__(self, *parts: Net, name: str | None = None) -> None:
+    def __init__(self, *parts: Net | Sequence[Net], name: str | None = None) -> None:
+        if len(parts) == 1 and isinstance(parts[0], list | tuple):
+            parts = tuple(parts[0])
         if not parts:
             raise ValueError("Sequential: expected at least one layer, got none; use Identity()")
         super().__init__(name=name)
-        self.parts = parts
+        self.parts = cast(tuple[Net, ...], parts)
 
     def __iter__(self) -> Iterator[Net]:
         return iter(self.parts)

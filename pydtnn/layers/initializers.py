@@ -172,8 +172,20 @@ INITIALIZERS: dict[str, Callable[..., Initializer]] = {
 }
 """Initializers by name; "constant" needs a `value`."""
 
+ALIASES = {
+    "xavier_uniform": "glorot_uniform",
+    "xavier_normal": "glorot_normal",
+    "kaiming_uniform": "he_uniform",
+    "kaiming_normal": "he_normal",
+}
+"""Other names of the initializers."""
+
 INITIALIZER: Kind[Initializer] = Kind(
-    "initializer", INITIALIZERS, Callable, "a function (shape, fan_in, fan_out, rng) -> array"
+    "initializer",
+    INITIALIZERS,
+    Callable,
+    "a function (shape, fan_in, fan_out, rng) -> array",
+    ALIASES,
 )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, generator
+from pydtnn.utils.guess import Answering
 
 ALIGNMENT = 64
 """Bytes: every parameter starts on a cache line, which is also the widest vector."""
@@ -31,7 +32,7 @@ DEFAULT_BUCKET_BYTES = 1 << 20
 backward."""
 
 
-class Parameter:
+class Parameter(Answering):
     """One trainable array.
 
     Parameters

@@ -35,8 +35,8 @@ class _Pool2d(Layer):
     def __init__(
         self,
         kernel_size: int | tuple[int, int],
-        *,
         stride: int | tuple[int, int] | None = None,
+        *,
         padding: Padding = 0,
         name: str | None = None,
     ) -> None:
@@ -92,8 +92,8 @@ class AvgPool2d(_Pool2d):
     def __init__(
         self,
         kernel_size: int | tuple[int, int],
-        *,
         stride: int | tuple[int, int] | None = None,
+        *,
         padding: Padding = 0,
         count_padding: bool = True,
         name: str | None = None,

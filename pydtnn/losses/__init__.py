@@ -1,5 +1,7 @@
 """Losses, and checks of targets."""
 
+from typing import TYPE_CHECKING
+
 from pydtnn.losses.functions import (
     ALIASES,
     LOSSES,
@@ -11,6 +13,7 @@ from pydtnn.losses.functions import (
     MeanSquaredError,
     get_loss,
 )
+from pydtnn.utils.guess import answering
 
 __all__ = [
     "ALIASES",
@@ -23,3 +26,6 @@ __all__ = [
     "MeanSquaredError",
     "get_loss",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

@@ -17,11 +17,12 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
 from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import Answering
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 
-class Loss(Arguments, ABC):
+class Loss(Answering, Arguments, ABC):
     """A function of predictions and targets, summed over the samples.
 
     A custom loss overrides `compute`, and `check` to raise ValueError for invalid targets.
@@ -227,7 +228,18 @@ LOSSES: dict[str, Callable[..., Loss]] = {
 
 ALIASES = {
     "categorical_cross_entropy": "cross_entropy",
+    "categorical_crossentropy": "cross_entropy",
+    "sparse_categorical_crossentropy": "cross_entropy",
+    "crossentropy": "cross_entropy",
+    "crossentropyloss": "cross_entropy",
+    "ce": "cross_entropy",
     "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy",
+    "bcewithlogitsloss": "binary_cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "l1": "mae",
+    "l1loss": "mae",
+    "mseloss": "mse",
     "mean_squared_error": "mse",
     "mean_absolute_error": "mae",
 }

@@ -71,7 +71,8 @@ class Graph:
         *inputs : Node
         label : str
             Place within the enclosing block: a number is appended to the class's name. The name of
-            the part has precedence. A layer without either is named after its class.
+            the part has precedence. A layer without either is named after its class. If the name of
+            a layer without a name of its own exists, "_1", "_2" and so on is appended.
 
         Raises
         ------
@@ -94,9 +95,15 @@ class Graph:
         try:
             if isinstance(part, Block):
                 return part.wire(self, *inputs)
-            return self._append(part, inputs, None, ".".join(filter(None, self._scope)))
+            name = ".".join(filter(None, self._scope))
+            return self._append(part, inputs, None, name if part.name else self._free(name))
         finally:
             self._scope.pop()
+
+    def _free(self, name: str) -> str:
+        """Return `name`, or if it exists, the name with the lowest number that does not."""
+        others = (f"{name}_{i}" for i in range(1, len(self._names) + 1))
+        return next(free for free in (name, *others) if free not in self._names)
 
     def _append(
         self, layer: Layer, inputs: tuple[Node, ...], shape: Shape | None, name: str

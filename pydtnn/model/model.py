@@ -23,11 +23,12 @@ from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.summary import represent_model, summarize
+from pydtnn.utils.guess import AnsweringCall
 from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
-class Model(Predictor):
+class Model(AnsweringCall, Predictor):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
+from pydtnn.utils.guess import answering
 from pydtnn.utils.registry import Kind
 
 __all__ = [
@@ -60,3 +61,7 @@ def get_optimizer(
         of range.
     """
     return OPTIMIZER.find(optimizer).make(options)
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

@@ -29,10 +29,11 @@ from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import Answering
 from pydtnn.utils.validate import number, whole
 
 
-class Optimizer(Arguments, ABC):
+class Optimizer(Answering, Arguments, ABC):
     """Base class of update rules and their state.
 
     Parameters

@@ -1,5 +1,7 @@
 """Learning-rate schedules: functions of the step."""
 
+from typing import TYPE_CHECKING
+
 from pydtnn.schedules.curves import (
     Constant,
     Cosine,
@@ -11,6 +13,7 @@ from pydtnn.schedules.curves import (
     WarmUp,
 )
 from pydtnn.schedules.named import SCHEDULES, get_schedule
+from pydtnn.utils.guess import answering
 
 __all__ = [
     "SCHEDULES",
@@ -24,3 +27,6 @@ __all__ = [
     "WarmUp",
     "get_schedule",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

@@ -13,6 +13,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Shape, StepContext
 from pydtnn.model import Model
+from pydtnn.training.stored import check_stored
 
 REPEATED = 1e-12
 """Tolerance of a computation repeated in float64 with at most another order of sums."""
@@ -122,8 +123,9 @@ class Case:
         """Run backward on this dy, without copying."""
         model = model or self.model
         try:
-            dx = model.backward(dy, residuals, accumulate=accumulate)
-        except ValueError as error:  # raised by the model for gradients of a wrong shape
+            ready = None if accumulate else check_stored(model)
+            dx = model.backward(dy, residuals, on_ready=ready, accumulate=accumulate)
+        except ValueError as error:  # gradients of a wrong shape, or not stored
             raise self.fail(str(error)) from error
         grads = {name: p.grad.copy() for name, p in model.parameters.items()}
         return Pass(y, dx if isinstance(dx, tuple) else (dx,), grads)

@@ -15,6 +15,7 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.guess import Answering
 
 
 class Training(Protocol):
@@ -52,7 +53,7 @@ class Training(Protocol):
         """Load the state returned by `state`."""
 
 
-class Callback(Arguments):
+class Callback(Answering, Arguments):
     """Base class of callbacks; its methods do nothing.
 
     A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to

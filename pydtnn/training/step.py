@@ -18,6 +18,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.layers.parameters import Bucket
 from pydtnn.training.setup import Setup
+from pydtnn.training.stored import check_stored
 
 Part = tuple[int | None, Array]
 """Contribution of a shard to a sum over all shards; None without a shard."""
@@ -118,11 +119,12 @@ class Passes:
             if last and position == len(group) - 1:
                 self.exchange.bucket_ready(bucket)
 
+        begins = first and self.setup.optimizer.iterations == 0
         self.model.backward_shards(
             dys,
             residuals,
             total=self._total if self.joint else None,
-            on_ready=on_ready,
+            on_ready=check_stored(self.model, on_ready, slots) if begins else on_ready,
             after_node=(lambda node: self.exchange.progress()) if last else None,
             accumulate=not first,
             slots=slots,

@@ -32,12 +32,13 @@ from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup, represent_setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
+from pydtnn.utils.guess import Answering
 from pydtnn.utils.validate import whole
 
 Logs = dict[str, float]
 
 
-class Trainer(Averaging):
+class Trainer(Answering, Averaging):
     """Train a model on the ranks of a communicator.
 
     Parameters

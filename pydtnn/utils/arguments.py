@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.utils.represent import represent_call
+from pydtnn.utils.signature import InitSignature
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,19 +69,6 @@ class Construction:
         return positional, named
 
 
-class _Signature:
-    """Class attribute ``__signature__``: the parameters of ``__init__``, as without `Arguments`."""
-
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None:  # an object that is callable has the signature of its __call__
-            raise AttributeError("__signature__")
-        own = owner.__init__  # type: ignore[misc]
-        if own is object.__init__:
-            return inspect.Signature()
-        signature = inspect.signature(own)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])  # no self
-
-
 class Arguments:
     """Mixin whose objects record the arguments of their construction, and show them.
 
@@ -98,7 +86,7 @@ class Arguments:
     {'factor': 2.0}
     """
 
-    __signature__: Any = _Signature()
+    __signature__: Any = InitSignature()
 
     if not TYPE_CHECKING:  # type checkers use the signature of __init__
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from pydtnn.utils.guess_names import VALUES
 from pydtnn.utils.own_code import import_object
 from pydtnn.utils.suggest import unknown
 
@@ -88,14 +89,25 @@ class Kind(Generic[T]):
             key = key_of(given)
             name = self.aliases.get(key, key)
             if name not in self.registry:
+                if name in VALUES.get(self.name, {}):
+                    raise ValueError(f"unknown {self.name} {given!r}; {VALUES[self.name][name]}")
                 raise ValueError(unknown(self.name, given, [*self.registry, *self.aliases]))
             return Found(self, name, self.registry[name], parameters(self.registry[name]))
         if isinstance(target, self.base):
             return Found(self, name, target, {}, ready=True)
+        kind = target if isinstance(target, type) else type(target)
         other = isinstance(target, type) and not issubclass(target, self.base)
-        if other or not callable(target):
-            raise TypeError(f"{who}: expected {expected}, got {target!r}")
+        hint = self._hint(key_of(kind.__name__)) if other or kind is not target else ""
+        if other or hint or not callable(target):
+            raise TypeError(f"{who}: expected {expected}, got {target!r}{hint}")
         return Found(self, name, target, parameters(target))
+
+    def _hint(self, key: str) -> str:
+        """Return what to use instead of an object of another library, if it is known."""
+        if self.aliases.get(key, key) in self.registry:
+            return f"; use {self.aliases.get(key, key)!r}"
+        answer = VALUES.get(self.name, {}).get(key)
+        return f"; {answer}" if answer else ""
 
 
 @dataclass(frozen=True)

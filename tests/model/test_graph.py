@@ -56,6 +56,32 @@ def test_two_layers_of_one_name_are_refused() -> None:
         Model(Sequential(Linear(3, name="fc"), Linear(3, name="fc")), (3,), backend="numpy")
 
 
+class Pairs(Block):
+    """Unnamed parts, added by hand without labels."""
+
+    def wire(self, graph: Graph, *inputs: Node) -> Node:
+        a = graph.add(Linear(3), *inputs)
+        b = graph.add(Linear(3), *inputs)
+        for _ in range(2):
+            a = graph.add(Sequential(Linear(3), ReLU()), a)
+        return graph.add(Add(), a, graph.add(Linear(3, name="last"), b))
+
+
+def test_unnamed_layers_added_by_hand_are_numbered_where_names_would_be_equal() -> None:
+    model = Model(Pairs(), (3,), backend="numpy", fuse=False)
+    names = "linear linear_1 linear0 relu1 linear0_1 relu1_1 last add"
+    assert [layer.name for layer in model.layers] == names.split()
+
+
+def test_a_number_that_is_a_name_already_is_left_out() -> None:
+    def wire(graph: Graph, x: Node) -> Node:
+        x = graph.add(ReLU(name="relu_1"), graph.add(ReLU(), x))
+        return graph.add(ReLU(), x)
+
+    model = Model(Wired(wire), (3,), backend="numpy")
+    assert [layer.name for layer in model.layers] == ["relu", "relu_1", "relu_2"]
+
+
 def test_an_output_that_nobody_reads_is_refused() -> None:
     def wire(graph: Graph, x: Node) -> Node:
         graph.add(Linear(3, name="lost"), x)

@@ -1,0 +1,130 @@
+"""A layer that forgets a gradient is named in the first step, before anything is sent."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Serial, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import BatchNorm, Layer, Linear, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.testing import check_layer
+from pydtnn.training.stored import UNTOUCHED, check_stored
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import RankError
+
+X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+DATA = ArrayDataset(X, np.arange(12) % 3)
+
+
+class Forgets(Layer):
+    """One factor per channel, which is never updated."""
+
+    def build(self, *shapes: Any) -> Any:
+        self.factor = self.parameter("factor", shapes[0][-1:], "ones")
+        return shapes[0]
+
+    def forward(self, *xs: Any, context: Any) -> Any:
+        return xs[0] * self.factor.value, xs[0]
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy * self.factor.value
+
+
+class StoresHalf(Forgets):
+    def backward(self, dy: Any, saved: Any) -> Any:
+        self.factor.grad[:2] = (dy * saved).sum(axis=0)[:2]
+        return dy * self.factor.value
+
+
+def net(*layers: Layer) -> Sequential:
+    return Sequential(Linear(4), *layers, Linear(3))
+
+
+def trainer(model: Model, comm: Any, **options: Any) -> Trainer:
+    return Trainer(model, SGD(0.1), exchange=AllReduce(comm), **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("layer", [Forgets, StoresHalf])
+def test_a_gradient_that_is_not_stored_is_named_in_the_first_step(layer: Any, dtype: str) -> None:
+    model = Model(net(layer(name="forgets")), (4,), backend="numpy", dtype=dtype)
+    with pytest.raises(
+        ValueError,
+        match=f"forgets: backward of {layer.__name__} must store a gradient of the whole",
+    ):
+        trainer(model, Serial()).fit(DATA, batch_size=6)
+
+
+def test_all_ranks_are_told_before_anything_is_sent() -> None:
+    def rank(comm: Any) -> None:
+        model = Model(net(Forgets(name="forgets")), (4,), backend="numpy", bucket_bytes=1)
+        trainer(model, comm).fit(DATA, batch_size=2)
+
+    with pytest.raises(RankError, match=r"rank \d: forgets: backward of Forgets must store a grad"):
+        run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("sums", "options"),
+    [
+        (None, {}),
+        (None, {"accumulation": 3}),
+        (None, {"accumulation": 3, "sync_batch_norm": True}),
+        (partial(ExactSums, shards=4), {}),
+        (partial(ExactSums, shards=4), {"sync_batch_norm": True}),
+    ],
+    ids=["whole", "accumulation", "joint shards", "exact", "exact and joint"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_layers_that_store_all_gradients_train(sums: Any, options: Any, dtype: str) -> None:
+    def rank(comm: Any) -> list[float]:
+        model = Model(net(BatchNorm(), ReLU()), (4,), backend="numpy", dtype=dtype)
+        exchange = AllReduce(comm, sums=sums) if sums else AllReduce(comm)
+        history = Trainer(model, SGD(0.1), exchange=exchange, **options).fit(DATA, batch_size=6)
+        return [logs["loss"] for logs in history]
+
+    assert np.isfinite(run_threads(2, rank)[0]).all()
+
+
+def test_a_rank_without_samples_stores_zeros() -> None:
+    def rank(comm: Any) -> float:
+        model = Model(net(ReLU()), (4,), backend="numpy")
+        part = DATA.subset(np.arange(3))  # the last step has one sample
+        return trainer(model, comm).fit(part, global_batch_size=2, epochs=1)[0]["loss"]
+
+    assert np.isfinite(run_threads(2, rank)[0])
+
+
+def test_later_steps_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return check_stored(*arguments)
+
+    monkeypatch.setattr("pydtnn.training.step.check_stored", counted)
+    model = Model(net(), (4,), backend="numpy")
+    trainer(model, Serial()).fit(DATA, batch_size=4, epochs=2)
+    assert len(calls) == 1
+
+
+def test_the_mark_is_a_quiet_nan_that_arithmetic_does_not_make() -> None:
+    for itemsize, bits in UNTOUCHED.items():
+        mark = np.array([bits], f"uint{8 * itemsize}").view(f"float{8 * itemsize}")
+        assert np.isnan(mark)
+        with np.errstate(invalid="ignore"):
+            made = np.array([np.inf, 0.0], mark.dtype) * [0, np.nan]
+        assert bits not in made.astype(mark.dtype).view(f"uint{8 * itemsize}")
+
+
+def test_check_layer_says_the_same() -> None:
+    with pytest.raises(AssertionError, match="Forgets in training: forgets: backward of Forgets m"):
+        check_layer(Forgets(), (4,))

@@ -113,6 +113,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         fuse=config.fusion,
     )
     check_model(model, train, loss, metrics)
+    freeze(config, model)
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),
@@ -202,6 +203,25 @@ def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None
         if name not in LOAD_OPTIONS:
             raise ValueError(unknown("option of --load", name, LOAD_OPTIONS))
     return load_weights(model, config.load, **config.load_options)
+
+
+def freeze(config: TrainConfig, model: Model) -> None:
+    """Freeze the layers that `--freeze` lists.
+
+    Raises
+    ------
+    ValueError
+        If a name matches no layer, or nothing remains to be trained.
+    """
+    patterns = [name.strip() for name in config.freeze.split(",") if name.strip()]
+    if not patterns:
+        return
+    try:
+        model.freeze(*patterns)
+    except ValueError as error:
+        raise ValueError(f"--freeze: {str(error).partition(': ')[2]}") from error
+    if not model.buckets and not config.evaluate_only:
+        raise ValueError(f"--freeze: {config.freeze} leaves no parameters to train; freeze fewer")
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:

@@ -102,6 +102,12 @@ class TrainConfig:
         above=0,
         below=1,
     )
+    freeze: str = option(
+        TRAINING,
+        "",
+        "layers whose parameters are not trained: stem,stage1, or with wildcards",
+        metavar="LIST",
+    )
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )

@@ -164,6 +164,11 @@ def test_a_schedule_of_ones_own_is_a_function_of_the_step_and_may_be_warmed_up(m
     assert (warm.steps, warm(4)) == (2, 0.5**4)
 
 
+def test_listed_layers_are_frozen(make: Make) -> None:
+    model = make(freeze="fc1, fc2.b").trainer.model
+    assert {*model.frozen} == {"fc1.w", "fc1.b", "fc2.b"}
+
+
 def test_parts_of_ones_own_train_together(make: Make) -> None:
     job = make(optimizer="own.py:Lion", schedule="own.py:halves", loss="own.py:Focal")
     (logs,) = job.trainer.fit(job.train, job.validation, batch_size=5)
@@ -218,6 +223,8 @@ def test_parts_of_ones_own_train_together(make: Make) -> None:
             {"metrics": "own.py:Focal"},
             "metric own.py:Focal: expected a Metric, or a class or function that returns one",
         ),
+        ({"freeze": "fc9"}, "--freeze: unknown layer 'fc9'; did you mean 'fc"),
+        ({"freeze": "*"}, "--freeze: * leaves no parameters to train; freeze fewer"),
         ({"model_options": {"hiden": 3}}, "unknown option of mlp 'hiden'; did you mean 'hidden'?"),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from pydtnn.comm.arrays import fill, to_host
 from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import by_name, from_names
 from pydtnn.parallel.sums import average
 from pydtnn.training.callback import Callback, Training
@@ -44,7 +45,8 @@ class ExponentialMovingAverage(Callback):
         Whether validation and best weights during training use the average.
     final : bool
         Whether the model has the average at the end of `fit`. A further `fit` continues from the
-        trained parameters, unless the model's parameters have been changed in between.
+        trained parameters, unless the model's parameters, or which are frozen, have been changed in
+        between: then it starts a new average.
 
     Attributes
     ----------
@@ -71,6 +73,7 @@ class ExponentialMovingAverage(Callback):
         self.final = truth(who, "final", final)
         self.updates = 0
         self._trainer: Training | None = None
+        self._buckets: tuple[Bucket, ...] = ()
         self._live: list[Array] = []  # the values of each bucket, then the running statistics
         self._average: list[Array] = []
         self._scratch: list[Array] = []
@@ -91,7 +94,7 @@ class ExponentialMovingAverage(Callback):
         if not self.updates:
             self._start()
         elif self._trained is not None:
-            buckets = range(len(trainer.model.buckets))
+            buckets = range(len(self._buckets))
             if all(bool((self._live[i] == self._average[i]).all()) for i in buckets):
                 self._put_back()
             else:  # the parameters were changed after the last `fit`
@@ -152,10 +155,10 @@ class ExponentialMovingAverage(Callback):
 
     def _bind(self, trainer: Training) -> None:
         """Allocate the average of a trainer's model, and fill it with loaded state, if any."""
-        if self._trainer is trainer:
+        if self._trainer is trainer and self._buckets is trainer.model.buckets:
             return
         model, empty = trainer.model, trainer.model.backend.empty
-        self._trainer = trainer
+        self._trainer, self._buckets = trainer, model.buckets
         self._live = [bucket.values for bucket in model.buckets]
         widest: dict[Any, int] = {}
         for array in (*self._live, model.statistics.running):
@@ -201,30 +204,32 @@ class ExponentialMovingAverage(Callback):
         """Average the averaged running statistics over the ranks, weighted by samples."""
         trainer = self._trainer
         assert trainer is not None
-        buckets = len(trainer.model.buckets)
-        if len(self._average) > buckets and not trainer.setup.equal_statistics:
-            average(trainer.comm, self._average[buckets:], self._samples)
+        for running in () if trainer.setup.equal_statistics else self._running(self._average):
+            average(trainer.comm, [running], self._samples)
+            views = trainer.model.statistics.named(running)
+            for name, constant in trainer.model.statistics.frozen().items():
+                views[name][...] = constant  # without the rounding of an average of equal values
         self._samples = 0
+
+    def _running(self, arrays: list[Array]) -> list[Array]:
+        """Return the array of running statistics, if the model has any, of arrays like `_live`."""
+        return arrays[len(self._buckets) :]
 
     def _named(self, what: str, arrays: list[Array]) -> dict[str, np.ndarray]:
         """Copy arrays like `_live` to NumPy arrays by name."""
         assert self._trainer is not None
-        model = self._trainer.model
-        buckets = len(model.buckets)
-        named = by_name(what, model.buckets, arrays[:buckets])
-        for running in arrays[buckets:]:
-            views = model.statistics.named(running).items()
+        named = by_name(what, self._buckets, arrays[: len(self._buckets)])
+        for running in self._running(arrays):
+            views = self._trainer.model.statistics.named(running).items()
             named |= {f"{what}/{name}": to_host(view) for name, view in views}
         return named
 
     def _from_names(self, what: str, arrays: list[Array], state: Mapping[str, Any]) -> None:
         """Fill arrays like `_live` from the result of `_named`."""
         assert self._trainer is not None
-        model = self._trainer.model
-        buckets = len(model.buckets)
-        from_names(what, model.buckets, arrays[:buckets], state)
-        for running in arrays[buckets:]:
-            for name, view in model.statistics.named(running).items():
+        from_names(what, self._buckets, arrays[: len(self._buckets)], state)
+        for running in self._running(arrays):
+            for name, view in self._trainer.model.statistics.named(running).items():
                 fill(view, state[f"{what}/{name}"])
 
 

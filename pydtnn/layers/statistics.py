@@ -62,10 +62,6 @@ class Statistic:
         self._totals[layer] = total
         self.sums[:] = sum(self._totals.values()) if len(self._totals) > 1 else total
 
-    def arrays(self) -> tuple[Array, Array]:
-        """Return the running mean and variance."""
-        return self.mean, self.variance
-
     def begin_step(self) -> None:
         """Forget the totals of the preceding step."""
         self._totals.clear()
@@ -124,10 +120,16 @@ class RunningStatistics:
     @contextlib.contextmanager
     def constant(self) -> Iterator[None]:
         """Context that preserves the running values of frozen layers."""
-        kept = [(array, array.copy()) for s in self.statistics if s.frozen for array in s.arrays()]
+        kept = [(array, array.copy()) for array in self.frozen().values()]
         yield
         for array, values in kept:
             array[...] = values
+
+    def frozen(self) -> dict[str, Array]:
+        """Return the running values of frozen layers by name."""
+        layers = {s.name for s in self.statistics if s.frozen}
+        named = self.named(self.running).items()
+        return {name: array for name, array in named if name.rpartition(".")[0] in layers}
 
     def fold(self) -> None:
         """Update the running values from this step's sums, if any, and clear the sums."""

@@ -129,6 +129,41 @@ def test_weights_that_are_loaded_after_an_evaluation_are_those_that_are_averaged
 
 
 @pytest.mark.threads(2)
+def test_frozen_parameters_stay_and_thawed_ones_start_a_new_average(comm: Communicator) -> None:
+    trainer = small_trainer(comm, average := EMA(0.9))
+    small_fit(trainer, epochs=1)
+    trainer.model.freeze("conv2d0", "batchnorm1")
+    before = copy_of(trainer)
+    small_fit(trainer, epochs=2)
+    assert average.updates == 4
+    after = copy_of(trainer)
+    changed = {name for name in after if (after[name] != before[name]).any()}
+    assert changed == {"head.w", "head.b"}
+    trainer.model.thaw("*")
+    small_fit(trainer, epochs=3)
+    assert average.updates == 4
+    for name in ("conv2d0.w", "batchnorm1.gamma", "batchnorm1.running_mean"):
+        assert (trainer.model.state()[name] != before[name]).any(), name
+
+
+@pytest.mark.parametrize("frozen", [[], ["conv2d0"]])
+def test_a_run_with_frozen_parameters_is_resumed_to_the_same_bytes(
+    frozen: list[str], tmp_path: Path
+) -> None:
+    whole, part, again = (small_trainer(None, EMA(0.9)) for _ in range(3))
+    for trainer in (whole, part, again) if not frozen else (whole, part):
+        trainer.model.set_frozen([n for n in trainer.model.parameters if n.split(".")[0] in frozen])
+    small_fit(whole)
+    part.callbacks.append(Interrupt(5, tmp_path))
+    with pytest.raises(Interrupted):
+        small_fit(part)
+    small_fit(again, epochs=1)  # loading replaces what was trained before, and what was frozen
+    assert load_checkpoint(tmp_path, again)
+    small_fit(again)
+    assert everything(again) == everything(whole)
+
+
+@pytest.mark.threads(2)
 @pytest.mark.parametrize("at", [3, 4, 6])
 def test_an_interrupted_run_is_resumed_to_the_same_bytes(
     comm: Communicator, shared_path: Path, at: int

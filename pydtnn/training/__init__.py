@@ -2,6 +2,7 @@
 
 from pydtnn.training.callback import Callback
 from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.rate_search import LearningRates, find_learning_rate
 from pydtnn.training.trainer import Trainer
 
-__all__ = ["Callback", "NotFiniteError", "Trainer"]
+__all__ = ["Callback", "LearningRates", "NotFiniteError", "Trainer", "find_learning_rate"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ COMM = Path("pydtnn/comm")
 SRC = CPU / "src"  # with the headers that all templates share
 SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
 PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
+PYTHON_H = "#include <Python.h>\n"
 REALS = {"f32": "1", "f64": "0"}
 COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
@@ -70,6 +72,7 @@ class BuildKernels(build_ext):
         """Find out what the compiler can do, compile the templates, build the extensions."""
         if self.compiler.compiler_type == "msvc":
             raise PlatformError("pydtnn's kernels need GCC's vector extensions; use gcc or clang.")
+        self._require_tools()
         self.parallel = self.parallel or os.cpu_count() or 1
         self.openmp, link = self._openmp_flags()
         self.sets = [
@@ -91,6 +94,20 @@ class BuildKernels(build_ext):
                 *(plain if sources or family == "memory" else ()),
             ]
         super().build_extensions()
+
+    def _require_tools(self) -> None:
+        """Stop in one sentence, which pip shows too, without a compiler or Python's headers."""
+        command = self.compiler.compiler_so[0]
+        if not self._accepts([]):
+            raise PlatformError(
+                f"pydtnn's kernels need a C compiler, and {command!r} cannot compile a program: "
+                "install gcc or clang, or name one with CC=..."
+            )
+        if not self._accepts([f"-I{path}" for path in self.include_dirs], code=PYTHON_H):
+            raise PlatformError(
+                f"pydtnn's kernels need Python's C headers, and {sys.executable!r} came without "
+                "them: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)"
+            )
 
     def _variants(self, sources: list[str]) -> Iterator[tuple[str, str, str]]:
         """Every (source, instruction set, real type)."""

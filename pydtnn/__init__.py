@@ -6,7 +6,11 @@ nor a GPU.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -90,3 +94,34 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _import_installed() -> None:
+    """Replace this module, which belongs to a checkout, by the installed package.
+
+    Python searches the current directory before the installed packages, so that ``python -m
+    pydtnn.train`` in a checkout finds this folder. It has neither the models, which lie beside it
+    and are installed as ``pydtnn.models``, nor compiled kernels. An editable installation (`make`)
+    provides both, and is not affected.
+
+    Raises
+    ------
+    ImportError
+        If pydtnn is not installed.
+    """
+    for entry in sys.path:
+        spec = PathFinder.find_spec(__name__, [entry])
+        if spec is None or spec.loader is None or not spec.origin:
+            continue
+        if Path(spec.origin).with_name("models").is_dir():
+            sys.modules[__name__] = module = module_from_spec(spec)  # `import` returns this one
+            spec.loader.exec_module(module)
+            return
+    raise ImportError(
+        f"pydtnn: the checkout {Path(__file__).parent.parent} is not installed; run `make setup` "
+        "or `pip install .` in it"
+    )
+
+
+if find_spec("pydtnn.models") is None:
+    _import_installed()

@@ -205,7 +205,7 @@ def _gpu() -> dict[str, str]:
     try:
         import cupy
     except (ImportError, OSError) as error:
-        return {"GPU": f"none: {' '.join(str(error).split())}; pip install 'pydtnn[cuda13]'"}
+        return {"GPU": f"none: {' '.join(str(error).split())}; pip install cupy-cuda13x"}
     runtime = cupy.cuda.runtime
     driver = runtime.driverGetVersion()  # 0 where there is none
     found = {

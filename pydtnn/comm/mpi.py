@@ -86,7 +86,7 @@ def _initialise() -> Any:
         reason = " ".join(str(error).split())
         raise ImportError(
             f"mpi: mpi4py cannot be imported ({reason}); install MPI with "
-            "`pip install 'pydtnn[mpi]'`, or start one process without mpirun."
+            "`pip install mpich`, or start one process without mpirun."
         ) from error
     if not MPI.Is_initialized():
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in _library(MPI):

@@ -87,8 +87,8 @@ def _import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise ImportError(
-            "nccl: CuPy cannot be imported; install it with `pip install 'pydtnn[cuda13]'`, or "
-            "'pydtnn[cuda12]' for an older driver."
+            "nccl: CuPy cannot be imported; install it with `pip install cupy-cuda13x "
+            "nvidia-nccl-cu13`, or cupy-cuda12x and nvidia-nccl-cu12 for an older driver."
         ) from error
     if not cupy.cuda.is_available():
         raise ValueError("nccl: expected a usable GPU, CuPy found none; use --device cpu.")

@@ -25,7 +25,7 @@ def load_digits() -> tuple[Dataset, Dataset]:
         from sklearn import datasets
     except ImportError:
         raise ImportError(
-            "digits: scikit-learn is required; install it with: pip install 'pydtnn[data]'"
+            "digits: scikit-learn is required; install it with: pip install scikit-learn"
         ) from None
     images, labels = datasets.load_digits(return_X_y=True)
     x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)

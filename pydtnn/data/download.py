@@ -49,7 +49,7 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
         import pooch
     except ImportError:
         raise ImportError(
-            f"{dataset}: --download requires pooch; install it with: pip install 'pydtnn[data]'"
+            f"{dataset}: --download requires pooch; install it with: pip install pooch"
         ) from None
     pooch.get_logger().setLevel("ERROR")  # a library does not print
     for source in sources:

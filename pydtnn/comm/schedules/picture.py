@@ -73,7 +73,7 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
         import matplotlib as mpl
     except ImportError as error:
         raise ImportError(
-            "draw: a picture needs matplotlib; install it with pip install 'pydtnn[plot]'."
+            "draw: a picture needs matplotlib; install it with `pip install matplotlib`."
         ) from error
     content = BytesIO()
     with mpl.rc_context(STYLE):

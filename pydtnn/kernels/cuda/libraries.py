@@ -251,7 +251,7 @@ def usable_cupy(device: int | None = None, *, local_rank: int | None = None) -> 
         import cupy
     except ImportError as error:
         raise Unavailable(
-            "backend cuda needs CuPy: install it with \"pip install 'pydtnn[cuda13]'\", or cuda12 "
+            "backend cuda needs CuPy: install it with `pip install cupy-cuda13x`, or cupy-cuda12x "
             f"for a driver older than 580 ({error})."
         ) from error
     runtime = cupy.cuda.runtime
@@ -284,7 +284,7 @@ def _why_not(error: Exception, runtime: Any) -> str:
     if driver // 1000 < runtime.runtimeGetVersion() // 1000:
         return (
             f"backend cuda: CuPy was built for CUDA {cuda_major()} and the driver supports "
-            f"CUDA {driver // 1000} only; install 'pydtnn[cuda{driver // 1000}]' or a newer driver."
+            f"CUDA {driver // 1000} only; install cupy-cuda{driver // 1000}x or a newer driver."
         )
     if getattr(error, "status", None) in BUSY:
         return (

@@ -23,13 +23,12 @@ LEFT_OUT = shutil.ignore_patterns(
     "__pycache__",
     "runs",
     "benchmarks",
-    "docs",
     "tests",
 )
 
 
-def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(
+def start(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         env={**os.environ, **variables},
@@ -37,16 +36,26 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
         text=True,
         check=False,
     )
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = start(*command, cwd=cwd, **variables)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory):
+def tree(tmp_path_factory):
+    """A copy of the checkout, where nothing that an earlier build left behind can help."""
+    tree = tmp_path_factory.mktemp("checkout") / "tree"
+    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def distributions(tree, tmp_path_factory):
     """The source distribution, and the wheel built from it, which shows that nothing is missing."""
     folder = tmp_path_factory.mktemp("distributions")
-    tree = folder / "tree"  # a copy, where nothing that an earlier build left behind can help
-    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
     # Optimisation takes most of the time of a build and is none of what is tested here.
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins").mkdir(exist_ok=True)
     (tree / "pydtnn" / "kernels" / "cuda" / "cubins" / "old.cubin").touch()
@@ -87,6 +96,8 @@ def test_the_source_distribution_holds_every_source(distributions):
     assert sources
     assert not missing
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "pydtnn/py.typed"} <= packed
+    pages = [*(ROOT / "docs").iterdir(), *(ROOT / "examples").glob("*.py")]
+    assert {str(path.relative_to(ROOT)) for path in pages} <= packed
     assert not [name for name in packed if name.endswith(".cubin")]
 
 
@@ -127,3 +138,34 @@ def test_the_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
 
 def test_the_console_script_is_installed(installed, tmp_path):
     assert "--model" in run(installed.with_name("pydtnn-train"), "--help", cwd=tmp_path)
+
+
+def test_a_checkout_trains_with_the_installed_package(installed, tree, tmp_path):
+    """Python finds the folder pydtnn of the checkout first, which has no kernels and no models."""
+    options = ["--model=mlp", "--epochs=1", "--steps-per-epoch=2", f"--output-dir={tmp_path}"]
+    printed = run(installed, "-m", "pydtnn.train", *options, cwd=tree)
+    assert "epoch 1/1" in printed
+    where = run(installed, "-c", "import pydtnn; print(pydtnn.__file__)", cwd=tree)
+    assert where.startswith(str(installed.parent.parent))
+
+
+def test_a_missing_compiler_is_told_in_a_sentence(tree):
+    done = start(sys.executable, "setup.py", "-q", "build_ext", cwd=tree, CC="/nonexistent")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: pydtnn's kernels need a C compiler, and '/nonexistent' cannot")
+    assert last.endswith("install gcc or clang, or name one with CC=...")
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_headers_of_python_are_told_in_a_sentence(tree, tmp_path):
+    compiler = tmp_path / "cc"
+    default = os.environ.get("CC") or sysconfig.get_config_var("CC")
+    compiler.write_text(f'#!/bin/sh\ngrep -qs Python.h "$@" && exit 1\nexec {default} "$@"\n')
+    compiler.chmod(0o755)
+    done = start(sys.executable, "setup.py", "-q", "build_ext", cwd=tree, CC=str(compiler))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: pydtnn's kernels need Python's C headers"
+    )
+    assert "Traceback" not in done.stderr

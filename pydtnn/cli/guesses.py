@@ -93,7 +93,7 @@ _ACCUMULATION = Answer(
 _SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
 _NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
 _EVALUATED = Answer(
-    "--validation-split {value}", "0.1", "without it, the test set is evaluated after every epoch"
+    "--validation-split 0.1", why="without it, the test set is evaluated after every epoch"
 )
 _MEASURED = Answer("--verbose", why="the report at the end of a run contains the time by activity")
 

@@ -146,7 +146,6 @@ ANSWERS = {
     "--backend": _TRANSPORT,
     "--dist-backend": _TRANSPORT,
     "--compile": Answer("", why="kernels are compiled when the package is installed"),
-    "--ema": Answer("", why="averages of weights are written as a callback: docs/extending.md"),
     "--clip": _CLIP,
     "--grad-clip": _CLIP,
     "--clip-grad": _CLIP,

@@ -16,7 +16,7 @@ import pytest
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.training.checkpoint import folder, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
 

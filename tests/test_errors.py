@@ -133,7 +133,7 @@ ARGUMENTS = {
     "warm-up": (["--warmup-epochs=2"], "--warmup-epochs must be below --epochs 2, got 2"),
     "resume what": (
         ["--resume"],
-        "--resume requires the folder of the run to continue; use",
+        "--resume requires the folder of the run to continue",
     ),
     "NCCL without GPUs": (["--comm=nccl"], "--comm nccl requires --device cuda"),
     "evaluate what": (["--evaluate-only"], "--evaluate-only requires weights; add --load"),

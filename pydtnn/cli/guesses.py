@@ -93,7 +93,7 @@ _ACCUMULATION = Answer(
 _SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
 _NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
 _EVALUATED = Answer(
-    "--validation-split {value}", "0.1", "without it, the test set is evaluated after every epoch"
+    "--validation-split 0.1", why="without it, the test set is evaluated after every epoch"
 )
 _MEASURED = Answer("--verbose", why="the report at the end of a run contains the time by activity")
 
@@ -146,7 +146,6 @@ ANSWERS = {
     "--backend": _TRANSPORT,
     "--dist-backend": _TRANSPORT,
     "--compile": Answer("", why="kernels are compiled when the package is installed"),
-    "--ema": Answer("", why="averages of weights are written as a callback: docs/extending.md"),
     "--clip": _CLIP,
     "--grad-clip": _CLIP,
     "--clip-grad": _CLIP,

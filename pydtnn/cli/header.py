@@ -42,7 +42,7 @@ def describe_job(job: Job) -> list[tuple[str, str]]:
         ("data", f"{job.train.name}, {samples} of {shape}, {job.train.classes} classes"),
     ]
     if not config.evaluate_only:
-        steps = f"{config.epochs} epochs of {_count(job.steps_per_epoch, 'step')}"
+        steps = f"{_count(config.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
         rows.append(("batch", f"{-(-total // comm.size)} per rank, {total} in total; {steps}"))
     rows += [
         ("ranks", f"{comm.size}{threads} on {_count(hosts, 'host')}"),

@@ -70,8 +70,8 @@ def log_details(job: Job) -> None:
     _log.debug("optimizer: %s, %r", type(trainer.optimizer).__name__, trainer.optimizer.schedule)
     _log.debug("scheme: %s", _with_options(job.config.scheme, job.config.scheme_options))
     _log.debug("buckets: %d, up to %d of %d B of gradients", len(buckets), largest, total)
-    rule = job.config.allreduce == RULE and comm.size > 1
-    _log.debug("allreduce: %s", explain(comm.hosts) if rule else job.config.allreduce)
+    allreduce = explain(comm.hosts) if job.config.allreduce == RULE else job.config.allreduce
+    _log.debug("allreduce: %s", allreduce if comm.size > 1 else "none: there is one rank")
     _log.debug("transport: %s", describe_transport(comm) or "arrays in host memory")
     _log.debug("tuning: %s", backend.autotuner.mode)
 

@@ -52,7 +52,7 @@ class LoadReport:
         if self.loaded and not strict:
             return
         surplus = (*self.missing, *self.unexpected)
-        if len(surplus) > FEW:
+        if strict and len(surplus) > FEW:
             raise ValueError(
                 f"weights do not fit the model: they are of another network, with {self.given}, "
                 f"got {self.own}; create the network with which they were saved "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import whole
+
+_log = logging.getLogger("pydtnn.training")
 
 ELSEWHERE = {
     "validation_data": "pass the data set as `validation`",
@@ -69,4 +72,12 @@ def last_epoch(epoch: int, epochs: int | None, more_epochs: int | None) -> int:
         )
     if more_epochs is not None:
         return epoch + whole("Trainer", "more_epochs", more_epochs, at_least=0)
-    return whole("Trainer", "epochs", 1 if epochs is None else epochs, at_least=0)
+    last = whole("Trainer", "epochs", 1 if epochs is None else epochs, at_least=0)
+    if epoch >= last > 0:
+        _log.info("%s", describe_complete(epoch, last))
+    return last
+
+
+def describe_complete(epoch: int, epochs: int) -> str:
+    """Return the sentence for a `fit` without an epoch to train."""
+    return f"fit: {epoch} of {epochs} epochs are complete; pass more_epochs=... to train on"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.fit_arguments import describe_complete
 from pydtnn.utils.display import Bar, Display, Lines, Piece
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.terminal import terminal_of
@@ -131,11 +132,6 @@ class ProgressBar(Callback):
         hours, minutes = divmod(minutes, 60)
         clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
         return f"{clock}:{seconds:02} left"
-
-
-def describe_complete(epoch: int, epochs: int) -> str:
-    """Return the sentence for a `fit` without an epoch to train."""
-    return f"fit: {epoch} of {epochs} epochs are complete; pass more_epochs=... to train on"
 
 
 def create_progress(progress: str | bool) -> list[Callback]:

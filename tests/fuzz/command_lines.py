@@ -153,7 +153,7 @@ def random_line(rng: np.random.Generator) -> Line:
         arguments += words
         bad += [" ".join(words)] * is_bad
     if rng.random() < 0.05:
-        junk = str(rng.choice(["--no-such", "--epoch=1", "word", "-x", "--", "--Epochs=1", "---"]))
+        junk = str(rng.choice(["--no-such", "--epo=1", "word", "-x", "--", "--Epochs=1", "---"]))
         at = 0 if rng.random() < 0.5 else len(arguments)
         if at == 0 or junk != "--":
             arguments.insert(at, junk)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
+from typing import Any
 
 import pytest
 
 from pydtnn.callbacks import (
     ProgressBar,
 )
-from pydtnn.comm import Communicator
+from pydtnn.comm import Communicator, Serial
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.training import Trainer
 from tests.small_training import (
     STEPS,
+    small_data,
     small_fit,
+    small_model,
     small_trainer,
 )
 
@@ -39,6 +46,87 @@ def test_progress_without_a_terminal_tells_steps_when_it_is_time() -> None:
     lines = file.getvalue().splitlines()
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {i}/4" for i in (1, 2, 3, 4)]
     assert all(line.startswith("epoch 1/1  ") and " images/s" in line for line in lines)
+
+
+def test_the_loss_of_the_last_step_and_the_time_left_are_shown_within_an_epoch() -> None:
+    file = io.StringIO()
+    trainer = small_trainer(None, ProgressBar(file, interval=0))
+    small_fit(trainer, epochs=1)
+    lines = file.getvalue().splitlines()[:-1]
+    for line, loss in zip(lines, trainer.losses, strict=True):
+        assert f"  last loss {loss:.4f}  " in line
+        assert re.search(r"  0:\d\d left  loss ", line)
+
+
+@pytest.mark.parametrize(
+    ("style", "terminal", "bar"),
+    [
+        ("auto", True, True),
+        ("auto", False, False),
+        ("bar", False, True),
+        ("plain", True, False),
+    ],
+)
+def test_the_style_chooses_between_a_bar_and_lines(style: str, terminal: bool, bar: bool) -> None:
+    file = Terminal() if terminal else io.StringIO()
+    small_fit(small_trainer(None, ProgressBar(file, style=style)), epochs=1)
+    assert ("\x1b[?25l" in file.getvalue()) == bar
+    assert "epoch 1/1  loss " in file.getvalue()
+
+
+def test_a_terminal_without_control_sequences_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    file = Terminal()
+    small_fit(small_trainer(None, ProgressBar(file)), epochs=1)
+    assert "\x1b" not in file.getvalue()
+
+
+def plain_trainer(comm: Communicator | None = None, **options: Any) -> Trainer:
+    """A trainer with the default progress, unless `options` choose another."""
+    exchange = AllReduce(comm or Serial())
+    return Trainer(small_model(), SGD(0.01), exchange=exchange, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, 1),
+        ({"progress": True}, 1),
+        ({"progress": "plain"}, 1),
+        ({"progress": "none"}, 0),
+        ({"progress": False}, 0),
+        ({"callbacks": [ProgressBar()]}, 1),
+        ({"callbacks": [ProgressBar()], "progress": False}, 1),
+    ],
+)
+def test_a_trainer_shows_its_progress_once_unless_it_is_turned_off(
+    options: dict[str, Any], lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = plain_trainer(**options)
+    small_fit(trainer, epochs=1)
+    printed, told = capsys.readouterr()
+    assert (len(printed.splitlines()), told) == (lines, "")
+    assert trainer.callbacks == options.get("callbacks", [])
+
+
+@pytest.mark.parametrize("progress", ["bars", 3, None])
+def test_another_progress_is_refused(progress: Any) -> None:
+    with pytest.raises(ValueError, match="^Trainer: unknown value of progress '"):
+        plain_trainer(progress=progress)
+    with pytest.raises(ValueError, match="^ProgressBar: unknown style 'line'"):
+        ProgressBar(style="line")
+
+
+def test_epochs_that_are_complete_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = plain_trainer()
+    small_fit(trainer, epochs=2)
+    capsys.readouterr()
+    small_fit(trainer, epochs=2)
+    sentence = "fit: 2 of 2 epochs are complete; pass more_epochs=... to train on\n"
+    assert capsys.readouterr().out == sentence
+    assert len(trainer.history) == 2
+    plain_trainer().fit(small_data()[0], epochs=0, batch_size=8)
+    assert capsys.readouterr().out == ""
 
 
 def test_progress_on_a_terminal_is_a_bar_and_a_line_per_epoch() -> None:

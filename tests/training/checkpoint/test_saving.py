@@ -16,7 +16,7 @@ import pytest
 from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
-from pydtnn.training.checkpoint import folder, load_checkpoint, save_checkpoint
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
 
@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
         if path.name == file:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folder, "write_through", full)
+    monkeypatch.setattr("pydtnn.utils.folder.write_through", full)
     trainer.optimizer.iterations += 1
     with pytest.raises(AgreedError) as caught:
         save_checkpoint(tmp_path, trainer)
@@ -127,6 +127,7 @@ def test_a_checkpoint_comes_back_where_its_replacement_cannot_be_put_in_place(
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
+import pydtnn.utils.folder
 from pydtnn.callbacks import Callback
 from pydtnn.training.checkpoint import folder, save_checkpoint
 from tests.small_training import small_trainer
@@ -139,7 +140,7 @@ def killed(path, data):
 trainer = small_trainer()
 save_checkpoint(sys.argv[1], trainer)
 trainer.optimizer.iterations += 1
-folder.write_through = killed
+pydtnn.utils.folder.write_through = killed
 save_checkpoint(sys.argv[1], trainer)
 """
 

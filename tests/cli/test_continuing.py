@@ -1,0 +1,189 @@
+"""`--resume FOLDER`: a run continues with its own options."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.continuing import Run, describe_changes, read_run, start_values
+from pydtnn.train import main
+from tests.launch import Finished
+from tests.small_run import TINY, TRAIN, only_line
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Path:
+    """A folder in which runs/a is a run of two epochs."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--augment=flip", "--output-dir=runs/a"]) == 0
+    capsys.readouterr()
+    return tmp_path / "runs"
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    return json.loads((folder / "history.json").read_text())
+
+
+def test_a_run_continues_with_its_own_options_and_lists_those_that_change(
+    runs: Path, capsys: Capture
+) -> None:
+    assert main(["--resume", "runs/a", "--epochs=4", "--quiet", "--no-verbose"]) == 0
+    assert main(["--resume=runs/a", "--epochs=5", "--model-options={}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "changed: --epochs 4 -> 5" in lines
+    assert f"continuing from {Path('runs/a/checkpoint-00000032')}" in lines
+    assert len(history(runs / "a")) == 5
+    configuration = json.loads((runs / "a" / "run.json").read_text())["configuration"]
+    assert (configuration["augment"], configuration["global_batch_size"]) == ("flip", 16)
+
+
+def test_an_interrupted_run_that_continues_gives_the_same_bytes(
+    runs: Path, capsys: Capture
+) -> None:
+    options = [*TINY, "--augment=flip", "--checkpoint-steps=3", "--keep=20"]
+    assert main([*options, "--output-dir=runs/whole", "--save=whole"]) == 0
+    assert main([*options, "--output-dir=runs/part"]) == 0
+    for path in sorted((runs / "part").glob("checkpoint-*"))[2:]:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    capsys.readouterr()
+    assert main(["--resume", "runs/part", "--save=part"]) == 0
+    printed = capsys.readouterr().out
+    assert "changed: --save none -> part" in printed
+    assert Path("whole").read_bytes() == Path("part").read_bytes()
+
+
+def test_a_complete_run_says_so_and_how_to_train_on(runs: Path, capsys: Capture) -> None:
+    before = (runs / "a" / "run.json").read_bytes()
+    assert main(["--resume", "runs/a"]) == 0
+    *_, sentence, results = capsys.readouterr().out.splitlines()
+    assert sentence == "the run is complete: 2 of 2 epochs; add --epochs 4 to train on"
+    assert results.startswith(f"loss {history(runs / 'a')[-1]['loss']:.4f}  accuracy ")
+    assert (runs / "a" / "run.json").read_bytes() == before
+
+
+def test_a_run_is_evaluated_with_its_own_options(runs: Path, capsys: Capture) -> None:
+    assert main(["--evaluate-only", "--resume", "runs/a"]) == 0
+    last = history(runs / "a")[-1]
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == f"loss {last['val_loss']:.4f}  accuracy {last['val_accuracy']:.4f}"
+
+
+def test_without_run_json_the_options_are_those_of_the_checkpoint(
+    runs: Path, capsys: Capture
+) -> None:
+    (runs / "a" / "run.json").unlink()
+    assert main(["--resume", "runs/a", "--epochs=3", "--threads=1"]) == 0
+    assert "changed: --epochs 2 -> 3, --threads none -> 1" in capsys.readouterr().out
+    assert len(history(runs / "a")) == 3
+
+
+def test_a_folder_without_a_run_names_the_runs_beside_it_newest_first(
+    runs: Path, capsys: Capture
+) -> None:
+    for age, name in enumerate(("old", "older"), 1):
+        (runs / name).mkdir()
+        (runs / name / "run.json").write_text("{}")
+        os.utime(runs / name / "run.json", (age, 3 - age))
+    (runs / "empty").mkdir()
+    listed = "use one of the runs in runs, newest first: runs/a, runs/old, runs/older"
+    for folder, what in (
+        ("runs/empty", "contains no run"),
+        ("runs/other", "does not exist"),
+        ("runs", "contains no run"),
+        ("a", "does not exist"),
+    ):
+        assert main(["--resume", folder]) == 1
+        assert only_line(capsys.readouterr().err) == f"train: --resume: {folder} {what}; {listed}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--resume=runs/a/checkpoint-00000016"], "got the checkpoint .*; use runs/a$"),
+        (["--resume=runs/a/best.safetensors"], "got the file .*; --load reads a file of weights$"),
+        (["--resume=runs/a", "--output-dir=b"], "continues in that folder; omit --output-dir"),
+        (["--resume"], "--resume requires the folder of the run"),
+        (["--resume=runs/a", "--seed=1", "--epochs=3"], "seed must be 0, as in the training to co"),
+        (["--resume=runs/a", "--batch-size=8", "--epochs=3"], "global batch size must be 16, as"),
+        (
+            ["--resume=runs/a", "--model=cnn"],
+            "checkpoint-00000016: it is a checkpoint of mlp on synthetic, with 338,948 parameters "
+            r"in 6 arrays, but the model has [\d,]+ parameters in 8 arrays; continue with that",
+        ),
+    ],
+)
+def test_what_cannot_be_continued_is_one_sentence(
+    arguments: list[str], words: str, runs: Path, capsys: Capture
+) -> None:
+    assert main(arguments) == 1
+    assert re.search(words, only_line(capsys.readouterr().err))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "run.json cannot be parsed; set the options of the run, and --output-dir runs/a --"),
+        ("[" * 100000, "run.json cannot be parsed"),
+        ("[]", "contains no options of a run"),
+        ('{"configuration": 3}', "contains no options of a run"),
+        ('{"configuration": {"new": 3}}', "has the option 'new' of another version"),
+        ('{"configuration": {"epochs": "many"}}', "--epochs must be a whole number, got 'many'"),
+        ('{"configuration": {"seed": 0}, "ranks": "x", "global_batch_size": 1}', ""),
+    ],
+)
+def test_a_damaged_run_file_is_one_sentence(
+    content: str, words: str, runs: Path, capsys: Capture
+) -> None:
+    (runs / "a" / "run.json").write_text(content)
+    assert main(["--resume", "runs/a", "--model=mlp", "--dataset=nothing"]) == 1
+    assert words in only_line(capsys.readouterr().err)
+
+
+def test_weights_of_load_are_replaced_by_those_of_the_checkpoint(
+    runs: Path, capsys: Capture
+) -> None:
+    assert main([*TINY, "--load=runs/a/best.safetensors", "--output-dir=runs/b"]) == 0
+    (runs / "a" / "best.safetensors").unlink()
+    assert main(["--resume=runs/b", "--epochs=3"]) == 0
+    assert "changed: --epochs 2 -> 3\n" in capsys.readouterr().out
+
+
+def test_other_ranks_continue_with_the_global_batch_of_the_run() -> None:
+    run = Run("runs/a", {"batch_size": 32, "epochs": 5}, 2, 64)
+    values = {"batch_size": 32, "epochs": 5, "resume": True, "output_dir": "runs/a"}
+    assert start_values(run, set(), 2) == values
+    assert start_values(run, set(), 4) == values | {"global_batch_size": 64}
+    assert start_values(run, {"batch_size"}, 4) == values
+    fixed = Run("runs/a", {"global_batch_size": 64}, 2, 64)
+    assert "global_batch_size" not in start_values(fixed, {"batch_size"}, 2)
+
+
+def test_options_that_each_command_sets_are_not_changes() -> None:
+    run = Run("a", {"epochs": 3})
+    same = TrainConfig(epochs=3, resume=True, output_dir="a", verbose=True, progress="plain")
+    assert describe_changes(run, same) == ""
+    other = TrainConfig(epochs=3, lr=0.5, overlap=False, model_options={"a": "b"})
+    assert describe_changes(run, other) == (
+        "--model-options {} -> {a: b}, --lr none -> 0.5, --overlap true -> false"
+    )
+
+
+def test_two_ranks_continue_a_run_of_one(runs: Path, mpiexec: Callable[..., Finished]) -> None:
+    done = mpiexec(2, [*TRAIN, "--resume=runs/a", "--epochs=3"], directory=runs.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "changed: --epochs 2 -> 3" in done.stdout
+    assert done.stdout.count("2 ranks") == 1
+    assert read_run("runs/a").ranks == 2
+    done = mpiexec(2, [*TRAIN, "--resume=runs/b"], directory=runs.parent)
+    assert done.returncode == 1
+    assert only_line(done.stderr).endswith("newest first: runs/a")

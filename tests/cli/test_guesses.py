@@ -1,0 +1,107 @@
+"""Names that other programs use: replaced where they mean the same, otherwise answered."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.guesses import ALIASES, ANSWERS
+from pydtnn.cli.options import flags
+from pydtnn.cli.parser import Arguments, parse
+
+USUAL = """
+    --learning-rate --learning_rate --batch --bs --batchsize -b --epoch -e --gpus --gpu
+    --ngpus --cuda --cpu --fp16 --bf16 --amp --half --precision --workers --num-workers -j
+    --arch -a --net --data --dataset-dir --data-path --output --out --logdir --checkpoint
+    --checkpoint-dir --resume-from --pretrained --weights --optim --wd --weight_decay
+    --momentum --nesterov --scheduler --lr-scheduler --warmup --num-epochs --n-epochs --nproc
+    --world-size --ranks --np --seed --deterministic --augmentation --val-split --validation
+    --test --eval --evaluate --early_stopping --patience --save-dir --run-name --name
+    --profile --debug --no-cuda --local_rank --backend --dist-backend --compile --ema --clip
+    --grad-clip --gradient-clip --accumulate --grad-accumulation-steps --mixed-precision
+    --print-freq --log-interval --list-models --models --list-datasets
+"""
+
+VALUES = {int: "3", float: "0.5", str: "some", dict: "{a: 1}"}
+
+
+def known() -> dict[str, str]:
+    """Name of the option of each flag."""
+    return {own.label: name for name, own in flags(TrainConfig).items()}
+
+
+@pytest.mark.parametrize("name", USUAL.split())
+def test_every_usual_name_is_taken_or_answered(name: str) -> None:
+    name = name.replace("_", "-")
+    assert name in known() or name in ALIASES or name in ANSWERS
+
+
+def test_no_name_of_ours_is_replaced_or_refused() -> None:
+    assert not {*known()} & {*ALIASES, *ANSWERS}
+    assert not {*ALIASES} & {*ANSWERS}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_is_the_same_as_its_option(alias: str) -> None:
+    name = known()[ALIASES[alias]]
+    own = flags(TrainConfig)[name]
+    value = [] if own.kind is bool else [own.choices[0] if own.choices else VALUES[own.kind]]
+    if name == "resume":
+        assert Arguments([alias, "folder"]).folder == "folder"
+        return
+    partners = ["--load=file"] if name == "evaluate_only" else []
+    config = parse([alias, *value, *partners])
+    assert config == parse([ALIASES[alias], *value, *partners])
+    assert config != TrainConfig()
+    if value and alias.startswith("--"):
+        assert parse([f"{alias}={value[0]}"]) == config
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("form", ["{name}", "{name}=2", "{name} 2"])
+def test_an_answer_can_be_typed(name: str, form: str) -> None:
+    with pytest.raises(ValueError, match=f"^train: there is no option {name}; ") as caught:
+        parse(form.format(name=name).split())
+    sentence = str(caught.value)
+    assert "{" not in sentence
+    if " omit it" in sentence:
+        return
+    advice = re.search(r"; use (.*?)(?: \(.*)?$", sentence)
+    assert advice
+    words = shlex.split(advice[1])
+    if words[0] == "mpirun":
+        assert words[:2] == ["mpirun", "-np"]
+        assert words[2] == ("4" if form == "{name}" else "2")
+        assert words[3:6] == ["python", "-m", "pydtnn.train"]
+        words = words[6:]
+    arguments = Arguments(words)
+    if arguments.folder is None:
+        arguments.configure()
+
+
+def test_the_options_in_explanations_exist() -> None:
+    for answer in ANSWERS.values():
+        for option in re.findall(r"--[a-z][a-z-]+", f"{answer.use} {answer.why}"):
+            assert option in known(), option
+
+
+def test_hyphens_and_underscores_are_the_same() -> None:
+    for name, own in flags(TrainConfig).items():
+        if own.kind is float:
+            value = "0.25"
+            arguments = [f"--{name}={value}"]
+            partners = {"lr_base_batch": ["--lr-scaling=linear"], "plateau_factor": ["--plateau=2"]}
+            arguments += partners.get(name, [])
+            assert getattr(parse(arguments), name) == 0.25
+    assert parse(["--batch_size", "3"]) == TrainConfig(batch_size=3)
+    assert parse(["--model_options.some_name", "a_b"]).model_options == {"some_name": "a_b"}
+    assert parse(["--output_dir=a_b"]).output_dir == "a_b"
+
+
+def test_names_of_models_and_data_sets_are_listed() -> None:
+    for name, words in (("--list-models", "resnet44"), ("--list-datasets", "cifar100")):
+        with pytest.raises(ValueError, match=words):
+            parse([name])

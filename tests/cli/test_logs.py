@@ -1,0 +1,64 @@
+"""Loggers of the library on the standard error of a command."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.logs import show_logs
+from pydtnn.train import main
+from tests.launch import Finished
+from tests.small_run import TINY, TRAIN
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"rank": 0}, ["w", "e"]),
+        ({"rank": 0, "quiet": True}, ["e"]),
+        ({"rank": 0, "verbose": True}, ["pydtnn.x: d", "pydtnn.x: w", "pydtnn.x: e"]),
+        ({"rank": 2}, ["rank 2: w", "rank 2: e"]),
+        ({"rank": 2, "verbose": True}, ["rank 2: w", "rank 2: e"]),
+    ],
+)
+def test_levels_and_ranks(options: dict[str, int], shown: list[str], capsys: Capture) -> None:
+    log = logging.getLogger("pydtnn.x")
+    with show_logs(**options):  # type: ignore[arg-type]
+        log.debug("d")
+        log.warning("w")
+        log.error("e")
+    assert capsys.readouterr() == ("", "".join(f"{line}\n" for line in shown))
+    log.debug("later")
+    assert "later" not in capsys.readouterr().err
+    assert not logging.getLogger("pydtnn").handlers
+
+
+def test_a_verbose_run_logs_what_it_chose(tmp_path: Path, capsys: Capture) -> None:
+    options = ["--epochs=1", "--model=cnn", "--tuning=measure", "--verbose"]
+    assert main([*TINY, *options, f"--output-dir={tmp_path}"]) == 0
+    told = capsys.readouterr().err
+    for words in (
+        *(
+            "pydtnn.train: imports: ",
+            "buckets: ",
+            "allreduce: none: ",
+            "scheme: allreduce",
+            "tuning: ",
+        ),
+        *("optimizer: SGD", "choice of algorithms: ", "pydtnn.training: conv.forward "),
+    ):
+        assert words in told
+    assert main(["--resume", str(tmp_path), "--epochs=2", "--verbose"]) == 0
+    assert f"loaded {tmp_path / 'checkpoint-00000008'}" in capsys.readouterr().err
+
+
+def test_only_rank_0_is_verbose(tmp_path: Path, mpiexec: Callable[..., Finished]) -> None:
+    done = mpiexec(2, [*TRAIN, *TINY, "--epochs=1", "--verbose", f"--output-dir={tmp_path}"])
+    assert done.returncode == 0
+    assert done.stderr.count("pydtnn.train: imports: ") == 1
+    assert "allreduce: vendor: all ranks share a host" in done.stderr

@@ -1,0 +1,103 @@
+"""The terminal of a process, and of the launcher that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from pydtnn.utils.terminal import terminal_of, width_of
+from tests.launch import MPICH, OPENMPI, ROOT, is_openmpi, mpiexec, why_not
+
+SHOW = (
+    "import os, sys; from pydtnn.utils.terminal import terminal_of, width_of; "
+    "rank = os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', '0')); "
+    "found = terminal_of(sys.stdout); "
+    "rank == '0' and sys.stderr.write(f'terminal {found is not None} "
+    "own {found is sys.stdout} width {found and width_of(found)}')"
+)
+
+
+def on_terminal(command: str) -> str:
+    """Run a shell command in the foreground of a terminal of 70 columns; return what it shows."""
+    environment = {**(OPENMPI if is_openmpi() else MPICH), **os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
+    child, terminal = pty.fork()
+    if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 70, 0, 0))
+        os.execve("/bin/sh", ["sh", "-c", command], environment)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is closed when the command ends
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    os.waitpid(child, 0)
+    return shown.decode()
+
+
+PYTHON = f'{sys.executable} -c "{SHOW}"'
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (PYTHON, "terminal True own True width 70"),
+        (f"{PYTHON} > /dev/null", "terminal False"),
+        (f"{PYTHON} | cat", "terminal False"),
+    ],
+)
+def test_the_terminal_is_found_unless_the_output_is_redirected(command: str, found: str) -> None:
+    assert found in on_terminal(command)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.skipif(sys.platform != "linux", reason="requires /proc")
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{mpirun} -n 2 {python}", "terminal True own False width 70"),
+        ("{mpirun} -n 2 {python} > /dev/null", "terminal False"),
+        ("{mpirun} -n 2 {python} | cat", "terminal False"),
+        ("{mpirun} -n 2 sh -c '{quoted} > /dev/null; true'", "terminal False"),
+    ],
+)
+def test_the_terminal_of_the_launcher_is_found_unless_its_output_is_redirected(
+    template: str, found: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW)
+    python = f"{sys.executable} {script}"
+    command = template.format(mpirun=mpiexec(), python=python, quoted=python)
+    assert found in on_terminal(command)
+
+
+@pytest.mark.skipif(bool(why_not()) or is_openmpi(), reason="an option of MPICH")
+def test_lines_that_the_launcher_labels_are_not_written_to_its_terminal() -> None:
+    assert "terminal False" in on_terminal(f"{mpiexec()} -prepend-rank -n 1 {PYTHON}")
+
+
+def test_a_stream_without_a_file_has_the_usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert width_of(io.StringIO()) == 80
+    monkeypatch.setenv("COLUMNS", "33")
+    assert width_of(io.StringIO()) == 33
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert width_of(io.StringIO()) == 80
+    assert terminal_of(io.StringIO()) is None
+
+
+def test_a_process_that_runs_in_the_background_of_a_pipe_has_no_terminal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert "terminal False" in done.stderr

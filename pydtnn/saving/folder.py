@@ -104,7 +104,10 @@ def read_model(who: str, path: Path) -> dict[str, bytes]:
         )
     if not (place / MODEL).exists():
         raise ValueError(f"{who}: folder {path} is not a saved model: it does not contain {MODEL}")
-    return read_folder(place, (WEIGHTS, MODEL))
+    try:
+        return read_folder(place, (WEIGHTS, MODEL))
+    except ValueError as error:
+        raise ValueError(f"{who}: {path}: {error}; the model is damaged: copy it again") from error
 
 
 def existing(path: Path) -> Path:

@@ -33,6 +33,7 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.model.fit import LoadReport
 from pydtnn.optimizers import Optimizer
+from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.suggest import unknown
@@ -114,6 +115,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     )
     check_model(model, train, loss, metrics)
     freeze(config, model)
+    if config.save and not config.saves_weights:
+        check_saveable(model)
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),

@@ -18,8 +18,9 @@ from pathlib import Path
 from pydtnn.utils.files import flush_directory, unwritable
 from pydtnn.utils.folder import SUMS, fill_folder, read_folder
 from pydtnn.utils.suggest import some
+from pydtnn.weights import WEIGHTS
 
-WEIGHTS, MODEL = "weights.safetensors", "model.json"
+MODEL = "model.json"
 
 
 def check_replaceable(who: str, path: Path) -> None:

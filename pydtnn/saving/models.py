@@ -17,11 +17,11 @@ from pydtnn.layers.statistics import RUNNING
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.saving.content import FORMAT, inputs_from_json, inputs_to_json, read_content
-from pydtnn.saving.folder import MODEL, WEIGHTS, read_model, write_model
+from pydtnn.saving.folder import MODEL, read_model, write_model
 from pydtnn.saving.network import Network, layers_to_json
 from pydtnn.utils.errors import describe
 from pydtnn.utils.suggest import some
-from pydtnn.weights import check_numbers, decode_weights, encode_weights
+from pydtnn.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 
 
 def save_model(model: Model, path: str | Path) -> None:
@@ -44,6 +44,17 @@ def save_model(model: Model, path: str | Path) -> None:
     """
     files = {WEIGHTS: encode_weights(model.state()), MODEL: _to_json(model)}
     write_model("save", Path(path), files)
+
+
+def check_saveable(model: Model) -> None:
+    """Raise ValueError if an option of a layer cannot be saved, for a check before training.
+
+    Raises
+    ------
+    ValueError
+        The message contains the layer and the option.
+    """
+    layers_to_json(model.description)
 
 
 def load(

@@ -15,8 +15,9 @@ from pydtnn.layers import Linear
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
 from pydtnn.saving.content import FORMAT
-from pydtnn.saving.folder import MODEL, WEIGHTS
+from pydtnn.saving.folder import MODEL
 from pydtnn.utils.folder import SUMS, fill_folder
+from pydtnn.weights import WEIGHTS, load_weights
 from tests.saving.networks import residual
 
 
@@ -94,6 +95,13 @@ def test_what_is_no_saved_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"^load: expected the folder .* got the file .*; use pyd"):
         load(tmp_path / "w.safetensors")
+
+
+def test_weights_can_be_loaded_from_a_saved_model(tmp_path: Path) -> None:
+    save_model(model(), tmp_path / "m")
+    other = model(1)
+    load_weights(other, tmp_path / "m")
+    assert other.state()["linear.w"].tobytes() == model().state()["linear.w"].tobytes()
 
 
 Change = Callable[[dict[str, Any]], object]

@@ -26,6 +26,7 @@ from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
+from pydtnn.data.inputs import inputs_of
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.losses import Loss
@@ -117,6 +118,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     freeze(config, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
+        model.inputs = inputs_of(train)  # also if it is only evaluated
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),

@@ -172,7 +172,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
         lambda c: c["inputs"][0].update(
             samples={"dtype": "uint8", "mean": [0.5], "std": [0], "range": None}
         ),
-        r"input0: mean and std must have \(1,\) numbers, and std must be above 0$",
+        r"samples of input 0: mean and std must have one number for each of the 1 channels",
     ),
 }
 

@@ -17,6 +17,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 
@@ -98,6 +99,17 @@ def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_pat
     assert run.evaluate(DIGITS[1]) == first.evaluate(DIGITS[1])
     with pytest.warns(UserWarning, match=MESSAGE):
         run.evaluate(arrays())
+
+
+@pytest.mark.threads(1, 2)
+def test_a_checkpoint_knows_the_inputs(comm: Communicator, shared_path: Path) -> None:
+    first = trainer(comm)
+    first.fit(DIGITS[0].subset(range(64)), global_batch_size=16)
+    save_checkpoint(shared_path, first)
+    again = trainer(comm)
+    load_checkpoint(shared_path, again)
+    x, _ = DIGITS[1].read(np.arange(30))
+    np.testing.assert_array_equal(again.model.predict(x), first.model.predict(x))
 
 
 def test_a_trainer_shows_its_parts() -> None:

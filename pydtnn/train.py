@@ -237,9 +237,11 @@ def _carry_out(job: Job) -> None:
             seed=config.seed,
             loader_threads=config.loader_threads,
         )
-    if config.save:
+    if config.save and config.saves_weights:
         with evaluated(trainer):
             on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
+    elif config.save:
+        trainer.save(config.save)
     if config.evaluate_only or config.quiet or complete:
         if trainer.comm.rank == 0:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)

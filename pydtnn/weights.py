@@ -21,6 +21,9 @@ from pydtnn.utils.validate import truth
 if TYPE_CHECKING:
     from pydtnn.model import Model
 
+WEIGHTS = "weights.safetensors"
+"""Name of the file in the folder of a saved model."""
+
 Rules = Mapping[str | re.Pattern[str], str | None]
 Rename = Rules | Callable[[str], str | None]
 """New names of the arrays in a file, see `load_weights`."""
@@ -57,6 +60,7 @@ def load_weights(
     model : Model
         Numbers are rounded to its dtype if the file has another.
     path : str or Path
+        A file, or the folder of a saved model (`Trainer.save`).
     strict : bool
         Whether names and shapes must be those of the model. Otherwise the arrays that fit are
         loaded, such as those of all layers but a new head, and the report lists the others.
@@ -85,7 +89,8 @@ def load_weights(
         or if `rename` matches no array or gives two the same name; the model is not changed.
     """
     truth("load_weights", "strict", strict)
-    data = read_file("load_weights", path)
+    inside = Path(path) / WEIGHTS
+    data = read_file("load_weights", inside if inside.is_file() else path)
     try:
         arrays = decode_weights(data)
         arrays = arrays if rename is None else _renamed(arrays, rename)

@@ -220,10 +220,11 @@ ARGUMENTS = {
     ),
     "output folder nowhere": (["--output-dir=/proc/run"], "cannot write /proc/run: "),
     "weights nowhere": (["--save=/proc/w.safetensors"], "--save: cannot write /proc: "),
-    "weights in place of a folder": (
+    "model in place of a folder": (
         ["--save=."],
-        "--save: expected a file, got the folder .; name a file",
+        "--save: expected the name of a new folder, got .; name one",
     ),
+    "model in place of a file": (["--save=failing.py"], "--save: failing.py is a file, and a mod"),
     "configuration file": (["--config=nowhere.yaml"], "--config: file nowhere.yaml does not exist"),
 }
 

@@ -26,6 +26,7 @@ from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
 from pydtnn.data.augment import Augmentation, create_augmentations
+from pydtnn.data.inputs import inputs_of
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.losses import Loss
@@ -33,6 +34,7 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.model.fit import LoadReport
 from pydtnn.optimizers import Optimizer
+from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.suggest import unknown
@@ -114,6 +116,9 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     )
     check_model(model, train, loss, metrics)
     freeze(config, model)
+    if config.save and not config.saves_weights:
+        check_saveable(model)
+        model.inputs = inputs_of(train)  # also if it is only evaluated
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),

@@ -269,7 +269,11 @@ class TrainConfig:
         metavar="FOLDER",
     )
     save: str | None = option(
-        OUTPUT, str, "write the final weights to this safetensors file", metavar="FILE"
+        OUTPUT,
+        str,
+        "write the final model to this folder, such as digits.pydtnn, for pydtnn.load; a name that "
+        "ends in .safetensors is a file of the weights only",
+        metavar="PATH",
     )
     load: str | None = option(
         OUTPUT, str, "start from the weights in this safetensors file", metavar="FILE"
@@ -304,6 +308,11 @@ class TrainConfig:
         OUTPUT, False, "log choices of algorithms, messages, files and times of the start"
     )
     quiet: bool = option(OUTPUT, False, "print errors and the final result only")
+
+    @property
+    def saves_weights(self) -> bool:
+        """Whether `save` is a file of weights, and not a folder with the whole model."""
+        return self.save is not None and self.save.endswith(".safetensors")
 
     def __post_init__(self) -> None:
         if self.warmup_epochs >= self.epochs:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydtnn.cli.config import TrainConfig
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.saving import check_replaceable
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.checkpoint import find_checkpoints, tidy
 from pydtnn.utils.files import remove_unfinished, unwritable
@@ -64,7 +65,9 @@ def _prepare(config: TrainConfig, made: list[Path], held: contextlib.ExitStack) 
     """
     if config.save:
         save = Path(config.save)
-        if save.is_dir():
+        if not config.saves_weights:
+            check_replaceable("--save", save)
+        elif save.is_dir():
             raise ValueError(f"--save: expected a file, got the folder {save}; name a file in it")
         _make("--save", save.parent, made)
     if config.evaluate_only:

@@ -18,6 +18,9 @@ Array = NDArray[Any]
 ROWS = 64
 """Samples of a data set of floats whose range is measured."""
 
+LEVELS = 16
+"""Different values that are not normalised by chance: interpolated pixels are no multiples."""
+
 PIXEL_MARGIN, FLOAT_MARGIN = 0.5, 10.0
 """Accepted distance from the range, in multiples of its width. The range of normalised pixels is
 known, that of other samples is measured on a few of them."""
@@ -84,23 +87,22 @@ class Input:
         least, largest = self.limits
         if low < least or high > largest:
             self._refuse(who, f"values from {low:.4g} to {high:.4g}")
-        if low >= 0 and high <= 1 and self._are_fractions(x):
-            self._refuse(who, "pixels divided by 255 that are not normalised")
+        if low >= 0 and high <= 255 and self._are_raw(x):
+            self._refuse(who, "pixels that are not normalised")
 
-    def _are_fractions(self, x: Array) -> bool:
-        """Return whether values in [0, 1] are raw pixels, and not normalised ones in this range.
+    def _are_raw(self, x: Array) -> bool:
+        """Return whether values in the range of normalised pixels are pixels, perhaps over 255.
 
-        They are if 0 and 1 occur, or at least 16 values that all are multiples of 1/255, unless all
-        are normalised pixels.
+        They are if 0 and 1 are the extremes, or if at least 16 levels occur and all are integers or
+        multiples of 1/255, unless all are normalised pixels.
         """
         if self.statistics is None or not self.pixels or x.dtype.itemsize == 2:
             return False  # the precision of 16 bits does not distinguish them
         x = np.asarray(x, np.float64)
-        levels = np.unique(np.rint(255 * x))
-        fractions = len(levels) >= 16 and _whole(255 * x)
-        if not fractions and not (x.min() == 0 and x.max() == 1):
-            return False
-        return not _whole(255 * (x * self.statistics.std + self.statistics.mean))
+        raw = (x.min() == 0 and x.max() == 1) or any(
+            _whole(unit * x) and len(np.unique(np.rint(unit * x))) >= LEVELS for unit in (1, 255)
+        )
+        return raw and not _whole(255 * (x * self.statistics.std + self.statistics.mean))
 
     def _refuse(self, who: str, given: str) -> None:
         low, high = self.range or (0.0, 0.0)

@@ -97,21 +97,16 @@ class Predictor(ABC):
         ValueError
             As for `predict`, or if the names of the classes are not known.
         """
-        classes = each(_most_likely, self.predict(x, **options))
+        outputs = self.predict(x, **options)
         if not labels:
-            return classes
+            return each(_most_likely, outputs)
         names = self.inputs.class_names if self.inputs is not None else None
         if names is None:
             raise ValueError(
                 "Model.predict_classes: the names of the classes are not known; train on a data "
                 "set with class_names, or omit labels=True"
             )
-        if not isinstance(classes, tuple):
-            return np.array(names)[classes]
-        return tuple(
-            number if own is None else np.array(own)[number]
-            for number, own in zip(classes, names, strict=True)
-        )
+        return each(_named, outputs, names)
 
     def _check_values(self, number: int, x: Any, check_range: bool) -> None:
         """Raise ValueError if it is not known how to normalise pixels, or floats need to be."""
@@ -131,6 +126,19 @@ class Predictor(ABC):
         if self.inputs is not None and x.dtype == np.uint8:
             x = self.inputs.parts[number].normalize(self.backend.to_numpy(x), self.dtype)
         return self.backend.asarray(x, self.dtype)
+
+
+def _named(scores: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
+    """Return the names of the most likely classes; their numbers if there are no names."""
+    if names is None:
+        return _most_likely(scores)
+    count = max(scores.shape[-1], 2)
+    if len(names) != count:
+        raise ValueError(
+            f"Model.predict_classes: expected a name for each of the {count} classes of an output, "
+            f"got {len(names)}; omit labels=True"
+        )
+    return np.array(names)[_most_likely(scores)]
 
 
 def _most_likely(scores: np.ndarray) -> np.ndarray:

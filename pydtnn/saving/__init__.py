@@ -11,6 +11,6 @@
 """
 
 from pydtnn.saving.folder import check_replaceable
-from pydtnn.saving.models import load, save_model
+from pydtnn.saving.models import check_saveable, load, save_model
 
-__all__ = ["check_replaceable", "load", "save_model"]
+__all__ = ["check_replaceable", "check_saveable", "load", "save_model"]

@@ -18,8 +18,9 @@ from pathlib import Path
 from pydtnn.utils.files import flush_directory, unwritable
 from pydtnn.utils.folder import SUMS, fill_folder, read_folder
 from pydtnn.utils.suggest import some
+from pydtnn.weights import WEIGHTS
 
-WEIGHTS, MODEL = "weights.safetensors", "model.json"
+MODEL = "model.json"
 
 
 def check_replaceable(who: str, path: Path) -> None:
@@ -104,7 +105,10 @@ def read_model(who: str, path: Path) -> dict[str, bytes]:
         )
     if not (place / MODEL).exists():
         raise ValueError(f"{who}: folder {path} is not a saved model: it does not contain {MODEL}")
-    return read_folder(place, (WEIGHTS, MODEL))
+    try:
+        return read_folder(place, (WEIGHTS, MODEL))
+    except ValueError as error:
+        raise ValueError(f"{who}: {path}: {error}; the model is damaged: copy it again") from error
 
 
 def existing(path: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,13 @@ from pydtnn.layers.base import Shape
 from pydtnn.layers.statistics import RUNNING
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
-from pydtnn.saving.content import FORMAT, inputs_from_json, inputs_to_json, read_content
-from pydtnn.saving.folder import MODEL, WEIGHTS, read_model, write_model
+from pydtnn.saving.content import FORMAT, read_content
+from pydtnn.saving.folder import MODEL, read_model, write_model
 from pydtnn.saving.network import Network, layers_to_json
+from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.utils.errors import describe
 from pydtnn.utils.suggest import some
-from pydtnn.weights import check_numbers, decode_weights, encode_weights
+from pydtnn.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 
 
 def save_model(model: Model, path: str | Path) -> None:
@@ -44,6 +44,17 @@ def save_model(model: Model, path: str | Path) -> None:
     """
     files = {WEIGHTS: encode_weights(model.state()), MODEL: _to_json(model)}
     write_model("save", Path(path), files)
+
+
+def check_saveable(model: Model) -> None:
+    """Raise ValueError if an option of a layer cannot be saved, for a check before training.
+
+    Raises
+    ------
+    ValueError
+        The message contains the layer and the option.
+    """
+    layers_to_json(model.description)
 
 
 def load(
@@ -93,41 +104,30 @@ def load(
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
         arrays = decode_weights(files[WEIGHTS])
         check_numbers(arrays, np.dtype(dtype))
-        inputs = inputs_from_json(content)
-        shapes = [tuple(entry["shape"]) for entry in content["inputs"]]
-        _check_shapes(_network(content, custom), shapes, str(dtype), arrays)
+        inputs, known = inputs_from_json(content)
+        names, shapes = [list(column) for column in zip(*inputs, strict=True)]
+        parts = names, content["layers"], content["outputs"], custom or {}
+        _check_shapes(Network(*parts), shapes, str(dtype), arrays)
     except ValueError as error:
         raise ValueError(f"load: {path}: {error}") from error
-    model = Model(
-        _network(content, custom), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"]
-    )
+    model = Model(Network(*parts), shapes, backend=backend, dtype=str(dtype), fuse=content["fused"])
     model.load(arrays)
-    model.inputs = inputs
+    model.inputs = known
     return model
 
 
 def _to_json(model: Model) -> bytes:
-    description, known = model.description, model.inputs
-    samples = [None] * len(description.inputs) if known is None else inputs_to_json(known)
+    description = model.description
     content = {
         "format": FORMAT,
         "pydtnn": __version__,
         "dtype": str(model.dtype),
         "fused": description.fused,
-        "inputs": [
-            {"name": name, "shape": list(shape), "samples": own}
-            for (name, shape), own in zip(description.inputs, samples, strict=True)
-        ],
-        "class_names": None if known is None else known.class_names,
+        **inputs_to_json(description.inputs, model.inputs),
         "layers": layers_to_json(description),
         "outputs": list(description.outputs),
     }
     return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _network(content: Mapping[str, Any], custom: Mapping[str, type] | None) -> Network:
-    names = [entry["name"] for entry in content["inputs"]]
-    return Network(names, content["layers"], content["outputs"], custom or {})
 
 
 def _check_shapes(

@@ -11,6 +11,7 @@ from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.model import Model
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.saving import save_model
+from pydtnn.training.callback import Training, evaluated
 from pydtnn.training.setup import Setup
 
 
@@ -22,18 +23,19 @@ class Averaging:
     comm: Metered
     setup: Setup
 
-    def save(self, path: str | Path) -> None:
+    def save(self: Training, path: str | Path) -> None:
         """Write the model to a folder, such as "digits.pydtnn", for `pydtnn.load`.
 
-        Collective: all ranks call it; rank 0 writes, and an existing model is replaced. If ranks
-        train with different parameters, their average is saved.
+        Collective: all ranks call it; rank 0 writes, and an existing model is replaced. The
+        parameters are those that are evaluated: the average of the ranks if they train with
+        different ones, or that of a callback.
 
         Raises
         ------
         AgreedError
             On all ranks, if it cannot be written, or an option of a layer cannot be saved.
         """
-        with self.averaged():
+        with evaluated(self):
             on_rank_0(self.comm, save_model, self.model, path)
 
     @contextlib.contextmanager

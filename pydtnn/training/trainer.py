@@ -18,6 +18,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
@@ -226,7 +227,7 @@ class Trainer(Answering, Averaging):
             steps_per_epoch=steps_per_epoch,
         )
         self.rebind()
-        self.model.inputs = inputs_of(train)
+        self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
         self._warned = checks.warn_of_statistics(self.setup, validation)
         if not self._loaded:
             start_equal(self.setup)
@@ -364,6 +365,7 @@ class Trainer(Answering, Averaging):
             "totals": self.totals.values.copy(),
             "plan": self._plan,
             "frozen": [*self.model.frozen],
+            "trained_on": inputs_to_json(self.model.description.inputs, self.model.inputs),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -375,6 +377,8 @@ class Trainer(Answering, Averaging):
             If it has other metrics, or invalid numbers; nothing is changed.
         """
         position = read_position(self.setup, state)
+        if "trained_on" in state:  # not in checkpoints of earlier versions
+            self.model.inputs = inputs_from_json(state["trained_on"])[1]
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = position
 

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 
+import pydtnn
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.run_directory import run_directory
 from pydtnn.comm import create_communicator
@@ -63,6 +66,51 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     for word in ("images/s", "time in compute", "time in communication", "peak memory", "ranks"):
         assert word in printed
     assert printed.isascii()
+
+
+@pytest.mark.parametrize("further", [[], ["--ema=0.9"]], ids=["weights", "averages"])
+def test_a_saved_model_predicts_what_training_ended_with(
+    further: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, saved = tmp_path / "run", tmp_path / "m.pydtnn"
+    for _ in range(2):  # the second replaces the first
+        shutil.rmtree(out, ignore_errors=True)
+        assert main([*TINY, *further, f"--output-dir={out}", f"--save={saved}"]) == 0
+    last = json.loads((out / "history.json").read_text())[-1]
+    options = {"samples": 120, "test_samples": 40, "shape": (12, 12, 1), "classes": 4}
+    x, y = pydtnn.load_dataset("synthetic", **options)[1].read(np.arange(40))
+    assert (pydtnn.load(saved).predict_classes(x) == y).mean() == last["val_accuracy"]
+    capsys.readouterr()
+    assert main([*TINY, f"--load={saved}", "--evaluate-only"]) == 0
+    assert f"accuracy {last['val_accuracy']:.4f}" in capsys.readouterr().out
+
+
+def test_a_layer_that_cannot_be_saved_is_told_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    options = ["--model=own.py:net", "--save=m.pydtnn", "--output-dir=run"]
+    assert main([*TINY, *options]) == 1
+    assert capsys.readouterr().err.startswith("layer own1: option factor must be a number, text,")
+    assert not Path("m.pydtnn").exists()
+    assert not Path("run").exists()
+    Path("weights.safetensors").mkdir()
+    assert main([*TINY, "--save=weights.safetensors"]) == 1
+    assert "--save: expected a file, got the folder weights" in capsys.readouterr().err
+
+
+OWN = """
+import numpy as np
+from pydtnn.layers import Flatten, Identity, Linear, Sequential
+
+class Own(Identity):
+    def __init__(self, factor):
+        super().__init__()
+
+def net(classes, input_shape):
+    return Sequential(Flatten(), Own(np.ones(3)), Linear(classes))
+"""
 
 
 @pytest.mark.parametrize("further", [[], ["--ema=0.9"]], ids=["weights", "averages"])

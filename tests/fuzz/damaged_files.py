@@ -26,17 +26,21 @@ from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parser import parse
-from pydtnn.data import Dataset, cifar, load_cifar10, load_cifar100, load_mnist
+from pydtnn.data import ArrayDataset, Dataset, cifar, load_cifar10, load_cifar100, load_mnist
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
+from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
 from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.model import Model
+from pydtnn.saving import load, save_model
+from pydtnn.saving.folder import MODEL
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import EXPLAINED
+from pydtnn.utils.folder import fill_folder
 from pydtnn.utils.own_code import import_object
-from pydtnn.weights import encode, load_weights, save_weights
+from pydtnn.weights import WEIGHTS, encode, load_weights, save_weights
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
 from tests.small_training import checksums, small_model, small_trainer, trained
@@ -146,6 +150,40 @@ class Weights(Kind):
 
     def refused(self) -> None:
         assert encode(self.model.state()) == self.before, "the model has changed"
+
+
+class SavedModels(Kind):
+    def prepare(self) -> None:
+        x = images(0, 9, 5, 5, 2)
+        model = small_model(dtype="float32")
+        model.inputs = inputs_of(ArrayDataset(x, np.arange(9) % 3, class_names=["a", "b", "c"]))
+        save_model(model, self.folder / "m")
+        self.x, self.saved, self.predicted = x, encode(model.state()), model.predict(x)
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        self.sums_fit = rng.random() < 0.7
+        if not self.sums_fit:
+            return super().spoil(rng)
+        files = {key: self.files[f"m/{key}"] for key in (WEIGHTS, MODEL)}
+        key = MODEL if rng.random() < 0.8 else WEIGHTS
+        if key == MODEL and rng.random() < 0.8:
+            files[key], done = change_json(files[key], rng)
+        else:
+            files[key], done = damage(files[key], rng, [*self.files.values(), FOREIGN])
+        shutil.rmtree(self.folder / "m")
+        fill_folder(self.folder / "m", files)
+        return f"m/{key}", files[key], f"{key}, whose sum fits: {done}"
+
+    def read(self) -> tuple[Model, Any]:
+        model = load(self.folder / "m", backend="numpy")
+        return model, model.predict(self.x, check_range=False)
+
+    def check(self, found: tuple[Model, Any], name: str, data: bytes) -> None:
+        """A changed description may be that of another model, with the same weights."""
+        model, predicted = found
+        assert encode(model.state()) == self.saved, "other weights were taken"
+        if not self.sums_fit:
+            assert predicted.tobytes() == self.predicted.tobytes(), "another model was taken"
 
 
 class Checkpoints(Kind):
@@ -369,6 +407,7 @@ class OwnCode(Kind):
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "configuration": Configuration,
     "weights": Weights,
+    "saved models": SavedModels,
     "checkpoints": Checkpoints,
     "mnist": Mnist,
     "mnist gzipped": MnistZipped,

@@ -17,6 +17,7 @@ from pydtnn.callbacks import Callback
 from pydtnn.comm import Communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.utils import folder as checked
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import small_trainer, trained
 
@@ -46,7 +47,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_stops_all_ranks(
         if path.name == file:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pydtnn.utils.folder.write_through", full)
+    monkeypatch.setattr(checked, "write_through", full)
     trainer.optimizer.iterations += 1
     with pytest.raises(AgreedError) as caught:
         save_checkpoint(tmp_path, trainer)
@@ -127,9 +128,9 @@ def test_a_checkpoint_comes_back_where_its_replacement_cannot_be_put_in_place(
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
-import pydtnn.utils.folder
 from pydtnn.callbacks import Callback
 from pydtnn.training.checkpoint import folder, save_checkpoint
+from pydtnn.utils import folder as checked
 from tests.small_training import small_trainer
 
 def killed(path, data):
@@ -140,7 +141,7 @@ def killed(path, data):
 trainer = small_trainer()
 save_checkpoint(sys.argv[1], trainer)
 trainer.optimizer.iterations += 1
-pydtnn.utils.folder.write_through = killed
+checked.write_through = killed
 save_checkpoint(sys.argv[1], trainer)
 """
 

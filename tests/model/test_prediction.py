@@ -1,0 +1,75 @@
+"""Predicting from raw and from normalised samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import ArrayDataset, load_dataset
+from pydtnn.data.inputs import inputs_of
+from pydtnn.layers import Block, Flatten, Linear, Sequential
+from pydtnn.model import Model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_pixels_are_normalised_with_the_bytes_of_the_data_set(dtype: str) -> None:
+    train, test = load_dataset("synthetic", samples=64, test_samples=20, shape=(8, 8, 3))
+    net = Sequential(Flatten(), Linear(10))
+    model = Model(net, (8, 8, 3), dtype=dtype, backend="numpy")
+    model.inputs = inputs_of(train)
+    x, _ = test.read(np.arange(20))
+    expected = model.predict(test.normalize(x, model.dtype))
+    np.testing.assert_array_equal(model.predict(x), expected)
+    np.testing.assert_array_equal(model.predict(x.tolist(), check_range=False).shape, (20, 10))
+
+
+def test_a_model_that_does_not_know_its_inputs_refuses_pixels() -> None:
+    model = Model(Linear(2), (4,), backend="numpy")
+    with pytest.raises(
+        ValueError, match=r"^Model\.predict: .* got uint8; .*Trainer\.fit .* pydtnn\.load"
+    ):
+        model.predict(np.zeros((1, 4), np.uint8))
+
+
+def test_floats_that_are_not_normalised_are_refused_unless_they_are_meant() -> None:
+    train, _ = load_dataset("digits")
+    model = Model(Sequential(Flatten(), Linear(10)), (8, 8, 1), backend="numpy")
+    model.inputs = inputs_of(train)
+    x = train.read(np.arange(9))[0].astype(np.float32)
+    with pytest.raises(ValueError, match=r"^Model\.predict: .*got values from 0 to 255; pass pix"):
+        model.predict(x)
+    assert model.predict(x, check_range=False).shape == (9, 10)
+
+
+class Outputs(Block):
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        return graph.add(Linear(3, name="a"), *inputs), graph.add(Linear(1, name="b"), *inputs)
+
+
+def test_classes_are_numbers_or_names() -> None:
+    model = Model(Linear(3, bias=False), (3,), backend="numpy")
+    model.parameters["linear.w"].master[...] = np.eye(3)
+    x = np.array([[0.1, 0.9, 0.2], [3.0, 1.0, 2.0]])
+    assert model.predict_classes(x).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="the names of the classes are not known; train on a data"):
+        model.predict_classes(x, labels=True)
+    model.inputs = inputs_of(ArrayDataset(x, [1, 0], class_names=["cat", "dog", "hen"]))
+    assert model.predict_classes(x, labels=True).tolist() == ["dog", "cat"]
+    model.inputs = inputs_of(ArrayDataset(x, [1, 0], class_names=["cat", "dog"]))
+    with pytest.raises(ValueError, match="a name for each of the 3 classes of .*, got 2; omit"):
+        model.predict_classes(x, labels=True)
+
+
+def test_a_single_output_is_a_class_of_two_and_several_outputs_are_a_tuple() -> None:
+    model = Model(Outputs(), (2,), backend="numpy")
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    kinds, sizes = model.predict_classes(x)
+    np.testing.assert_array_equal(kinds, model.predict(x)[0].argmax(axis=1))
+    np.testing.assert_array_equal(sizes, model.predict(x)[1][:, 0] > 0)
+    targets = (np.arange(6) % 3, np.zeros((6, 1)))
+    model.inputs = inputs_of(ArrayDataset(x, targets, class_names=(["x", "y", "z"], None)))
+    names, numbers = model.predict_classes(x, labels=True)
+    assert names.tolist() == ["xyz"[k] for k in kinds]
+    np.testing.assert_array_equal(numbers, sizes)

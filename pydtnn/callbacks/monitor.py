@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydtnn.training.callback import Callback, Training
+from pydtnn.training.logs import VALIDATION, missing
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.validate import number, whole
-
-VALIDATION = "val_"
 
 
 class Monitor(Callback):
@@ -81,8 +80,10 @@ class Monitor(Callback):
 
     def _check(self, name: str, choices: list[str]) -> None:
         if name not in choices:
+            _, _, hint = missing(name, choices).partition("; ")
             raise AgreedError(
                 f"{type(self).__name__}: monitor must be one of {', '.join(choices)}, got {name!r}"
+                f"{'; ' * bool(hint)}{hint}"
             )
 
     def _better(self, value: float) -> bool:

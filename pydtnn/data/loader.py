@@ -252,6 +252,20 @@ def _and(shapes: Iterable[tuple[int, ...]]) -> str:
     return " and ".join(map(str, shapes))
 
 
+def _given(dataset: Any) -> str:
+    """Describe an object that is not a data set, and what to use instead."""
+    kind, use = type(dataset).__name__, "use ArrayDataset(x, y) for arrays"
+    if kind == "tuple":
+        use = "use ArrayDataset(*pair) for a pair of arrays"
+    elif kind == "DataFrame":
+        use = "use ArrayDataset(frame[columns].to_numpy('float32'), frame[label].to_numpy())"
+    elif kind in ("DataLoader", "Loader"):
+        use = "pass its data set, and batch_size to fit"
+    elif kind == "list" or hasattr(dataset, "__getitem__"):
+        use = "use ArrayDataset(x, y) for arrays, or a Dataset with read(indices) for samples"
+    return f"{kind}; {use}"
+
+
 def check_dataset(who: str, dataset: Any) -> None:
     """Raise TypeError if an object is not a data set or lacks attributes.
 
@@ -262,9 +276,7 @@ def check_dataset(who: str, dataset: Any) -> None:
     """
     kind = type(dataset).__name__
     if not isinstance(dataset, Dataset):
-        raise TypeError(
-            f"{who}: expected a data set, got {kind}; use ArrayDataset(x, y) for arrays"
-        )
+        raise TypeError(f"{who}: expected a data set, got {_given(dataset)}")
     for name in ("name", "input_shape", "classes"):
         if not hasattr(dataset, name):
             raise TypeError(f"{who}: the data set {kind} has no `{name}`; set it")

@@ -1,4 +1,4 @@
-"""Check a parallel scheme: ``python -m pydtnn.testing path/to/file.py:Class``."""
+"""Check a scheme, layer, loss or metric: ``python -m pydtnn.testing path/to/file.py:Class``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pydtnn.comm import create_communicator
+from pydtnn.layers import Layer
+from pydtnn.losses import Loss
+from pydtnn.metrics import Metric
 from pydtnn.parallel.schemes import SCHEME
-from pydtnn.testing.scheme import check_scheme
+from pydtnn.testing import check_layer, check_loss, check_metric, check_scheme
 from pydtnn.testing.scheme_report import SchemeReport
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
+from pydtnn.utils.own_code import import_object
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report of `check_scheme`, or one line on the standard error.
+    """Print the report of a check, or one line on the standard error.
 
     Parameters
     ----------
@@ -28,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0 if the scheme passes all checks, 1 if not.
+        Exit status: 0 if it passes all checks, 1 if not.
     """
     try:
         with printing():
@@ -40,7 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> SchemeReport:
+def _check(options: argparse.Namespace) -> SchemeReport | str:
+    if ":" in options.scheme:
+        target = import_object(options.scheme, "object to check")
+        kind = target if isinstance(target, type) else type(target)
+        for base, check in CHECKS.items():
+            if issubclass(kind, base):
+                made = target(**options.scheme_options) if kind is target else target
+                check(made, options.shape)
+                return f"{kind.__name__}: all checks passed for samples of shape {options.shape}"
     scheme = SCHEME.find(options.scheme)
     make = functools.partial(scheme.make, options.scheme_options)
     make(create_communicator("serial"))  # its constructor raises the most specific errors
@@ -51,6 +63,14 @@ def _check(options: argparse.Namespace) -> SchemeReport:
     )
 
 
+CHECKS: dict[type, Callable[..., None]] = {
+    Layer: check_layer,
+    Loss: check_loss,
+    Metric: check_metric,
+}
+"""Checks by base class; anything else is a scheme."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see python -m pydtnn.testing --help")
@@ -59,11 +79,18 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m pydtnn.testing",
-        description="Check that a parallel scheme keeps its contract.",
+        description="Check that a parallel scheme, layer, loss or metric keeps its contract.",
     )
-    parser.add_argument("scheme", help="path/to/file.py:Class, or the name of one of the library's")
+    parser.add_argument("scheme", help="path/to/file.py:Class, or the name of a scheme")
     parser.add_argument(
         "--scheme-options", type=_options, default={}, metavar="JSON", help='{"period": 2}'
+    )
+    parser.add_argument(
+        "--shape",
+        type=_numbers,
+        default=(3,),
+        metavar="N,N,...",
+        help="of a layer's input, or predictions for one sample; by default 3",
     )
     parser.add_argument(
         "--ranks",

@@ -12,6 +12,7 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.training.logs import Logs
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
 from pydtnn.utils.arguments import Arguments
@@ -30,8 +31,8 @@ class Training(Protocol):
     setup: Setup
     epoch: int
     step: int
-    logs: dict[str, float]
-    history: list[dict[str, float]]
+    logs: Logs
+    history: list[Logs]
     losses: list[float]
     stop: bool
     samples_seen: int

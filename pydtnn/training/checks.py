@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
@@ -17,6 +18,7 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes.partition import Partition
 from pydtnn.parallel.sums import Sums
 from pydtnn.training.callback import Callback
+from pydtnn.training.callback_checks import check_callback
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 
@@ -36,6 +38,11 @@ def check_parts(
     """
     if isinstance(metrics, str):
         raise TypeError(f"Trainer: metrics must be a list, such as [{metrics!r}], got {metrics!r}")
+    if isinstance(callbacks, Callback):
+        raise TypeError(
+            f"Trainer: callbacks must be a list, such as [{type(callbacks).__name__}(...)], got "
+            f"{callbacks!r}"
+        )
     parts: list[tuple[str, object, type]] = [
         ("model", model, Model),
         ("optimizer", optimizer, Optimizer),
@@ -53,6 +60,8 @@ def check_parts(
             hint = "; make one: Model(net, input_shape)"
         shown = " ".join(repr(given).split())
         raise TypeError(f"Trainer: {name} must be {a} {kind.__name__}, got {shown}{hint}")
+    for callback in callbacks:
+        check_callback(cast(Callback, callback))
 
 
 def check_trainable(model: Model) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.training.logs import Logs
 
 
 class Totals:
@@ -78,9 +79,9 @@ class Totals:
         self.values += other.values
         return self
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> Logs:
         """Divide the sums by the number of samples; NaN if there is none."""
         if not self.count:
-            return dict.fromkeys(self.names, float("nan"))
+            return Logs(dict.fromkeys(self.names, float("nan")))
         means = self.values[:-1] / self.values[-1]
-        return dict(zip(self.names, means.tolist(), strict=True))
+        return Logs(zip(self.names, means.tolist(), strict=True))

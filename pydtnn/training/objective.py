@@ -133,7 +133,7 @@ class Objective:
 
 def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
     """Return one item per output; a single output needs no list."""
-    if isinstance(given, Loss | str) and outputs == 1:
+    if outputs == 1 and not isinstance(given, list | tuple):
         return [given]
     if isinstance(given, Loss | str) or not isinstance(given, Sequence) or len(given) != outputs:
         raise ValueError(

@@ -15,7 +15,7 @@ from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.data.inputs import inputs_of
 from pydtnn.model import Model
-from pydtnn.optimizers import Optimizer
+from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.saving.samples import inputs_from_json, inputs_to_json
@@ -26,6 +26,7 @@ from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
+from pydtnn.training.logs import Logs
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.preparation import prepare, read_position, start_equal
@@ -36,8 +37,6 @@ from pydtnn.training.tuning import autotune
 from pydtnn.utils.guess import Answering
 from pydtnn.utils.validate import whole
 
-Logs = dict[str, float]
-
 
 class Trainer(Answering, Averaging):
     """Train a model on the ranks of a communicator.
@@ -45,7 +44,7 @@ class Trainer(Answering, Averaging):
     Parameters
     ----------
     model : Model
-    optimizer : Optimizer
+    optimizer : Optimizer or str
     loss : Loss or str
         A list with one loss per output if the model has several.
     metrics : sequence of Metric or str, optional
@@ -106,7 +105,7 @@ class Trainer(Answering, Averaging):
     def __init__(
         self,
         model: Model,
-        optimizer: Optimizer,
+        optimizer: Optimizer | str,
         *,
         loss: Losses = "cross_entropy",
         metrics: Metrics | None = None,
@@ -118,6 +117,7 @@ class Trainer(Answering, Averaging):
         graph: bool = True,
         progress: str | bool = "auto",
     ) -> None:
+        optimizer = get_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
         self.optimizer = optimizer
@@ -138,7 +138,7 @@ class Trainer(Answering, Averaging):
         self._graph = graph
         self._results: deque[Result] = deque()
         self.epoch = self.step = 0
-        self.logs: Logs = {}
+        self.logs = Logs()
         self.history: list[Logs] = []
         self.losses: list[float] = []
         self.stop = False
@@ -254,7 +254,7 @@ class Trainer(Answering, Averaging):
     def _run_epoch(
         self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
     ) -> None:
-        self.logs = {}
+        self.logs = Logs()
         self._notify("on_epoch_start")
         batches = loader.epoch(self.epoch, start=self.step)
         while (batch := self._clocked("data", next, batches, None)) is not None:

@@ -44,7 +44,22 @@ class RankError(RuntimeError):
         self.rank = rank
 
 
-EXPLAINED = (ValueError, TypeError, OSError, ImportError, AgreedError, RankError)
+class MissingNameError(KeyError):
+    """A KeyError whose message is a sentence for the user."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+EXPLAINED = (
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    AgreedError,
+    RankError,
+    MissingNameError,
+)
 """Errors whose message is a sentence for the user; others are reported with type and location."""
 
 

@@ -80,7 +80,7 @@ def test_an_unknown_value_to_monitor_is_refused_before_any_work() -> None:
     trainer = small_trainer(None, EarlyStopping("val_acuracy"))
     expected = (
         "EarlyStopping: monitor must be one of loss, accuracy, val_loss, val_accuracy, "
-        "got 'val_acuracy'"
+        "got 'val_acuracy'; did you mean 'val_accuracy' or 'accuracy'?"
     )
     with pytest.raises(AgreedError) as caught:
         small_fit(trainer)
@@ -90,7 +90,7 @@ def test_an_unknown_value_to_monitor_is_refused_before_any_work() -> None:
 
 def test_a_validations_value_without_validation_is_refused_after_the_first_epoch() -> None:
     trainer = small_trainer(None, BestWeights("unused", "val_accuracy"))
-    with pytest.raises(AgreedError, match=r"must be one of loss, accuracy, got 'val_accuracy'$"):
+    with pytest.raises(AgreedError, match=r"got 'val_accuracy'; pass a validation set"):
         trainer.fit(small_data()[0], epochs=1, batch_size=8)
 
 

@@ -87,7 +87,8 @@ class Graph:
         all uses, each of which is a node with a layer of its own (`Layer.source`).
         """
         if not isinstance(part, Layer | Block):
-            raise TypeError(f"Model: expected a layer or a block, not a class, got {part!r}")
+            use = "; use Sequential(*layers)" if isinstance(part, list | tuple) else ""
+            raise TypeError(f"Model: expected a layer or a block, not a class, got {part!r}{use}")
         leaf = isinstance(part, Layer)
         if label.isdigit() or (not label and leaf):
             label = type(part).__name__.lower() + label

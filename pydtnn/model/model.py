@@ -10,7 +10,7 @@ import numpy as np
 from pydtnn.kernels import Backend, create_backend, recycled
 from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
 from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
@@ -20,6 +20,7 @@ from pydtnn.model.execution import Total, backward_loop, forward_loop, run_toget
 from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.named import Layers
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.summary import represent_model, summarize
@@ -190,9 +191,9 @@ class Model(AnsweringCall, Predictor):
             buffer.refresh()
 
     @property
-    def layers(self) -> list[Layer]:
-        """The layers in the order they run."""
-        return [node.layer for node in self.graph.nodes[len(self.input_shapes) :]]
+    def layers(self) -> Layers:
+        """The layers in the order they run, also by name."""
+        return Layers(node.layer for node in self.graph.nodes[len(self.input_shapes) :])
 
     @property
     def output_shape(self) -> Shape:

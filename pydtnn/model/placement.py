@@ -9,6 +9,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.parameters import Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import Statistic
 from pydtnn.model.graph import Graph
+from pydtnn.model.named import Parameters
 
 
 class Placement(NamedTuple):
@@ -52,7 +53,7 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
         tuple(buffers),
         tuple(frozen),
         tuple(sorted(buckets, key=lambda b: -b.ready_at)),
-        {p.name: p for p, _ in ready},
+        Parameters({p.name: p for p, _ in ready}),
     )
 
 

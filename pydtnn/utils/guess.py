@@ -129,6 +129,10 @@ class AnsweringCall(Answering):
             raise TypeError(f"{type(self).__name__}: cannot be called; {answer}")
 
 
+def _nothing(self: object) -> None:
+    """Take no arguments, as ``object.__init__`` does if there is no ``__new__``."""
+
+
 def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Raise TypeError if arguments of a class are too many or have unknown names.
 
@@ -140,7 +144,8 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
         With the argument of this library, or the nearest one.
     """
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    code = getattr(inspect.unwrap(vars(owner)["__init__"]), "__code__", None)
+    init, owner = (_nothing, cls) if owner is object else (vars(owner)["__init__"], owner)
+    code = getattr(inspect.unwrap(init), "__code__", None)
     if code is None:
         return
     from pydtnn.utils.guess_arguments import ARGUMENTS, POSITIONAL, REFUSED

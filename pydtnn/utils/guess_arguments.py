@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 
 _BACKEND = "use Model(net, input_shape, backend='cuda')"
 _DTYPE = "use Model(net, input_shape, dtype='bfloat16')"
@@ -65,8 +65,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "eps": "use epsilon=",
     },
     "LayerNorm": {
-        "normalized_shape": "use axes=, the number of last axes",
-        "axis": "use axes=, the number of last axes",
+        "normalized_shape": "use axes=, which counts the last axes",
+        "axis": "use axes=, which counts the last axes",
         "eps": "use epsilon=",
     },
     "Dropout": {"p": "use rate=", "seed": "omit it: Trainer.fit(train, seed=0) sets it"},
@@ -125,8 +125,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "devices": _RANKS,
         "gpus": _RANKS,
         "strategy": _RANKS,
-        "comm": "use exchange=AllReduce(comm)",
-        "communicator": "use exchange=AllReduce(comm)",
+        "comm": "use exchange=pydtnn.parallel.exchange.AllReduce(comm)",
+        "communicator": "use exchange=pydtnn.parallel.exchange.AllReduce(comm)",
         "scheme": "use exchange=",
         "train_dataset": "pass the data sets to Trainer.fit",
         "train_loader": "pass the data sets to Trainer.fit",
@@ -182,5 +182,5 @@ POSITIONAL = {
 }
 """What to do if there are too many arguments without names."""
 
-REFUSED = {"Optimizer": (Mapping, list, tuple, Iterator)}
+REFUSED = {"Optimizer": (Mapping, ValuesView, ItemsView, list, tuple, Iterator)}
 """Types that the first argument cannot have."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.callbacks import EarlyStopping
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.layers import BatchNorm, Flatten, Linear, Sequential
@@ -93,7 +94,11 @@ def test_ranks_of_a_scheme_that_lets_them_differ_may_have_their_own_learning_rat
 
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "a net": ({"model": Linear(3)}, r"model must be a Model, got .*; make one: Model\(net, inp"),
-    "a name": ({"optimizer": "sgd"}, "optimizer must be an Optimizer, got 'sgd'"),
+    "a number": ({"optimizer": 0.1}, "optimizer must be an Optimizer, got 0.1"),
+    "one callback": (
+        {"callbacks": EarlyStopping()},
+        r"callbacks must be a list, such as \[EarlyStopping\(\.\.\.\)\], got",
+    ),
     "a class": ({"optimizer": SGD}, r"optimizer must be .*; make one: SGD\(\.\.\.\)"),
     "a scheme's name": (
         {"exchange": "allreduce"},

@@ -1,0 +1,644 @@
+"""Names that users of other libraries type work, or are answered with ours in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pydtnn
+from pydtnn import callbacks, data, layers, losses, metrics, optimizers, schedules
+from pydtnn.callbacks import Callback, EarlyStopping
+from pydtnn.comm import Serial
+from pydtnn.data import ArrayDataset, Dataset, Loader
+from pydtnn.layers import Conv2d, Layer, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers.initializers import get_initializer
+from pydtnn.losses import get_loss
+from pydtnn.metrics import get_metric
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD, Adam, Optimizer, RMSProp
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.schedules import get_schedule
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import MissingNameError
+from pydtnn.utils.guess import Answering
+from pydtnn.utils.guess_arguments import ARGUMENTS, POSITIONAL
+from pydtnn.utils.guess_attributes import ATTRIBUTES, CALLS
+from pydtnn.utils.guess_names import ALIASES, ANSWERS, VALUES
+from tests.test_imports import python
+
+X, Y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+
+
+class CrossEntropyLoss:
+    """That of another library: an object that can be called."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError("called")
+
+
+class DataLoader:
+    """That of another library."""
+
+
+class DataFrame:
+    """That of another library."""
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the expressions below refer to; they change none of it."""
+    model = Model(Sequential(Linear(4), ReLU(), Linear(3)), (4,), backend="numpy")
+    dataset = ArrayDataset(X, Y)
+    trainer = Trainer(model, SGD(0.1), exchange=AllReduce(Serial()))
+    known: dict[str, Any] = {**vars(layers), **vars(optimizers), **vars(callbacks), **vars(data)}
+    return {
+        **{name: value for name, value in known.items() if not name.startswith("_")},
+        **{"pydtnn": pydtnn, "layers": layers, "losses": losses, "metrics": metrics},
+        **{"optimizers": optimizers, "callbacks": callbacks, "schedules": schedules, "data": data},
+        **{"model": model, "trainer": trainer, "dataset": dataset, "optimizer": trainer.optimizer},
+        **{
+            "layer": model.layers[0],
+            "p": model.parameters["linear0.w"],
+            "block": Sequential(ReLU()),
+        },
+        **{"loader": Loader(dataset, global_batch_size=4), "X": X, "Y": Y, "np": np},
+        **{"Model": Model, "Trainer": Trainer, "net": lambda: Sequential(Linear(3))},
+        **{"get_loss": get_loss, "get_metric": get_metric, "get_initializer": get_initializer},
+        **{"get_schedule": get_schedule, "torch": SimpleNamespace(DataLoader=DataLoader)},
+        **{"CrossEntropyLoss": CrossEntropyLoss, "pandas": SimpleNamespace(DataFrame=DataFrame)},
+        "loss": get_loss("mse"),
+    }
+
+
+WORKS: dict[str, Any] = {
+    # modules and classes at the top
+    "pydtnn.SGD": SGD,
+    "pydtnn.Adam": Adam,
+    "pydtnn.AdamW": optimizers.AdamW,
+    "pydtnn.Sequential": Sequential,
+    "pydtnn.Conv2d": Conv2d,
+    "pydtnn.Linear": Linear,
+    "pydtnn.ReLU": ReLU,
+    "pydtnn.Dense": Linear,
+    "pydtnn.Dataset": Dataset,
+    "pydtnn.Callback": Callback,
+    "pydtnn.EarlyStopping": EarlyStopping,
+    "pydtnn.Cosine": schedules.Cosine,
+    "pydtnn.Accuracy": metrics.Accuracy,
+    "pydtnn.CrossEntropyLoss": losses.CategoricalCrossEntropy,
+    "pydtnn.save_weights.__module__": "pydtnn.weights",
+    "pydtnn.create_net.__module__": "pydtnn.models",
+    "pydtnn.check_layer.__name__": "check_layer",
+    **{f"pydtnn.{name}.__name__": f"pydtnn.{name}" for name in ("callbacks", "weights", "testing")},
+    **{f"pydtnn.{name}.__name__": f"pydtnn.{name}" for name in ("parallel", "training", "models")},
+    # classes under the names of others
+    "layers.Dense": Linear,
+    "layers.Conv2D": Conv2d,
+    "layers.MaxPooling2D": MaxPool2d,
+    "layers.GlobalAveragePooling2D": layers.GlobalAvgPool2d,
+    "layers.Concatenate": layers.Concat,
+    "layers.Swish": layers.SiLU,
+    "losses.CrossEntropyLoss": losses.CategoricalCrossEntropy,
+    "losses.MSELoss": losses.MeanSquaredError,
+    "losses.L1Loss": losses.MeanAbsoluteError,
+    "losses.BCEWithLogitsLoss": losses.BinaryCrossEntropy,
+    "optimizers.RMSprop": RMSProp,
+    "optimizers.NAdam": optimizers.Nadam,
+    "data.TensorDataset": ArrayDataset,
+    # arguments
+    "len(Sequential([ReLU(), Linear(3)]).parts)": 2,
+    "MaxPool2d(2, 2).stride": (2, 2),
+    "Conv2d(16, 3, padding='same').padding": "same",
+    "Linear(3, bias=False).bias": False,
+    "type(Trainer(Model(net(), (4,)), 'adam').optimizer)": Adam,
+    "type(Trainer(Model(net(), (4,)), 'RMSprop').optimizer)": RMSProp,
+    "Trainer(Model(net(), (4,)), 'sgd', metrics=['acc']).objective.names": ("loss", "accuracy"),
+    "type(Trainer(Model(net(), (4,)), 'sgd', loss=losses.MSELoss).objective.losses[0])": (
+        losses.MeanSquaredError
+    ),
+    # values by name
+    **{
+        f"type(get_loss({name!r}))": losses.CategoricalCrossEntropy
+        for name in ("categorical_crossentropy", "sparse_categorical_crossentropy", "CE")
+    },
+    "type(get_loss('binary_crossentropy'))": losses.BinaryCrossEntropy,
+    "type(get_loss('MSELoss'))": losses.MeanSquaredError,
+    "type(get_loss('l1'))": losses.MeanAbsoluteError,
+    **{
+        f"get_metric({name!r}).name": "accuracy"
+        for name in ("acc", "Accuracy", "sparse_categorical_accuracy", "binary_accuracy")
+    },
+    "get_metric('top5').name": "top5_accuracy",
+    "get_initializer('kaiming_normal') == get_initializer('he_normal')": True,
+    "get_initializer('xavier_uniform') == get_initializer('glorot_uniform')": True,
+    # members
+    "dataset[0][1]": 0,
+    "dataset[-1][0].tolist()": X[11].tolist(),
+    "len(dataset)": 12,
+    "[int(y) for _, y in dataset]": Y.tolist(),
+    "model.layers['relu1'] is model.layers[1]": True,
+    "len(model.layers[1:])": 2,
+    "model.parameters['linear0.w'].shape": (4, 4),
+}
+
+ANSWERED: dict[str, tuple[type[Exception], str]] = {
+    # modules
+    "pydtnn.nn": (AttributeError, "pydtnn.layers"),
+    "pydtnn.optim": (AttributeError, "pydtnn.optimizers"),
+    "pydtnn.DataLoader": (AttributeError, r"pydtnn.ArrayDataset\(x, y\)"),
+    "pydtnn.Tensor": (AttributeError, "arrays are those of NumPy"),
+    "pydtnn.tensor": (AttributeError, "arrays are those of NumPy"),
+    "pydtnn.save": (AttributeError, "pydtnn.weights.save_weights"),
+    "pydtnn.no_grad()": (AttributeError, "Model.predict and Trainer.evaluate"),
+    "pydtnn.device('cuda')": (AttributeError, "backend='cuda'"),
+    "pydtnn.cuda": (AttributeError, "backend='cuda'"),
+    "pydtnn.set_seed(0)": (AttributeError, r"seed=0\)"),
+    "pydtnn.manual_seed(0)": (AttributeError, r"seed=0\)"),
+    "pydtnn.train(model)": (AttributeError, "Trainer.*fit"),
+    "pydtnn.fit": (AttributeError, "Trainer.*fit"),
+    "pydtnn.jit": (AttributeError, "not needed"),
+    "pydtnn.linen": (AttributeError, "pydtnn.layers"),
+    "pydtnn.value_and_grad": (AttributeError, "docs/extending.md"),
+    "pydtnn.LightningModule": (AttributeError, r"Trainer\(model, optimizer\)"),
+    "pydtnn.DistributedDataParallel": (AttributeError, "mpirun"),
+    "pydtnn.train_test_split": (AttributeError, "pydtnn.data.split_validation"),
+    "pydtnn.MLPClassifier": (AttributeError, "create_net"),
+    "pydtnn.Sequentiall": (AttributeError, "did you mean 'Sequential'"),
+    "pydtnn.optimisers": (AttributeError, "did you mean 'optimizers'"),
+    "layers.SGD": (AttributeError, "use pydtnn.optimizers.SGD"),
+    "losses.Dense": (AttributeError, "use pydtnn.layers.Linear"),
+    "layers.Sequental": (AttributeError, "did you mean 'Sequential'"),
+    "layers.BatchNorm2d": (AttributeError, r"BatchNorm\(\)"),
+    "layers.BatchNormalization": (AttributeError, r"BatchNorm\(\).* 1 minus that of Keras"),
+    "layers.Module": (AttributeError, "pydtnn.layers.Layer"),
+    "layers.LSTM": (AttributeError, "Layer with forward and backward"),
+    "layers.Embedding": (AttributeError, "Layer with forward and backward"),
+    "layers.ZeroPadding2D": (AttributeError, "pydtnn.layers.Pad"),
+    "layers.LogSoftmax": (AttributeError, "which takes logits"),
+    "layers.Input": (AttributeError, r"Model\(net, input_shape\)"),
+    "losses.NLLLoss": (AttributeError, "which takes logits"),
+    "losses.SparseCategoricalCrossentropy": (AttributeError, "which takes logits"),
+    "losses.HuberLoss": (AttributeError, "docs/extending.md"),
+    "metrics.F1": (AttributeError, "no attribute 'F1'"),
+    "optimizers.Adagrad": (AttributeError, "docs/extending.md"),
+    "schedules.CosineAnnealingLR": (AttributeError, r"pydtnn.schedules.Cosine\(lr, steps\)"),
+    "schedules.StepLR": (AttributeError, r"pydtnn.schedules.Step\(lr, boundaries, gamma\)"),
+    "schedules.OneCycleLR": (AttributeError, "pydtnn.schedules.OneCycle"),
+    "callbacks.ModelCheckpoint": (AttributeError, "BestWeights.*Checkpointer"),
+    "callbacks.ReduceLROnPlateau": (AttributeError, "ReduceOnPlateau"),
+    "callbacks.LearningRateScheduler": (AttributeError, "lambda step"),
+    "callbacks.TensorBoard": (AttributeError, "HistoryWriter"),
+    # calls of classes
+    "Linear(784, 10)": (TypeError, r"use Linear\(features\)"),
+    "Conv2d(3, 16, 3)": (TypeError, r"use Conv2d\(filters, kernel_size\)"),
+    "Conv2d(3, 16, kernel_size=3)": (TypeError, r"use Conv2d\(filters, kernel_size\)"),
+    "Conv2d(3, 16, 3, 1, 1)": (TypeError, r"use Conv2d\(filters, kernel_size\)"),
+    "Conv2d(16, 3, in_channels=3)": (TypeError, "'in_channels'; omit it"),
+    "Conv2d(out_channels=16, kernel_size=3)": (TypeError, "use filters="),
+    "Conv2d(16, 3, strides=2)": (TypeError, "use stride="),
+    "Conv2d(16, 3, activation='relu')": (TypeError, r"a layer such as ReLU\(\)"),
+    "Conv2d(16, 3, kernel_initializer='he_normal')": (TypeError, "use initializer="),
+    "Conv2d(16, 3, stirde=2)": (TypeError, "did you mean 'stride'"),
+    "Linear(units=3)": (TypeError, "use features="),
+    "Linear(3, use_bias=False)": (TypeError, "use bias="),
+    "Linear(3, input_shape=(4,))": (TypeError, r"use Model\(net, input_shape\)"),
+    "BatchNorm(64)": (TypeError, r"use BatchNorm\(\)"),
+    "BatchNorm(eps=1e-3)": (TypeError, "use epsilon="),
+    "LayerNorm(512)": (TypeError, r"use LayerNorm\(\)"),
+    "GroupNorm(8, 64)": (TypeError, r"use GroupNorm\(groups\)"),
+    "Dropout(p=0.5)": (TypeError, "use rate="),
+    "ReLU(inplace=True)": (TypeError, "omit it"),
+    "ReLU(True)": (TypeError, "no argument without a name"),
+    "Softmax(dim=1)": (TypeError, "omit it"),
+    "Reshape(7, 7, 64)": (TypeError, "use one tuple"),
+    "MaxPool2d(pool_size=2)": (TypeError, "use kernel_size="),
+    "SGD(model.parameters, lr=0.1)": (TypeError, r"use SGD\(lr=0.1\)"),
+    "SGD(model.parameters)": (TypeError, r"the trainer passes .* use SGD\(lr=0.1\)"),
+    "SGD(model.parameters.values())": (TypeError, "number"),
+    "Adam(iter([p]))": (TypeError, r"the trainer passes .* use SGD\(lr=0.1\)"),
+    "SGD(learning_rate=0.1)": (TypeError, "use lr="),
+    "Adam(betas=(0.9, 0.999))": (TypeError, "use beta1= and beta2="),
+    "Adam(eps=1e-8)": (TypeError, "use epsilon="),
+    "SGD(clipnorm=1.0)": (TypeError, "use clip_norm="),
+    "Model(net(), (4,), device='cuda')": (TypeError, "use backend="),
+    "Model(inputs=1, outputs=2)": (TypeError, r"use Model\(net, input_shape\)"),
+    "Model([ReLU()], (4,))": (TypeError, "Sequential"),
+    "Trainer(model, SGD(0.1), epochs=3)": (TypeError, "Trainer.fit"),
+    "Trainer(model, SGD(0.1), criterion='mse')": (TypeError, "use loss="),
+    "Trainer(model, SGD(0.1), gpus=4)": (TypeError, "mpirun"),
+    "Trainer(model, SGD(0.1), lr=0.1)": (TypeError, "SGD"),
+    "Trainer(model, SGD(0.1), 'mse')": (TypeError, "loss='mse'"),
+    "Trainer(model, SGD)": (TypeError, r"make one: SGD\(\.\.\.\)"),
+    "Trainer(model, 'adagrad')": (ValueError, "docs/extending.md"),
+    "Trainer(model, SGD(0.1), loss=CrossEntropyLoss())": (TypeError, "use 'cross_entropy'"),
+    "Trainer(model, SGD(0.1), loss=CrossEntropyLoss)": (TypeError, "use 'cross_entropy'"),
+    "Trainer(model, SGD(0.1), metrics='accuracy')": (TypeError, r"\['accuracy'\]"),
+    "Trainer(model, SGD(0.1), callbacks=EarlyStopping())": (TypeError, r"\[EarlyStopping\("),
+    "ArrayDataset(X, Y, num_classes=3)": (TypeError, "use classes="),
+    "Loader(dataset, batch_size=3)": (TypeError, "use global_batch_size="),
+    "EarlyStopping(restore_best_weights=True)": (TypeError, "BestWeights"),
+    "BestWeights(filepath='x')": (TypeError, "use path="),
+    "losses.MeanSquaredError(reduction='sum')": (TypeError, "omit it"),
+    "losses.CategoricalCrossEntropy(from_logits=True)": (TypeError, "logits"),
+    # values by name
+    "get_loss('nll')": (ValueError, "'cross_entropy', which takes logits"),
+    "get_loss('huber')": (ValueError, "docs/extending.md"),
+    "get_metric('f1')": (ValueError, "docs/extending.md"),
+    "get_optimizer('momentum')": (ValueError, "'sgd' with momentum=0.9"),
+    "get_schedule('exponential', 0.1, 9, 3)": (ValueError, "'epochs'"),
+    "get_initializer('normal')": (ValueError, "'he_normal'"),
+    # models
+    "model.fit(X, Y)": (AttributeError, r"Trainer\(model, optimizer\)"),
+    "model.compile('adam')": (AttributeError, r"Trainer\(model, optimizer"),
+    "model.train()": (AttributeError, "not needed"),
+    "model.eval()": (AttributeError, "not needed"),
+    "model.to('cuda')": (AttributeError, "backend='cuda'"),
+    "model.cuda()": (AttributeError, "backend='cuda'"),
+    "model.state_dict()": (AttributeError, r"model.state\(\)"),
+    "model.load_state_dict({})": (AttributeError, r"model.load\(state\)"),
+    "model.named_parameters()": (AttributeError, r"model.parameters.items\(\)"),
+    "model.parameters()": (TypeError, r"model.parameters.values\(\)"),
+    "model.parameters['linear0.v']": (KeyError, "did you mean 'linear0.w'"),
+    "model.layers['linear']": (KeyError, "did you mean 'linear"),
+    "model.zero_grad()": (AttributeError, "backward overwrites"),
+    "model(X)": (TypeError, r"model.predict\(x\)"),
+    "model.weights": (AttributeError, "model.parameters"),
+    "model.save_weights('x')": (AttributeError, "save_weights"),
+    "model.load_weights('x')": (AttributeError, "load_weights"),
+    "model.evaluate(X, Y)": (AttributeError, r"trainer.evaluate\(dataset\)"),
+    "model.add(ReLU())": (AttributeError, "Sequential"),
+    "model.get_layer('x')": (AttributeError, r"model.layers\[name\]"),
+    "model.predict_proba(X)": (AttributeError, r"model.predict\(x\)"),
+    "model.apply(X)": (AttributeError, r"model.predict\(x\)"),
+    "model.count_params()": (AttributeError, r"model.summary\(\)"),
+    "model.modules()": (AttributeError, "model.layers"),
+    "model.half()": (AttributeError, "dtype='float16'"),
+    # trainers
+    "trainer.train()": (AttributeError, r"trainer.fit\(train"),
+    "trainer.predict(X)": (AttributeError, r"trainer.model.predict\(x\)"),
+    "trainer.test(dataset)": (AttributeError, r"trainer.evaluate\(dataset\)"),
+    "trainer.validate(dataset)": (AttributeError, r"trainer.evaluate\(dataset\)"),
+    "trainer.run()": (AttributeError, r"trainer.fit\(train"),
+    "trainer.save_checkpoint('x')": (AttributeError, "save_checkpoint"),
+    "trainer.compile()": (AttributeError, r"Trainer\(model, optimizer"),
+    "trainer.score(X, Y)": (AttributeError, r"trainer.evaluate\(dataset\)"),
+    "trainer.callback_metrics": (AttributeError, "trainer.logs"),
+    "trainer.world_size": (AttributeError, "trainer.comm.size"),
+    "trainer.logs['loss']": (KeyError, "before the first step"),
+    "trainer.fit(X, Y)": (TypeError, r"ndarray; use ArrayDataset\(x, y\)"),
+    "trainer.fit((X, Y))": (TypeError, r"tuple; use ArrayDataset\(\*pair\)"),
+    "trainer.fit([(X[0], 0)])": (TypeError, "list; use ArrayDataset.*Dataset with read"),
+    "trainer.fit(torch.DataLoader())": (TypeError, "DataLoader; pass its data set"),
+    "trainer.fit(pandas.DataFrame())": (TypeError, "DataFrame; use ArrayDataset.*to_numpy"),
+    "trainer.fit(loader)": (TypeError, "Loader; pass its data set"),
+    "trainer.evaluate(X)": (TypeError, r"ndarray; use ArrayDataset\(x, y\)"),
+    # other objects
+    "optimizer.zero_grad()": (AttributeError, "backward overwrites"),
+    "optimizer.param_groups": (AttributeError, "lr"),
+    "optimizer.learning_rate": (AttributeError, "optimizer.lr_now"),
+    "optimizer.state_dict()": (AttributeError, r"optimizer.state\(\)"),
+    "layer(X)": (TypeError, "Sequential"),
+    "block(X)": (TypeError, "Sequential"),
+    "ReLU()(X)": (TypeError, "Sequential"),
+    "layer.weight": (AttributeError, "layer.parameters"),
+    "layer.training": (AttributeError, "context.training"),
+    "block.add(ReLU())": (AttributeError, r"Sequential\(\*layers\)"),
+    "block.append(ReLU())": (AttributeError, r"Sequential\(\*layers\)"),
+    "block.summary()": (AttributeError, r"Model\(net, input_shape\)"),
+    "block.forward(X)": (AttributeError, "wire"),
+    "p.data": (AttributeError, "p.master"),
+    "p.numpy()": (AttributeError, "p.master"),
+    "dataset.targets": (AttributeError, "dataset.read"),
+    "dataset.map(abs)": (AttributeError, "docs/extending.md"),
+    "dataset.shuffle(10)": (AttributeError, "Trainer.fit shuffles"),
+    "dataset.batch(32)": (AttributeError, "batch_size="),
+    "dataset[:3]": (TypeError, r"dataset.subset\(indices\)"),
+    "dataset[12]": (IndexError, r"in 0\.\.11, got 12"),
+    "np.asarray(dataset)": (TypeError, "dataset.read"),
+    "loader.batch_size": (AttributeError, "loader.global_batch_size"),
+    "loader.set_epoch(3)": (AttributeError, "loader.epoch"),
+    "loss.backward()": (AttributeError, "Trainer.fit computes gradients"),
+    "Callback().model": (AttributeError, "trainer.model"),
+}
+
+
+@pytest.mark.parametrize("expression", WORKS)
+def test_a_name_with_our_meaning_works(expression: str, names: dict[str, Any]) -> None:
+    assert eval(expression, {**names}) == WORKS[expression]
+
+
+@pytest.mark.parametrize("expression", ANSWERED)
+def test_another_name_is_answered_in_one_sentence(expression: str, names: dict[str, Any]) -> None:
+    error, words = ANSWERED[expression]
+    with pytest.raises(error, match=words) as caught:
+        eval(expression, {**names})
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert len(sentence) < 300
+    assert not sentence.endswith(".")
+
+
+IMPORTS = {
+    "from pydtnn import nn": "layers are in pydtnn.layers",
+    "from pydtnn import Sequentiall": "did you mean 'Sequential'",
+    "from pydtnn.layers import LSTM": "write it as a Layer",
+    "from pydtnn.layers import Linear, BatchNorm2d": r"use pydtnn.layers.BatchNorm\(\)",
+    "from pydtnn.callbacks import ModelCheckpoint as Saver": "BestWeights",
+    "from pydtnn.optimizers import StepLR": r"pydtnn.schedules.Step",
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_an_import_is_answered_too(statement: str) -> None:
+    with pytest.raises(ImportError, match=IMPORTS[statement]):
+        exec(statement, {})
+
+
+def test_imports_under_other_names_work() -> None:
+    imported: dict[str, Any] = {}
+    exec("from pydtnn import SGD\nfrom pydtnn.layers import Conv2D as C, Dense", imported)
+    assert (imported["SGD"], imported["C"], imported["Dense"]) == (SGD, Conv2d, Linear)
+
+
+# -- methods of callbacks
+
+
+def with_method(name: str, function: Any) -> Callback:
+    return type("Mine", (Callback,), {name: function})()
+
+
+METHODS = {
+    "on_batch_end": (lambda self, trainer: None, r"never called; use on_step_end\(trainer\)"),
+    "on_epoch_begin": (lambda self, trainer: None, r"never called; use on_epoch_start\(trainer\)"),
+    "on_train_begin": (lambda self, trainer: None, r"use on_fit_start\(trainer, epochs, steps\)"),
+    "on_train_end": (lambda self, trainer: None, r"use on_fit_end\(trainer\)"),
+    "on_validation_end": (lambda self, trainer: None, r"use on_epoch_end\(trainer\)"),
+    "on_save_checkpoint": (lambda self, trainer: None, r"use state\(\)"),
+    "on_epoch_ends": (lambda self, trainer: None, "did you mean 'on_epoch_end'"),
+    "on_epoch_end": (lambda self, epoch, logs=None: None, r"must take \(self, trainer\), got \(se"),
+    "on_step_end": (
+        lambda self, trainer, batch: None,
+        r"must take \(self, trainer\), got \(",
+    ),
+    "on_fit_start": (lambda self, trainer: None, r"must take \(self, trainer, epochs, steps\)"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_is_never_called_is_refused(name: str) -> None:
+    function, words = METHODS[name]
+    function.__name__ = name
+    model = Model(Linear(3), (4,), backend="numpy")
+    with pytest.raises(TypeError, match=f"^Mine: .*{words}"):
+        Trainer(model, SGD(0.1), callbacks=[with_method(name, function)])
+
+
+class Reports(Callback):
+    """Calls a method of its own, and takes more than it is given."""
+
+    seen: float = 0
+
+    def on_step_end(self, trainer: Any, *, factor: float = 2.0) -> None:
+        self.on_loss(factor * trainer.logs["loss"])
+
+    def on_loss(self, value: float) -> None:
+        self.seen = value
+
+
+def test_a_callback_may_have_methods_that_it_calls_itself() -> None:
+    reports = Reports()
+    model = Model(Linear(3), (4,), backend="numpy")
+    (logs,) = Trainer(model, SGD(0.1), callbacks=[reports]).fit(ArrayDataset(X, Y), batch_size=6)
+    assert reports.seen == 2 * logs["loss"]
+
+
+# -- logs
+
+
+def test_a_missing_value_of_the_logs_says_what_there_is() -> None:
+    sentences = []
+
+    class Look(Callback):
+        def on_epoch_end(self, trainer: Any) -> None:
+            for name in ("val_accuracy", "acuracy"):
+                with pytest.raises(MissingNameError) as caught:
+                    trainer.logs[name]
+                sentences.append(str(caught.value))
+            assert trainer.logs.get("val_accuracy") is None
+            assert "val_loss" not in trainer.logs
+
+    model = Model(Linear(3), (4,), backend="numpy")
+    trainer = Trainer(model, SGD(0.1), callbacks=[Look()])
+    (logs,) = trainer.fit(ArrayDataset(X, Y), batch_size=6)
+    assert "pass a validation set to Trainer.fit" in sentences[0]
+    assert "did you mean 'accuracy'?" in sentences[1]
+    assert repr({**logs}) == repr(logs)
+    for same in (copy.deepcopy(logs), pickle.loads(pickle.dumps(logs))):
+        with pytest.raises(KeyError):
+            same["val_loss"]
+
+
+# -- the mechanism
+
+
+class Custom(Layer):
+    """A user's layer: its attributes and arguments are its own."""
+
+    def __init__(self, width: int, *, units: int = 1) -> None:
+        super().__init__()
+        self.width, self.units = width, units
+
+    @property
+    def broken(self) -> int:
+        return self.missing_part  # type: ignore[attr-defined,no-any-return]
+
+    def forward(self, *xs: Any, context: Any) -> Any:
+        return xs[0], None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy
+
+
+def test_attributes_that_are_missing_stay_missing() -> None:
+    layer = Custom(3, units=2)
+    assert not hasattr(layer, "weight")
+    assert getattr(layer, "weight", 7) == 7
+    assert not hasattr(layer, "_private")
+    assert not hasattr(Model, "fit")
+    for same in (copy.copy(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert (same.width, same.units) == (3, 2)
+
+
+def test_an_error_in_a_property_is_not_hidden() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'missing_part'"):
+        Custom(3).broken  # noqa: B018
+
+
+def test_arguments_of_ones_own_classes_are_checked_by_their_own_signature() -> None:
+    assert Custom(3, units=4).units == 4
+    with pytest.raises(TypeError, match=r"^Custom: expected at most 1 argument without a name \("):
+        Custom(3, 4)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unknown argument of Custom 'unit'; did you mean 'units'?"):
+        Custom(3, unit=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'width'"):
+        Custom()  # type: ignore[call-arg]
+    assert str(inspect.signature(Custom)) == "(width: 'int', *, units: 'int' = 1) -> 'None'"
+
+
+def test_options_that_are_passed_on_are_not_checked() -> None:
+    class Passes(Optimizer):
+        def __init__(self, lr: Any = 0.1, **options: Any) -> None:
+            super().__init__(lr, clip_norm=options.pop("max_norm", None), **options)
+
+        def update(self, w: Any, g: Any, *, lr: Any, decay: Any, step: Any) -> None:  # type: ignore[override]
+            w -= lr * g
+
+    assert Passes(max_norm=2.0).clip_norm == 2.0
+
+
+class Other:
+    """A mixin with a ``__new__`` that keeps the arguments."""
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        made = super().__new__(cls)
+        made.given = args, keywords  # type: ignore[attr-defined]
+        return made
+
+
+def test_another_mixin_receives_the_arguments() -> None:
+    class Both(Answering, Other):
+        def __init__(self, a: int, b: int = 2) -> None:
+            self.a = a
+
+    assert Both(1, b=3).given == ((1,), {"b": 3})  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="unknown argument of Both 'c'"):
+        Both(1, c=3)  # type: ignore[call-arg]
+
+
+def test_attributes_that_exist_cost_nothing_more() -> None:
+    for kind in (Model, Trainer, Layer, Dataset, Optimizer):
+        assert "__getattribute__" not in vars(kind)
+    assert Answering.__getattribute__ is object.__getattribute__
+    begin = time.perf_counter()
+    for _ in range(1000):
+        hasattr(pydtnn.Linear, "nothing")
+        hasattr(SGD(0.1), "nothing")
+    assert time.perf_counter() - begin < 1  # s, for 2000 questions and 1000 objects
+
+
+def test_import_pydtnn_reads_no_table() -> None:
+    code = "import sys, pydtnn; print([m for m in sys.modules if m.startswith('pydtnn.')])"
+    assert python(code).strip() == "[]"
+
+
+# -- the tables
+
+
+def answers() -> Iterator[tuple[str, str]]:
+    """Every answer, with what it is for."""
+    yield from ANSWERS.items()
+    yield from POSITIONAL.items()
+    yield from CALLS.items()
+    for table in (ATTRIBUTES, ARGUMENTS, VALUES):
+        for kind, entries in table.items():
+            yield from ((f"{kind}.{name}", answer) for name, answer in entries.items())
+    from pydtnn.training.callback_checks import METHODS
+
+    yield from ((name, f"Callback.{answer}") for name, answer in METHODS.items())
+
+
+ROOT = Path(__file__).parent.parent
+OBJECTS = {"model": Model, "trainer": Trainer, "optimizer": Optimizer, "dataset": Dataset}
+OBJECTS |= {"layer": Layer, "loader": Loader, "Layer": Layer, "Trainer": Trainer, "Model": Model}
+OBJECTS |= {"Callback": Callback}
+
+
+def exists(path: str) -> bool:
+    """Whether a dotted name of this library exists; attributes may be set by ``__init__``."""
+    first, *rest = path.split(".")
+    if first in OBJECTS:
+        kind, name = OBJECTS[first], rest[0]
+        own = inspect.getsource(kind)
+        return hasattr(kind, name) or f"self.{name}" in own or f"    {name} :" in own
+    value: Any = pydtnn
+    for name in rest:
+        if inspect.ismodule(value) and (ROOT / value.__name__.replace(".", "/")).is_dir():
+            __import__(f"{value.__name__}.{name}") if name in modules(value) else None
+        value = getattr(value, name)
+    return True
+
+
+def modules(package: Any) -> set[str]:
+    return {path.stem for path in Path(package.__file__).parent.iterdir() if path.stem[0] != "_"}
+
+
+@pytest.mark.parametrize(("name", "answer"), [pytest.param(*one, id=one[0]) for one in answers()])
+def test_every_name_in_an_answer_exists(name: str, answer: str, names: dict[str, Any]) -> None:
+    for path in re.findall(rf"\b(?:pydtnn|{'|'.join(OBJECTS)})(?:\.[a-zA-Z_]\w*)+", answer):
+        assert path == "pydtnn.train" or exists(path), path
+    for document in re.findall(r"docs/\w+\.md", answer):
+        assert (ROOT / document).exists()
+    for kind in re.findall(r"(?<![.\w])([A-Z]\w+)\(", answer):
+        assert isinstance(names.get(kind) or getattr(pydtnn, kind), type)
+    owner = name.partition(".")[0]
+    if name in (f"{owner}.{argument}" for argument in ARGUMENTS.get(owner, ())):
+        kinds = re.findall(r" of (?:the )?(\w+)", answer)
+        kind = {"optimizer": "Optimizer"}.get(kinds[0], kinds[0]) if kinds else owner
+        for argument in re.findall(r"\b(?:use|pass|and|or) (\w+)=", answer):
+            kind = "Trainer.fit" if "Trainer.fit" in answer else kind
+            takes = {
+                parameter
+                for candidate in candidates(kind, owner, names)
+                for parameter in inspect.signature(candidate).parameters
+            }
+            assert argument in takes, argument
+
+
+def candidates(kind: str, owner: str, names: dict[str, Any]) -> list[Any]:
+    """The classes, or the method, that an answer about an argument can refer to."""
+    if kind == "Trainer.fit":
+        return [Trainer.fit]
+    base = names.get(kind) or getattr(layers.pool, kind, None) or getattr(pydtnn, kind)
+    return [base, *base.__subclasses__()] if isinstance(base, type) else [base]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_every_alias_is_a_name_of_its_module(name: str) -> None:
+    home, _, ours = ALIASES[name].rpartition(".")
+    assert getattr(pydtnn, name) is getattr(__import__(home, fromlist=[ours]), ours)
+
+
+def test_no_name_is_both_ours_and_answered() -> None:
+    ours = {n for m in (layers, losses, optimizers, schedules, callbacks, data) for n in m.__all__}
+    ours |= {*pydtnn.__all__}
+    assert not ours & {*ANSWERS}
+    assert not ours & {*ALIASES}
+    assert not {*ALIASES} & {*ANSWERS}
+    for kind, entries in ATTRIBUTES.items():
+        owner = names_of(kind)
+        assert not [name for name in entries if hasattr(owner, name)]
+
+
+def names_of(kind: str) -> type:
+    from pydtnn.layers import Block
+    from pydtnn.layers.parameters import Parameter
+    from pydtnn.losses import Loss
+
+    known: list[Any] = [Model, Trainer, Optimizer, Layer, Block, Dataset, Loader, Loss, Callback]
+    return {one.__name__: one for one in [*known, Parameter]}[kind]
+
+
+def test_a_class_has_one_home() -> None:
+    homes = (layers, losses, optimizers, schedules, callbacks, data)
+    classes = [n for m in homes for n in m.__all__ if isinstance(vars(m)[n], type)]
+    assert len(classes) == len({*classes})

@@ -1,0 +1,209 @@
+"""`check_loss` and `check_metric` find what breaks the contract, and say what it is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.losses import LOSSES, CategoricalCrossEntropy, Loss, MeanSquaredError
+from pydtnn.metrics import METRICS, Metric, TopKAccuracy
+from pydtnn.testing import check_loss, check_metric
+from pydtnn.testing.__main__ import main
+
+
+class Square(Loss):
+    """A correct loss; the broken ones below differ in one thing."""
+
+    def check(self, shape: tuple[int, ...], target: Any) -> None:
+        if shape != target.shape:
+            raise ValueError(f"Square: expected targets of shape {shape}, got {target.shape}")
+
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        out[...] = 2 * scale * (y - target)
+        return ((y - target) ** 2).sum()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_losses_of_the_library_pass(name: str, backend: str) -> None:
+    check_loss(LOSSES[name](), (4,), backend=backend)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_metrics_of_the_library_pass(name: str) -> None:
+    check_metric(TopKAccuracy(2) if name == "top_k_accuracy" else METRICS[name](), (4,))
+
+
+def test_targets_can_be_given() -> None:
+    check_loss(MeanSquaredError(), (4, 3, 2))
+    check_loss(MeanSquaredError(), (1,), np.arange(6.0))
+    check_loss(CategoricalCrossEntropy(0.1, [1, 2, 3, 4]), (4,), np.arange(4))
+
+
+class Mean(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        return super().compute(backend, y, target, scale, out) / max(len(y), 1)
+
+
+class MeanOfNothing(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        with np.errstate(invalid="ignore"):
+            share = np.float64(len(y)) / len(y) if len(y) else np.nan
+        return super().compute(backend, y, target, scale, out) * share
+
+
+class WrongGradient(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        value = super().compute(backend, y, target, scale, out)
+        out *= 0.5
+        return value
+
+
+class MeanGradient(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        value = super().compute(backend, y, target, scale, out)
+        out /= 1.0 + 1e-3 * (len(y) < 5)
+        return value
+
+
+class IgnoresScale(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        return super().compute(backend, y, target, 1.0, out)
+
+
+class ScalesTheLoss(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        return scale * super().compute(backend, y, target, scale, out)
+
+
+class WritesHalf(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        out[:, 0] = 2 * scale * (y - target)[:, 0]
+        return ((y - target) ** 2).sum()
+
+
+class ReturnsSamples(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        super().compute(backend, y, target, scale, out)
+        return ((y - target) ** 2).sum(axis=1)
+
+
+class ChangesPredictions(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        value = super().compute(backend, y, target, scale, out)
+        y += 1
+        return value
+
+
+class Random(Square):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        return super().compute(backend, y, target, scale, out) * self.rng.uniform()
+
+
+class Imprecise(Square):
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        shift = y.dtype.type(1e5)
+        return super().compute(backend, (y + shift) - shift, target, scale, out)
+
+
+class ChecksNothing(Square):
+    def check(self, shape: tuple[int, ...], target: Any) -> None:
+        pass
+
+    def compute(self, backend: Any, y: Any, target: Any, scale: Any, out: Any) -> Any:
+        n = min(len(y), len(target))
+        out[n:] = 0
+        return super().compute(backend, y[:n], target[:n], scale, out[:n])
+
+
+BROKEN_LOSSES = [
+    (Mean(), r"sum of the results for shards .* \(sums over samples, not means\), is wrong"),
+    (MeanOfNothing(), "the result for no samples is wrong: expected 0, got nan"),
+    (WrongGradient(), r"the gradient at \(\d, \d\) is wrong: central differences give"),
+    (MeanGradient(), r"the gradient of a shard is wrong at"),
+    (IgnoresScale(), "the gradient with scale 0.375 is wrong"),
+    (ScalesTheLoss(), "the loss, of which scale is not a factor, is wrong"),
+    (WritesHalf(), "must be written to the whole of `out`, got NaN"),
+    (ReturnsSamples(), "it must return one number, the sum over the samples, got array"),
+    (ChangesPredictions(), "the predictions are changed; compute on a copy"),
+    (Random(), "the result must be the same if it is computed again"),
+    (Imprecise(), "the loss in float32 is wrong"),
+    (ChecksNothing(), "targets of 4 samples for predictions of 5 must raise ValueError; compare"),
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"), BROKEN_LOSSES, ids=[type(loss).__name__ for loss, _ in BROKEN_LOSSES]
+)
+def test_a_broken_loss_is_told_what_it_breaks(loss: Loss, sentence: str) -> None:
+    check_loss(Square(), (3,))
+    with pytest.raises(AssertionError, match=f"^{type(loss).__name__}: .*{sentence}"):
+        check_loss(loss, (3,))
+
+
+class Far(Metric):
+    name = "far"
+
+    def check(self, shape: tuple[int, ...], target: Any) -> None:
+        if shape != target.shape:
+            raise ValueError("Far: expected targets of the shape of the predictions")
+
+    def compute(self, xp: Any, y: Any, target: Any) -> Any:
+        return (abs(y - target) > 1).any(axis=1).sum()
+
+
+class Nameless(Far):
+    name = None  # type: ignore[assignment]
+
+
+class NoDirection(Far):
+    better = "high"
+
+
+class Share(Far):
+    def compute(self, xp: Any, y: Any, target: Any) -> Any:
+        return super().compute(xp, y, target) / max(len(y), 1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "sentence"),
+    [
+        (Nameless(), "it must have a `name`, for the logs"),
+        (NoDirection(), "`better` must be 'min' or 'max', got 'high'"),
+        (Share(), "not means"),
+    ],
+)
+def test_a_broken_metric_is_told_what_it_breaks(metric: Metric, sentence: str) -> None:
+    check_metric(Far(), (3,))
+    with pytest.raises(AssertionError, match=f"^{type(metric).__name__}: .*{sentence}"):
+        check_metric(metric, (3,))
+
+
+def test_what_is_neither_is_refused() -> None:
+    with pytest.raises(TypeError, match="check_loss: expected a Loss, got 'mse'"):
+        check_loss("mse", (3,))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="check_metric: batch must be at least 3, got 2"):
+        check_metric(Far(), (3,), batch=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("Square", [], r"Square: all checks passed for samples of shape \(3,\)"),
+        ("Far", ["--shape=2,2"], r"Far: all checks passed for samples of shape \(2, 2\)"),
+        ("Mean", [], "Mean: the sum of the results"),
+    ],
+)
+def test_the_command_line_checks_them(
+    name: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([f"{__file__}:{name}", *arguments])
+    printed = capsys.readouterr()
+    assert status == (name == "Mean")
+    assert re.match(words, printed.out + printed.err)

@@ -8,6 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,7 +225,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "MaxPool2d(pool_size=2)": (TypeError, "use kernel_size="),
     "SGD(model.parameters, lr=0.1)": (TypeError, r"use SGD\(lr=0.1\)"),
     "SGD(model.parameters)": (TypeError, r"the trainer passes .* use SGD\(lr=0.1\)"),
-    "SGD(model.parameters.values())": (TypeError, "number"),
+    "SGD(model.parameters.values())": (TypeError, r"use SGD\(lr=0.1\)"),
     "Adam(iter([p]))": (TypeError, r"the trainer passes .* use SGD\(lr=0.1\)"),
     "SGD(learning_rate=0.1)": (TypeError, "use lr="),
     "Adam(betas=(0.9, 0.999))": (TypeError, "use beta1= and beta2="),
@@ -563,6 +564,7 @@ OBJECTS |= {"layer": Layer, "loader": Loader, "Layer": Layer, "Trainer": Trainer
 OBJECTS |= {"Callback": Callback}
 
 
+@cache
 def exists(path: str) -> bool:
     """Whether a dotted name of this library exists; attributes may be set by ``__init__``."""
     first, *rest = path.split(".")
@@ -574,37 +576,45 @@ def exists(path: str) -> bool:
     for name in rest:
         if inspect.ismodule(value) and (ROOT / value.__name__.replace(".", "/")).is_dir():
             __import__(f"{value.__name__}.{name}") if name in modules(value) else None
-        value = getattr(value, name)
-    return True
+        value = getattr(value, name, None)
+    return value is not None
 
 
 def modules(package: Any) -> set[str]:
     return {path.stem for path in Path(package.__file__).parent.iterdir() if path.stem[0] != "_"}
 
 
-@pytest.mark.parametrize(("name", "answer"), [pytest.param(*one, id=one[0]) for one in answers()])
-def test_every_name_in_an_answer_exists(name: str, answer: str, names: dict[str, Any]) -> None:
+def test_every_name_in_an_answer_exists(names: dict[str, Any]) -> None:
+    wrong = [
+        f"{name}: {said}" for name, answer in answers() for said in unknown(name, answer, names)
+    ]
+    assert not wrong
+
+
+def unknown(name: str, answer: str, names: dict[str, Any]) -> Iterator[str]:
+    """Yield what an answer mentions that this library does not have."""
     for path in re.findall(rf"\b(?:pydtnn|{'|'.join(OBJECTS)})(?:\.[a-zA-Z_]\w*)+", answer):
-        assert path == "pydtnn.train" or exists(path), path
+        if path != "pydtnn.train" and not exists(path):
+            yield path
     for document in re.findall(r"docs/\w+\.md", answer):
-        assert (ROOT / document).exists()
+        if not (ROOT / document).exists():
+            yield document
     for kind in re.findall(r"(?<![.\w])([A-Z]\w+)\(", answer):
-        assert isinstance(names.get(kind) or getattr(pydtnn, kind), type)
-    owner = name.partition(".")[0]
-    if name in (f"{owner}.{argument}" for argument in ARGUMENTS.get(owner, ())):
+        if not isinstance(names.get(kind) or getattr(pydtnn, kind, None), type):
+            yield kind
+    owner, _, argument = name.partition(".")
+    if argument in ARGUMENTS.get(owner, ()):
         kinds = re.findall(r" of (?:the )?(\w+)", answer)
         kind = {"optimizer": "Optimizer"}.get(kinds[0], kinds[0]) if kinds else owner
-        for argument in re.findall(r"\b(?:use|pass|and|or) (\w+)=", answer):
-            kind = "Trainer.fit" if "Trainer.fit" in answer else kind
-            takes = {
-                parameter
-                for candidate in candidates(kind, owner, names)
-                for parameter in inspect.signature(candidate).parameters
-            }
-            assert argument in takes, argument
+        kind = "Trainer.fit" if "Trainer.fit" in answer else kind
+        for said in re.findall(r"\b(?:use|pass|and|or) (\w+)=", answer):
+            if not any(
+                said in inspect.signature(one).parameters for one in candidates(kind, names)
+            ):
+                yield f"{said}="
 
 
-def candidates(kind: str, owner: str, names: dict[str, Any]) -> list[Any]:
+def candidates(kind: str, names: dict[str, Any]) -> list[Any]:
     """The classes, or the method, that an answer about an argument can refer to."""
     if kind == "Trainer.fit":
         return [Trainer.fit]

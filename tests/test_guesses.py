@@ -159,7 +159,8 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "pydtnn.DataLoader": (AttributeError, r"pydtnn.ArrayDataset\(x, y\)"),
     "pydtnn.Tensor": (AttributeError, "arrays are those of NumPy"),
     "pydtnn.tensor": (AttributeError, "arrays are those of NumPy"),
-    "pydtnn.save": (AttributeError, "pydtnn.weights.save_weights"),
+    "pydtnn.save": (AttributeError, r"trainer.save\(path\)"),
+    "pydtnn.load_model": (AttributeError, r"pydtnn.load\(path\)"),
     "pydtnn.no_grad()": (AttributeError, "Model.predict and Trainer.evaluate"),
     "pydtnn.device('cuda')": (AttributeError, "backend='cuda'"),
     "pydtnn.cuda": (AttributeError, "backend='cuda'"),
@@ -283,6 +284,8 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "model.apply(X)": (AttributeError, r"model.predict\(x\)"),
     "model.count_params()": (AttributeError, r"model.summary\(\)"),
     "model.modules()": (AttributeError, "model.layers"),
+    "model.save('x')": (AttributeError, r"trainer.save\(path\)"),
+    "model.trainable": (AttributeError, r"model.freeze\(pattern\)"),
     "model.half()": (AttributeError, "dtype='float16'"),
     # trainers
     "trainer.train()": (AttributeError, r"trainer.fit\(train"),
@@ -306,7 +309,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     # other objects
     "optimizer.zero_grad()": (AttributeError, "backward overwrites"),
     "optimizer.param_groups": (AttributeError, "lr"),
-    "optimizer.learning_rate": (AttributeError, "optimizer.lr_now"),
+    "optimizer.learning_rate": (AttributeError, "optimizer.lr"),
     "optimizer.state_dict()": (AttributeError, r"optimizer.state\(\)"),
     "layer(X)": (TypeError, "Sequential"),
     "block(X)": (TypeError, "Sequential"),

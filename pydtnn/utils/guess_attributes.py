@@ -8,7 +8,8 @@ _TRAINER = "use Trainer(model, optimizer).fit(train, validation)"
 _MODE = "not needed: Trainer.fit trains, Model.predict and Trainer.evaluate do not"
 _BACKEND = "use Model(net, input_shape, backend='cuda')"
 _DTYPE = "use Model(net, input_shape, dtype='bfloat16')"
-_SAVE = "use pydtnn.weights.save_weights(model, path)"
+_SAVE = "use trainer.save(path), or pydtnn.saving.save_model(model, path)"
+_WEIGHTS = "use pydtnn.weights.save_weights(model, path)"
 _LOAD = "use pydtnn.weights.load_weights(model, path)"
 _PREDICT = "use trainer.model.predict(x)"
 _CHECKPOINT = "use pydtnn.training.checkpoint.save_checkpoint(directory, trainer)"
@@ -47,16 +48,21 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "params": "use model.parameters",
         "weights": "use model.parameters",
         "variables": "use model.parameters",
-        "trainable_weights": "use model.parameters",
+        "trainable_weights": "use model.parameters, without those in model.frozen",
         "trainable_variables": "use model.parameters",
         "trainable_parameters": "use model.parameters",
         "coef_": "use model.parameters",
         "zero_grad": "not needed: backward overwrites gradients",
-        "requires_grad_": "not needed: all parameters are trained",
+        "requires_grad_": "use model.freeze(pattern), model.thaw(pattern)",
+        "requires_grad": "use model.freeze(pattern), model.thaw(pattern)",
+        "trainable": "use model.freeze(pattern), model.thaw(pattern)",
+        "unfreeze": "use model.thaw(pattern)",
+        "unfreeze_all": "use model.thaw('*')",
         "save": _SAVE,
-        "save_weights": _SAVE,
+        "save_weights": _WEIGHTS,
         "load_weights": _LOAD,
         "save_pretrained": _SAVE,
+        "from_pretrained": "use pydtnn.load(path)",
         "add": "a model does not change: add layers to Sequential(...) before Model(net, shape)",
         "append": "a model does not change: add layers to Sequential(...) before Model(net, shape)",
         "pop": "a model does not change: build Sequential(...) before Model(net, shape)",
@@ -86,8 +92,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "validate": "use trainer.evaluate(dataset)",
         "score": "use trainer.evaluate(dataset)",
         "eval": "use trainer.evaluate(dataset)",
-        "save": _CHECKPOINT,
-        "save_model": "use pydtnn.weights.save_weights(trainer.model, path)",
+        "save_model": "use trainer.save(path)",
+        "load_model": "use pydtnn.load(path)",
         "save_weights": "use pydtnn.weights.save_weights(trainer.model, path)",
         "save_checkpoint": _CHECKPOINT,
         "load_checkpoint": "use pydtnn.training.checkpoint.load_checkpoint(path, trainer)",
@@ -96,8 +102,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "load_state_dict": "use trainer.load(state)",
         "compile": "use Trainer(model, optimizer, loss=..., metrics=[...])",
         "net": "use trainer.model",
-        "lr": "use trainer.optimizer.lr_now",
-        "learning_rate": "use trainer.optimizer.lr_now",
+        "lr": "use trainer.optimizer.lr",
+        "learning_rate": "use trainer.optimizer.lr",
         "current_epoch": "use trainer.epoch",
         "global_step": "use trainer.optimizer.iterations",
         "callback_metrics": "use trainer.logs",
@@ -116,8 +122,9 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "Optimizer": {
         "zero_grad": "not needed: backward overwrites gradients",
         "param_groups": "biases and parameters of norms have no weight decay, all have the same lr",
-        "learning_rate": "use optimizer.lr_now, the schedule's rate times optimizer.lr_factor",
-        "get_lr": "use optimizer.lr_now",
+        "learning_rate": "use optimizer.lr",
+        "get_lr": "use optimizer.lr",
+        "set_lr": "use optimizer.lr = value",
         "state_dict": "use optimizer.state()",
         "load_state_dict": "use optimizer.load(state)",
         "minimize": _TRAINER,

@@ -20,7 +20,7 @@ from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.data import ArrayDataset, Dataset
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Flatten, Layer, Linear, Sequential
+from pydtnn.layers import Conv2d, Flatten, GlobalAvgPool2d, Layer, Linear, Sequential
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
@@ -36,7 +36,7 @@ from pydtnn.parallel.schemes import (
     ShardedOptimizer,
     swap,
 )
-from pydtnn.testing import check_layer, check_scheme
+from pydtnn.testing import check_layer, check_loss, check_scheme
 from pydtnn.training.trainer import Trainer
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -209,6 +209,20 @@ def test_the_model_is_built_for_classes_and_a_shape() -> None:
     assert Model(net, (12, 10, 3), backend="numpy").output_shape == (7,)
 
 
+def test_the_block_that_is_wired_by_hand_trains() -> None:
+    block = run("wire")
+    net = Sequential(Conv2d(4, 3), block(2, 3, name="dense"), GlobalAvgPool2d(), Linear(2))
+    model = Model(net, (6, 6, 1), backend="numpy", dtype="float64", fuse=False)
+    names = [layer.name for layer in model.layers if str(layer.name).startswith("dense.")]
+    first = ["dense.batchnorm", "dense.relu", "dense.conv2d", "dense.concat"]
+    assert names == [*first, *(f"{name}_1" for name in first)]
+    assert model.layers["dense.concat_1"].output_shape == (4, 4, 4 + 2 * 3)
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(32, 6, 6, 1)), np.arange(32) % 2)
+    first, *_, last = Trainer(model, SGD(0.3)).fit(data, epochs=8, batch_size=8)
+    assert last["loss"] < first["loss"]
+
+
 def test_the_model_with_two_inputs_and_outputs_trains() -> None:
     rng = np.random.default_rng(0)
     names: dict[str, Any] = {"Two": run("several"), "images": rng.normal(size=(24, 6, 6, 2))}
@@ -244,6 +258,10 @@ def test_the_loss_has_the_right_gradient() -> None:
     value, dy = loss(backend, y, target, 0.5)
     assert value == pytest.approx(0.3**2 / 2 + 3.5 + 2.0 + 0.1**2 / 2)
     np.testing.assert_allclose(dy, 0.5 * np.array([[0.3, -1.0], [1.0, 0.1]]))
+
+
+def test_the_loss_keeps_its_promises() -> None:
+    exec(BLOCKS["check_loss"], {"check_loss": check_loss, "Huber": run("loss")})
 
 
 def test_the_callback_ends_training_when_the_loss_is_flat() -> None:

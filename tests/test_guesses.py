@@ -33,7 +33,7 @@ from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import MissingNameError
 from pydtnn.utils.guess import Answering
 from pydtnn.utils.guess_arguments import ARGUMENTS, POSITIONAL
-from pydtnn.utils.guess_attributes import ATTRIBUTES, CALLS
+from pydtnn.utils.guess_attributes import ASSIGNED, ATTRIBUTES, CALLS
 from pydtnn.utils.guess_names import ALIASES, ANSWERS, VALUES
 from tests.test_imports import python
 
@@ -143,6 +143,8 @@ WORKS: dict[str, Any] = {
     "get_initializer('kaiming_normal') == get_initializer('he_normal')": True,
     "get_initializer('xavier_uniform') == get_initializer('glorot_uniform')": True,
     # members
+    "str(model.summary()) == repr(model.summary())": True,
+    "Model(net(), (4,), dtype=np.float64).dtype.name": "float64",
     "dataset[0][1]": 0,
     "dataset[-1][0].tolist()": X[11].tolist(),
     "len(dataset)": 12,
@@ -235,6 +237,9 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "Model(net(), (4,), device='cuda')": (TypeError, "use backend="),
     "Model(inputs=1, outputs=2)": (TypeError, r"use Model\(net, input_shape\)"),
     "Model([ReLU()], (4,))": (TypeError, "Sequential"),
+    "Model(net(), (4,), backend='gpu')": (ValueError, "use 'cuda'"),
+    "Model(net(), (4,), dtype='fp16')": (ValueError, "use 'float16'"),
+    "Model(net(), (4,), dtype='double')": (ValueError, "use 'float64'"),
     "Trainer(model, SGD(0.1), epochs=3)": (TypeError, "Trainer.fit"),
     "Trainer(model, SGD(0.1), criterion='mse')": (TypeError, "use loss="),
     "Trainer(model, SGD(0.1), gpus=4)": (TypeError, "mpirun"),
@@ -352,6 +357,23 @@ def test_another_name_is_answered_in_one_sentence(expression: str, names: dict[s
     assert not sentence.endswith(".")
 
 
+ASSIGNMENTS = {
+    "optimizer.learning_rate = 0.1": "use optimizer.lr = value",
+    "model.trainable = False": "model.freeze",
+    "trainer.should_stop = True": "use trainer.stop = True",
+    "layer.requires_grad = False": "use layer.trainable = False",
+    "p.data = X": "p.master",
+    "dataset.transform = abs": "augment=",
+    "loader.batch_size = 3": "global_batch_size=",
+}
+
+
+@pytest.mark.parametrize("statement", ASSIGNMENTS)
+def test_an_attribute_without_effect_cannot_be_set(statement: str, names: dict[str, Any]) -> None:
+    with pytest.raises(AttributeError, match=f"cannot set .*{ASSIGNMENTS[statement]}"):
+        exec(statement, {**names})
+
+
 IMPORTS = {
     "from pydtnn import nn": "layers are in pydtnn.layers",
     "from pydtnn import Sequentiall": "did you mean 'Sequential'",
@@ -450,6 +472,41 @@ def test_a_missing_value_of_the_logs_says_what_there_is() -> None:
     for same in (copy.deepcopy(logs), pickle.loads(pickle.dumps(logs))):
         with pytest.raises(KeyError):
             same["val_loss"]
+
+
+def test_the_history_gives_the_values_of_all_epochs() -> None:
+    trainer = Trainer(Model(Linear(3), (4,), backend="numpy"), "sgd")
+    history = trainer.fit(ArrayDataset(X, Y), epochs=3, batch_size=6)
+    assert history["loss"] == [logs["loss"] for logs in trainer.history]
+    assert history.history["accuracy"] == history["accuracy"]  # as Keras
+    assert [*history[1:]] == [*history][1:]
+    with pytest.raises(KeyError, match="pass a validation set to Trainer.fit"):
+        history["val_loss"]
+
+
+# -- what is valid, but probably not meant
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_an_image_whose_channels_come_first_is_warned_of(shape: tuple[int, ...]) -> None:
+    with pytest.warns(UserWarning, match=r"use \((32, 32, 3|28, 28, 1)\), and ArrayDataset\(x, y,"):
+        Model(Sequential(Conv2d(4, 1), ReLU()), shape, backend="numpy")
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3), (3, 32, 8), (1, 64, 3), (3, 5, 5), (8, 8, 8)])
+def test_other_shapes_are_not_warned_of(shape: tuple[int, ...]) -> None:
+    Model(Sequential(Conv2d(4, 1), ReLU()), shape, backend="numpy")
+
+
+@pytest.mark.parametrize(
+    ("last", "loss"),
+    [(layers.Softmax, "cross_entropy"), (layers.Sigmoid, "binary_cross_entropy")],
+)
+def test_probabilities_for_a_loss_of_logits_are_warned_of(last: Any, loss: str) -> None:
+    model = Model(Sequential(Linear(3), last()), (4,), backend="numpy")
+    with pytest.warns(UserWarning, match=f"the model ends with {last.__name__}, .* takes logits"):
+        Trainer(model, "sgd", loss=loss)
+    Trainer(model, "sgd", loss="mse", metrics=["mse"])
 
 
 # -- the mechanism
@@ -553,7 +610,7 @@ def answers() -> Iterator[tuple[str, str]]:
     yield from ANSWERS.items()
     yield from POSITIONAL.items()
     yield from CALLS.items()
-    for table in (ATTRIBUTES, ARGUMENTS, VALUES):
+    for table in (ATTRIBUTES, ASSIGNED, ARGUMENTS, VALUES):
         for kind, entries in table.items():
             yield from ((f"{kind}.{name}", answer) for name, answer in entries.items())
     from pydtnn.training.callback_checks import METHODS

@@ -7,8 +7,28 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # makes "bfloat16" the name of a NumPy dtype
 import numpy as np
 
+from pydtnn.utils.guess_names import VALUES
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Types of a model's activations."""
+
+
+def name_of(dtype: Any) -> str:
+    """Return the name of a model's dtype, given as a name or a NumPy dtype.
+
+    >>> name_of(np.float32), name_of("bfloat16")
+    ('float32', 'bfloat16')
+
+    Raises
+    ------
+    ValueError
+        If it is none of `DTYPES`.
+    """
+    key = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    if key in DTYPES:
+        return key
+    hint = f"; {VALUES['dtype'][key]}" if key in VALUES["dtype"] else ""
+    raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}{hint}")
 
 
 def arithmetic(dtype: Any) -> np.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend, create_backend, recycled
-from pydtnn.kernels.dtypes import DTYPES
+from pydtnn.kernels.dtypes import name_of
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.blocks import Net
@@ -20,6 +20,7 @@ from pydtnn.model.execution import Total, backward_loop, forward_loop, run_toget
 from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.likely import warn_of_channels_first
 from pydtnn.model.named import Layers
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
@@ -88,8 +89,7 @@ class Model(AnsweringCall, Predictor):
         input_gradient: bool = False,
         fuse: bool = True,
     ) -> None:
-        if str(dtype) not in DTYPES:
-            raise ValueError(f"Model: dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        dtype = name_of(dtype)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         self.dtype = np.dtype(dtype)
         self.seed = whole("Model", "seed", seed, at_least=0)
@@ -99,6 +99,7 @@ class Model(AnsweringCall, Predictor):
         self.input_shapes = shapes_of(input_shape)
         self.graph = Graph(self.input_shapes, backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(net, *self.graph.inputs))
+        warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
         self.inputs = None
         if fuse:

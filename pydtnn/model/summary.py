@@ -16,6 +16,13 @@ LEFT = 3
 """Number of left-aligned columns; the others contain numbers."""
 
 
+class Summary(str):
+    """A table that is shown as it is at a prompt and in a notebook."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
     """Describe a model in plain text.
 
@@ -86,7 +93,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
     table = align([HEADINGS, *rows], LEFT)
     rule = "-" * max(map(len, table))
-    return "\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)])
+    return Summary("\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)]))
 
 
 def represent_model(model: Network, description: Description) -> str:

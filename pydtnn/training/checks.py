@@ -11,7 +11,8 @@ from pydtnn.comm import require_equal
 from pydtnn.data import Dataset
 from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
-from pydtnn.layers import Block, Layer
+from pydtnn.layers import Block, Layer, Sigmoid, Softmax
+from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
@@ -71,6 +72,18 @@ def check_trainable(model: Model) -> None:
             "Trainer: expected trainable parameters, got a model of which all are frozen; thaw "
             "some with model.thaw(...)"
         )
+
+
+def warn_of_probabilities(setup: Setup) -> None:
+    """Warn if a loss that takes logits is given probabilities, of which it makes others."""
+    for node, loss in zip(setup.model.graph.outputs, setup.objective.losses, strict=True):
+        for layer, taken in ((Softmax, CategoricalCrossEntropy), (Sigmoid, BinaryCrossEntropy)):
+            if isinstance(node.layer, layer) and isinstance(loss, taken):
+                warnings.warn(
+                    f"Trainer: the model ends with {layer.__name__}, but {taken.__name__} takes "
+                    f"logits and applies it itself; remove {node.name}",
+                    stacklevel=3,
+                )
 
 
 def check_options(setup: Setup, accumulation: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex, overload
 
 from pydtnn.utils.errors import MissingNameError
 from pydtnn.utils.suggest import unknown
@@ -23,6 +24,33 @@ class Logs(dict[str, float]):
 
     def __missing__(self, name: str) -> float:
         raise MissingNameError(missing(name, self))
+
+
+class History(list[Logs]):
+    """Logs of each epoch; ``history["loss"]`` is the list of one value in all epochs.
+
+    >>> History([Logs(loss=0.5), Logs(loss=0.25)])["loss"]
+    [0.5, 0.25]
+    """
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Logs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Logs]: ...
+
+    @overload
+    def __getitem__(self, index: str) -> list[float]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return (
+            [logs[index] for logs in self] if isinstance(index, str) else super().__getitem__(index)
+        )
+
+    @property
+    def history(self) -> History:
+        """The same, as the object that ``fit`` of Keras returns has it."""
+        return self
 
 
 def missing(name: str, names: Iterable[str]) -> str:

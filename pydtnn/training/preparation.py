@@ -8,7 +8,7 @@ from typing import Any
 from pydtnn.data import Dataset, Loader
 from pydtnn.training import checks
 from pydtnn.training.fingerprint import check_data, check_loaded
-from pydtnn.training.logs import Logs
+from pydtnn.training.logs import History, Logs
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.setup import Setup
 from pydtnn.utils.validate import whole
@@ -102,7 +102,7 @@ def start_equal(setup: Setup) -> None:
         setup.comm.broadcast(model.statistics.running)
 
 
-def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, list[Logs], Totals]:
+def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, History, Totals]:
     """Return epoch, step, history and sums of a trainer's state.
 
     Raises
@@ -118,4 +118,4 @@ def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, lis
         )
     epoch, step = (whole("Trainer", name, state[name], at_least=0) for name in ("epoch", "step"))
     totals.load(state["totals"])
-    return epoch, step, [Logs(logs) for logs in state["history"]], totals
+    return epoch, step, History(Logs(logs) for logs in state["history"]), totals

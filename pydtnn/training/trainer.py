@@ -26,7 +26,7 @@ from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
-from pydtnn.training.logs import Logs
+from pydtnn.training.logs import History, Logs
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.preparation import prepare, read_position, start_equal
@@ -135,11 +135,12 @@ class Trainer(Answering, Averaging):
             model, optimizer, self.exchange, self.objective, self.loss_scale, sync_batch_norm
         )
         checks.check_options(self.setup, self.accumulation)
+        checks.warn_of_probabilities(self.setup)
         self._graph = graph
         self._results: deque[Result] = deque()
         self.epoch = self.step = 0
         self.logs = Logs()
-        self.history: list[Logs] = []
+        self.history = History()
         self.losses: list[float] = []
         self.stop = False
         self._plan: dict[str, int] = {}
@@ -171,7 +172,7 @@ class Trainer(Answering, Averaging):
         seed: int = 0,
         loader_threads: int = 1,
         **others: object,
-    ) -> list[Logs]:
+    ) -> History:
         """Train until `epochs` epochs are complete, starting from the trainer's current state.
 
         Collective: all ranks call it. At the end all ranks have the same parameters and running

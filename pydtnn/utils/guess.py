@@ -100,6 +100,11 @@ class Answering:
             make = super().__new__
             return make(cls) if make is object.__new__ else make(cls, *args, **keywords)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in vars(self) and not hasattr(type(self), name):
+                _check_assigned(type(self), name)
+            super().__setattr__(name, value)
+
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # a property has raised AttributeError: raise it again
                 return object.__getattribute__(self, name)
@@ -127,6 +132,16 @@ class AnsweringCall(Answering):
 
             (answer, *_) = _of_classes(type(self), CALLS)
             raise TypeError(f"{type(self).__name__}: cannot be called; {answer}")
+
+
+def _check_assigned(cls: type, name: str) -> None:
+    """Raise AttributeError for a new attribute that would have no effect."""
+    from pydtnn.utils.guess_attributes import ASSIGNED
+
+    if cls.__module__.startswith("pydtnn."):  # other classes may have any attributes
+        for answers in _of_classes(cls, ASSIGNED):
+            if name in answers:
+                raise AttributeError(f"{cls.__name__}: cannot set {name!r}; {answers[name]}")
 
 
 def _nothing(self: object) -> None:

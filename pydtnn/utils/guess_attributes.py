@@ -221,6 +221,27 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+ASSIGNED: Mapping[str, Mapping[str, str]] = {
+    "Model": {
+        "trainable": "use model.freeze('*')",
+        "requires_grad": "use model.freeze('*')",
+        "training": _MODE,
+        "device": _BACKEND,
+    },
+    "Trainer": {
+        "lr": "use trainer.optimizer.lr = value",
+        "learning_rate": "use trainer.optimizer.lr = value",
+        "should_stop": "use trainer.stop = True",
+        "stop_training": "use trainer.stop = True",
+    },
+    "Optimizer": {"learning_rate": "use optimizer.lr = value"},
+    "Layer": {"requires_grad": "use layer.trainable = False", "training": _MODE},
+    "Dataset": {"transform": "pass augment= to Trainer.fit"},
+    "Loader": {"batch_size": "use global_batch_size= of Loader"},
+    "Parameter": {"data": "use p.master[...] = value"},
+}
+"""Attributes that are set in other libraries, and would have no effect here."""
+
 CALLS = {
     "Model": "use model.predict(x), or model.forward(x, context) if backward follows",
     "Layer": _WIRE,

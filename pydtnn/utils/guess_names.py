@@ -286,6 +286,17 @@ VALUES = {
         "reduce_on_plateau": "use pydtnn.callbacks.ReduceOnPlateau(monitor), or --plateau",
         "cyclic": "use 'triangular'",
     },
+    "backend": {
+        **dict.fromkeys(("gpu", "cuda:0", "cuda:1", "cupy", "nvidia"), "use 'cuda'"),
+        **dict.fromkeys(("mps", "tpu", "rocm", "hip", "xpu"), "use 'cpu': only CUDA is supported"),
+    },
+    "dtype": {
+        **dict.fromkeys(("fp16", "half", "f16"), "use 'float16'"),
+        **dict.fromkeys(("bf16", "mixed", "amp", "mixed_bfloat16"), "use 'bfloat16'"),
+        **dict.fromkeys(("fp32", "float", "single", "f32"), "use 'float32'"),
+        **dict.fromkeys(("fp64", "double", "f64"), "use 'float64'"),
+        "mixed_float16": "use 'float16'",
+    },
     "initializer": {
         "normal": "use 'he_normal', 'glorot_normal' or 'lecun_normal'",
         "uniform": "use 'he_uniform', 'glorot_uniform' or 'lecun_uniform'",

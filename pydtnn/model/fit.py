@@ -51,10 +51,11 @@ class LoadReport:
         """
         if self.loaded and not strict:
             return
+        which = "weights do not fit" if strict else "no array fits"
         surplus = (*self.missing, *self.unexpected)
         if strict and len(surplus) > FEW:
             raise ValueError(
-                f"weights do not fit the model: they are of another network, with {self.given}, "
+                f"{which} the model: they are of another network, with {self.given}, "
                 f"got {self.own}; create the network with which they were saved "
                 f"({len(self.missing)} names are missing and {len(self.unexpected)} are unknown, "
                 f"such as {surplus[0]})"
@@ -66,7 +67,6 @@ class LoadReport:
             for name, (given, own) in self.mismatched.items()
         ]
         if problems:
-            which = "weights do not fit" if strict else "no array fits"
             raise ValueError(f"{which} the model: {some(problems)}")
 
     def __str__(self) -> str:

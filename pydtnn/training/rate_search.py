@@ -181,19 +181,12 @@ class _Search(Callback):
     def __init__(self, steps: int, stop_at: float) -> None:
         self.steps, self.stop_at = steps, stop_at
         self.losses: list[float] = []
-        self._sums = np.zeros(2)  # loss and samples of the epoch so far
         self._smoothed, self._weight, self._lowest = 0.0, 0.0, np.inf
-
-    def on_epoch_start(self, trainer: Training) -> None:
-        self._sums = np.zeros(2)
 
     def on_step_end(self, trainer: Training) -> None:
         assert isinstance(trainer, Trainer)
         trainer.drain()  # a captured step is complete only now
-        sums = trainer.totals.values[[0, -1]]
-        loss, samples = sums - self._sums
-        self._sums = sums
-        self.losses.append(float(loss / samples))
+        self.losses = trainer.losses
         self._smoothed += 0.1 * (self.losses[-1] - self._smoothed)
         self._weight += 0.1 * (1 - self._weight)
         smoothed = self._smoothed / self._weight
@@ -213,14 +206,17 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     parts += [] if trainer.loss_scale is None else [trainer.loss_scale]
     states = [copy.deepcopy(part.state()) for part in parts]
     loaded, samples, schedule = model.loaded, model.statistics.samples, optimizer.schedule
+    inputs = model.inputs
     attributes = dict(vars(trainer))
     vars(trainer).update(  # new objects in the place of those that training changes
         epoch=0,
         step=0,
         logs={},
         history=[],
+        losses=[],
         totals=trainer.setup.new_totals(),
         seconds=dict(trainer.seconds),
+        _progress=[],
         _results=deque(),
         _plan={},
         _loaded=False,
@@ -234,7 +230,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
         if not started:
             exchange.free()
         model.loaded, model.statistics.samples, optimizer.schedule = loaded, samples, schedule
-        exchange.samples = seen
+        exchange.samples, model.inputs = seen, inputs
         vars(trainer.comm.traffic).update(vars(traffic))
         vars(trainer).clear()
         vars(trainer).update(attributes)

@@ -29,7 +29,7 @@ from pydtnn.layers import (
     Residual,
     Sequential,
 )
-from pydtnn.losses import MeanSquaredError
+from pydtnn.losses import CategoricalCrossEntropy, MeanSquaredError
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam, Nadam, Optimizer
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
@@ -102,6 +102,7 @@ def equal(a: Trainer, b: Trainer) -> None:
         {"optimizer": lambda: Adam(Cosine(0.01, 12), weight_decay=1e-3)},
         {"optimizer": lambda: Nadam(0.01)},
         {"optimizer": lambda: SGD(0.1, clip_norm=0.5)},
+        {"loss": CategoricalCrossEntropy(0.1, class_weights=[1, 2, 0.5])},
         {"loss": MeanSquaredError(), "metrics": ("top2_accuracy", "categorical_hinge")},
     ],
     ids=lambda options: ",".join(options) or "sgd",

@@ -52,7 +52,7 @@ def everything(trainer: Trainer) -> list[Any]:
     numbers = {n: v for n, v in vars(trainer).items() if isinstance(v, int | float | dict | list)}
     return [
         *map(checksums, states),
-        copy.deepcopy({name: v for name, v in numbers.items() if name != "callbacks"}),
+        copy.deepcopy({n: v for n, v in numbers.items() if n not in ("callbacks", "_progress")}),
         (model.loaded, model.statistics.samples, trainer.exchange.samples),
         (traffic.messages, traffic.bytes, trainer.totals.values.tolist()),
     ]

@@ -8,7 +8,8 @@ _TRAINER = "use Trainer(model, optimizer).fit(train, validation)"
 _MODE = "not needed: Trainer.fit trains, Model.predict and Trainer.evaluate do not"
 _BACKEND = "use Model(net, input_shape, backend='cuda')"
 _DTYPE = "use Model(net, input_shape, dtype='bfloat16')"
-_SAVE = "use pydtnn.weights.save_weights(model, path)"
+_SAVE = "use trainer.save(path), or pydtnn.saving.save_model(model, path)"
+_SAVE_WEIGHTS = "use pydtnn.weights.save_weights(model, path)"
 _LOAD = "use pydtnn.weights.load_weights(model, path)"
 _PREDICT = "use trainer.model.predict(x)"
 _CHECKPOINT = "use pydtnn.training.checkpoint.save_checkpoint(directory, trainer)"
@@ -54,7 +55,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "zero_grad": "not needed: backward overwrites gradients",
         "requires_grad_": "not needed: all parameters are trained",
         "save": _SAVE,
-        "save_weights": _SAVE,
+        "save_weights": _SAVE_WEIGHTS,
         "load_weights": _LOAD,
         "save_pretrained": _SAVE,
         "add": "a model does not change: add layers to Sequential(...) before Model(net, shape)",
@@ -86,8 +87,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "validate": "use trainer.evaluate(dataset)",
         "score": "use trainer.evaluate(dataset)",
         "eval": "use trainer.evaluate(dataset)",
-        "save": _CHECKPOINT,
-        "save_model": "use pydtnn.weights.save_weights(trainer.model, path)",
+        "save_model": "use trainer.save(path)",
         "save_weights": "use pydtnn.weights.save_weights(trainer.model, path)",
         "save_checkpoint": _CHECKPOINT,
         "load_checkpoint": "use pydtnn.training.checkpoint.load_checkpoint(path, trainer)",

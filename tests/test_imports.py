@@ -36,7 +36,7 @@ AREAS = {
     "callbacks": ["callbacks"],
     "models": ["models"],
     "testing": ["testing"],
-    "programs": ["cli", "info", "train", "comm.__main__", "testing.__main__"],
+    "programs": ["cli", "info", "predict", "train", "comm.__main__", "testing.__main__"],
 }
 
 BELOW_LAYERS = {"utils", "kernels", "random", "parameters"}

@@ -84,3 +84,31 @@ def test_types_that_do_not_fit_are_told_in_one_sentence(
 ) -> None:
     with pytest.raises(TypeError, match=reason):
         ArrayDataset(x, y, **options)
+
+
+def test_names_of_classes_give_their_number_and_are_those_of_the_training_set() -> None:
+    x, y = np.zeros((4, 3), np.uint8), [0, 1, 0, 1]
+    train = ArrayDataset(x, y, class_names=["cat", "dog", "hen"])
+    assert (train.classes, train.class_names) == (3, ("cat", "dog", "hen"))
+    assert ArrayDataset(x, y, like=train).class_names == train.class_names
+    assert train.subset([1]).class_names == train.class_names
+    assert ArrayDataset(x, y, like=train, classes=4).class_names is None
+    two = ArrayDataset(x, (y, np.zeros(4)), class_names=(["cat", "dog"], None))
+    assert (two.classes, two.class_names) == ((2, None), (("cat", "dog"), None))
+    assert repr(train) == "ArrayDataset(array, 4 samples of (3,), classes 3)"
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "error", "message"),
+    [
+        (["cat"], 2, ValueError, "one name for each class, got 1 names of 2 classes"),
+        ("ab", None, TypeError, r"must be a list of str, such as \['cat', 'dog'\], got ab"),
+        ([1, 2], None, TypeError, r"must be a list of str, .*, got \[1, 2\]"),
+        (["cat"], None, ValueError, r"labels must be in 0\.\.0, got 1"),
+    ],
+)
+def test_names_that_do_not_fit_are_told(
+    names: Any, classes: int | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ArrayDataset(np.zeros((2, 3)), [0, 1], classes=classes, class_names=names)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pydtnn.data import Dataset, Loader, cifar, load_cifar10, load_cifar100
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
+from pydtnn.data.cifar_names import NAMES_10, NAMES_100
 from tests.data.pickles import array, numbers, pickled, string
 
 Records = NDArray[np.uint8]
@@ -233,3 +234,12 @@ def test_a_file_that_is_cut_while_it_is_read_is_no_more_than_an_error(
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")
+
+
+def test_every_class_has_a_name() -> None:
+    assert [len(set(names)) for names in (NAMES_10, NAMES_100["coarse"], NAMES_100["fine"])] == [
+        10,
+        20,
+        100,
+    ]
+    assert all(list(names) == sorted(names) for names in (NAMES_10, *NAMES_100.values()))

@@ -1,0 +1,131 @@
+"""Predict the classes of images with a saved model: ``python -m pydtnn.predict --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pydtnn.layers import Softmax
+from pydtnn.model import Model
+from pydtnn.saving import load
+from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
+from pydtnn.utils.output import printing
+from pydtnn.utils.own_code import import_object
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes of images by channels."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line per image; return the exit status, 0 on success.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        with printing():
+            classes = [import_object(where, "--custom") for where in options.custom]
+            custom = {getattr(kind, "__name__", str(kind)): kind for kind in classes}
+            model = load(options.model, backend=options.device, custom=custom)
+            for path in options.images:
+                print(f"{path}: {describe_classes(model, read_image(path, model), options.top)}")
+    except EXPLAINED as error:
+        print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pydtnn.predict", description=__doc__)
+    parser.add_argument("model", help="folder that --save or Trainer.save wrote")
+    parser.add_argument("images", nargs="+", metavar="image", help="files that Pillow reads")
+    parser.add_argument("--top", type=int, default=1, help="classes to print for each image")
+    parser.add_argument("--device", default="cpu", help="backend: cpu, cuda or numpy")
+    parser.add_argument(
+        "--custom",
+        action="append",
+        default=[],
+        metavar="FILE.py:CLASS",
+        help="a layer that is not in the library; can be repeated",
+    )
+    return parser
+
+
+def read_image(path: str, model: Model) -> np.ndarray:
+    """Read an image with the size and the channels of a model's input.
+
+    Parameters
+    ----------
+    path : str
+    model : Model
+
+    Returns
+    -------
+    ndarray of uint8, shape ``(1, H, W, C)``
+
+    Raises
+    ------
+    ValueError
+        If the model has another kind of input.
+    OSError
+        If the file is not an image.
+    ImportError
+        If Pillow is not installed.
+    """
+    shape = model.input_shapes[0]
+    if len(model.input_shapes) != 1 or len(shape) != 3 or shape[-1] not in MODES:
+        given = " and ".join(map(str, model.input_shapes))
+        raise ValueError(
+            f"predict: expected a model of images of shape (H, W, 1), (H, W, 3) or (H, W, 4), got "
+            f"inputs of shape {given}; use pydtnn.load from Python"
+        )
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(
+            "predict: Pillow is required to read images; install it with: pip install pillow"
+        ) from None
+    height, width, channels = shape
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert(MODES[channels]).resize((width, height)))
+    except (OSError, SyntaxError) as error:  # the latter for some damaged files
+        raise OSError(f"predict: {path} cannot be read: {describe(error)}") from error
+    return pixels.reshape(1, *shape)
+
+
+def describe_classes(model: Model, x: Any, top: int = 1) -> str:
+    """Return the most likely classes of one sample with their probabilities: ``cat 0.98``.
+
+    Raises
+    ------
+    ValueError
+        If the outputs of the model are not scores of classes.
+    """
+    y = model.predict(x)
+    if isinstance(y, tuple) or y.ndim != 2:
+        raise ValueError(
+            "predict: expected a model with one output per class, got outputs of shape "
+            f"{[node.shape for node in model.graph.outputs]}; use pydtnn.load from Python"
+        )
+    scores = y[0].astype(np.float64)
+    if len(scores) == 1:  # class 1 against class 0, see `Model.predict_classes`
+        scores = np.array([0.0, scores[0]])
+    last = {part.name: part.layer.kind for part in model.description.parts}
+    if last.get(model.description.outputs[0]) is not Softmax:
+        scores = np.exp(scores - scores.max())
+        scores /= scores.sum()
+    names = model.inputs.class_names if model.inputs is not None else None
+    order = np.argsort(-scores, kind="stable")[: max(top, 1)]
+    return ", ".join(f"{names[k] if names else k} {scores[k]:.3g}" for k in order)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The command that predicts the classes of image files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.data import load_dataset
+from pydtnn.data.inputs import inputs_of
+from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
+from pydtnn.model import Model
+from pydtnn.predict import main
+from pydtnn.saving import save_model
+
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+
+
+def digits(*last: Softmax | Identity) -> Model:
+    model = Model(Sequential(Flatten(), Linear(10), *last), (8, 8, 1), backend="numpy")
+    model.inputs = inputs_of(load_dataset("digits")[0])
+    return model
+
+
+@pytest.mark.parametrize("last", [[], [Softmax]], ids=["logits", "probabilities"])
+def test_the_class_and_its_probability_are_printed(
+    last: list[type[Softmax]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = digits(*(kind() for kind in last))
+    save_model(model, tmp_path / "m.pydtnn")
+    x, _ = load_dataset("digits")[1].read(np.arange(2))
+    paths = [str(tmp_path / f"{k}.png") for k in range(2)]
+    for path, image in zip(paths, x, strict=True):
+        Image.fromarray(image[..., 0]).save(path)
+    assert main([str(tmp_path / "m.pydtnn"), *paths, "--device=numpy", "--top=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    y = model.predict(x).astype(np.float64)
+    y = y if last else np.exp(y) / np.exp(y).sum(axis=1, keepdims=True)
+    for path, line, scores in zip(paths, lines, y, strict=True):
+        first, second = np.argsort(-scores)[:2]
+        assert line == f"{path}: {first} {scores[first]:.3g}, {second} {scores[second]:.3g}"
+
+
+def test_another_size_and_colours_are_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(digits(), tmp_path / "m.pydtnn")
+    Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / "red.jpg")
+    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "red.jpg")]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_what_cannot_be_predicted_is_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, image = str(tmp_path / "m.pydtnn"), str(tmp_path / "image.png")
+    save_model(digits(), saved)
+    (tmp_path / "image.png").write_text("no image")
+    numbers = str(tmp_path / "numbers.pydtnn")
+    save_model(Model(Linear(2), (4,), backend="numpy"), numbers)
+    for arguments, message in (
+        ([saved, image], f"predict: {image} cannot be read: cannot identify image file"),
+        ([saved, "none.png"], "predict: none.png cannot be read: "),
+        ([str(tmp_path / "none"), image], "load: folder "),
+        ([numbers, image], "predict: expected a model of images of shape "),
+        ([saved, image, "--custom=none.py:Own"], "--custom: file none.py does not exist"),
+    ):
+        assert main(arguments) == 1
+        printed, told = capsys.readouterr()
+        assert printed == ""
+        assert told.startswith(message)
+        assert told.count("\n") == 1
+
+
+def test_a_layer_of_a_file_is_imported_only_if_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("from pydtnn.layers import Identity\nclass Own(Identity): pass\n")
+    from pydtnn.utils.own_code import import_object
+
+    own = import_object("own.py:Own", "test")
+    save_model(digits(own()), "m.pydtnn")
+    Image.new("L", (8, 8)).save("black.png")
+    assert main(["m.pydtnn", "black.png"]) == 1
+    assert "Own is not a layer of the library but own.py:Own" in capsys.readouterr().err
+    assert main(["m.pydtnn", "black.png", "--custom=own.py:Own"]) == 0
+    assert capsys.readouterr().out.startswith("black.png: ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -39,6 +41,8 @@ from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
+
+_log = logging.getLogger("pydtnn.train")
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
@@ -88,7 +92,9 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     ValueError, TypeError, OSError
         If the configuration cannot be satisfied.
     """
+    begin = time.perf_counter()
     train, validation = create_data(config)
+    _log.debug("data %s: %.2f s", train.name, time.perf_counter() - begin)
     global_batch = config.global_batch_size or config.batch_size * comm.size
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
@@ -105,6 +111,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact else None)
+    begin = time.perf_counter()
     model = Model(
         create_network(config, train),
         train.input_shape,
@@ -114,6 +121,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         bucket_bytes=config.bucket_bytes,
         fuse=config.fusion,
     )
+    _log.debug("model %s: %.2f s", config.model, time.perf_counter() - begin)
     check_model(model, train, loss, metrics)
     freeze(config, model)
     if config.save and not config.saves_weights:
@@ -132,6 +140,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         progress="none" if config.quiet else config.progress,
     )
     loaded = load_initial_weights(config, model)
+    if loaded is not None:
+        _log.debug("%s from %s", loaded, config.load)
     return Job(config, trainer, train, validation, global_batch, steps, augment, directory, loaded)
 
 

@@ -19,6 +19,9 @@ RUN_FILE = "run.json"
 NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet")
 """Options that are not taken from the earlier run: each command sets its own."""
 
+INITIAL = ("load", "load_options")
+"""Options of the weights to start from, which a checkpoint replaces."""
+
 
 class Run(NamedTuple):
     """An earlier run.
@@ -67,7 +70,7 @@ def read_run(folder: str) -> Run:
             )
     options = {name: value for name, value in options.items() if name not in NOT_KEPT}
     if checkpoints:
-        options.pop("load", None)  # the weights are those of the checkpoint
+        options = {name: value for name, value in options.items() if name not in INITIAL}
     ranks, batch = (content.get(name) for name in ("ranks", "global_batch_size"))
     known = type(ranks) is int and type(batch) is int
     return Run(folder, options, *((ranks, batch) if known else ()))
@@ -101,7 +104,7 @@ def describe_changes(run: Run, config: TrainConfig) -> str:
     return ", ".join(
         f"{own.label} {_show(before)} -> {_show(now)}"
         for name, own in usual.items()
-        if name not in (*NOT_KEPT, "load")
+        if name not in (*NOT_KEPT, *INITIAL)
         and (before := run.options.get(name, own.default)) != (now := getattr(config, name))
     )
 

@@ -66,6 +66,8 @@ class Arguments:
         self.given = {*self._texts, *self._files}
         resume = self._texts.get("resume")
         self.folder = resume if isinstance(resume, str) else None
+        if self.folder == "":
+            raise ValueError("train: --resume must not be empty; name the folder of a run")
         if self.folder is not None:
             del self._texts["resume"]
             if "output_dir" in self.given:

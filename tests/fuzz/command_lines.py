@@ -141,6 +141,7 @@ class Line:
 def random_line(rng: np.random.Generator) -> Line:
     """Draw a command line; about half of them hold nothing that is bad by itself."""
     drawable = [own for own in flags(TrainConfig).values() if own.kind is bool or _good(own)]
+    drawable = [own for own in drawable if own.name != "verbose"]  # it logs on the standard error
     chosen = [drawable[i] for i in rng.permutation(len(drawable))[: rng.integers(0, 7)]]
     if rng.random() < 0.05:
         chosen.append(flags(TrainConfig)["load"])  # of which only bad values are drawn

@@ -25,7 +25,8 @@ import numpy as np
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.parser import parse
+from pydtnn.cli.continuing import NOT_KEPT, read_run, start_values
+from pydtnn.cli.parser import Arguments, parse
 from pydtnn.data import ArrayDataset, Dataset, cifar, load_cifar10, load_cifar100, load_mnist
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
 from pydtnn.data.inputs import inputs_of
@@ -129,6 +130,32 @@ class Configuration(Kind):
         for config in found.values():
             text = "".join(f"{key}: {plain_yaml.dump(v)}\n" for key, v in vars(config).items())
             assert plain_yaml.load(text) == vars(config)
+
+
+class RunFile(Kind):
+    def prepare(self) -> None:
+        config = TrainConfig(
+            lr=1e-3, epochs=7, model_options={"hidden": [3, 4]}, global_batch_size=8
+        )
+        content = {"configuration": vars(config), "ranks": 2, "global_batch_size": 8, "x": [None]}
+        (self.folder / "run.json").write_text(json.dumps(content, indent=2))
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        if rng.random() < 0.5:
+            return super().spoil(rng)
+        data, done = change_json(self.files["run.json"], rng)
+        (self.folder / "run.json").write_bytes(data)
+        return "run.json", data, f"run.json: {done}"
+
+    def read(self) -> TrainConfig:
+        arguments = Arguments(["--resume", str(self.folder)])
+        return arguments.configure(start_values(read_run(str(self.folder)), set(), 4))
+
+    def check(self, found: TrainConfig, name: str, data: bytes) -> None:
+        """Other words may be a configuration, too."""
+        kept = json.loads(data)["configuration"]
+        for option in {*kept} - {"global_batch_size", *NOT_KEPT}:
+            assert getattr(found, option) == kept[option]
 
 
 class Weights(Kind):
@@ -406,6 +433,7 @@ class OwnCode(Kind):
 
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "configuration": Configuration,
+    "run file": RunFile,
     "weights": Weights,
     "saved models": SavedModels,
     "checkpoints": Checkpoints,

@@ -1,7 +1,7 @@
 """Random damage to every file that pydtnn reads ends in the right values or in one sentence.
 
 Each kind of file is read by a process of its own, so that a crash, a hang or an explosion of memory
-is a failure that names the case. Files that are only written (run.json, history.csv) have no place
+is a failure that names the case. Files that are only written (history.csv) have no place
 here, nor have the digits, which scikit-learn reads.
 """
 

@@ -86,6 +86,7 @@ def fit(
 
 def equal(a: Trainer, b: Trainer) -> None:
     assert a.history == b.history
+    assert a.losses == b.losses
     assert checksums(a.model.state()) == checksums(b.model.state())
     assert checksums(a.optimizer.state()) == checksums(b.optimizer.state())
 

@@ -281,7 +281,7 @@ def test_a_file_of_which_nothing_fits_is_refused_even_if_not_strict(tmp_path: Pa
     (tmp_path / "w.safetensors").write_bytes(encode({"a.w": np.ones(3)}))
     model = small_model()
     before = encode(model.state())
-    with pytest.raises(ValueError, match=r"no array fits the model: .*such as head.w"):
+    with pytest.raises(ValueError, match=r"no array fits the model: .*head.w"):
         load_weights(model, tmp_path / "w.safetensors", strict=False)
     assert (encode(model.state()), model.loaded) == (before, None)
 

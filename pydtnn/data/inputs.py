@@ -15,8 +15,8 @@ from pydtnn.data.statistics import Normalize, Statistics
 
 Array = NDArray[Any]
 
-ROWS = 64
-"""Samples of a data set of floats whose range is measured."""
+ROWS, BYTES = 256, 32 << 20
+"""Maximum number of samples of a data set of floats whose range is measured, and of their bytes."""
 
 LEVELS = 16
 """Different values that are not normalised by chance: interpolated pixels are no multiples."""
@@ -142,7 +142,9 @@ def inputs_of(dataset: Dataset) -> Inputs:
         for kind, known in zip(kinds, statistics, strict=True)
     ]
     if any(kind != np.uint8 for kind in kinds):
-        rows = np.unique(np.linspace(0, len(dataset) - 1, ROWS).astype(np.int64))
+        size = sum(np.asarray(part).nbytes for part in parts(first))
+        count = max(min(ROWS, BYTES // max(size, 1)), 1)
+        rows = np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))
         x = parts(dataset.normalize(read_samples(dataset, rows)[0], np.float64))
         ranges = [
             _measured(part) if known is None else known

@@ -33,35 +33,31 @@ def known(model: Model, **options: Any) -> Model:
 
 ELSEWHERE = """
 import sys, numpy as np, pydtnn
-model = pydtnn.load(sys.argv[1])
-data = np.load(sys.argv[2])
-x = tuple(data[name] for name in sorted(data) if name.startswith("x"))
-outputs = model.predict(x if len(x) > 1 else x[0])
-outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-for k, y in enumerate(outputs):
-    assert y.tobytes() == data[f"y{k}"].tobytes(), (y, data[f"y{k}"])
-print("tests" in sys.modules, repr(model))
+for name in ("residual", "two"):
+    model = pydtnn.load(f"{name}.pydtnn")
+    data = np.load(f"{name}.npz")
+    x = tuple(data[key] for key in sorted(data) if key.startswith("x"))
+    outputs = model.predict(x if len(x) > 1 else x[0])
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    for k, y in enumerate(outputs):
+        assert y.tobytes() == data[f"y{k}"].tobytes(), (y, data[f"y{k}"])
+    assert repr(model).startswith("Model: input")
+assert "tests" not in sys.modules
 """
 
 
 def test_another_process_predicts_the_same_bytes_without_code_and_training_set(
     tmp_path: Path,
 ) -> None:
-    for number, model in enumerate((known(residual()), known(two()))):
-        save_model(model, tmp_path / f"{number}.pydtnn")
+    for name, model in (("residual", known(residual())), ("two", known(two()))):
+        save_model(model, tmp_path / f"{name}.pydtnn")
         x = tuple(pixels(7, *shape, seed=1) for shape in model.input_shapes)
         y = model.predict(x if len(x) > 1 else x[0])
         outputs = y if isinstance(y, tuple) else (y,)
         arrays = {f"x{k}": part for k, part in enumerate(x)}
         arrays |= {f"y{k}": part for k, part in enumerate(outputs)}
-        np.savez(tmp_path / f"{number}.npz", **arrays)
-        command = [sys.executable, "-c", ELSEWHERE]
-        paths = [str(tmp_path / f"{number}.pydtnn"), str(tmp_path / f"{number}.npz")]
-        done = subprocess.run(
-            [*command, *paths], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("False Model: input")
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -200,9 +196,7 @@ def test_an_initializer_of_any_kind_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_the_models_of_the_library_come_back(tmp_path: Path) -> None:
-    for name, shape in (("mlp", (8, 8, 1)), ("resnet20", (16, 16, 3)), ("vgg11", (32, 32, 3))):
-        if name not in pydtnn.models.MODELS:
-            continue
+    for name, shape in (("mlp", (8, 8, 1)), ("resnet20", (16, 16, 3))):
         model = Model(pydtnn.models.create_net(name, 4, shape), shape, dtype="float32")
         save_model(model, tmp_path / name)
         x = np.random.default_rng(0).normal(size=(2, *shape))

@@ -108,7 +108,7 @@ class Input:
         low, high = self.range or (0.0, 0.0)
         raw, advice = "", "normalise x as the training set was normalised"
         if self.pixels:
-            raw, advice = "uint8 pixels, or ", "pass pixels as x.astype('uint8')"
+            raw, advice = "uint8 pixels, or ", "pass pixels as uint8 from 0 to 255"
         raise ValueError(
             f"{who}: expected {raw}floats normalised as in training, from {low:.4g} to {high:.4g}, "
             f"got {given}; {advice}, or check_range=False if these values are intended"

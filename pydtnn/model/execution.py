@@ -171,6 +171,8 @@ def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ..
         return
     turned = len(given[0]) == 4 and (*given[0][2:], given[0][1]) == shapes[0]
     hint = "; use x.transpose(0, 2, 3, 1), channels come last" if turned else ""
+    if given == [*shapes]:
+        hint = "; use x[None] for a batch of one sample"
     raise ValueError(
         f"{who}: expected an array of shape {' and '.join(map(batched, shapes))}, "
         f"got {' and '.join(map(str, given))}{hint}"

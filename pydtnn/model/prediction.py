@@ -60,6 +60,8 @@ class Predictor(ABC):
         ------
         ValueError
             If `x` does not have the model's input shape, or is not normalised.
+        TypeError
+            If it does not contain numbers.
         """
         whole(WHO, "batch_size", batch_size, at_least=1)
         inputs = tuple(part if hasattr(part, "dtype") else np.asarray(part) for part in parts(x))
@@ -109,7 +111,12 @@ class Predictor(ABC):
         return each(_named, outputs, names)
 
     def _check_values(self, number: int, x: Any, check_range: bool) -> None:
-        """Raise ValueError if it is not known how to normalise pixels, or floats need to be."""
+        """Raise an error if it is not known how to normalise pixels, or floats need to be."""
+        if x.dtype.kind in "OSUMm":
+            raise TypeError(
+                f"{WHO}: expected an array of numbers, got {x.dtype}; convert it, as with "
+                "x.astype('float32')"
+            )
         if x.dtype != np.uint8 and not check_range:
             return
         if self.inputs is not None:

@@ -211,7 +211,7 @@ def test_predict_takes_data_of_any_dtype_and_leaves_it_alone() -> None:
     [
         ((2, 6, 6, 1), r"expected an array of shape \(n, 6, 6, 3\), got \(2, 6, 6, 1\)$"),
         ((2, 3, 6, 6), r"expected .*, got \(2, 3, 6, 6\); use x\.transpose\(0"),
-        ((6, 6, 3), r"expected an array of shape \(n, 6, 6, 3\), got \(6, 6, 3\)$"),
+        ((6, 6, 3), r"expected an array of shape \(n, 6, 6, 3\), got \(6, 6, 3\); use x\[None\]"),
         ((), r"expected an array of shape \(n, 6, 6, 3\), got \(\)$"),
     ],
 )

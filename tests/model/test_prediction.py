@@ -38,9 +38,17 @@ def test_floats_that_are_not_normalised_are_refused_unless_they_are_meant() -> N
     model = Model(Sequential(Flatten(), Linear(10)), (8, 8, 1), backend="numpy")
     model.inputs = inputs_of(train)
     x = train.read(np.arange(9))[0].astype(np.float32)
-    with pytest.raises(ValueError, match=r"^Model\.predict: .*got values from 0 to 255; pass pix"):
+    with pytest.raises(
+        ValueError, match=r"^Model\.predict: .*got values from 0 to 255; pass pixels as uint8"
+    ):
         model.predict(x)
     assert model.predict(x, check_range=False).shape == (9, 10)
+
+
+@pytest.mark.parametrize("x", [np.array([["1", "2"]]), np.array([[None, 1.0]])])
+def test_what_are_no_numbers_is_told(x: np.ndarray) -> None:
+    with pytest.raises(TypeError, match=r"^Model\.predict: expected an array of numbers, got "):
+        Model(Linear(1), (2,), backend="numpy").predict(x)
 
 
 class Outputs(Block):

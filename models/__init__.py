@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
@@ -40,6 +40,7 @@ from pydtnn.models.vgg import (
     vgg19,
     vgg19_bn,
 )
+from pydtnn.utils.guess import answering
 from pydtnn.utils.registry import Kind
 
 MODELS: dict[str, Callable[..., Block]] = {
@@ -131,3 +132,6 @@ __all__ = [
     "vgg19",
     "vgg19_bn",
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

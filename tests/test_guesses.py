@@ -19,7 +19,7 @@ import pytest
 import pydtnn
 from pydtnn import callbacks, data, layers, losses, metrics, optimizers, schedules
 from pydtnn.callbacks import Callback, EarlyStopping
-from pydtnn.comm import Serial
+from pydtnn.comm import Communicator, Serial
 from pydtnn.data import ArrayDataset, Dataset, Loader
 from pydtnn.layers import Conv2d, Layer, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.layers.initializers import get_initializer
@@ -333,6 +333,20 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "dataset.batch(32)": (AttributeError, "batch_size="),
     "dataset[:3]": (TypeError, r"dataset.subset\(indices\)"),
     "dataset[12]": (IndexError, r"in 0\.\.11, got 12"),
+    "model.load('x')": (TypeError, r"pydtnn.load\(path\)"),
+    "trainer.load('x')": (TypeError, "load_checkpoint"),
+    "schedules.Cosine(0.1, T_max=9)": (TypeError, "use steps="),
+    "schedules.Step(0.1, step_size=9)": (TypeError, "use boundaries="),
+    "schedules.OneCycle(max_lr=0.1)": (TypeError, "use lr="),
+    "schedules.Step(0.1, 9, gama=9)": (TypeError, "did you mean 'gamma'"),
+    "pydtnn.initializers.he_normal": (AttributeError, "initializer='he_normal'"),
+    "pydtnn.initializers.XavierUniform": (AttributeError, "initializer='glorot_uniform'"),
+    "pydtnn.models.ResNet50": (AttributeError, "did you mean 'resnet50'"),
+    "pydtnn.comm.MPI": (AttributeError, r"pydtnn.create_communicator\(\)"),
+    "pydtnn.comm.get_rank()": (AttributeError, r"create_communicator\(\).rank"),
+    "pydtnn.create_communicator().Get_rank()": (AttributeError, "comm.rank"),
+    "pydtnn.create_communicator().Bcast(X)": (AttributeError, r"comm.broadcast\(array, root\)"),
+    "get_loss('softmax')": (ValueError, "choose one of 'binary_cross_entropy', 'cross_entropy', "),
     "np.asarray(dataset)": (TypeError, "dataset.read"),
     "loader.batch_size": (AttributeError, "loader.global_batch_size"),
     "loader.set_epoch(3)": (AttributeError, "loader.epoch"),
@@ -621,7 +635,7 @@ def answers() -> Iterator[tuple[str, str]]:
 ROOT = Path(__file__).parent.parent
 OBJECTS = {"model": Model, "trainer": Trainer, "optimizer": Optimizer, "dataset": Dataset}
 OBJECTS |= {"layer": Layer, "loader": Loader, "Layer": Layer, "Trainer": Trainer, "Model": Model}
-OBJECTS |= {"Callback": Callback}
+OBJECTS |= {"Callback": Callback, "comm": Communicator}
 
 
 @cache
@@ -704,7 +718,18 @@ def names_of(kind: str) -> type:
     from pydtnn.layers.parameters import Parameter
     from pydtnn.losses import Loss
 
-    known: list[Any] = [Model, Trainer, Optimizer, Layer, Block, Dataset, Loader, Loss, Callback]
+    known: list[Any] = [
+        Communicator,
+        Model,
+        Trainer,
+        Optimizer,
+        Layer,
+        Block,
+        Dataset,
+        Loader,
+        Loss,
+        Callback,
+    ]
     return {one.__name__: one for one in [*known, Parameter]}[kind]
 
 

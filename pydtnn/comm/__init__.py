@@ -6,11 +6,14 @@ tests and notebooks; both use `Communicator`s. mpi4py is imported only if the gr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydtnn.comm.agree import agree, require_equal
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.launch import launched
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import communicator_of_thread, run_threads
+from pydtnn.utils.guess import answering
 from pydtnn.utils.suggest import unknown
 
 __all__ = [
@@ -60,3 +63,7 @@ def create_communicator(name: str = "auto") -> Communicator:
 
         return by_rule(create_mpi())
     raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

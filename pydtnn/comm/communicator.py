@@ -24,6 +24,7 @@ from pydtnn.comm.checks import (
     check_tag,
 )
 from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.guess import Answering
 
 
 class Request(ABC):
@@ -84,7 +85,7 @@ CALLS = (
 """Methods that raise ValueError once the communicator is freed."""
 
 
-class Communicator(ABC):
+class Communicator(Answering, ABC):
     """A group of ranks that exchange flat, contiguous arrays.
 
     Arrays are one-dimensional. Reductions require integers or floats; other operations accept any

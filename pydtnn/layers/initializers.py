@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pydtnn.kernels.reference.random import stream
+from pydtnn.utils.guess import answering
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
@@ -205,3 +206,7 @@ def get_initializer(initializer: str | Initializer, **options: Any) -> Initializ
         If a name or option is unknown (the message contains the nearest ones).
     """
     return INITIALIZER.find(initializer).make(options)
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = answering(__name__)

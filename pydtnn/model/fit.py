@@ -92,6 +92,11 @@ def compare(own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> L
     ----------
     own, given : mapping of str to ndarray
     """
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"Model.load: expected arrays by name, as Model.state returns them, got {given!r}; use "
+            "pydtnn.load(path), or pydtnn.weights.load_weights(model, path)"
+        )
     common = {name: (given[name].shape, own[name].shape) for name in own if name in given}
     return LoadReport(
         loaded=tuple(name for name, (theirs, ours) in common.items() if theirs == ours),

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> SchemeReport | str:
     if ":" in options.scheme:
-        target = import_object(options.scheme, "object to check")
+        target = import_object(options.scheme, "scheme")
         kind = target if isinstance(target, type) else type(target)
         for base, check in CHECKS.items():
             if issubclass(kind, base):

@@ -110,6 +110,11 @@ def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, His
     ValueError
         If it has other metrics, or invalid numbers.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"Trainer.load: expected the result of Trainer.state, got {state!r}; use "
+            "pydtnn.training.checkpoint.load_checkpoint(path, trainer)"
+        )
     totals = setup.new_totals()
     if tuple(state["metrics"]) != totals.names:
         raise ValueError(

@@ -13,6 +13,12 @@ _FIT = "pass it to Trainer.fit"
 _RANKS = "start the program with mpirun -np 4, or use exchange="
 _PROBABILITIES = "omit it: predictions are logits"
 
+_SCHEDULE = {
+    "optimizer": "omit it: the optimizer takes the schedule, SGD(lr=Cosine(0.1, steps))",
+    "learning_rate": "use lr=",
+    "initial_learning_rate": "use lr=",
+}
+
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "Layer": {
         "input_shape": "use Model(net, input_shape)",
@@ -90,6 +96,33 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "amsgrad": "omit it: it is not implemented",
     },
     "RMSProp": {"alpha": "use rho="},
+    "Step": {
+        **_SCHEDULE,
+        "step_size": "use boundaries=",
+        "milestones": "use boundaries=",
+        "decay_steps": "use boundaries=",
+        "decay_rate": "use gamma=",
+    },
+    "Cosine": {
+        **_SCHEDULE,
+        "T_max": "use steps=",
+        "decay_steps": "use steps=",
+        "eta_min": "use final=",
+    },
+    "Polynomial": {
+        **_SCHEDULE,
+        "total_iters": "use steps=",
+        "decay_steps": "use steps=",
+        "end_learning_rate": "use final=",
+    },
+    "OneCycle": {
+        **_SCHEDULE,
+        "max_lr": "use lr=",
+        "total_steps": "use steps=",
+        "pct_start": "use rise=",
+    },
+    "Triangular": {**_SCHEDULE, "max_lr": "use lr=", "step_size_up": "use rise="},
+    "WarmUp": {"optimizer": _SCHEDULE["optimizer"], "warmup_steps": "use steps="},
     "Model": {
         "inputs": "use Model(net, input_shape)",
         "outputs": "use Model(net, input_shape)",

@@ -116,6 +116,11 @@ ANSWERS = {
     "init_process_group": _MPI,
     "get_rank": "use pydtnn.create_communicator().rank",
     "get_world_size": "use pydtnn.create_communicator().size",
+    **dict.fromkeys(("all_reduce", "allreduce", "Allreduce"), "use comm.allreduce(array)"),
+    **dict.fromkeys(("broadcast", "bcast", "Bcast"), "use comm.broadcast(array, root)"),
+    "barrier": "use comm.barrier()",
+    "COMM_WORLD": "use pydtnn.create_communicator()",
+    "MPI": "use pydtnn.create_communicator()",
     "DistributedDataParallel": "Trainer sums gradients over all ranks; " + _MPI,
     "DataParallel": "Trainer sums gradients over all ranks; " + _MPI,
     "LightningModule": _TRAINER,
@@ -124,6 +129,20 @@ ANSWERS = {
     "random_split": "use pydtnn.data.split_validation(train, fraction)",
     "DataLoader": "pass a data set to Trainer.fit, such as pydtnn.ArrayDataset(x, y)",
     "get_model": "use pydtnn.models.create_net(name, classes, input_shape)",
+    # initializers
+    **dict.fromkeys(("he_normal", "HeNormal"), "use initializer='he_normal'"),
+    **dict.fromkeys(
+        ("he_uniform", "HeUniform", "kaiming_uniform_"), "use initializer='he_uniform'"
+    ),
+    **dict.fromkeys(
+        ("glorot_normal", "GlorotNormal", "xavier_normal_"), "use initializer='glorot_normal'"
+    ),
+    **dict.fromkeys(
+        ("glorot_uniform", "GlorotUniform", "XavierUniform", "xavier_uniform_"),
+        "use initializer='glorot_uniform'",
+    ),
+    **dict.fromkeys(("zeros_", "Zeros", "constant_"), "use initializer='zeros'"),
+    **dict.fromkeys(("ones_", "Ones"), "use initializer='ones'"),
     # layers
     "Module": "a layer is a subclass of pydtnn.layers.Layer, a composition of pydtnn.layers.Block",
     "ModuleList": "use pydtnn.layers.Sequential(*layers)",

@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+def unknown(kind: str, name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
     """Return a message for an unknown name, with the nearest of `choices`, or all if none is near.
+
+    Names in `also` are suggested if they are near, but not listed.
 
     >>> unknown("data set", "cifer10", ["mnist", "cifar10", "cifar100"])
     "unknown data set 'cifer10'; did you mean 'cifar10' or 'cifar100'?"
@@ -15,10 +17,11 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     "unknown schedule 'xyz'; choose one of 'constant', 'cosine'"
     """
     by_lower = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3)
+    others = {choice.lower(): choice for choice in also} | by_lower
+    near = difflib.get_close_matches(name.lower(), others, n=3)
     if near:
         return (
-            f"unknown {kind} {name!r}; did you mean {' or '.join(repr(by_lower[n]) for n in near)}?"
+            f"unknown {kind} {name!r}; did you mean {' or '.join(repr(others[n]) for n in near)}?"
         )
     if not by_lower:
         return f"unknown {kind} {name!r}; there is none to choose from"

@@ -161,7 +161,11 @@ def test_a_missing_compiler_is_told_in_a_sentence(tree):
 def test_missing_headers_of_python_are_told_in_a_sentence(tree, tmp_path):
     compiler = tmp_path / "cc"
     default = os.environ.get("CC") or sysconfig.get_config_var("CC")
-    compiler.write_text(f'#!/bin/sh\ngrep -qs Python.h "$@" && exit 1\nexec {default} "$@"\n')
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'for file; do case "$file" in *.c) grep -q Python.h "$file" && exit 1;; esac; done\n'
+        f'exec {default} "$@"\n'
+    )
     compiler.chmod(0o755)
     done = start(sys.executable, "setup.py", "-q", "build_ext", cwd=tree, CC=str(compiler))
     assert done.returncode == 1

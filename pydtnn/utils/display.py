@@ -113,6 +113,8 @@ class Bar:
         )
         self.task = self.progress.add_task("", total=steps, text="")
         self.progress.start()
+        # MPI terminates a process without `close`; the terminal would remain without a cursor.
+        self.progress.console.show_cursor(True)
 
     def begin(self, title: str, step: int) -> None:
         """Show an epoch without values."""
@@ -132,7 +134,7 @@ class Bar:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Remove the bar and show the cursor."""
+        """Remove the bar."""
         self.progress.stop()
 
     def _measure(self) -> int:

@@ -49,17 +49,17 @@ def test_an_interrupted_run_that_continues_gives_the_same_bytes(
     runs: Path, capsys: Capture
 ) -> None:
     options = [*TINY, "--augment=flip", "--checkpoint-steps=3", "--keep=20"]
-    assert main([*options, "--output-dir=runs/whole", "--save=whole"]) == 0
+    assert main([*options, "--output-dir=runs/whole", "--save=whole.safetensors"]) == 0
     assert main([*options, "--output-dir=runs/part"]) == 0
     for path in sorted((runs / "part").glob("checkpoint-*"))[2:]:
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
     capsys.readouterr()
-    assert main(["--resume", "runs/part", "--save=part"]) == 0
+    assert main(["--resume", "runs/part", "--save=part.safetensors"]) == 0
     printed = capsys.readouterr().out
-    assert "changed: --save none -> part" in printed
-    assert Path("whole").read_bytes() == Path("part").read_bytes()
+    assert "changed: --save none -> part.safetensors" in printed
+    assert Path("whole.safetensors").read_bytes() == Path("part.safetensors").read_bytes()
 
 
 def test_a_complete_run_says_so_and_how_to_train_on(runs: Path, capsys: Capture) -> None:

@@ -78,6 +78,15 @@ def test_a_bar_follows_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch
     assert len(lines[-1]) <= 50
 
 
+def test_the_cursor_is_visible_while_a_bar_is_shown() -> None:
+    file = Terminal()
+    bar = Bar(file, 10)
+    bar.step("epoch 1/2", 5, PIECES)
+    text = file.getvalue()
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+    bar.close()
+
+
 def test_a_sentence_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     file = Terminal()

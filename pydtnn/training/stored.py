@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model import Model
 
 UNTOUCHED = {4: 0x7FC5A3E1, 8: 0x7FF8C5A3E196D287}
 """Bits of the NaN, by the bytes of an element."""
+
+PIECE = 1 << 14
+"""Number of elements compared at once."""
 
 OnReady = Callable[[Bucket, int], None]
 
@@ -44,14 +49,20 @@ def check_stored(
     def ready(bucket: Bucket, shard: int) -> None:
         if slots or shard == 0:  # without slots, other shards add to the gradients of the first
             grads = model.backend.to_numpy(bucket.gradients(slots[shard] if slots else 0))
-            left = grads.view(f"uint{8 * grads.itemsize}") == UNTOUCHED[grads.itemsize]
             for entry in bucket.parameters:
-                if left[entry.slice].any():
+                if _contains(grads[entry.slice]):
                     raise ValueError(_sentence(model, entry.name))
         if on_ready is not None:
             on_ready(bucket, shard)
 
     return ready
+
+
+def _contains(grads: np.ndarray) -> bool:
+    """Return whether gradients contain the NaN, with little memory."""
+    bits = grads.view(f"uint{8 * grads.itemsize}")
+    pieces = (bits[i : i + PIECE] for i in range(0, len(bits), PIECE))
+    return any((piece == UNTOUCHED[grads.itemsize]).any() for piece in pieces)
 
 
 def _sentence(model: Model, name: str) -> str:

@@ -147,8 +147,8 @@ def test_a_loss_that_is_no_number_is_found_late_and_nothing_is_lost(at: int) -> 
 
         def read(self, indices):
             x, y = super().read(indices)
-            Ordered.steps += 1
-            if Ordered.steps == at:
+            Ordered.steps += len(indices) == BATCH  # others are read before the first step
+            if Ordered.steps == at and len(indices) == BATCH:
                 x[-1] = -1e3
             return x, y
 

@@ -182,7 +182,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(
         sys.modules, "matplotlib", None
     )  # the import system then raises ImportError
-    with pytest.raises(ImportError, match=r"pip install 'pydtnn\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
         draw(tmp_path / "ring.png", "ring", check("ring", 2), "ab")
 
 

@@ -168,7 +168,6 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "pydtnn.cuda": (AttributeError, "backend='cuda'"),
     "pydtnn.set_seed(0)": (AttributeError, r"seed=0\)"),
     "pydtnn.manual_seed(0)": (AttributeError, r"seed=0\)"),
-    "pydtnn.train(model)": (AttributeError, "Trainer.*fit"),
     "pydtnn.fit": (AttributeError, "Trainer.*fit"),
     "pydtnn.jit": (AttributeError, "not needed"),
     "pydtnn.linen": (AttributeError, "pydtnn.layers"),
@@ -618,6 +617,11 @@ def test_attributes_that_exist_cost_nothing_more() -> None:
 def test_import_pydtnn_reads_no_table() -> None:
     code = "import sys, pydtnn; print([m for m in sys.modules if m.startswith('pydtnn.')])"
     assert python(code).strip() == "[]"
+
+
+def test_the_program_is_not_a_function() -> None:
+    said = python("import pydtnn\ntry: pydtnn.train\nexcept AttributeError as error: print(error)")
+    assert "use pydtnn.Trainer(model, optimizer).fit(train, validation), or python -m" in said
 
 
 # -- the tables

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pydtnn.kernels.dtypes import DTYPES
 from pydtnn.saving.entries import NAME, NAMES, SHAPE, Expected, check_entries
+from pydtnn.utils.json_object import parse_object
 
 FORMAT = 1
 """Format of `model.json`; others raise an error."""
@@ -22,16 +22,7 @@ def read_content(data: bytes) -> dict[str, Any]:
     ValueError
         If it is not JSON, or has another format or structure.
     """
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"model.json cannot be parsed ({reason})") from error
-    if not isinstance(content, dict):
-        raise ValueError("model.json must contain an object")
-    version = content.get("format")
-    if type(version) is not int or version != FORMAT:
-        raise ValueError(f"its format must be {FORMAT} for this version of pydtnn, got {version}")
+    content = parse_object(data, "model.json", FORMAT)
     check_entries(content, "model.json", ENTRIES)
     for number, entry in enumerate(content["layers"]):
         check_entries(entry, f"layer {number}", LAYER)

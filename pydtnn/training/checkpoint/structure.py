@@ -6,13 +6,14 @@ checkpoint, as any program can write valid checksums.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+from pydtnn.utils.json_object import parse_object
 
 FORMAT = 1
 """Format of `state.json`; others raise an error."""
@@ -29,16 +30,7 @@ def read_content(state: bytes) -> dict[str, Any]:
     ValueError
         If it is not JSON, or has another format or structure.
     """
-    try:
-        content = json.loads(state)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"state.json cannot be parsed ({reason})") from error
-    if not isinstance(content, dict):
-        raise ValueError("state.json must contain an object")
-    version = content.get("format")
-    if type(version) is not int or version != FORMAT:
-        raise ValueError(f"its format must be {FORMAT} for this version of pydtnn, got {version}")
+    content = parse_object(state, "state.json", FORMAT)
     parts = content.get("parts")
     if not isinstance(parts, dict):
         raise ValueError("its parts must be an object")

@@ -50,7 +50,7 @@ def run_of(folder: Path) -> dict[str, Any]:
 
 def on_ranks(ranks: int, *options: str) -> None:
     def rank(comm: Communicator) -> None:
-        _run(parse([*RUN, *options]), comm)
+        _run(parse([*RUN, *options]), comm, ())
 
     run_threads(ranks, rank)
 

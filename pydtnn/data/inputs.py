@@ -155,8 +155,13 @@ def inputs_of(dataset: Dataset) -> Inputs:
 
 
 def same_normalization(first: Dataset, other: Inputs) -> bool:
-    """Return whether a data set is normalised with the statistics of a training set."""
+    """Return whether a data set is normalised with the statistics of a training set.
+
+    Also for another number of inputs, which are not comparable.
+    """
     known = _of_each(first.statistics, len(other.parts))
+    if len(known) != len(other.parts):
+        return True
     pairs = zip(known, [part.statistics for part in other.parts], strict=True)
     return all(
         one is two

@@ -176,9 +176,17 @@ def warn_of_statistics(setup: Setup, dataset: Dataset | None) -> bool:
     -------
     bool
         Whether it is not.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a data set.
     """
+    if dataset is None:
+        return False
+    check_dataset("Trainer", dataset)
     known = setup.model.inputs
-    if dataset is None or known is None or same_normalization(dataset, known):
+    if known is None or same_normalization(dataset, known):
         return False
     if setup.comm.rank == 0:
         warnings.warn(

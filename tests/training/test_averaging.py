@@ -91,6 +91,14 @@ def test_a_test_set_like_the_training_set_is_not_warned_of() -> None:
             run.evaluate(data)
 
 
+@pytest.mark.parametrize("validation", [3, np.zeros((4, 64)), [np.zeros(64)]])
+def test_what_is_no_data_set_is_refused_after_training(validation: Any) -> None:
+    run = trainer()
+    run.fit(DIGITS[0].subset(range(64)))
+    with pytest.raises(TypeError, match="^Trainer: expected a data set, got"):
+        run.evaluate(validation)
+
+
 def test_a_loaded_model_is_evaluated_with_the_statistics_of_its_training(tmp_path: Path) -> None:
     first = trainer()
     first.fit(DIGITS[0].subset(range(64)))

@@ -18,8 +18,8 @@ SMALLEST = 24
 def warn_of_channels_first(inputs: Sequence[Node]) -> None:
     """Warn if a convolution reads an input of shape (C, H, W), as other libraries store images.
 
-    That is, one whose first axis is a number of colours, followed by two equal ones of the size of an
-    image.
+    That is, one whose first axis is a number of colours, followed by two equal ones of the size of
+    an image.
     """
     for node in inputs:
         if len(node.shape) != 3 or not any(isinstance(n.layer, Conv2d) for n in node.consumers):

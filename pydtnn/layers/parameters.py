@@ -87,7 +87,7 @@ class Parameter(Answering):
         self.decay = decay
         self.group = group
         self.working = working
-        self._frozen = False
+        self.frozen = False
         self.buffer: ParameterBuffer
         self.master: Array
         self.value: Array
@@ -110,15 +110,6 @@ class Parameter(Answering):
     def accumulate(self) -> bool:
         """Whether this backward pass adds to `grad`; otherwise it overwrites it."""
         return self.added or self.buffer.accumulate
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the parameter is constant."""
-        return self.source._frozen
-
-    @frozen.setter
-    def frozen(self, value: bool) -> None:
-        self.source._frozen = value
 
     @property
     def requires_grad(self) -> bool:
@@ -159,7 +150,7 @@ class Parameter(Answering):
 class SharedParameter(Parameter):
     """The parameter of another layer, in a layer that shares it.
 
-    All arrays are those of `source`; only `added` is this layer's own.
+    All attributes are those of `source`; only `added` is this layer's own.
 
     Parameters
     ----------

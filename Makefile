@@ -43,7 +43,7 @@ test: $(READY)
 	$(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side) -m "not long" $(PYTEST_FLAGS)
 
 test-all: $(READY)
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+	$(RUN) -m $(if $(PYTEST_FLAGS),pytest,tests.side_by_side) $(PYTEST_FLAGS)
 
 parity: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)

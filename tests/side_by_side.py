@@ -11,16 +11,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-COMMUNICATION = ("tests/comm", "tests/parallel", "tests/test_ending.py")
-"""Tests of the second process: about half of the time."""
+SECOND = (
+    *("tests/comm", "tests/parallel", "tests/test_ending.py"),
+    *("tests/benchmarks", "tests/fuzz", "tests/simulated", "tests/test_packaging.py"),  # all long
+)
+"""Tests of the second process: about half of the time, with and without the long ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run both processes with these arguments; return 0 if both succeed."""
     pytest = [sys.executable, "-m", "pytest", *arguments]
-    others = [f"--ignore={path}" for path in COMMUNICATION]
+    others = [f"--ignore={path}" for path in SECOND]
     with tempfile.TemporaryFile("w+") as output:
-        second = subprocess.Popen([*pytest, *COMMUNICATION], stdout=output, stderr=output)
+        second = subprocess.Popen([*pytest, *SECOND], stdout=output, stderr=output)
         first = subprocess.Popen([*pytest, *others])
         codes = [process.wait() for process in (first, second)]
         output.seek(0)

@@ -13,7 +13,7 @@ RUN = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests import side_by_side
-side_by_side.COMMUNICATION = ("tests/comm",)
+side_by_side.SECOND = ("tests/comm",)
 sys.exit(side_by_side.main(["-q", "-p", "no:cacheprovider", "-m", "not slow"]))
 """
 

@@ -15,7 +15,7 @@ from pydtnn.data import ArrayDataset, balanced_weights
 from pydtnn.data.augment import RandomCrop
 from pydtnn.data.prepare import Prepare
 from pydtnn.kernels import create_backend
-from pydtnn.layers import GELU, BatchNorm, Conv2d, Flatten, Linear, Net, Sequential
+from pydtnn.layers import GELU, BatchNorm, Conv2d, Flatten, Linear, Net, Sequential, Tanh
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.metrics import get_metric
 from pydtnn.model import Model
@@ -111,6 +111,54 @@ def test_one_row() -> None:
         train(Sequential(Linear(2), BatchNorm()), x, y, SGD(0.1))  # steps of 4 and of 1
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
         torch.nn.BatchNorm1d(2)(torch.zeros(1, 2))
+
+
+def test_freezing() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
+    theirs = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)).double()
+    for p in theirs[0].parameters():
+        p.requires_grad = False
+    net = model(Sequential(BatchNorm(name="n"), Linear(2, name="head")), (3,))
+    start = {"head.w": theirs[1].weight.detach().numpy(), "head.b": theirs[1].bias.detach().numpy()}
+    net.load({**net.state(), **start})
+    net.freeze("n")
+    trainer = Trainer(net, SGD(0.1), exchange=AllReduce(Serial()))
+    trainer.fit(ArrayDataset(x, y), epochs=1, batch_size=8)
+    theirs(torch.from_numpy(x))
+    assert theirs[0].running_mean.any()  # updated although its parameters are constant
+    assert not net.state()["n.running_mean"].any()
+    frozen = torch.nn.BatchNorm1d(3).double().eval()
+    loss = F.cross_entropy(theirs[1](frozen(torch.from_numpy(x))), torch.from_numpy(y))
+    loss.backward()
+    expected = start["head.w"] - 0.1 * theirs[1].weight.grad.numpy()
+    np.testing.assert_allclose(net.state()["head.w"], expected, rtol=1e-10)
+
+
+def test_parameter_groups() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    theirs = theirs.double()
+    net = model(Sequential(Linear(4, name="body"), Tanh(), Linear(2, name="head")), (3,))
+    order = ("body.w", "body.b", "head.w", "head.b")
+    values = [p.detach().numpy().copy() for p in theirs.parameters()]
+    net.load(dict(zip(order, values, strict=True)))
+    groups = {"head": {"lr_factor": 10, "weight_decay": 0.01}}
+    trainer = Trainer(net, SGD(0.02, momentum=0.9, groups=groups), exchange=AllReduce(Serial()))
+    trainer.fit(ArrayDataset(x, y), epochs=3, batch_size=8)
+    rule = torch.optim.SGD(
+        [
+            {"params": theirs[0].parameters()},
+            {"params": theirs[2].parameters(), "lr": 0.2, "weight_decay": 0.01},
+        ],
+        lr=0.02,
+        momentum=0.9,
+    )
+    for _ in range(3):
+        rule.zero_grad()
+        F.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        rule.step()
+    for name, p in zip(order, theirs.parameters(), strict=True):
+        np.testing.assert_allclose(net.state()[name], p.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_vgg() -> None:

@@ -44,7 +44,7 @@ class Training(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """Context in which all ranks have the same parameters and statistics."""
 
-    def rebind(self) -> None:
+    def rebind(self) -> bool:
         """Bind the optimizer to the parameters that are trainable now."""
 
     def state(self) -> dict[str, Any]:

@@ -130,10 +130,11 @@ def _check_loss_scale(exchange: GradientExchange) -> None:
             )
 
 
-def check_binding(optimizer: Optimizer, binding: object) -> None:
-    """Raise ValueError if the optimizer has been bound by another trainer.
+def check_binding(optimizer: Optimizer, binding: object, model: Model | None = None) -> None:
+    """Raise ValueError if the optimizer does not update the trainable parameters of the model.
 
-    A captured step would still write to the earlier arrays.
+    It may have been bound by another trainer, and a captured step would still write to the earlier
+    arrays; or, if `model` is given, its parameters may have been frozen or thawed since.
 
     Raises
     ------
@@ -143,6 +144,11 @@ def check_binding(optimizer: Optimizer, binding: object) -> None:
         raise ValueError(
             f"Trainer: {type(optimizer).__name__} was passed to another trainer, which reset its "
             "state; continue with that trainer, or create one optimizer per trainer"
+        )
+    if model is not None and not optimizer.is_bound_to(model.buffers):
+        raise ValueError(
+            "Trainer: parameters were frozen or thawed after the last fit; call fit before steps "
+            "and checkpoints"
         )
 
 

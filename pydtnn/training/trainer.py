@@ -227,10 +227,10 @@ class Trainer(Answering, Averaging):
             augment=augment,
             steps_per_epoch=steps_per_epoch,
         )
-        self.rebind()
+        rebound = self.rebind()
         self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
         self._warned = checks.warn_of_statistics(self.setup, validation)
-        if not self._loaded:
+        if rebound or not self._loaded:
             start_equal(self.setup)
         self.model.loaded = None
         self._plan, self._loaded, self.stop = plan, False, False
@@ -277,16 +277,19 @@ class Trainer(Answering, Averaging):
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
 
-    def rebind(self) -> None:
-        """Bind the optimizer to the trainable parameters, if they have changed, with its state.
+    def rebind(self) -> bool:
+        """Bind the optimizer with its state to other trainable parameters; return whether needed.
 
-        Collective: all ranks call it. Called by `fit`, and by `load_checkpoint`.
+        Collective: all ranks call it. Called by `fit`, which then starts the exchange anew, and by
+        `load_checkpoint`.
         """
         if self.optimizer.is_bound_to(self.model.buffers):
-            return
+            return False
+        self.exchange.drain()
         self.optimizer.rebind(self.model.buffers, self.exchange)
         self.binding = self.optimizer.binding
         vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
+        return True
 
     @cached_property
     def steps(self) -> Steps:
@@ -295,7 +298,7 @@ class Trainer(Answering, Averaging):
 
     @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
-        checks.check_binding(self.optimizer, self.binding)
+        checks.check_binding(self.optimizer, self.binding, self.model)
         steps = self.steps
         if batch.total < self.global_batch_size:  # the last of an epoch
             self.drain()  # in order
@@ -356,7 +359,7 @@ class Trainer(Answering, Averaging):
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums."""
-        checks.check_binding(self.optimizer, self.binding)
+        checks.check_binding(self.optimizer, self.binding, self.model)
         self.drain()
         return {
             "epoch": self.epoch,

@@ -110,7 +110,7 @@ class Sequence:
         rng = np.random.default_rng(self.drawn.seed)
         kinds: list[Callable[[np.random.Generator], None]] = [
             *(self.fit, self.fit, self.evaluate, self.save, self.load, self.weights, self.state),
-            *(self.refused, self.step),
+            *(self.refused, self.step, self.freeze),
         ]
         for _ in range(CALLS):
             call = kinds[rng.integers(len(kinds))]
@@ -157,6 +157,26 @@ class Sequence:
             names |= {"val_loss", "val_accuracy"} if validation is not None else set()
             self.check(np.testing.assert_equal, set(logs), names)
         self.epochs, self.history = max(epochs, self.epochs), copy.deepcopy(history)
+
+    def freeze(self, rng: np.random.Generator) -> None:
+        """What is frozen does not change in training; steps and checkpoints wait for the next."""
+        trainer, model = self.trainer, self.trainer.model
+        layers = ["linear0", "batchnorm2", "linear6", "linear0.w"]
+        chosen = str(layers[rng.integers(len(layers))])
+        before = model.frozen
+        (model.thaw if rng.random() < 0.4 else model.freeze)(chosen)
+        if {*before} != {*model.frozen}:
+            with pytest.raises(ValueError, match="frozen or thawed after the last fit"):
+                trainer.state()
+        if not model.buckets:
+            with pytest.raises(ValueError, match="got a model of which all are frozen"):
+                self.fit(rng)
+            model.thaw("*")
+        kept = {name: model.parameters[name].master.copy() for name in model.frozen}
+        self.fit(rng)
+        if trainer.exchange.equal or not self.comm.rank:  # the others had parameters of their own
+            values = {name: model.parameters[name].master for name in model.frozen}
+            self.check(assert_equal, values, kept)
 
     def evaluate(self, rng: np.random.Generator) -> None:
         """It changes nothing, and the size of its batches changes nothing of it."""

@@ -26,8 +26,8 @@ from pydtnn.layers import (
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.exchange import AllReduce
-from pydtnn.parallel.schemes import ShardedOptimizer
-from pydtnn.training.checkpoint import load_checkpoint
+from pydtnn.parallel.schemes import ShardedOptimizer, StaleGradients
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from tests.gpu import to_host
 
@@ -289,3 +289,37 @@ def test_the_summary_counts_what_is_trained() -> None:
     assert "frozen" not in whole
     gradients = sum(p.size for p in model.parameters.values() if not p.frozen)
     assert f"of which {gradients:,} trained and" in text
+
+
+@pytest.mark.threads(2)
+def test_a_run_that_was_loaded_may_be_frozen_before_it_continues(
+    comm: Communicator, shared_path: Path
+) -> None:
+    """The scheme's own arrays are those of the buckets that remain."""
+
+    def trainer() -> Trainer:
+        model = Model(network(norm=False), SHAPE, bucket_bytes=64)
+        return Trainer(model, Adam(0.01), exchange=StaleGradients(comm))
+
+    first = trainer()
+    first.fit(data(), epochs=1, global_batch_size=8)
+    save_checkpoint(shared_path, first)
+    second = trainer()
+    load_checkpoint(shared_path, second)
+    second.model.freeze("stem")
+    kept = second.model.state()["stem.w"].copy()
+    second.fit(data(), epochs=2, global_batch_size=8)
+    np.testing.assert_array_equal(second.model.state()["stem.w"], kept)
+    assert (second.model.state()["head.w"] != first.model.state()["head.w"]).any()
+
+
+def test_steps_and_checkpoints_wait_for_the_next_fit(tmp_path: Path) -> None:
+    trainer = train(Model(network(norm=False), SHAPE))
+    trainer.model.freeze("stem")
+    batch = next(iter(trainer.setup.loader(data(), 8, 1).epoch(0)))
+    for call in (lambda: trainer.train_step(batch), lambda: save_checkpoint(tmp_path, trainer)):
+        with pytest.raises(ValueError, match="frozen or thawed after the last fit; call fit"):
+            call()
+    trainer.fit(data(), epochs=3, global_batch_size=8)
+    trainer.train_step(batch)
+    save_checkpoint(tmp_path, trainer)

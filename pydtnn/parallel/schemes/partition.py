@@ -68,6 +68,8 @@ class Partition(GradientExchange):
 
     def own(self, bucket: Bucket, whole: bool) -> slice:
         """Choose and return the range of a bucket that this rank updates."""
+        if bucket.index == 0:  # the first of all; there may have been other buckets before
+            self.counts, self._divided = {}, {}
         self.counts[bucket.index] = self.divide(bucket, whole)
         self._divided[bucket.index] = bucket
         return self.stretch(bucket)

@@ -82,6 +82,17 @@ class Part:
         printer.text(repr(self))
 
 
+@dataclass(frozen=True)
+class Again(Part):
+    """Another use of the layer or block of an earlier step, by its number."""
+
+    kind: str = "Again"
+    step: int = 0
+
+    def __repr__(self) -> str:
+        return f"Again(step={self.step})"
+
+
 class Wired(Block):
     """The steps of a network: node i of step i reads nodes before it, the inputs among them."""
 
@@ -91,9 +102,10 @@ class Wired(Block):
         self.outputs = outputs
 
     def wire(self, graph: Graph, *inputs: Node) -> tuple[Node, ...]:
-        made = list(inputs)
+        made, built = list(inputs), []
         for number, (part, sources) in enumerate(self.steps):
-            node = graph.add(part.build(), *(made[i] for i in sources), label=str(number))
+            built.append(built[part.step] if isinstance(part, Again) else part.build())
+            node = graph.add(built[-1], *(made[i] for i in sources), label=str(number))
             assert isinstance(node, Node)
             made.append(node)
         return tuple(made[i] for i in self.outputs)
@@ -336,7 +348,9 @@ def _layer(draw: Draw, shape: Shape, fused: bool) -> Part:
 
 
 @st.composite
-def networks(draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int = 2) -> Network:
+def networks(
+    draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int = 2, shared: bool = False
+) -> Network:
     """Draw a network of up to a dozen steps.
 
     Parameters
@@ -346,6 +360,8 @@ def networks(draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int 
     least_batch : int
     inputs : int
         At most so many inputs.
+    shared : bool
+        Whether layers and blocks are used several times.
     """
     extent, channels = st.integers(1, largest), st.sampled_from([3, 1, 2, 4, 8, 17])
     image = st.tuples(extent, extent, channels)
@@ -354,11 +370,14 @@ def networks(draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int 
         for _ in range(draw(st.sampled_from([1, 1, 1, *range(1, inputs + 1)])))
     ]
     graph = Graph(shapes, backend=NUMPY, dtype="float64")
-    made, steps = list(graph.inputs), []
+    made, steps, built = list(graph.inputs), [], []
     fused = draw(st.booleans())
     for number in range(draw(st.integers(1, 12))):
         part, sources = _step(draw, made, fused)
-        node = graph.add(part.build(), *(made[i] for i in sources), label=str(number))
+        if shared and steps and not draw(st.integers(0, 3)):
+            part, sources = _again(draw, made, steps) or (part, sources)
+        built.append(built[part.step] if isinstance(part, Again) else part.build())
+        node = graph.add(built[-1], *(made[i] for i in sources), label=str(number))
         assert isinstance(node, Node)
         if max(1, *node.shape) > 400 or len(node.shape) == 0:
             break
@@ -382,6 +401,18 @@ def networks(draw: Draw, *, largest: int = 7, least_batch: int = 1, inputs: int 
         bucket_bytes=draw(st.sampled_from([1 << 20, 200])),
         input_gradient=draw(st.integers(0, 3)) > 0,
     )
+
+
+def _again(
+    draw: Draw, made: list[Node], steps: list[tuple[Part, tuple[int, ...]]]
+) -> tuple[Part, tuple[int, ...]] | None:
+    """Draw another use of an earlier step, for inputs of the same shapes, if there are any."""
+    number = draw(st.integers(0, len(steps) - 1))
+    part, sources = steps[number]
+    newest = len(made) - 1
+    if len(sources) > 1 or made[newest].shape != made[sources[0]].shape or newest == sources[0]:
+        return None
+    return Again(step=part.step if isinstance(part, Again) else number), (newest,)
 
 
 def _step(draw: Draw, made: list[Node], fused: bool) -> tuple[Part, tuple[int, ...]]:

@@ -30,7 +30,7 @@ def test_a_fused_network_does_what_the_plain_one_does(cases: Cases) -> None:
         given = observe(model_of(network, NUMPY), network, micro=2)
         case.compare(expected.assert_alike, given)
 
-    for_each_network(cases, check)
+    for_each_network(cases, check, shared=True)
 
 
 @pytest.mark.fuzz("networks")
@@ -47,7 +47,7 @@ def test_compiled_kernels_do_what_the_reference_does(cases: Cases, dtype: str) -
         case.compare(np.testing.assert_equal, two, one)  # bytes of 1 thread and of 2
         case.compare(expected.assert_alike, one)
 
-    for_each_network(cases, check, largest=9)
+    for_each_network(cases, check, largest=9, shared=True)
 
 
 @pytest.mark.fuzz("networks")
@@ -60,4 +60,4 @@ def test_shards_that_are_normalised_together_are_one_batch(cases: Cases) -> None
         given = together(model_of(network, backend, fuse=fuse), network, Data(network).cut)
         case.compare(expected.assert_alike, given)
 
-    for_each_network(cases, check, least_batch=2)
+    for_each_network(cases, check, least_batch=2, shared=True)

@@ -11,10 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-SECOND = (
-    *("tests/comm", "tests/parallel", "tests/test_ending.py"),
-    *("tests/benchmarks", "tests/fuzz", "tests/simulated", "tests/test_packaging.py"),  # all long
-)
+SECOND = ("tests/comm", "tests/parallel", "tests/test_ending.py", "tests/cli", "tests/simulated")
 """Tests of the second process: about half of the time, with and without the long ones."""
 
 

@@ -13,6 +13,7 @@ from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
+from pydtnn.utils.optional import import_optional
 from pydtnn.utils.output import printing
 from pydtnn.utils.own_code import import_object
 
@@ -86,15 +87,10 @@ def read_image(path: str, model: Model) -> np.ndarray:
             f"predict: expected a model of images of shape (H, W, 1), (H, W, 3) or (H, W, 4), got "
             f"inputs of shape {given}; use pydtnn.load from Python"
         )
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError(
-            "predict: Pillow is required to read images; install it with: pip install pillow"
-        ) from None
+    image_module = import_optional("PIL.Image", "pillow", "predict: reading images")
     height, width, channels = shape
     try:
-        with Image.open(path) as image:
+        with image_module.open(path) as image:
             pixels = np.asarray(image.convert(MODES[channels]).resize((width, height)))
     except (OSError, SyntaxError) as error:  # the latter for some damaged files
         raise OSError(f"predict: {path} cannot be read: {describe(error)}") from error

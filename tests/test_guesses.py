@@ -312,7 +312,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "trainer.evaluate(X)": (TypeError, r"ndarray; use ArrayDataset\(x, y\)"),
     # other objects
     "optimizer.zero_grad()": (AttributeError, "backward overwrites"),
-    "optimizer.param_groups": (AttributeError, "lr"),
+    "optimizer.param_groups": (AttributeError, "use groups= of the optimizer"),
     "optimizer.learning_rate": (AttributeError, "optimizer.lr"),
     "optimizer.state_dict()": (AttributeError, r"optimizer.state\(\)"),
     "layer(X)": (TypeError, "Sequential"),
@@ -378,7 +378,7 @@ ASSIGNMENTS = {
     "optimizer.learning_rate = 0.1": "use optimizer.lr = value",
     "model.trainable = False": "model.freeze",
     "trainer.should_stop = True": "use trainer.stop = True",
-    "layer.requires_grad = False": "use layer.trainable = False",
+    "layer.requires_grad = False": "use model.freeze",
     "p.data = X": "p.master",
     "dataset.transform = abs": "augment=",
     "loader.batch_size = 3": "global_batch_size=",

@@ -6,6 +6,7 @@ import numpy as np
 
 from pydtnn.data.array import ArrayDataset
 from pydtnn.data.dataset import Dataset
+from pydtnn.utils.optional import import_optional
 
 NAMES = tuple("0123456789")
 
@@ -21,12 +22,7 @@ def load_digits() -> tuple[Dataset, Dataset]:
     ImportError
         If scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise ImportError(
-            "digits: scikit-learn is required; install it with: pip install scikit-learn"
-        ) from None
+    datasets = import_optional("sklearn.datasets", "scikit-learn", "digits")
     images, labels = datasets.load_digits(return_X_y=True)
     x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     train = ArrayDataset(x[:TRAIN], labels[:TRAIN], class_names=NAMES, name="digits")

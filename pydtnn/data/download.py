@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydtnn.utils.optional import import_optional
+
 
 @dataclass(frozen=True)
 class Source:
@@ -45,12 +47,7 @@ def fetch(dataset: str, sources: Sequence[Source], root: Path) -> None:
     OSError
         If a file cannot be downloaded, does not match its checksum, or cannot be written.
     """
-    try:
-        import pooch
-    except ImportError:
-        raise ImportError(
-            f"{dataset}: --download requires pooch; install it with: pip install pooch"
-        ) from None
+    pooch = import_optional("pooch", "pooch", f"{dataset}: --download")
     pooch.get_logger().setLevel("ERROR")  # a library does not print
     for source in sources:
         folder = root / source.folder

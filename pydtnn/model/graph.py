@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, count
 from typing import Any, overload
 
 import numpy as np
@@ -72,7 +71,8 @@ class Graph:
         label : str
             Place within the enclosing block: a number is appended to the class's name. The name of
             the part has precedence. A layer without either is named after its class. If the name of
-            a layer without a name of its own exists, "_1", "_2" and so on is appended.
+            a layer without a name of its own exists, or the layer is added once more, "_1", "_2"
+            and so on is appended.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Graph:
         self, layer: Layer, inputs: tuple[Node, ...], shape: Shape | None, name: str
     ) -> Node:
         if layer.bound:
-            layer, name = self._another_use(layer, name)
+            layer, name = self._another_use(layer, name), self._free(name)
         if name in self._names:
             raise ValueError(f"{name}: names of layers must be unique, got two; rename one")
         self._names.add(name)
@@ -126,16 +126,14 @@ class Graph:
         self.nodes.append(node)
         return node
 
-    def _another_use(self, layer: Layer, name: str) -> tuple[Layer, str]:
-        """Return a layer that shares the parameters of `layer`, and a name for it."""
+    def _another_use(self, layer: Layer, name: str) -> Layer:
+        """Return a layer that shares the parameters of `layer`."""
         if all(node.layer is not layer for node in self.nodes):
             raise ValueError(
                 f"{name}: expected a new {type(layer).__name__}, got {layer.name} of another "
                 "model; make a second one"
             )
-        other = layer.another_use()
-        numbered = (f"{name}_{i}" for i in count(2))
-        return other, next(n for n in chain([name], numbered) if n not in self._names)
+        return layer.another_use()
 
     def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
         """Set the outputs; determine needed gradients, in-place operations and releases of arrays.

@@ -20,6 +20,7 @@ from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import write_file
+from pydtnn.utils.optional import import_optional
 from pydtnn.utils.validate import number, whole
 
 WINDOW = 10
@@ -77,13 +78,8 @@ class LearningRates:
         ValueError
             If the kind of file is not supported.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                "LearningRates.plot: matplotlib is required; install it with pip install matplotlib"
-            ) from error
-        figure = Figure(figsize=(6, 4), layout="constrained")
+        figures = import_optional("matplotlib.figure", "matplotlib", "LearningRates.plot")
+        figure = figures.Figure(figsize=(6, 4), layout="constrained")
         axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="loss")
         axes.plot(self.rates, self.losses, color="0.75", label="loss")
         rates, losses = self.smoothed()

@@ -1,8 +1,8 @@
 """Answers to names of other libraries: of modules' members, of attributes and of arguments.
 
-Nothing here runs unless a name is missing: Python calls ``__getattr__`` only then, and arguments
-are compared with the signature of ``__init__``. The names are in `guess_names`,
-`guess_attributes` and `guess_arguments`.
+The tables of names, `guess_names`, `guess_attributes` and `guess_arguments`, are used only if a
+name is missing: Python calls ``__getattr__`` only then, arguments are first compared with the
+signature of ``__init__``, and assignments with the attributes that exist.
 """
 
 from __future__ import annotations

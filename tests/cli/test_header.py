@@ -102,3 +102,17 @@ def test_two_ranks_print_one_header(tmp_path: Path, mpiexec: Callable[..., Finis
     assert done.stdout.splitlines()[0].endswith("training of mlp on synthetic, 2 ranks")
     assert "\nbatch       8 per rank, 16 in total; 1 epoch of 8 steps\n" in done.stdout
     assert "\nranks       2 x 1 thread on 1 host\n" in done.stdout
+
+
+def test_the_first_line_does_not_wait_for_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for anything else that takes time."""
+    (tmp_path / "own.py").write_text(
+        "def load():\n    print('data')\n    raise ValueError('stop')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["--dataset=own.py:load"]) == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("pydtnn ")
+    assert second == "data"

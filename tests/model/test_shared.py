@@ -141,14 +141,14 @@ def test_a_layer_applied_repeatedly_has_the_gradient_of_finite_differences(
         below = loss()
         w[index] = before
         assert grads["cell.w"][index] == pytest.approx((above - below) / (2 * step), rel=1e-6)
-    assert [layer.name for layer in model.layers] == ["cell", "tanh1", "cell_2", "tanh3", "cell_3"]
+    assert [layer.name for layer in model.layers] == ["cell", "tanh1", "cell_1", "tanh3", "cell_2"]
     assert [*model.parameters] == ["cell.w", "cell.b"]
 
 
 def test_uses_have_names_and_random_numbers_of_their_own() -> None:
     drop = Dropout(0.5, name="drop")
     model = Model(Sequential(Linear(64), drop, drop, Linear(1)), (4,), backend="numpy")
-    assert [layer.name for layer in model.layers][1:3] == ["drop", "drop_2"]
+    assert [layer.name for layer in model.layers][1:3] == ["drop", "drop_1"]
     x = np.ones((1, 64), np.float32)
     context = StepContext(training=True, samples=np.arange(1))
     first, second = (model.layers[i].forward(x.copy(), context=context)[0] for i in (1, 2))
@@ -157,7 +157,7 @@ def test_uses_have_names_and_random_numbers_of_their_own() -> None:
 
 def test_another_shape_of_parameters_is_refused() -> None:
     shared = Linear(5, name="shared")
-    with pytest.raises(ValueError, match=r"shared_2: Linear: expected inputs for which shared\.w"):
+    with pytest.raises(ValueError, match=r"shared_1: Linear: expected inputs for which shared\.w"):
         Model(Sequential(Linear(3), shared, shared), (4,), backend="numpy")
 
 

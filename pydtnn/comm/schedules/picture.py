@@ -14,6 +14,7 @@ from pydtnn.comm.schedules.steps import Part
 from pydtnn.comm.schedules.symbols import carry_out
 from pydtnn.comm.schedules.timeline import Message, Timeline
 from pydtnn.utils.files import write_file
+from pydtnn.utils.optional import import_optional
 
 FORMATS = (".png", ".pdf", ".svg")
 MOST_RANKS = 32
@@ -69,12 +70,7 @@ def draw(path: Path, name: str, done: Timeline, hosts: Sequence[Hashable]) -> No
         raise ValueError(
             f"draw: expected at most {MOST_RANKS} ranks in a picture, got {len(hosts)}; use fewer."
         )
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ImportError(
-            "draw: a picture needs matplotlib; install it with `pip install matplotlib`."
-        ) from error
+    mpl = import_optional("matplotlib", "matplotlib", "draw: a picture")
     content = BytesIO()
     with mpl.rc_context(STYLE):
         _figure(name, done, hosts).savefig(content, format=path.suffix[1:], dpi=200)

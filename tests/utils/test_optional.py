@@ -1,0 +1,22 @@
+"""Packages that may not be installed are named with the command that installs them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pydtnn.utils.optional import import_optional
+
+
+def test_a_module_of_an_installed_package_is_returned() -> None:
+    assert import_optional("numpy.linalg", "numpy", "x") is sys.modules["numpy.linalg"]
+
+
+@pytest.mark.parametrize("module", ["numpy", "numpy.linalg"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ImportError, match="^draw requires numpy; install it with: pip install n"):
+        import_optional(module, "numpy", "draw")

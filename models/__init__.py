@@ -40,7 +40,7 @@ from pydtnn.models.vgg import (
     vgg19,
     vgg19_bn,
 )
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.registry import Kind
 
 MODELS: dict[str, Callable[..., Block]] = {
@@ -134,4 +134,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

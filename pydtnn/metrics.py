@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import Answering, answering
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import whole
 
 
-class Metric(Answering, Arguments, ABC):
+class Metric(SuggestsNames, StoresArguments, ABC):
     """A quantity of each sample, summed over the samples.
 
     Attributes
@@ -282,4 +282,4 @@ def get_metric(metric: str | Metric | Callable[..., Metric], **options: Any) -> 
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

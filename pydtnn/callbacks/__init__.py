@@ -11,7 +11,7 @@ from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
 from pydtnn.training.progress import ProgressBar
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
     "EMA",
@@ -28,4 +28,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

@@ -34,7 +34,7 @@ from pydtnn.layers import Net
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
-from pydtnn.model.fit import LoadReport
+from pydtnn.model.load_report import LoadReport
 from pydtnn.optimizers import Optimizer
 from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule

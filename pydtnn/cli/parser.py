@@ -14,7 +14,7 @@ from typing import Any
 from pydtnn import __version__
 from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.guesses import translate
+from pydtnn.cli.foreign_options import translate
 from pydtnn.cli.options import Flag, flags
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown

@@ -13,7 +13,7 @@ from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.launch import launched
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import communicator_of_thread, run_threads
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.suggest import unknown
 
 __all__ = [
@@ -66,4 +66,4 @@ def create_communicator(name: str = "auto") -> Communicator:
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

@@ -24,7 +24,7 @@ from pydtnn.comm.checks import (
     check_tag,
 )
 from pydtnn.utils.errors import AgreedError
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 
 
 class Request(ABC):
@@ -85,7 +85,7 @@ CALLS = (
 """Methods that raise ValueError once the communicator is freed."""
 
 
-class Communicator(Answering, ABC):
+class Communicator(SuggestsNames, ABC):
     """A group of ranks that exchange flat, contiguous arrays.
 
     Arrays are one-dimensional. Reductions require integers or floats; other operations accept any

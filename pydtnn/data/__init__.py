@@ -31,7 +31,7 @@ from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.registry import Found, Kind
 
 DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
@@ -128,4 +128,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pydtnn.data.order import permutation
 from pydtnn.data.several import each, is_several, shapes_of
 from pydtnn.data.statistics import Normalize, pixel_statistics
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 
 Array = NDArray[Any]
 
 
-class Dataset(Answering, ABC):
+class Dataset(SuggestsNames, ABC):
     """Samples by index; a subclass defines the attributes below, ``__len__`` and `read`.
 
     Attributes

@@ -17,13 +17,13 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
 
 
-class Loader(Answering):
+class Loader(SuggestsNames):
     """The batches of one rank.
 
     Step s of epoch e uses ``permutation(seed, e)[s * B : (s + 1) * B]``; each rank reads its slice.

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # makes "bfloat16" the name of a NumPy dtype
 import numpy as np
 
-from pydtnn.utils.guess_names import VALUES
+from pydtnn.utils.foreign_members import VALUES
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Types of a model's activations."""

@@ -25,7 +25,7 @@ from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
     "ELU",
@@ -68,4 +68,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

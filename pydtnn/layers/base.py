@@ -16,8 +16,8 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import AnsweringCall
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import NotCallable
 
 Shape = tuple[int, ...]
 Saved = Any
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
     bytes_backward: int
 
 
-class Layer(AnsweringCall, Arguments, ABC):
+class Layer(NotCallable, StoresArguments, ABC):
     """One operation with an explicit derivative.
 
     A subclass writes `forward` and `backward`, and `build` if its output's shape differs from its

@@ -11,8 +11,8 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.merge import Add
 from pydtnn.layers.node import Node, Outputs, nodes
 from pydtnn.layers.reshape import Identity
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import AnsweringCall
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import NotCallable
 
 
 class Graph(Protocol):
@@ -25,7 +25,7 @@ class Graph(Protocol):
     def add(self, part: Net, *inputs: Node, label: str = "") -> Outputs: ...
 
 
-class Block(AnsweringCall, Arguments, ABC):
+class Block(NotCallable, StoresArguments, ABC):
     """Base class of compositions of layers and other blocks.
 
     A subclass implements `wire`, which adds its parts to the graph with any connections and returns

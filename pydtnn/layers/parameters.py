@@ -22,7 +22,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, generator
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 
 ALIGNMENT = 64
 """Bytes: every parameter starts on a cache line, which is also the widest vector."""
@@ -32,7 +32,7 @@ DEFAULT_BUCKET_BYTES = 1 << 20
 backward."""
 
 
-class Parameter(Answering):
+class Parameter(SuggestsNames):
     """One trainable array.
 
     Parameters

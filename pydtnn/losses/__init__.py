@@ -13,7 +13,7 @@ from pydtnn.losses.functions import (
     MeanSquaredError,
     get_loss,
 )
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
     "ALIASES",
@@ -28,4 +28,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

@@ -16,13 +16,13 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
 from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.registry import Kind
 from pydtnn.utils.validate import number
 
 
-class Loss(Answering, Arguments, ABC):
+class Loss(SuggestsNames, StoresArguments, ABC):
     """A function of predictions and targets, summed over the samples.
 
     A custom loss overrides `compute`, and `check` to raise ValueError for invalid targets.

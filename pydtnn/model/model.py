@@ -17,20 +17,20 @@ from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import describe
 from pydtnn.model.execution import Total, backward_loop, forward_loop, run_together
-from pydtnn.model.fit import LoadReport, checksum, compare
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.likely import warn_of_channels_first
+from pydtnn.model.load_report import LoadReport, checksum, compare
 from pydtnn.model.named import Layers
 from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.prediction import Predictor
+from pydtnn.model.shape_warnings import warn_of_channels_first
 from pydtnn.model.summary import represent_model, summarize
-from pydtnn.utils.guess import AnsweringCall
+from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
-class Model(AnsweringCall, Predictor):
+class Model(NotCallable, Predictor):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters

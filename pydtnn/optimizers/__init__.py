@@ -9,7 +9,7 @@ from pydtnn.optimizers.adaptive import Adam, AdamW, Nadam, RMSProp
 from pydtnn.optimizers.base import Optimizer
 from pydtnn.optimizers.layerwise import LAMB, LARS
 from pydtnn.optimizers.sgd import SGD
-from pydtnn.utils.guess import answering
+from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.registry import Kind
 
 __all__ = [
@@ -64,4 +64,4 @@ def get_optimizer(
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = answering(__name__)
+    __getattr__ = suggesting_getattr(__name__)

@@ -28,12 +28,12 @@ from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole
 from pydtnn.schedules import Constant, Schedule
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.validate import number, whole
 
 
-class Optimizer(Answering, Arguments, ABC):
+class Optimizer(SuggestsNames, StoresArguments, ABC):
     """Base class of update rules and their state.
 
     Parameters

@@ -19,14 +19,14 @@ from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums, average
-from pydtnn.utils.arguments import Arguments
+from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.option import option, set_options, signature_of
 
 if TYPE_CHECKING:
     from pydtnn.optimizers import Optimizer
 
 
-class GradientExchange(Arguments):
+class GradientExchange(StoresArguments):
     """Base class of the communication in a training step; it does not communicate itself.
 
     Schemes override some of its methods. Every method is collective: all ranks call it, in the same

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.validate import number, whole
 
 Schedule = Callable[[int], float]
@@ -25,7 +25,7 @@ Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Constant(Answering):
+class Constant(SuggestsNames):
     """The same learning rate at every step.
 
     Parameters
@@ -43,7 +43,7 @@ class Constant(Answering):
 
 
 @dataclass(frozen=True)
-class WarmUp(Answering):
+class WarmUp(SuggestsNames):
     """A linear increase from near 0, followed by another schedule.
 
     ``lr(t) = (t + 1) / (steps + 1) * then(steps)`` for ``t < steps``, ``then(t)`` afterwards: the
@@ -75,7 +75,7 @@ class WarmUp(Answering):
 
 
 @dataclass(frozen=True)
-class Step(Answering):
+class Step(SuggestsNames):
     """A learning rate multiplied by `gamma` at given steps or at a fixed interval.
 
     Parameters
@@ -111,7 +111,7 @@ class Step(Answering):
 
 
 @dataclass(frozen=True)
-class Polynomial(Answering):
+class Polynomial(SuggestsNames):
     """Decay as ``(1 - p)^power`` with ``p`` from 0 at step `begin` to 1 at step `steps`.
 
     Parameters
@@ -146,7 +146,7 @@ class Polynomial(Answering):
 
 
 @dataclass(frozen=True)
-class Cosine(Answering):
+class Cosine(SuggestsNames):
     """Cosine decay from step `begin` to step `steps`.
 
     ``lr(t) = final + (lr - final) (1 + cos(pi p)) / 2``, where ``p`` runs from 0 at `begin` to 1 at
@@ -184,7 +184,7 @@ class Cosine(Answering):
 
 
 @dataclass(frozen=True)
-class Triangular(Answering):
+class Triangular(SuggestsNames):
     """A linear increase from near 0 to `lr`, then a linear decrease to 0.
 
     With the peak at step ``p = round(rise * steps)``: ``lr (t + 1) / (p + 1)`` before it, ``lr
@@ -223,7 +223,7 @@ class Triangular(Answering):
 
 
 @dataclass(frozen=True)
-class OneCycle(Answering):
+class OneCycle(SuggestsNames):
     """Cosine increase from ``lr / start`` to `lr`, then cosine decrease to ``lr / end``.
 
     The increase ends at step ``rise * steps - 1``, which may be fractional, and the decrease at the

@@ -15,8 +15,8 @@ from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.objective import Objective
 from pydtnn.training.setup import Setup
-from pydtnn.utils.arguments import Arguments
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.arguments import StoresArguments
+from pydtnn.utils.foreign_names import SuggestsNames
 
 
 class Training(Protocol):
@@ -54,7 +54,7 @@ class Training(Protocol):
         """Load the state returned by `state`."""
 
 
-class Callback(Answering, Arguments):
+class Callback(SuggestsNames, StoresArguments):
     """Base class of callbacks; its methods do nothing.
 
     A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to

@@ -17,8 +17,8 @@ from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
 from pydtnn.layers.parameters import Bucket
+from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
-from pydtnn.training.stored import check_stored
 
 Part = tuple[int | None, Array]
 """Contribution of a shard to a sum over all shards; None without a shard."""

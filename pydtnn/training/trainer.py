@@ -34,11 +34,11 @@ from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import Setup, represent_setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
-from pydtnn.utils.guess import Answering
+from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.validate import whole
 
 
-class Trainer(Answering, Averaging):
+class Trainer(SuggestsNames, Averaging):
     """Train a model on the ranks of a communicator.
 
     Parameters

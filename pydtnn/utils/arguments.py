@@ -43,7 +43,7 @@ class Construction:
     def _written(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments as one would write them: without those that equal defaults.
 
-        Arguments without a default are positional, if possible, others are keywords.
+        StoresArguments without a default are positional, if possible, others are keywords.
         """
         try:
             bound = self.bind()
@@ -69,7 +69,7 @@ class Construction:
         return positional, named
 
 
-class Arguments:
+class StoresArguments:
     """Mixin whose objects record the arguments of their construction, and show them.
 
     Subclasses need no code for it: they need not call ``super().__init__``, and may have any
@@ -77,7 +77,7 @@ class Arguments:
 
     Examples
     --------
-    >>> class Scale(Arguments):
+    >>> class Scale(StoresArguments):
     ...     def __init__(self, factor, *, bias=True):
     ...         pass
     >>> Scale(2.0), Scale(factor=2.0, bias=False)
@@ -102,7 +102,7 @@ class Arguments:
 
 
 def construction_of(made: object) -> Construction:
-    """Return the call that constructed an object whose class has the mixin `Arguments`."""
+    """Return the call that constructed an object whose class has the mixin `StoresArguments`."""
     args, keywords = vars(made).get("_arguments", ((), {}))
     return Construction(type(made), args, keywords)
 

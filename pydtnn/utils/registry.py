@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from pydtnn.utils.guess_names import VALUES
+from pydtnn.utils.foreign_members import VALUES
 from pydtnn.utils.own_code import import_object
 from pydtnn.utils.suggest import unknown
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.rank0 import on_rank_0
-from pydtnn.model.fit import describe as describe_network
+from pydtnn.model.load_report import describe as describe_network
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import Parts, State, Stateful, parts_of, unpack
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, find_checkpoints, read_checkpoint

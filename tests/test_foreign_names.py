@@ -31,10 +31,10 @@ from pydtnn.parallel.exchange import AllReduce
 from pydtnn.schedules import get_schedule
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import MissingNameError
-from pydtnn.utils.guess import Answering
-from pydtnn.utils.guess_arguments import ARGUMENTS, POSITIONAL
-from pydtnn.utils.guess_attributes import ASSIGNED, ATTRIBUTES, CALLS
-from pydtnn.utils.guess_names import ALIASES, ANSWERS, VALUES
+from pydtnn.utils.foreign_arguments import ARGUMENTS, POSITIONAL
+from pydtnn.utils.foreign_attributes import ASSIGNED, ATTRIBUTES, CALLS
+from pydtnn.utils.foreign_members import ALIASES, ANSWERS, VALUES
+from pydtnn.utils.foreign_names import SuggestsNames
 from tests.test_imports import python
 
 X, Y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
@@ -594,7 +594,7 @@ class Other:
 
 
 def test_another_mixin_receives_the_arguments() -> None:
-    class Both(Answering, Other):
+    class Both(SuggestsNames, Other):
         def __init__(self, a: int, b: int = 2) -> None:
             self.a = a
 
@@ -606,7 +606,7 @@ def test_another_mixin_receives_the_arguments() -> None:
 def test_attributes_that_exist_cost_nothing_more() -> None:
     for kind in (Model, Trainer, Layer, Dataset, Optimizer):
         assert "__getattribute__" not in vars(kind)
-    assert Answering.__getattribute__ is object.__getattribute__
+    assert SuggestsNames.__getattribute__ is object.__getattribute__
     begin = time.perf_counter()
     for _ in range(1000):
         hasattr(pydtnn.Linear, "nothing")

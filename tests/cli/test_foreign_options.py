@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.guesses import ALIASES, ANSWERS
+from pydtnn.cli.foreign_options import ALIASES, ANSWERS
 from pydtnn.cli.options import flags
 from pydtnn.cli.parser import Arguments, parse
 

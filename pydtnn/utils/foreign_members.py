@@ -1,6 +1,6 @@
 """Names of other libraries: members of modules, and values such as the name of a loss.
 
-Each answer completes a sentence, with the name to use; `tests/test_guesses.py` checks that it
+Each answer completes a sentence, with the name to use; `tests/test_foreign_names.py` checks that it
 exists.
 """
 

@@ -1,7 +1,7 @@
 """Answers to names of other libraries: of modules' members, of attributes and of arguments.
 
-The tables of names, `guess_names`, `guess_attributes` and `guess_arguments`, are used only if a
-name is missing: Python calls ``__getattr__`` only then, arguments are first compared with the
+The tables of names, `foreign_members`, `foreign_attributes` and `foreign_arguments`, are used only
+if a name is missing: Python calls ``__getattr__`` only then, arguments are first compared with the
 signature of ``__init__``, and assignments with the attributes that exist.
 """
 
@@ -26,7 +26,7 @@ CLASSES = tuple(
 IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 
 
-def answering(module: str) -> Callable[[str], Any]:
+def suggesting_getattr(module: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` of a module (PEP 562) that knows names of other libraries.
 
     A name whose meaning is exactly that of a name of the module is that object; for others the
@@ -34,7 +34,7 @@ def answering(module: str) -> Callable[[str], Any]:
     """
 
     def __getattr__(name: str) -> Any:
-        from pydtnn.utils.guess_names import ALIASES, ANSWERS
+        from pydtnn.utils.foreign_members import ALIASES, ANSWERS
 
         home, _, ours = ALIASES.get(name, "").rpartition(".")
         places = CLASSES if name[0].isupper() else ()
@@ -81,7 +81,7 @@ def _error(module: str, sentence: str) -> ImportError | AttributeError:
     return ImportError(sentence, name=module) if imports else AttributeError(sentence)
 
 
-class Answering:
+class SuggestsNames:
     """Mixin whose missing attributes and wrong arguments are answered with names of this library.
 
     Notes
@@ -109,7 +109,7 @@ class Answering:
             if hasattr(type(self), name):  # a property has raised AttributeError: raise it again
                 return object.__getattribute__(self, name)
             if not name.startswith("_"):
-                from pydtnn.utils.guess_attributes import ATTRIBUTES
+                from pydtnn.utils.foreign_attributes import ATTRIBUTES
 
                 for answers in _of_classes(type(self), ATTRIBUTES):
                     if name in answers:
@@ -122,13 +122,13 @@ class Answering:
             )
 
 
-class AnsweringCall(Answering):
-    """`Answering` for objects that are called in other libraries."""
+class NotCallable(SuggestsNames):
+    """`SuggestsNames` for objects that are called in other libraries."""
 
     if not TYPE_CHECKING:
 
         def __call__(self, *args: Any, **keywords: Any) -> NoReturn:
-            from pydtnn.utils.guess_attributes import CALLS
+            from pydtnn.utils.foreign_attributes import CALLS
 
             (answer, *_) = _of_classes(type(self), CALLS)
             raise TypeError(f"{type(self).__name__}: cannot be called; {answer}")
@@ -136,7 +136,7 @@ class AnsweringCall(Answering):
 
 def _check_assigned(cls: type, name: str) -> None:
     """Raise AttributeError for a new attribute that would have no effect."""
-    from pydtnn.utils.guess_attributes import ASSIGNED
+    from pydtnn.utils.foreign_attributes import ASSIGNED
 
     if cls.__module__.startswith("pydtnn."):  # other classes may have any attributes
         for answers in _of_classes(cls, ASSIGNED):
@@ -163,7 +163,7 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
     code = getattr(inspect.unwrap(init), "__code__", None)
     if code is None:
         return
-    from pydtnn.utils.guess_arguments import ARGUMENTS, POSITIONAL, REFUSED
+    from pydtnn.utils.foreign_arguments import ARGUMENTS, POSITIONAL, REFUSED
 
     who, positional = cls.__name__, code.co_varnames[1 : code.co_argcount]
     twice = [f" and {name}=" for name in positional[: len(args)] if name in keywords]

@@ -12,9 +12,9 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.norm import NormGradient
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.norm import BatchNorm, rows
-from pydtnn.layers.two_phase import TwoPhase
 
 
 class Normalized(NamedTuple):

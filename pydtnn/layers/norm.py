@@ -9,7 +9,7 @@ import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
-from pydtnn.layers.two_phase import TwoPhase
+from pydtnn.layers.communicating import TwoPhase
 from pydtnn.utils.validate import number, whole
 
 

@@ -1,31 +1,35 @@
 """The forward and backward loops over a graph.
 
-The loops are generators. If several shards of a batch are normalised together, the loop of each
-shard stops at such a layer, yields its contribution to the sums and receives their total
-(`run_together`).
+The loops are generators. At a layer that exchanges arrays with other ranks, or with other shards of
+the batch, a loop yields what the layer asks for (`pydtnn.layers.collectives`) and is sent the
+operation in progress (`run_together`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
+from pydtnn.layers.collectives import Collective, Pending, Steps
+from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.parameters import Bucket
-from pydtnn.layers.two_phase import TwoPhase
 from pydtnn.model.graph import Graph, Node
 
-Loop = Generator[np.ndarray, np.ndarray, Any]
-"""Generator that yields its contribution to a sum, receives the total, and returns its result."""
+Asked = tuple[Node, Collective]
+"""A collective, and the node whose layer asks for it."""
 
-Total = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Function that adds the contributions of the generators and of other ranks."""
+Loop = Generator[Asked, Pending, Any]
+"""Generator that yields collectives, receives them in progress, and returns its result."""
+
+Communicate = Callable[[Sequence[Asked]], Sequence[Pending]]
+"""Function that starts the same collective for each of several shards."""
 
 
 def forward_loop(
@@ -37,7 +41,7 @@ def forward_loop(
     *,
     joint: bool,
 ) -> Loop:
-    """Run every node in order; if `joint`, yield the sums of layers in two phases.
+    """Run every node in order; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.forward`.
     """
@@ -52,11 +56,12 @@ def forward_loop(
     for node in graph.nodes[len(inputs) :]:
         layer = node.layer
         xs = [layer.accept(values[i.index]) for i in node.inputs]
-        if joint and context.training and isinstance(layer, TwoPhase):
-            total = yield layer.forward_sums(*xs, context=context)
-            y, saved = _promised(node, samples, layer.forward(*xs, context=context, total=total))
+        if communicates(layer, training=context.training, joint=joint):
+            result = yield from _ask(node, layer.forward_steps(*xs, context=context, joint=joint))
         else:
-            y, saved = _promised(node, samples, layer.forward(*xs, context=context))
+            result = layer.forward(*xs, context=context)
+        y, saved = _promised(node, samples, result)
+        del result
         values[node.index] = _regular(graph, y)
         if keep and node.index in graph.trained:
             residuals[node.index] = saved
@@ -80,7 +85,7 @@ def backward_loop(
     joint: bool,
     shard: int,
 ) -> Loop:
-    """Run every node's backward; if `joint`, yield the sums of layers in two phases.
+    """Run every node's backward; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
     """
@@ -100,10 +105,8 @@ def backward_loop(
         if node.index in graph.trained:
             layer, saved = node.layer, residuals[node.index]
             g = layer.accept(g)
-            if joint and isinstance(layer, TwoPhase):
-                needed, own = layer.backward_sums(g, saved)
-                dxs = layer.backward_rest(needed, saved, (yield own))
-                del needed
+            if communicates(layer, training=True, joint=joint):
+                dxs = yield from _ask(node, layer.backward_steps(g, saved, joint=joint))
             elif isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0]):
                 dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
             else:
@@ -124,16 +127,35 @@ def backward_loop(
     return dx if len(dx) > 1 else dx[0]
 
 
+def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Communicating]:
+    """Return whether a layer's pass is a generator that yields collectives."""
+    return isinstance(layer, Communicating) and layer.communicates(training=training, joint=joint)
+
+
+def _ask(node: Node, steps: Steps) -> Generator[Asked, Pending, Any]:
+    """Run a layer's pass; yield each collective together with the node."""
+    pending: Any = None
+    while True:
+        try:
+            asked = steps.send(pending)
+        except StopIteration as end:
+            return end.value
+        pending = yield node, asked
+
+
 def run_together(
-    loops: Sequence[Loop], total: Total | None, before: Callable[[int], None] | None = None
+    loops: Sequence[Loop],
+    communicate: Communicate | None,
+    before: Callable[[int], None] | None = None,
 ) -> list[Any]:
-    """Run generators in turn to their next sum, then send each the total, and repeat.
+    """Run generators in turn to their next collective, then send each the operation, and repeat.
 
     Parameters
     ----------
     loops : sequence of Loop
-        All yield the same number of times; not at all if `total` is None.
-    total : Total or None
+        All yield the same collectives.
+    communicate : Communicate or None
+        Starts a collective of all generators. None: there are no ranks to communicate with.
     before : callable, optional
         Called with the position of a generator before it continues.
 
@@ -141,22 +163,32 @@ def run_together(
     -------
     list
         The results of the generators.
+
+    Raises
+    ------
+    ValueError
+        If a layer communicates, and there are no ranks to communicate with.
     """
     results: list[Any] = [None] * len(loops)
-    send: np.ndarray | None = None
+    send: Sequence[Any] = [None] * len(loops)  # None starts a generator
     while True:
-        sums = []
-        for position, loop in enumerate(loops):
+        asked: list[Asked] = []
+        for position, (loop, pending) in enumerate(zip(loops, send, strict=True)):
             if before:
                 before(position)
             try:
-                sums.append(loop.send(send))  # type: ignore[arg-type]  # None starts a loop
+                asked.append(loop.send(pending))
             except StopIteration as end:
                 results[position] = end.value
-        if not sums:
+        if not asked:
             return results
-        assert total is not None
-        send = total(sums)
+        if communicate is None:
+            raise ValueError(
+                f"{asked[0][0].name}: this layer exchanges arrays with other ranks; construct the "
+                "model with mesh=Mesh(comm, ...)"
+            )
+        send = communicate(asked)
+        del asked
 
 
 def check_inputs(who: str, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:

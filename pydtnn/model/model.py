@@ -16,7 +16,7 @@ from pydtnn.layers.node import Node, nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import describe
-from pydtnn.model.execution import Total, backward_loop, forward_loop, run_together
+from pydtnn.model.execution import Communicate, backward_loop, forward_loop, run_together
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum, compare
@@ -102,6 +102,7 @@ class Model(NotCallable, Predictor):
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
         self.inputs = None
+        self.communicate: Communicate | None = None
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
@@ -236,7 +237,8 @@ class Model(NotCallable, Predictor):
         xs: Sequence[Array | tuple[Array, ...]],
         contexts: Sequence[StepContext],
         *,
-        total: Total | None = None,
+        communicate: Communicate | None = None,
+        joint: bool = False,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
     ) -> list[tuple[Any, list[Saved]]]:
@@ -246,10 +248,12 @@ class Model(NotCallable, Predictor):
         ----------
         xs, contexts : sequence
             For each shard, see `forward`.
-        total : callable, optional
-            ``total(sums)`` adds one array per shard, and those of other ranks. If given, layers
-            that normalise over the batch do so over all shards, which run concurrently from one
-            such layer to the next. Otherwise shards run one after the other.
+        communicate : callable, optional
+            Starts the collectives that layers ask for, one for each shard; by default those of the
+            model's mesh.
+        joint : bool
+            Whether layers that normalise over the batch do so over all shards, which run
+            concurrently from one such layer to the next. Otherwise shards run one after the other.
         keep, after_node
             See `forward`.
 
@@ -260,10 +264,10 @@ class Model(NotCallable, Predictor):
         """
         self.refresh()
         loops = [
-            forward_loop(self.graph, x, context, keep, after_node, joint=total is not None)
+            forward_loop(self.graph, x, context, keep, after_node, joint=joint)
             for x, context in zip(xs, contexts, strict=True)
         ]
-        return run_together(loops, total)
+        return run_together(loops, communicate or self.communicate)
 
     def backward(
         self,
@@ -307,7 +311,8 @@ class Model(NotCallable, Predictor):
         dys: Sequence[Array | tuple[Array, ...]],
         residuals: Sequence[list[Saved]],
         *,
-        total: Total | None = None,
+        communicate: Communicate | None = None,
+        joint: bool = False,
         on_ready: Callable[[Bucket, int], None] | None = None,
         after_node: Callable[[Node], None] | None = None,
         accumulate: bool = False,
@@ -319,7 +324,7 @@ class Model(NotCallable, Predictor):
         ----------
         dys, residuals : sequence
             For each shard, see `backward`.
-        total : callable, optional
+        communicate, joint
             See `forward_shards`.
         on_ready, after_node
             See `backward`.
@@ -348,13 +353,13 @@ class Model(NotCallable, Predictor):
                 saved,
                 on_ready,
                 after_node,
-                joint=total is not None,
+                joint=joint,
                 shard=shard,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
         ]
         try:
-            return run_together(loops, total, before)
+            return run_together(loops, communicate or self.communicate, before)
         finally:
             for buffer in self.buffers:
                 buffer.write_to(0)

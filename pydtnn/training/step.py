@@ -16,7 +16,9 @@ from pydtnn.data import Batch
 from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers import StepContext
+from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
+from pydtnn.model.execution import Asked
 from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
 
@@ -83,7 +85,9 @@ class Passes:
         xs = [batch.inputs(model.backend, shard.rows) for shard in group]
         contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
         self.in_flight = [shard.number for shard in group]
-        outputs = model.forward_shards(xs, contexts, total=self._total if self.joint else None)
+        outputs = model.forward_shards(
+            xs, contexts, communicate=self._communicate, joint=self.joint
+        )
         del xs
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
@@ -97,11 +101,21 @@ class Passes:
             model.statistics.begin_step()
         return dys, residuals
 
-    def _total(self, sums: Sequence[Array]) -> Array:
-        """Sum the contributions of the shards in flight over all ranks."""
+    def _communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
+        """Start a collective for each shard in flight; sums over the batch are common to all."""
+        node, first = asked[0]
+        own = self.model.communicate
+        if not isinstance(first, Sum) or BATCH not in first.axes:
+            assert own is not None
+            return own(asked)
+        sums = [op.array for _, op in asked if isinstance(op, Sum)]
         total, request = self.sums.add_up(list(zip(self.in_flight, sums, strict=True)))
-        request.wait()
-        return total
+        others = tuple(axis for axis in first.axes if axis != BATCH)
+        if others:
+            assert own is not None
+            request.wait()
+            return [*own([(node, Sum(total, others))])] * len(asked)
+        return [Pending(request, lambda: total)] * len(asked)
 
     def _backward(
         self,
@@ -123,7 +137,8 @@ class Passes:
         self.model.backward_shards(
             dys,
             residuals,
-            total=self._total if self.joint else None,
+            communicate=self._communicate,
+            joint=self.joint,
             on_ready=check_stored(self.model, on_ready, slots) if begins else on_ready,
             after_node=(lambda node: self.exchange.progress()) if last else None,
             accumulate=not first,

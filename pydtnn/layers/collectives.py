@@ -1,0 +1,305 @@
+"""Operations that layers ask for: sums, gathers and messages over the axes of a mesh of ranks.
+
+A layer has no communicator. Its forward and backward passes are generators that yield a
+`Collective` and are sent a `Pending`, the operation in progress; the model's loops pass both
+between the layer and the ranks::
+
+    def forward_steps(self, *xs, context):
+        y, saved = self.forward(*xs, context=context)
+        pending = yield AllGather(y, "filter", dim=-1, bounds=(0, 8, 16))
+        ...  # kernels that run while the parts travel
+        return pending.wait(), saved
+
+All messages of an operation are started together and without waiting (`Communicator.exchange`).
+Sums are added in the order of the ranks, so all ranks compute the same bytes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from pydtnn.kernels.reference.family import Array
+
+BATCH = "batch"
+"""Name, beside those of the mesh's axes, of all shards of a batch: of one rank and of all ranks of
+the data axis."""
+
+
+class Waitable(Protocol):
+    """A started operation of a communicator."""
+
+    def wait(self) -> None:
+        """Wait until it is complete."""
+
+
+class Group(Protocol):
+    """The ranks along an axis: a communicator."""
+
+    rank: int
+    size: int
+
+    def iallreduce(self, array: Any) -> Waitable:
+        """Start to sum flat arrays, in place."""
+
+    def exchange(self, sends: Any, receives: Any, tag: int) -> Waitable:
+        """Start messages: pairs of a flat array and a rank."""
+
+
+class Pending:
+    """A collective in progress.
+
+    Parameters
+    ----------
+    request : Waitable or None
+    finish : callable
+        Returns the result once the request is complete.
+    """
+
+    def __init__(self, request: Waitable | None, finish: Callable[[], Any]) -> None:
+        self._request = request
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+
+    def wait(self) -> Any:
+        """Wait until the operation is complete and return its result."""
+        if self._finish is not None:
+            if self._request is not None:
+                self._request.wait()
+            self._result = self._finish()
+            self._request = self._finish = None
+        return self._result
+
+
+class Collective(ABC):
+    """An operation of all ranks along axes of the mesh.
+
+    Attributes
+    ----------
+    axes : tuple of str
+        Names of axes; the ranks that differ only in their positions along these take part.
+    """
+
+    axes: tuple[str, ...]
+
+    @abstractmethod
+    def start(self, group: Group, tag: int) -> Pending:
+        """Start the operation among the ranks of a group."""
+
+
+Steps = Generator[Collective, Pending, Any]
+"""A layer's forward or backward pass that yields collectives."""
+
+
+class Sum(Collective):
+    """Sum of small arrays, such as statistics.
+
+    Parameters
+    ----------
+    array : Array, shape (n,)
+    axes : tuple of str
+        May contain `BATCH`.
+    """
+
+    def __init__(self, array: Array, axes: tuple[str, ...]) -> None:
+        self.array, self.axes = array, axes
+
+    def start(self, group: Group, tag: int) -> Pending:
+        total = self.array.copy()
+        return Pending(group.iallreduce(total), lambda: total)
+
+
+class AllReduce(Collective):
+    """Sum of arrays of equal shape; the sum replaces the array.
+
+    Parameters
+    ----------
+    array : Array
+    axis : str
+    """
+
+    def __init__(self, array: Array, axis: str) -> None:
+        self.array, self.axes = contiguous(array), (axis,)
+
+    def start(self, group: Group, tag: int) -> Pending:
+        return Pending(group.iallreduce(self.array.reshape(-1)), lambda: self.array)
+
+
+class AllGather(Collective):
+    """Concatenation of the parts of all ranks along one axis of the arrays.
+
+    Parameters
+    ----------
+    array : Array
+        This rank's part.
+    axis : str
+    dim : int
+        Axis of the arrays, including the batch.
+    bounds : sequence of int
+        Part r is ``bounds[r]`` to ``bounds[r + 1]``.
+    """
+
+    def __init__(self, array: Array, axis: str, *, dim: int, bounds: Sequence[int]) -> None:
+        self.array, self.axes = array, (axis,)
+        self.dim, self.bounds = dim % array.ndim, tuple(bounds)
+
+    def start(self, group: Group, tag: int) -> Pending:
+        own, parts = contiguous(self.array), parts_of(self.bounds, self.dim)
+        shape = (*own.shape[: self.dim], self.bounds[-1], *own.shape[self.dim + 1 :])
+        others = other_ranks(group)
+        whole = np.empty_like(own, shape=shape)
+        # parts of the first axis are contiguous in the result
+        received = {
+            r: whole[parts[r]] if self.dim == 0 else np.empty_like(own, shape=shape_of(whole, p))
+            for r, p in enumerate(parts)
+            if r != group.rank
+        }
+        request = group.exchange(
+            [(own.reshape(-1), r) for r in others],
+            [(received[r].reshape(-1), r) for r in others],
+            tag,
+        )
+
+        def finish() -> Array:
+            whole[parts[group.rank]] = own
+            for r, part in received.items() if self.dim else ():
+                whole[parts[r]] = part
+            return whole
+
+        return Pending(request, finish)
+
+
+class ReduceScatter(Collective):
+    """Sum of arrays of equal shape, of which each rank receives a part.
+
+    Parameters
+    ----------
+    array : Array
+    axis, dim, bounds
+        See `AllGather`.
+    """
+
+    def __init__(self, array: Array, axis: str, *, dim: int, bounds: Sequence[int]) -> None:
+        self.array, self.axes = array, (axis,)
+        self.dim, self.bounds = dim % array.ndim, tuple(bounds)
+
+    def start(self, group: Group, tag: int) -> Pending:
+        parts, others = parts_of(self.bounds, self.dim), other_ranks(group)
+        own = self.array[parts[group.rank]].copy()
+        received = {r: np.empty_like(own) for r in others}
+        request = group.exchange(
+            [(contiguous(self.array[parts[r]]).reshape(-1), r) for r in others],
+            [(received[r].reshape(-1), r) for r in others],
+            tag,
+        )
+
+        def finish() -> Array:
+            received[group.rank] = own
+            total = received[0]
+            for r in range(1, group.size):
+                total += received[r]
+            return total
+
+        return Pending(request, finish)
+
+
+class Redistribute(Collective):
+    """Change of the axis along which an array is cut: each rank sends a block to each other rank.
+
+    Parameters
+    ----------
+    array : Array
+        This rank's part along axis `source`.
+    axis : str
+    source, target : (int, sequence of int)
+        Axis of the arrays and bounds, see `AllGather`, before and after.
+    """
+
+    def __init__(
+        self,
+        array: Array,
+        axis: str,
+        *,
+        source: tuple[int, Sequence[int]],
+        target: tuple[int, Sequence[int]],
+    ) -> None:
+        self.array, self.axes = array, (axis,)
+        self.source, self.target = source, target
+
+    def start(self, group: Group, tag: int) -> Pending:
+        (dim, bounds), (to, cuts) = self.source, self.target
+        dim, to = dim % self.array.ndim, to % self.array.ndim
+        shape = list(self.array.shape)
+        shape[dim] = bounds[-1]
+        shape[to] = cuts[group.rank + 1] - cuts[group.rank]
+        result = np.empty_like(self.array, shape=tuple(shape))
+        places, blocks, others = parts_of(bounds, dim), parts_of(cuts, to), other_ranks(group)
+        received = {r: np.empty_like(result, shape=shape_of(result, places[r])) for r in others}
+        request = group.exchange(
+            [(contiguous(self.array[blocks[r]]).reshape(-1), r) for r in others],
+            [(received[r].reshape(-1), r) for r in others],
+            tag,
+        )
+
+        def finish() -> Array:
+            result[places[group.rank]] = self.array[blocks[group.rank]]
+            for r, block in received.items():
+                result[places[r]] = block
+            return result
+
+        return Pending(request, finish)
+
+
+class Messages(Collective):
+    """Messages between single ranks, such as halos.
+
+    Parameters
+    ----------
+    sends : sequence of (Array, int)
+        Arrays, and the positions along the axis that they are sent to.
+    receives : sequence of (Array, int)
+        New arrays for the messages, and the positions that they come from.
+    axis : str
+
+    Notes
+    -----
+    The result is the list of received arrays.
+    """
+
+    def __init__(
+        self,
+        sends: Sequence[tuple[Array, int]],
+        receives: Sequence[tuple[Array, int]],
+        axis: str,
+    ) -> None:
+        self.sends, self.receives, self.axes = sends, receives, (axis,)
+
+    def start(self, group: Group, tag: int) -> Pending:
+        sends = [(contiguous(array).reshape(-1), r) for array, r in self.sends]
+        receives = [(array.reshape(-1), r) for array, r in self.receives]
+        request = group.exchange(sends, receives, tag)
+        return Pending(request, lambda: [array for array, _ in self.receives])
+
+
+def contiguous(array: Array) -> Array:
+    """Return the array itself if its elements are contiguous in C order, otherwise a copy."""
+    return array if array.flags.c_contiguous else array.copy()
+
+
+def parts_of(bounds: Sequence[int], dim: int) -> list[tuple[slice, ...]]:
+    """Return the index of each rank's part of an array that is cut along axis `dim`."""
+    return [(*(slice(None),) * dim, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def shape_of(array: Array, index: tuple[slice, ...]) -> tuple[int, ...]:
+    """Return the shape of a part of an array."""
+    return array[index].shape
+
+
+def other_ranks(group: Group) -> list[int]:
+    """Return the other ranks, starting with the next, so that ranks begin with different ones."""
+    return [(group.rank + shift) % group.size for shift in range(1, group.size)]

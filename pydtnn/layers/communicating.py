@@ -1,0 +1,96 @@
+"""Layers that exchange arrays with other ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from pydtnn.kernels import Deferred
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Saved, StepContext
+from pydtnn.layers.collectives import BATCH, Steps, Sum
+
+
+class Communicating(ABC):
+    """Mixin for layers whose passes are generators that yield collectives.
+
+    See `pydtnn.layers.collectives`. The model calls these methods instead of `forward` and
+    `backward`, and `Layer`'s rules for both apply to them.
+    """
+
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return whether the layer exchanges anything in such a pass.
+
+        Parameters
+        ----------
+        training : bool
+        joint : bool
+            Whether all shards of the batch are normalised together.
+        """
+        return True
+
+    @abstractmethod
+    def forward_steps(self, *xs: Any, context: StepContext, joint: bool) -> Steps:
+        """Compute the output and the values that backward requires, as a generator."""
+
+    @abstractmethod
+    def backward_steps(self, dy: Any, saved: Saved, *, joint: bool) -> Steps:
+        """Compute each input's gradient, and write those of parameters, as a generator."""
+
+
+class TwoPhase(Communicating):
+    """Mixin for layers with forward and backward passes that each start with sums over the batch.
+
+    If batch norm is synchronised, or maps are cut into stripes, the model first computes the sums
+    of all shards and ranks and passes the total to each of them. Otherwise `forward` and `backward`
+    use the sums of the shard.
+
+    Attributes
+    ----------
+    sum_axes : tuple of str
+        Axes of the mesh along which the positions of a channel are distributed.
+    """
+
+    sum_axes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def forward_sums(self, *xs: Array | Deferred, context: StepContext) -> Array:
+        """Return this shard's sums for the forward pass: float64, one axis."""
+
+    @abstractmethod
+    def forward(
+        self, *xs: Any, context: StepContext, total: Array | None = None
+    ) -> tuple[Any, Saved]:
+        """Compute the output with the total of `forward_sums` of all shards; see `Layer`."""
+
+    @abstractmethod
+    def backward_sums(self, dy: Any, saved: Saved) -> tuple[Any, Array]:
+        """Return the values that `backward_rest` requires, and this shard's sums, as above."""
+
+    @abstractmethod
+    def backward_rest(self, needed: Any, saved: Saved, total: Array | None = None) -> Any:
+        """Compute inputs' gradients with the total, those of parameters with this shard's sums."""
+
+    def backward(self, dy: Any, saved: Saved) -> Any:
+        """Compute each input's gradient, and write those of parameters."""
+        needed, _ = self.backward_sums(dy, saved)
+        return self.backward_rest(needed, saved)
+
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return whether sums are added up outside the layer."""
+        return training and (joint or bool(self.sum_axes))
+
+    def forward_steps(self, *xs: Any, context: StepContext, joint: bool) -> Steps:
+        """Compute the sums, have them added up, and compute the output with the total."""
+        own = self.forward_sums(*xs, context=context)
+        total = (yield Sum(own, self._axes(joint))).wait()
+        return self.forward(*xs, context=context, total=total)
+
+    def backward_steps(self, dy: Any, saved: Saved, *, joint: bool) -> Steps:
+        """Compute the sums, have them added up, and compute the gradients with the total."""
+        needed, own = self.backward_sums(dy, saved)
+        total = (yield Sum(own, self._axes(joint))).wait()
+        return self.backward_rest(needed, saved, total)
+
+    def _axes(self, joint: bool) -> tuple[str, ...]:
+        return (*self.sum_axes, BATCH) if joint else self.sum_axes

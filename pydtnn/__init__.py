@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pydtnn.kernels import create_backend
     from pydtnn.layers import initializers
     from pydtnn.model import Model
+    from pydtnn.parallel import Mesh
     from pydtnn.saving import load
     from pydtnn.training import Trainer
 
@@ -73,6 +74,7 @@ __all__ = [
 _HOMES = {
     "ArrayDataset": "pydtnn.data",
     "Model": "pydtnn.model",
+    "Mesh": "pydtnn.parallel",
     "Trainer": "pydtnn.training",
     "create_backend": "pydtnn.kernels",
     "create_communicator": "pydtnn.comm",

@@ -49,6 +49,16 @@ class Traffic:
             part.messages, part.bytes = self.messages - before[0], self.bytes - before[1]
             self.messages, self.bytes = before
 
+    @contextmanager
+    def counted(self, also: Traffic) -> Iterator[None]:
+        """Count the messages of the ``with`` block in `also`, too."""
+        messages, nbytes = self.messages, self.bytes
+        try:
+            yield
+        finally:
+            also.messages += self.messages - messages
+            also.bytes += self.bytes - nbytes
+
     def repeat(self, part: Traffic) -> None:
         """Add the messages of `part`, which were counted separately, once more."""
         self.messages += part.messages

@@ -12,7 +12,7 @@ resolution of 16 bits (Micikevicius et al., "Mixed precision training", ICLR 201
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.initializers import Initializer, generator
+from pydtnn.layers.part import Part
 from pydtnn.utils.foreign_names import SuggestsNames
 
 ALIGNMENT = 64
@@ -63,9 +64,14 @@ class Parameter(SuggestsNames):
     added : bool
         Whether a later layer of the model, whose backward runs earlier, has the same parameter, so
         that this layer's gradient is added to that of the other; set by the graph.
+    part : Part or None
+        The part of the network's parameter that this rank of a mesh has, if not all of it.
+    position : mapping of str to int
+        Position of this rank in the mesh, if there is a part.
     """
 
     added = False
+    part: Part | None = None
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class Parameter(SuggestsNames):
         self.group = group
         self.working = working
         self.frozen = False
+        self.position: Mapping[str, int] = {}
         self.buffer: ParameterBuffer
         self.master: Array
         self.value: Array
@@ -143,8 +150,31 @@ class Parameter(SuggestsNames):
 
     def initial_value(self, seed: int) -> np.ndarray:
         """Draw the initial value (float64): a function of the seed and the name only."""
-        rng = generator(seed, self.name)
-        return self.initializer(self.shape, self.fan_in, self.fan_out, rng)
+        rng, part = generator(seed, self.name), self.part
+        whole = self.initializer(self.whole_shape, self.fan_in, self.fan_out, rng)
+        return whole if part is None else part.take(whole, self.position)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the parameter of the network, of which a rank may have a part."""
+        return self.shape if self.part is None else self.part.shape
+
+    def become_part(self, whole: Parameter, part: Part, position: Mapping[str, int]) -> None:
+        """Make this parameter a part of another one, with its initial values.
+
+        Raises
+        ------
+        ValueError
+            If the shape is not that of the part.
+        """
+        if self.shape != part.local_shape(position):
+            raise ValueError(
+                f"{self.name}: expected a part of shape {part.local_shape(position)}, got "
+                f"{self.shape}"
+            )
+        self.part, self.position = part, position
+        self.initializer = whole.initializer
+        self.fan_in, self.fan_out = whole.fan_in, whole.fan_out
 
 
 class SharedParameter(Parameter):

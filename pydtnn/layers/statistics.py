@@ -15,6 +15,7 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.part import Part
 
 RUNNING = ("running_mean", "running_variance")
 """Names of the arrays of a statistic, after its own name."""
@@ -42,6 +43,8 @@ class Statistic:
     frozen : bool
         Whether the running values are constant and used in training too, because the parameters of
         the layer are frozen.
+    part : Part or None
+        The part of the layer's channels that this rank of a mesh has, if not all of them.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Statistic:
         self.mean: Array
         self.variance: Array
         self.frozen = False
+        self.part: Part | None = None
         self._totals: dict[str | None, Array] = {}
 
     def set_total(self, layer: str | None, total: Array) -> None:

@@ -1,0 +1,159 @@
+"""The ranks of a job as a grid with named axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.metered import Metered, Traffic
+from pydtnn.comm.serial import Serial
+from pydtnn.layers.collectives import AllGather, Collective, Pending, Sum
+from pydtnn.layers.part import Cut, Part
+from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.suggest import unknown
+from pydtnn.utils.validate import whole
+
+FIRST_TAG, TAGS = 1 << 10, 1 << 14
+"""Tags of the messages of layers: as many can be pending along an axis."""
+
+
+class Mesh(SuggestsNames):
+    """The ranks of a communicator as a grid with named axes. Collective: all ranks construct it.
+
+    Ranks that differ only in their position along an axis form a group. Samples are distributed
+    along the axis "data"; a network is cut along the others as a plan states (`pydtnn.Plan`).
+
+    Parameters
+    ----------
+    comm : Communicator
+    **axes : int
+        Ranks along each axis; their product is the number of ranks. "data" is 1 by default. Ranks
+        of one host are next to each other along the last axis, so the axis with the most messages
+        should be the last.
+
+    Attributes
+    ----------
+    comm : Metered
+        All ranks.
+    shape : dict of str to int
+        Ranks along each axis.
+    position : dict of str to int
+        This rank's position along each axis.
+    traffic : dict of str to Traffic
+        Messages of each layer so far, by the layer's name.
+
+    Raises
+    ------
+    ValueError
+        If the axes do not multiply to the number of ranks.
+
+    Examples
+    --------
+    >>> mesh = Mesh(Serial(), data=1)
+    >>> mesh.shape, mesh.position
+    ({'data': 1}, {'data': 0})
+    """
+
+    def __init__(self, comm: Communicator, **axes: int) -> None:
+        self.shape = {"data": 1} if "data" not in axes else {}
+        for name, ranks in axes.items():
+            self.shape[name] = whole("Mesh", name, ranks, at_least=1)
+        if prod(self.shape.values()) != comm.size:
+            given = " x ".join(f"{name}={ranks}" for name, ranks in axes.items()) or "no axes"
+            raise ValueError(
+                f"Mesh: axes must multiply to the number of ranks, {comm.size}, got {given} = "
+                f"{prod(self.shape.values())}"
+            )
+        self.comm = comm if isinstance(comm, Metered) else Metered(comm)
+        order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
+        self._place = order.index(comm.rank)
+        self.position: dict[str, int] = {}
+        rest = self._place
+        for name in reversed(self.shape):
+            rest, self.position[name] = divmod(rest, self.shape[name])
+        self.traffic: dict[str, Traffic] = {}
+        self._tags: dict[str, int] = {}
+        self._groups = {name: self._group(name) for name in self.shape}
+
+    def _group(self, name: str) -> Communicator:
+        """Return the group of this rank along an axis."""
+        if self.shape[name] == 1:
+            return Serial()
+        if self.shape[name] == self.comm.size and self._place == self.comm.rank:
+            return self.comm
+        stride = prod(n for axis, n in self._after(name).items())
+        color = self._place - self.position[name] * stride
+        return self.comm.split(color, self.position[name])
+
+    def _after(self, name: str) -> Mapping[str, int]:
+        names = list(self.shape)
+        return {axis: self.shape[axis] for axis in names[names.index(name) + 1 :]}
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={n}' for name, n in self.shape.items())})"
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes other than "data", along which a network is cut."""
+        return tuple(name for name in self.shape if name != "data")
+
+    @property
+    def data(self) -> Communicator:
+        """The group of this rank along the axis "data"."""
+        return self.group("data")
+
+    def group(self, axis: str) -> Communicator:
+        """Return the group of this rank along an axis.
+
+        Raises
+        ------
+        ValueError
+            If there is no such axis.
+        """
+        if axis not in self._groups:
+            raise ValueError(unknown("axis of the mesh", axis, self._groups))
+        return self._groups[axis]
+
+    def communicate(self, asked: Sequence[tuple[Any, Collective]]) -> list[Pending]:
+        """Start collectives that layers ask for; `pydtnn.model.execution.Communicate`."""
+        return [self.start(node.name, collective) for node, collective in asked]
+
+    def start(self, layer: str, collective: Collective) -> Pending:
+        """Start a collective and count its messages for a layer."""
+        with self.comm.traffic.counted(self.traffic.setdefault(layer, Traffic())):
+            *others, axis = collective.axes
+            for other in others:  # sums over several axes are sums of sums
+                assert isinstance(collective, Sum)
+                collective = Sum(self._start(other, collective).wait(), collective.axes)
+            return self._start(axis, collective)
+
+    def _start(self, axis: str, collective: Collective) -> Pending:
+        number = self._tags[axis] = self._tags.get(axis, -1) + 1
+        return collective.start(self.group(axis), FIRST_TAG + number % TAGS)
+
+    def gather(self, own: np.ndarray, part: Part) -> np.ndarray:
+        """Return the whole of an array of which each rank has a part. Collective."""
+
+        def along(array: np.ndarray, cut: Cut) -> np.ndarray:
+            parts = AllGather(array, cut.axis, dim=cut.dim, bounds=cut.bounds)
+            whole: np.ndarray = self._start(cut.axis, parts).wait()
+            return whole
+
+        return part.gather(own, self.position, along)
+
+    def free(self) -> None:
+        """Free the groups. Collective: all ranks call it; see `Communicator.free`."""
+        for group in self._groups.values():
+            if group is not self.comm:
+                group.free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.free()

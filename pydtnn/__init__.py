@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayDataset",
+    "Mesh",
     "Model",
     "Trainer",
     "callbacks",

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.options import flags
 from pydtnn.cli.run_directory import RUNS
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import some
 

@@ -6,9 +6,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from pydtnn import __version__
-from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.options import flags
+from pydtnn.utils import plain_yaml
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from pydtnn import __version__
-from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.foreign_options import translate
 from pydtnn.cli.options import Flag, flags
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
 

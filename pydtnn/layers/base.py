@@ -36,6 +36,8 @@ class StepContext:
         With a layer's name and `samples`, the key of its random numbers.
     samples : Array, shape (N,), int64
         The id of each row of the batch.
+    batch : int
+        Rows of the whole batch, if ranks of a mesh have parts of it; `Model.forward` sets it.
     differentiable : bool
         Whether backward may follow; `Model.forward` sets it.
     """
@@ -44,6 +46,7 @@ class StepContext:
     seed: int = 0
     epoch: int = 0
     samples: Array = None
+    batch: int = 0
     differentiable: bool = True
 
     @property
@@ -105,6 +108,9 @@ class Layer(NotCallable, StoresArguments, ABC):
         Shapes without the batch axis, once built.
     bound : bool
         Whether the layer belongs to a model; it can belong to only one.
+    batch_part : (int, int) or None
+        This rank's place, and the number of ranks, among which the samples of the model's input
+        are divided for this layer.
     source : Layer or None
         The first use in the model of a layer that is used several times; this one shares its
         parameters and running statistics.
@@ -129,6 +135,7 @@ class Layer(NotCallable, StoresArguments, ABC):
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
+    batch_part: tuple[int, int] | None = None
     source: Layer | None = None
 
     def __init__(self, *, name: str | None = None) -> None:

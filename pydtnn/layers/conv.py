@@ -40,6 +40,7 @@ class Conv2d(Layer):
     axes: ClassVar[int] = 2
     saves: tuple[str, ...] = ("input",)
     new_output = new_gradient = takes_16_bits = True
+    adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init_subclass__(cls) -> None:
         """Disable 16-bit arrays for a subclass that overrides forward or backward."""
@@ -133,7 +134,7 @@ class Conv2d(Layer):
         return dx
 
     def _bias(self) -> Array | None:
-        return self.b.value if self.bias else None
+        return self.b.value if self.bias and self.adds_bias else None
 
     def cost(self, batch: int) -> Cost:
         """One convolution forward, one for dw and one for dx."""

@@ -27,6 +27,7 @@ class Linear(Layer):
 
     saves = ("input",)
     new_output = new_gradient = takes_16_bits = True
+    adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Linear(Layer):
         """Compute ``x w' + b``."""
         (x,) = xs
         y = self.empty(len(x), self.output_shape)
-        b = self.b.value if self.bias else None
+        b = self.b.value if self.bias and self.adds_bias else None
         self.backend.linear.forward(self._rows(x), self.w.value, b, out=self._rows(y))
         return y, x
 

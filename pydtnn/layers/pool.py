@@ -134,6 +134,7 @@ class AdaptiveAvgPool2d(Layer):
     axes: ClassVar[int] = 2
     saves = ()
     new_output = new_gradient = takes_16_bits = True
+    share = 1.0  # of the map, if it is a stripe: the means of stripes are added
 
     def __init__(self, output_size: int | tuple[int, int], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -151,12 +152,16 @@ class AdaptiveAvgPool2d(Layer):
         (x,) = xs
         y = self.empty(len(x), (*self.output, x.shape[-1]))
         self.backend.pool.adaptive_forward(x, out=y)
+        if self.share != 1:
+            y *= self.share
         return y.reshape(len(x), *self.output_shape), None
 
     def backward(self, dy: Array, saved: Saved) -> Array:
         """Distribute each gradient equally within its bin."""
         dx = self.empty(len(dy), self.input_shapes[0])
         dy = dy.reshape(len(dy), *self.output, dx.shape[-1])
+        if self.share != 1:
+            dy = dy * dy.dtype.type(self.share)
         self.backend.pool.adaptive_backward(dy, out=dx)
         return dx
 

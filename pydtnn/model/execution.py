@@ -21,6 +21,7 @@ from pydtnn.layers.collectives import Collective, Pending, Steps
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Graph, Node
+from pydtnn.utils.split import even_cut
 
 Asked = tuple[Node, Collective]
 """A collective, and the node whose layer asks for it."""
@@ -50,17 +51,22 @@ def forward_loop(
     samples = len(inputs[0])
     if context.differentiable is not keep:
         context = replace(context, differentiable=keep)
+    if graph.cuts_batch:
+        context = replace(context, batch=samples)
     values: list[Array | Deferred] = [None] * len(graph.nodes)
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     residuals: list[Saved] = [None] * len(graph.nodes)
     for node in graph.nodes[len(inputs) :]:
         layer = node.layer
         xs = [layer.accept(values[i.index]) for i in node.inputs]
+        own, count = context, samples
+        if layer.batch_part is not None:
+            own, count = part_of_batch(context, samples, *layer.batch_part)
         if communicates(layer, training=context.training, joint=joint):
-            result = yield from _ask(node, layer.forward_steps(*xs, context=context, joint=joint))
+            result = yield from _ask(node, layer.forward_steps(*xs, context=own, joint=joint))
         else:
-            result = layer.forward(*xs, context=context)
-        y, saved = _promised(node, samples, result)
+            result = layer.forward(*xs, context=own)
+        y, saved = _promised(node, count, result)
         del result
         values[node.index] = _regular(graph, y)
         if keep and node.index in graph.trained:
@@ -125,6 +131,16 @@ def backward_loop(
     dxs = ((node, sums.take(node)) for node in graph.inputs)
     dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
     return dx if len(dx) > 1 else dx[0]
+
+
+def part_of_batch(
+    context: StepContext, samples: int, place: int, ranks: int
+) -> tuple[StepContext, int]:
+    """Return the context of a rank's part of a batch, and the number of samples in it."""
+    first, last = (even_cut(samples, ranks, p) for p in (place, place + 1))
+    if context.samples is not None:
+        context = replace(context, samples=context.samples[first:last])
+    return context, last - first
 
 
 def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Communicating]:

@@ -132,6 +132,8 @@ class _Pass:
     def replace(self, node: Node, pattern: Pattern) -> None:
         parts = [n.layer for n in pattern.nodes]
         layer = NormAddReLU(parts, pattern.norms, relu=pattern.relu)
+        layer.sum_axes = next((norm.sum_axes for norm in pattern.norms if norm), ())
+        layer.batch_part = parts[-1].batch_part
         layer.bind(
             parts[0].backend,
             parts[0].dtype,

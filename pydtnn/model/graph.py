@@ -49,6 +49,7 @@ class Graph:
         self.dtype = np.dtype(dtype)
         self.nodes: list[Node] = []
         self.outputs: tuple[Node, ...] = ()
+        self.cuts_batch = False
         self._scope: list[str] = []
         self._names: set[str] = set()
         self.inputs = tuple(
@@ -148,6 +149,7 @@ class Graph:
         for node in self.nodes:
             if not node.consumers and node not in self.outputs:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
+        self.cuts_batch = any(node.layer.batch_part is not None for node in self.nodes)
         self._find_releases()
         self._find_overwrites()
         self._find_shared()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,21 @@ from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import describe
 from pydtnn.model.execution import Communicate, backward_loop, forward_loop, run_together
+from pydtnn.model.freezing import Freezing
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum, compare
 from pydtnn.model.named import Layers
-from pydtnn.model.placement import freeze_statistics, place_parameters
+from pydtnn.model.partition.apply import MeshLike, Plan, partition
+from pydtnn.model.placement import place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.shape_warnings import warn_of_channels_first
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.utils.foreign_names import NotCallable
-from pydtnn.utils.selection import select
 from pydtnn.utils.validate import whole
 
 
-class Model(NotCallable, Predictor):
+class Model(NotCallable, Predictor, Freezing):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -55,6 +56,12 @@ class Model(NotCallable, Predictor):
     fuse : bool
         Whether batch norms, additions and ReLUs are fused into convolutions
         (`pydtnn.model.fusion`); results are equal within rounding.
+    plan : Plan, mapping or str, optional
+        How the network is cut over the ranks of the mesh: see `Plan` and docs/parallelism.md. By
+        default each axis of the mesh is used for the strategy of its name.
+    mesh : Mesh, optional
+        The ranks. Each constructs the model, with its part of the parameters; all ranks at the same
+        position of the axis "data" pass the same samples, and receive the same outputs.
 
     Attributes
     ----------
@@ -88,6 +95,8 @@ class Model(NotCallable, Predictor):
         bucket_bytes: int | None = None,
         input_gradient: bool = False,
         fuse: bool = True,
+        plan: Plan | Mapping[str, Any] | str | None = None,
+        mesh: MeshLike | None = None,
     ) -> None:
         dtype = name_of(dtype)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
@@ -102,7 +111,9 @@ class Model(NotCallable, Predictor):
         warn_of_channels_first(self.graph.inputs)
         self.description = describe(self.graph.inputs, self.graph.nodes, outputs, fused=fuse)
         self.inputs = None
-        self.communicate: Communicate | None = None
+        self.mesh = mesh
+        self.communicate: Communicate | None = None if mesh is None else mesh.communicate
+        outputs = partition(self.graph, outputs, plan, mesh)
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
@@ -140,52 +151,6 @@ class Model(NotCallable, Predictor):
             self.refresh()
             self.backend.trim()
         self._buckets_fixed = True
-
-    def freeze(self, *patterns: str) -> None:
-        """Make parameters constant, from the next `fit` on.
-
-        A frozen parameter has no gradient, message or update, and no state in the optimizer; layers
-        before which everything is frozen run no backward. Frozen batch norms use their running
-        statistics in training, too, and do not change them. All ranks must freeze the same.
-
-        Parameters
-        ----------
-        *patterns : str
-            Names of blocks, layers or parameters, such as "stage1" or "head.fc.b", with wildcards:
-            "*.bn?", and "*" for all.
-
-        Raises
-        ------
-        ValueError
-            If a pattern matches no parameter.
-        """
-        self.set_frozen({*self.frozen, *self._select("Model.freeze", patterns)})
-
-    def thaw(self, *patterns: str) -> None:
-        """Train frozen parameters again: see `freeze`. The optimizer's state for them is 0."""
-        self.set_frozen({*self.frozen} - {*self._select("Model.thaw", patterns)})
-
-    def _select(self, who: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        if not patterns:
-            raise ValueError(f'{who}: expected names of layers, got none; "*" means all')
-        return select(who, patterns, self.parameters)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the frozen parameters."""
-        return tuple(name for name, p in self.parameters.items() if p.frozen)
-
-    def set_frozen(self, names: Collection[str]) -> None:
-        """Freeze these parameters and thaw all others."""
-        if {*names} == {*self.frozen}:
-            return
-        for name, p in self.parameters.items():
-            p.frozen = name in names
-        freeze_statistics(self.statistics.statistics, self.parameters.values())
-        self.graph.find_trained()
-        self._place_parameters(self._bucket_bytes)
-        self.refresh()
-        self.backend.trim()
 
     def refresh(self) -> None:
         """Round the parameters into the working copies of a 16-bit model; called by forward."""

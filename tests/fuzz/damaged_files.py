@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
-from pydtnn.cli import plain_yaml
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.continuing import NOT_KEPT, read_run, start_values
 from pydtnn.cli.parser import Arguments, parse
@@ -38,6 +37,7 @@ from pydtnn.saving.folder import MODEL
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED
 from pydtnn.utils.folder import fill_folder
 from pydtnn.utils.own_code import import_object

@@ -1,0 +1,175 @@
+"""Exchange layers: between two layers of a partitioned network with different layouts.
+
+Along each axis of the mesh, an array is whole on every rank, cut along one of its axes, or partial:
+the array of the network is the sum over the ranks. A gradient has the layout of the array, except
+that a rank's layers may return a partial gradient for a whole array. With P ranks and arrays of n
+elements per step, a rank sends
+
+    from -> to            forward                      backward
+    whole -> cut          nothing: takes its part      all-gather: (P - 1) n / P
+    cut -> whole          all-gather: (P - 1) n / P    nothing: takes its part
+    cut -> cut            (P - 1) n / P^2              (P - 1) n / P^2
+    partial -> whole      all-reduce: 2 (P - 1) n / P  nothing
+    partial -> cut        reduce-scatter: (P - 1) n / P  all-gather: (P - 1) n / P
+
+and if the gradient for a whole array is partial, backward sums it: 2 (P - 1) n / P if the array was
+whole or partial before, reduce-scatter, (P - 1) n / P, if it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.collectives import (
+    AllGather,
+    AllReduce,
+    Redistribute,
+    ReduceScatter,
+    Steps,
+    parts_of,
+)
+from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.part import Cut
+from pydtnn.utils.split import even_cuts
+
+SAMPLES = -1
+"""Axis of a cut between samples; 0 is the first axis of a sample."""
+
+
+class Spread(Enum):
+    """How an array that is not cut is spread over the ranks along an axis of the mesh.
+
+    As the layout that a layer requires, PARTIAL is a whole array for which it returns a partial
+    gradient.
+    """
+
+    WHOLE = "whole"
+    PARTIAL = "partial"
+
+
+State = Cut | Spread
+"""Layout of an array along one axis of the mesh."""
+
+
+class Volume(NamedTuple):
+    """Messages and bytes that a rank sends in one step."""
+
+    messages: int
+    nbytes: int
+
+
+class Exchange(Communicating, Layer):
+    """Change the layout of an array along one axis of the mesh.
+
+    Parameters
+    ----------
+    axis : str
+    before, after : Cut or Spread
+        The layout of the input, and the one that the following layers require. The axes of cuts are
+        those of a sample; `SAMPLES` cuts the batch, evenly.
+    position : mapping of str to int
+        This rank's position in the mesh.
+    ranks : int
+        Ranks along the axis.
+
+    Notes
+    -----
+    Input and output have the shapes of this rank's parts.
+    """
+
+    saves = ()
+    takes_16_bits = True
+
+    def __init__(
+        self,
+        axis: str,
+        before: State,
+        after: State,
+        *,
+        position: Mapping[str, int],
+        ranks: int,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.axis, self.before, self.after = axis, before, after
+        self.place, self.ranks = position[axis], ranks
+        if isinstance(after, Cut) and after.dim == SAMPLES:
+            self.batch_part = self.place, ranks
+        same = before is Spread.WHOLE and after is Spread.PARTIAL
+        self.new_output = not same
+        passes = before is Spread.PARTIAL and after is Spread.WHOLE
+        self.new_gradient = not passes
+        self.views = (*(["output"] if same else []), *(["gradient"] if passes else []))
+        self.may_overwrite_input = before is Spread.PARTIAL and not isinstance(after, Cut)
+        self.may_overwrite_dy = after is Spread.PARTIAL and not isinstance(before, Cut)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Return the shape of this rank's part."""
+        shape = list(self.single(shapes))
+        if isinstance(self.before, Cut) and self.before.dim != SAMPLES:
+            shape[self.before.dim] = self.before.bounds[-1]
+        if isinstance(self.after, Cut) and self.after.dim != SAMPLES:
+            own = self.after.range({self.axis: self.place})
+            shape[self.after.dim] = own.stop - own.start
+        return tuple(shape)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Not used: the model calls `forward_steps`."""
+        raise NotImplementedError
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Not used: the model calls `backward_steps`."""
+        raise NotImplementedError
+
+    def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
+        """Change the layout of the array."""
+        (x,) = xs
+        total = len(x)
+        if isinstance(self.before, Cut) and self.before.dim == SAMPLES:
+            total = context.batch
+        y = yield from self._change(x, self.before, self.after, total, self.overwrites_input)
+        return y, total
+
+    def backward_steps(self, dy: Array, saved: Saved, *, joint: bool) -> Steps:
+        """Change the layout of the gradient back."""
+        if not self.needs_dx:
+            return None
+        before: State = Spread.PARTIAL if self.after is Spread.PARTIAL else self.after
+        after = Spread.WHOLE if self.before is Spread.PARTIAL else self.before
+        dx = yield from self._change(dy, before, after, saved, self.overwrites_dy)
+        return dx
+
+    def _change(
+        self, x: Array, before: State, after: State, total: int, may_overwrite: bool
+    ) -> Any:
+        """Change a layout, as a generator; a whole array becomes partial without any change."""
+        if isinstance(before, Cut) and isinstance(after, Cut):
+            source, target = self._cut(before, total), self._cut(after, total)
+            pending = yield Redistribute(x, self.axis, source=source, target=target)
+        elif isinstance(before, Cut):
+            dim, bounds = self._cut(before, total)
+            pending = yield AllGather(x, self.axis, dim=dim, bounds=bounds)
+        elif isinstance(after, Cut):
+            dim, bounds = self._cut(after, total)
+            if before is Spread.WHOLE:
+                return x[parts_of(bounds, dim)[self.place]].copy()
+            pending = yield ReduceScatter(x, self.axis, dim=dim, bounds=bounds)
+        elif before is Spread.PARTIAL:
+            pending = yield AllReduce(x if may_overwrite else x.copy(), self.axis)
+        else:
+            return x
+        return pending.wait()
+
+    def _cut(self, cut: Cut, total: int) -> tuple[int, tuple[int, ...]]:
+        """Return the axis of the array, and the bounds, of a cut."""
+        if cut.dim == SAMPLES:
+            return 0, tuple(even_cuts(total, self.ranks))
+        return cut.dim + 1, cut.bounds
+
+    def cost(self, batch: int) -> Cost:
+        """No arithmetic is counted."""
+        return Cost(0, 0, 0, 0)

@@ -1,0 +1,5 @@
+"""Partition of a network over the ranks of a mesh: plans, layouts, and the pass over the graph."""
+
+from pydtnn.model.partition.plan import Plan
+
+__all__ = ["Plan"]

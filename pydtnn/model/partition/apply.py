@@ -1,0 +1,216 @@
+"""The pass over the graph that replaces layers by this rank's parts and inserts exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from pydtnn.layers.base import Layer
+from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State
+from pydtnn.layers.node import Node
+from pydtnn.layers.part import Cut, Part
+from pydtnn.model.graph import Graph
+from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
+from pydtnn.model.partition.plan import Plan, find_plan
+from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
+
+NAMES = {Spread.WHOLE: "whole", Spread.PARTIAL: "partial"}
+
+
+def partition(
+    graph: Graph,
+    outputs: tuple[Node, ...],
+    plan: Plan | Mapping[str, Any] | str | None,
+    mesh: MeshLike | None,
+) -> tuple[Node, ...]:
+    """Partition a graph that contains all nodes and is neither fused nor finished.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its nodes are replaced.
+    outputs : sequence of Node
+        Outputs of the model.
+    plan : Plan, mapping or str, optional
+        See `pydtnn.model.partition.plan.find_plan`.
+    mesh : MeshLike, optional
+        Without one, or without axes besides "data", the graph is not changed.
+
+    Returns
+    -------
+    tuple of Node
+        The outputs, whole on every rank.
+
+    Raises
+    ------
+    ValueError
+        If the plan does not fit the network or the mesh.
+    """
+    if mesh is None:
+        if plan is not None:
+            raise ValueError("Model: a plan requires the ranks; use mesh=Mesh(comm, ...)")
+        return outputs
+    axes = [axis for axis in mesh.shape if axis != "data"]
+    if not axes and plan is None:
+        return outputs
+    plan = find_plan(plan, axes)
+    layers = [node for node in graph.nodes if node not in graph.inputs]
+    plan.check([node.name for node in layers], axes)
+    work = _Pass(graph, plan, mesh, [axis for axis in axes if mesh.shape[axis] > 1])
+    for node in layers:
+        work.add(node)
+    results = tuple(work.whole(node) for node in outputs)
+    work.check_use()
+    graph.nodes = work.nodes
+    return results
+
+
+class _Pass:
+    def __init__(self, graph: Graph, plan: Plan, mesh: MeshLike, axes: Sequence[str]) -> None:
+        self.graph, self.plan, self.mesh, self.axes = graph, plan, mesh, axes
+        self.nodes: list[Node] = []
+        self.new: dict[Node, Node] = {}
+        self.layouts: dict[Node, Layout] = {}
+        self.layers: dict[int, Layer] = {}  # this rank's layer for each layer of the network
+        self.exchanged: dict[tuple[Node, tuple[tuple[str, State], ...]], Node] = {}
+        self.refused: dict[str, PlanError] = {}
+        for node in graph.inputs:
+            self._keep(node, node, {})
+
+    def _keep(self, old: Node, new: Node, layout: Layout) -> None:
+        new.consumers = []
+        new.index = len(self.nodes)
+        self.nodes.append(new)
+        self.new[old], self.layouts[new] = new, layout
+
+    def add(self, node: Node) -> None:
+        """Add this rank's part of a node, after the exchanges that it requires."""
+        sources = [self.new[source] for source in node.inputs]
+        draft = self._draft(node, [self.layouts[source] for source in sources])
+        inputs = [
+            self._in_layout(source, layout)
+            for source, layout in zip(sources, draft.inputs, strict=True)
+        ]
+        for halo in draft.halos:
+            if halo.changes:
+                inputs = [self._append(halo, f"{node.name}/halo", inputs, self.layouts[inputs[0]])]
+        layer = draft.layer
+        layer.source = self.layers[id(layer.source)] if layer.source is not None else None
+        self.layers[id(draft.whole)] = layer
+        new = self._append(layer, node.name, inputs, draft.output)
+        self.new[node] = new
+        self._make_parts(draft)
+
+    def _draft(self, node: Node, layouts: Sequence[Layout]) -> Draft:
+        """Partition a layer along all axes, where a plan that is not explicit allows exceptions."""
+        left: set[str] = set()
+        while True:
+            draft = Draft.of(node.layer, self.mesh)
+            strategies = self.plan.strategies(node.name)
+            kind = kind_of(node.layer)
+            for axis in self.axes:
+                strategy = strategies.get(axis)
+                own = kind is not None and strategy in STRATEGIES.get(kind, ())
+                if not own or strategy is None or axis in left:
+                    follow(draft, axis, layouts)
+                    continue
+                try:
+                    apply_strategy(strategy, draft, axis, layouts)
+                except PlanError as error:
+                    if self.plan.explicit:
+                        raise
+                    self.refused.setdefault(axis, error)
+                    left.add(axis)
+                    break
+            else:
+                self._check_axes(draft)
+                return draft
+
+    def _check_axes(self, draft: Draft) -> None:
+        for layout in (*draft.inputs, draft.output):
+            cuts = [state for state in layout.values() if isinstance(state, Cut)]
+            for first, second in combinations(cuts, 2):
+                if first.dim == second.dim:
+                    raise draft.refuse(
+                        second.axis, f"the same axis of its arrays is cut along {first.axis}"
+                    )
+
+    def _append(self, layer: Layer, name: str, inputs: Sequence[Node], layout: Layout) -> Node:
+        shapes = tuple(source.shape for source in inputs)
+        try:
+            layer.bind(self.graph.backend, self.graph.dtype, name, shapes)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        node = Node(len(self.nodes), layer, tuple(inputs), layer.output_shape)
+        for source in inputs:
+            source.consumers.append(node)
+        self.nodes.append(node)
+        self.layouts[node] = layout
+        return node
+
+    def _in_layout(self, source: Node, layout: Layout) -> Node:
+        """Return a node with the array of another one in a layout; the same one if it has it."""
+        # gathers first: two axes of the mesh never cut the same axis of an array
+        for axis in sorted(self.axes, key=lambda axis: isinstance(layout.get(axis), Cut)):
+            before = self.layouts[source].get(axis, Spread.WHOLE)
+            after = layout.get(axis, Spread.WHOLE)
+            if before == after and before is not Spread.PARTIAL:
+                continue
+            key = (source, ((axis, after),))
+            if key not in self.exchanged:
+                exchange = Exchange(
+                    axis,
+                    before,
+                    after,
+                    position=self.mesh.position,
+                    ranks=self.mesh.shape[axis],
+                )
+                name = f"{source.name}/{_word(before)}-{_word(after)}"
+                rest = {**self.layouts[source], axis: after}
+                self.exchanged[key] = self._append(exchange, name, [source], rest)
+            source = self.exchanged[key]
+        return source
+
+    def whole(self, node: Node) -> Node:
+        """Return a node with the whole array of a node of the network."""
+        return self._in_layout(self.new[node], {})
+
+    def _make_parts(self, draft: Draft) -> None:
+        """Declare the parts of parameters and statistics, and the axes of their sums."""
+        layer, position = draft.layer, self.mesh.position
+        group = "+".join(["data", *dict.fromkeys(draft.summed)])
+        for own, whole in zip(layer.parameters, draft.whole.parameters, strict=True):
+            if own.source is own:
+                own.group = group
+                cuts = draft.cuts.get(whole.name.rpartition(".")[2])
+                if cuts:
+                    own.become_part(whole, Part(whole.shape, tuple(cuts)), position)
+                else:
+                    own.fan_in, own.fan_out = whole.fan_in, whole.fan_out
+        if "channels" in draft.cuts:
+            for statistic, before in zip(layer.statistics, draft.whole.statistics, strict=True):
+                statistic.part = Part((before.channels,), tuple(draft.cuts["channels"]))
+
+    def check_use(self) -> None:
+        """Raise ValueError if no layer is cut along an axis."""
+        cut = {
+            axis
+            for layout in self.layouts.values()
+            for axis, state in layout.items()
+            if state is not Spread.WHOLE
+        }
+        for axis in self.axes:
+            if axis not in cut:
+                if axis in self.refused:
+                    raise self.refused[axis]
+                raise PlanError(
+                    f"Plan: no layer is cut along the axis {axis}={self.mesh.shape[axis]}; give a "
+                    "plan with layers that can be"
+                )
+
+
+def _word(state: State) -> str:
+    if isinstance(state, Cut):
+        return {SAMPLES: "samples", 0: "rows", 1: "columns"}.get(state.dim, "channels")
+    return NAMES[state]

@@ -1,0 +1,129 @@
+"""A layer while it is partitioned: its options on this rank, and the layouts that it requires."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydtnn.layers.base import Layer, Shape
+from pydtnn.layers.exchange import Spread, State
+from pydtnn.layers.part import Cut
+from pydtnn.layers.stripes import HaloExchange
+from pydtnn.utils.split import even_cuts
+
+Layout = dict[str, State]
+"""Layout of an array along each axis of the mesh; axes along which it is whole may be omitted."""
+
+
+class MeshLike(Protocol):
+    """The attributes of a `pydtnn.parallel.Mesh` that are used here."""
+
+    shape: dict[str, int]
+    position: dict[str, int]
+
+    def communicate(self, asked: Any) -> Any:
+        """Start collectives: `pydtnn.model.execution.Communicate`."""
+
+
+class PlanError(ValueError):
+    """A plan that is not possible: the message names the layer, the axis and the limit."""
+
+
+@dataclass
+class Draft:
+    """A layer while it is partitioned.
+
+    Attributes
+    ----------
+    layer : Layer
+        A copy with this rank's options, not bound yet.
+    whole : Layer
+        The layer of the whole network, bound.
+    inputs : list of Layout
+        The layouts that it requires.
+    output : Layout
+    cuts : dict of str to list of Cut
+        For parameters by their short names, and "channels" for running statistics.
+    summed : list of str
+        Axes along which the gradients of parameters are partial.
+    halos : list of HaloExchange
+        Extensions of the input by the rows of neighbours.
+    """
+
+    layer: Layer
+    whole: Layer
+    mesh: MeshLike
+    inputs: list[Layout]
+    output: Layout = field(default_factory=dict)
+    cuts: dict[str, list[Cut]] = field(default_factory=dict)
+    summed: list[str] = field(default_factory=list)
+    halos: list[HaloExchange] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, whole: Layer, mesh: MeshLike) -> Draft:
+        """Copy a bound layer."""
+        layer = copy.copy(whole)
+        layer.bound = False
+        return cls(layer, whole, mesh, [{} for _ in whole.input_shapes])
+
+    def ranks(self, axis: str) -> int:
+        """Return the number of ranks along an axis."""
+        return self.mesh.shape[axis]
+
+    def even(self, dim: int, axis: str, size: int, what: str, unit: int = 1) -> Cut:
+        """Cut `size` items, in units, into even parts.
+
+        Raises
+        ------
+        PlanError
+            If there are fewer units than ranks.
+        """
+        ranks = self.ranks(axis)
+        if size // unit < ranks:
+            raise self.refuse(
+                axis, f"{what} must be at least the {ranks} ranks, got {size // unit}"
+            )
+        return Cut(dim, axis, tuple(unit * bound for bound in even_cuts(size // unit, ranks)))
+
+    def own(self, cut: Cut) -> int:
+        """Return the number of items of this rank."""
+        return cut.size(self.mesh.position)
+
+    def cut_parameters(self, dim: int, cut: Cut, *names: str) -> None:
+        """Cut an axis of parameters in the same way as an array."""
+        for name in names:
+            self.cuts.setdefault(name, []).append(Cut(dim, cut.axis, cut.bounds))
+
+    def require(self, axis: str, state: State) -> None:
+        """Require the same layout of all inputs."""
+        for layout in self.inputs:
+            layout[axis] = state
+
+    def same(self, axis: str, state: State) -> None:
+        """Require a layout of all inputs, which the output has, too."""
+        self.require(axis, state)
+        self.output[axis] = state
+
+    def refuse(self, axis: str, limit: str) -> PlanError:
+        """Return the error for a plan that this layer cannot follow."""
+        return PlanError(
+            f"{self.whole.name}: cannot be partitioned along the axis {axis}="
+            f"{self.ranks(axis)}: {limit}; use fewer ranks, or a plan without this layer"
+        )
+
+
+def part_shape(shape: Shape, layout: Layout, position: Mapping[str, int]) -> Shape:
+    """Return the shape of this rank's part of an array."""
+    part = list(shape)
+    for state in layout.values():
+        if isinstance(state, Cut) and state.dim >= 0:
+            part[state.dim] = state.size(position)
+    return tuple(part)
+
+
+def cut_of(layouts: Sequence[Layout], axis: str) -> Cut | None:
+    """Return the first cut among layouts along an axis."""
+    found = (layout.get(axis, Spread.WHOLE) for layout in layouts)
+    return next((state for state in found if isinstance(state, Cut)), None)

@@ -1,0 +1,130 @@
+"""Plans: which layers are cut, how, and over which axis of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.selection import matches, select
+from pydtnn.utils.suggest import unknown
+
+NAMES = ("filter", "channel", "alternate", "spatial", "width", "data")
+"""The strategies of single layers."""
+
+ALIASES = {"height": "spatial", "model": "alternate", "tensor": "alternate"}
+"""Other names of axes of a mesh, with the strategy that they stand for."""
+
+
+class Plan(SuggestsNames):
+    """How the layers of a network are cut.
+
+    Parameters
+    ----------
+    rules : mapping of str to mapping
+        For patterns of names of layers or blocks (`pydtnn.utils.selection.select`), the axis of the
+        mesh for each strategy: ``{"stage1": {"spatial": "model"}, "*": {"filter": "model"}}``. The
+        first pattern that matches a layer applies. An empty mapping leaves layers whole.
+
+    Notes
+    -----
+    The strategies are "filter" (filters of a convolution, features of a linear layer), "channel"
+    (their input channels), "alternate" (channel where the input is already cut by channels, filter
+    elsewhere), "spatial" (height of the maps), "width", and "data" (samples). They apply to
+    convolutions and linear layers, and those of maps to pooling too; all other layers follow their
+    inputs if they can.
+    """
+
+    def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:
+        if not isinstance(rules, Mapping):
+            raise TypeError(f"Plan: expected a mapping of layers to strategies, got {rules!r}")
+        self.rules = {str(pattern): _checked(pattern, own) for pattern, own in rules.items()}
+        self.explicit = True
+
+    @classmethod
+    def named(cls, names: Mapping[str, str]) -> Plan:
+        """Return the plan that uses strategies wherever layers allow it, with the axis of each."""
+        plan = cls({"*": names})
+        plan.explicit = False
+        return plan
+
+    def __repr__(self) -> str:
+        return f"Plan({self.rules!r})"
+
+    def check(self, layers: Collection[str], axes: Collection[str]) -> None:
+        """Raise ValueError if a pattern matches no layer, or an axis is not one of the mesh."""
+        select("Plan", [p for p in self.rules if p != "*"], layers)
+        for own in self.rules.values():
+            for axis in own.values():
+                if axis not in axes:
+                    raise ValueError(f"Plan: {unknown('axis of the mesh', axis, [*axes])}")
+
+    def strategies(self, layer: str) -> Mapping[str, str]:
+        """Return the strategy of a layer along each axis that has one."""
+        own = next((own for pattern, own in self.rules.items() if matches(pattern, layer)), {})
+        return {axis: strategy for strategy, axis in own.items()}
+
+
+def _checked(pattern: str, own: Any) -> dict[str, str]:
+    if not isinstance(own, Mapping):
+        raise TypeError(
+            f"Plan: expected for {pattern} a mapping of strategies to axes of the mesh, such as "
+            f'{{"filter": "filter"}}, got {own!r}'
+        )
+    for strategy in own:
+        if strategy not in NAMES:
+            raise ValueError(f"Plan: {unknown('strategy', strategy, NAMES)}")
+    if len({*own.values()}) != len(own):
+        raise ValueError(f"Plan: {pattern} has two strategies along one axis; use two axes")
+    return dict(own)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return plain_yaml.load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"Plan: {path} cannot be read: {error}") from error
+
+
+def find_plan(plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str]) -> Plan:
+    """Return a plan from a name, a file or the axes of a mesh.
+
+    Parameters
+    ----------
+    plan : Plan, mapping or str, optional
+        A name of a strategy applies it along the only axis of the model, or the one of this name;
+        the path of a YAML file contains the rules of a `Plan`. By default, each axis is used for
+        the strategy of its name.
+    axes : sequence of str
+        The mesh's axes without "data".
+
+    Raises
+    ------
+    ValueError
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Mapping):
+        return Plan(plan)
+    if plan is None:
+        known = [axis for axis in axes if ALIASES.get(axis, axis) in NAMES]
+        for axis in axes:
+            if axis not in known:
+                raise ValueError(
+                    f"Plan: {unknown('strategy', axis, NAMES)}, which is the name of an axis of "
+                    "the mesh; name the axis after a strategy, or give a plan"
+                )
+        return Plan.named({ALIASES.get(axis, axis): axis for axis in known})
+    if plan in NAMES:
+        own = [axis for axis in axes if ALIASES.get(axis, axis) == plan] or list(axes)
+        if len(own) != 1:
+            raise ValueError(
+                f"Plan: {plan} requires one axis of the mesh besides data, got "
+                f"{', '.join(axes) or 'none'}; use Mesh(comm, {plan}=2)"
+            )
+        return Plan.named({plan: own[0]})
+    if Path(plan).suffix in (".yaml", ".yml"):
+        return Plan(_read(Path(plan)))
+    raise ValueError(f"Plan: {unknown('strategy', plan, NAMES)}; a file must end in .yaml")

@@ -1,0 +1,316 @@
+"""How each kind of layer is partitioned: strategies, and layers that follow their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from pydtnn.layers.activation import Activation
+from pydtnn.layers.base import Layer
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.dropout import Dropout
+from pydtnn.layers.exchange import SAMPLES, Spread
+from pydtnn.layers.linear import Linear
+from pydtnn.layers.merge import Add, Concat
+from pydtnn.layers.norm import BatchNorm
+from pydtnn.layers.part import Cut
+from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
+from pydtnn.layers.stripes import HaloExchange, window_rows
+from pydtnn.model.partition.draft import Draft, Layout, PlanError, cut_of
+
+WHOLE, PARTIAL = Spread.WHOLE, Spread.PARTIAL
+
+Windowed = Conv2d | MaxPool2d | AvgPool2d
+
+
+def kind_of(layer: Layer) -> type[Layer] | None:
+    """Return the library's class whose computation a layer has; None for custom ones."""
+    kinds = (*STRATEGIES, *FOLLOWERS)
+    return next(
+        (k for k in kinds if isinstance(layer, k) and type(layer).forward is k.forward), None
+    )
+
+
+# -- strategies -----------------------------------------------------------------------------------
+
+
+def filters(draft: Draft, axis: str) -> None:
+    """Cut the filters of a convolution, or the features of a linear layer.
+
+    The input is whole, and its gradient partial; the output is cut by channels. Groups of a
+    convolution are cut together with their input channels, without any exchange.
+    """
+    layer: Any = draft.layer
+    last = len(draft.whole.output_shape) - 1
+    if isinstance(layer, Linear):
+        cut = draft.even(last, axis, layer.features, "features")
+        layer.features = draft.own(cut)
+    elif layer.groups > 1:
+        unit, channels = layer.filters // layer.groups, draft.whole.input_shapes[0][-1]
+        cut = draft.even(last, axis, layer.filters, "groups", unit)
+        inner = channels // layer.groups
+        bounds = tuple(bound // unit * inner for bound in cut.bounds)
+        draft.require(axis, Cut(last, axis, bounds))
+        layer.filters, layer.groups = draft.own(cut), draft.own(cut) // unit
+    else:
+        cut = draft.even(last, axis, layer.filters, "filters")
+        layer.filters = draft.own(cut)
+    if axis not in draft.inputs[0]:
+        draft.require(axis, PARTIAL)
+    draft.cut_parameters(0, cut, "w", "b")
+    draft.output[axis] = cut
+
+
+def channels(draft: Draft, axis: str) -> None:
+    """Cut the input channels of a convolution, or the input features of a linear layer.
+
+    The input is cut by channels; the output is partial. The bias is added on the first rank.
+    """
+    layer: Any = draft.layer
+    if isinstance(layer, Conv2d) and layer.groups > 1:
+        filters(draft, axis)  # groups have input channels of their own
+        return
+    last = len(draft.whole.input_shapes[0]) - 1
+    cut = draft.even(last, axis, draft.whole.input_shapes[0][-1], "input channels")
+    draft.require(axis, cut)
+    draft.cut_parameters(1 if isinstance(layer, Linear) else 3, cut, "w")
+    layer.adds_bias = layer.adds_bias and draft.mesh.position[axis] == 0
+    draft.output[axis] = PARTIAL
+
+
+def alternate(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
+    """Cut the input channels if the input is cut by channels already, otherwise the filters."""
+    cut = cut_of(layouts, axis)
+    last = len(draft.whole.input_shapes[0]) - 1
+    (channels if cut is not None and cut.dim == last else filters)(draft, axis)
+
+
+def stripes(draft: Draft, axis: str, dim: int) -> None:
+    """Cut input and output maps along the height (`dim` 0) or width (1).
+
+    Each rank computes even parts of the output's rows; the rows that its windows read from other
+    stripes are the halo.
+    """
+    layer = cast(Windowed, draft.layer)
+    window = cast(Windowed, draft.whole).geometry
+    rows, into = window.output[dim], window.size[dim]
+    what = ("height", "width")[dim]
+    source = draft.even(dim, axis, into, f"the {what} of the input")
+    target = draft.even(dim, axis, rows, f"the {what} of the output")
+    dilation = layer.dilation[dim] if isinstance(layer, Conv2d) else 1
+    needed, around = zip(
+        *(
+            window_rows(
+                own,
+                into,
+                layer.kernel[dim],
+                layer.stride[dim],
+                dilation,
+                window.padding[dim][0],
+            )
+            for own in pairwise(target.bounds)
+        ),
+        strict=True,
+    )
+    if any(start >= stop for start, stop in needed):
+        raise draft.refuse(axis, f"a window lies in the padding, with {into} rows of input")
+    options: Any = layer
+    padding = list(options.padding if draft.halos else window.padding)
+    padding[dim] = around[draft.mesh.position[axis]]
+    options.padding = tuple(padding)
+    draft.same(axis, source)
+    draft.output[axis] = target
+    _extend(draft, source, needed)
+    if isinstance(layer, Conv2d):
+        draft.summed.append(axis)
+
+
+def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:
+    draft.halos.append(HaloExchange(cut, needed, position=draft.mesh.position))
+
+
+def samples(draft: Draft, axis: str) -> None:
+    """Cut the batch: data parallelism along an axis of the model."""
+    draft.same(axis, Cut(SAMPLES, axis, ()))
+    draft.layer.batch_part = draft.mesh.position[axis], draft.ranks(axis)
+    draft.summed.append(axis)
+    if isinstance(draft.layer, BatchNorm):
+        draft.layer.sum_axes = (*draft.layer.sum_axes, axis)
+
+
+STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
+    Conv2d: ("filter", "channel", "alternate", "spatial", "width", "data"),
+    Linear: ("filter", "channel", "alternate", "data"),
+    MaxPool2d: ("spatial", "width", "data"),
+    AvgPool2d: ("spatial", "width", "data"),
+}
+"""The strategies of each kind of layer; all others follow their inputs."""
+
+
+def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
+    """Partition a layer with a strategy that it has."""
+    rules: dict[str, Callable[[], None]] = {
+        "filter": lambda: filters(draft, axis),
+        "channel": lambda: channels(draft, axis),
+        "alternate": lambda: alternate(draft, axis, layouts),
+        "spatial": lambda: stripes(draft, axis, 0),
+        "width": lambda: stripes(draft, axis, 1),
+        "data": lambda: samples(draft, axis),
+    }
+    rules[name]()
+
+
+# -- layers that follow the layouts of their inputs -----------------------------------------------
+
+
+def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
+    """Choose the layout of a layer without a strategy along an axis, from those of its inputs.
+
+    The layout of the first input that is cut, if the layer supports it; for a partial input, a cut
+    by channels, so that the work that follows is divided; otherwise the inputs become whole.
+    """
+    kind = kind_of(draft.whole)
+    cut = cut_of(layouts, axis)
+    if cut is None and any(layout.get(axis) is PARTIAL for layout in layouts):
+        last = len(draft.whole.input_shapes[0]) - 1
+        size = draft.whole.input_shapes[0][-1]
+        cut = draft.even(last, axis, size, "") if size >= draft.ranks(axis) else None
+    follower = FOLLOWERS.get(kind) if kind else None
+    if cut is None or follower is None:
+        draft.same(axis, WHOLE)
+    elif cut.dim == SAMPLES:
+        samples(draft, axis)
+    elif not follower(draft, cut):
+        draft.same(axis, WHOLE)
+
+
+Follower = Callable[[Draft, Cut], bool]
+"""Partitions a layer whose input is cut; returns whether it can."""
+
+
+def _each(draft: Draft, cut: Cut) -> bool:
+    """Element by element."""
+    draft.same(cut.axis, cut)
+    return True
+
+
+def _last(draft: Draft, cut: Cut) -> bool:
+    return cut.dim == len(draft.whole.input_shapes[0]) - 1
+
+
+def _concat(draft: Draft, cut: Cut) -> bool:
+    axes = len(draft.whole.output_shape)
+    axis = cast(Concat, draft.layer).axis % axes
+    return axis != cut.dim and _each(draft, cut)
+
+
+def _batch_norm(draft: Draft, cut: Cut) -> bool:
+    """Normalise own channels, or all channels with the sums of all stripes."""
+    if _last(draft, cut):
+        draft.cut_parameters(0, cut, "gamma", "beta", "channels")
+    else:
+        norm = cast(BatchNorm, draft.layer)
+        norm.sum_axes = (*norm.sum_axes, cut.axis)
+        draft.summed.append(cut.axis)
+    return _each(draft, cut)
+
+
+def _linear(draft: Draft, cut: Cut) -> bool:
+    """Multiply own rows; features are cut by a strategy only."""
+    if _last(draft, cut):
+        return False
+    draft.summed.append(cut.axis)
+    return _each(draft, cut)
+
+
+def _window(draft: Draft, cut: Cut) -> bool:
+    """Pool own channels, or own rows."""
+    if _last(draft, cut):
+        return _each(draft, cut)
+    try:
+        stripes(draft, cut.axis, cut.dim)
+    except PlanError:
+        return False
+    return True
+
+
+def _convolution(draft: Draft, cut: Cut) -> bool:
+    """Convolve groups with own channels."""
+    layer = cast(Conv2d, draft.layer)
+    if not _last(draft, cut) or layer.groups == 1:
+        return False
+    try:
+        filters(draft, cut.axis)
+    except PlanError:
+        return False
+    return True
+
+
+def _global_pool(draft: Draft, cut: Cut) -> bool:
+    """Average own channels, or sum the weighted means of stripes."""
+    pool = cast(GlobalAvgPool2d, draft.layer)
+    if _last(draft, cut):
+        draft.same(cut.axis, cut)
+        draft.output[cut.axis] = Cut(len(draft.whole.output_shape) - 1, cut.axis, cut.bounds)
+        return True
+    if pool.output != (1, 1):
+        return False
+    pool.share *= draft.own(cut) / draft.whole.input_shapes[0][cut.dim]
+    draft.require(cut.axis, cut)
+    draft.output[cut.axis] = PARTIAL
+    return True
+
+
+def _flatten(draft: Draft, cut: Cut) -> bool:
+    shape = draft.whole.input_shapes[0]
+    if not _last(draft, cut) or any(n != 1 for n in shape[:-1]):
+        return False
+    draft.require(cut.axis, cut)
+    draft.output[cut.axis] = Cut(0, cut.axis, cut.bounds)
+    return True
+
+
+def _pad(draft: Draft, cut: Cut) -> bool:
+    return cast(Pad, draft.layer).padding[cut.dim] == (0, 0) and _each(draft, cut)
+
+
+def _slice(draft: Draft, cut: Cut) -> bool:
+    """Take parts along other axes, or rows with a step: like windows of one row."""
+    layer = cast(Slice, draft.layer)
+    if cut.dim >= len(layer.slices):
+        return _each(draft, cut)
+    size = draft.whole.input_shapes[0][cut.dim]
+    start, _, step = layer.slices[cut.dim].indices(size)
+    rows = draft.whole.output_shape[cut.dim]
+    if rows < draft.ranks(cut.axis):
+        return False
+    target = draft.even(cut.dim, cut.axis, rows, "")
+    needed = [window_rows(own, size, 1, step, 1, -start)[0] for own in pairwise(target.bounds)]
+    slices = list(layer.slices)
+    slices[cut.dim] = slice(0, None, step)
+    layer.slices = tuple(slices)
+    draft.require(cut.axis, cut)
+    draft.output[cut.axis] = target
+    _extend(draft, cut, needed)
+    return True
+
+
+FOLLOWERS: dict[type[Layer], Follower] = {
+    Activation: _each,
+    Add: _each,
+    BatchNorm: _batch_norm,
+    Concat: _concat,
+    Conv2d: _convolution,
+    Dropout: lambda draft, cut: False,
+    Flatten: _flatten,
+    AdaptiveAvgPool2d: _global_pool,
+    Identity: _each,
+    Linear: _linear,
+    MaxPool2d: _window,
+    AvgPool2d: _window,
+    Pad: _pad,
+    Slice: _slice,
+}
+"""How layers follow a cut of their inputs."""

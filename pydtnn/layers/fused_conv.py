@@ -112,8 +112,13 @@ class FusedConv2d(Conv2d, Finisher):
     def _backward(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, *, gate: Deferred | None
     ) -> Array | Deferred | None:
-        x, w, conv = saved[0], self.w, self.backend.conv
-        dy = self._backward_bias(dy, *saved[1:])
+        return self._backward_products(saved[0], self._backward_bias(dy, *saved[1:]), so_far, gate)
+
+    def _backward_products(
+        self, x: Array | Deferred, dy: Array | Deferred, so_far: Array | None, gate: Deferred | None
+    ) -> Any:
+        """Compute dw and dx."""
+        w, conv = self.w, self.backend.conv
         if not self.needs_dx:
             conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None

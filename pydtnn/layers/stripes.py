@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
@@ -47,26 +49,30 @@ class Halo:
         """Return the index of rows of an array that begins with row `first`."""
         return (*(slice(None),) * self.dim, slice(rows[0] - first, rows[1] - first))
 
-    def like(self, x: Array, rows: Range, backend: object) -> Array:
-        """Return memory for rows of an array like `x`."""
+    def _empty(self, x: Any, rows: Range, backend: Backend) -> Array:
         shape = (*x.shape[: self.dim], rows[1] - rows[0], *x.shape[self.dim + 1 :])
-        return backend.empty(shape, x.dtype)  # type: ignore[attr-defined]
+        return backend.empty(shape, x.dtype)
 
-    def fetch(self, x: Array, backend: object) -> Messages:
+    def messages(
+        self,
+        sends: Sequence[tuple[Array, int]],
+        receives: Sequence[tuple[int, Range]],
+        like: Any,
+        backend: Backend,
+    ) -> Messages:
+        """Return messages with these arrays, and new ones for rows of an array like another."""
+        new = [(self._empty(like, rows, backend), r) for r, rows in receives]
+        return Messages(sends, new, self.cut.axis)
+
+    def fetch(self, x: Array, backend: Backend) -> Messages:
         """Return the messages of forward: own rows to the ranks that need them."""
-        return Messages(
-            [(x[self.rows(rows, self.own[0])], r) for r, rows in self.sends],
-            [(self.like(x, rows, backend), r) for r, rows in self.receives],
-            self.cut.axis,
-        )
+        sends = [(x[self.rows(rows, self.own[0])], r) for r, rows in self.sends]
+        return self.messages(sends, self.receives, x, backend)
 
-    def give_back(self, dy: Array, backend: object) -> Messages:
+    def give_back(self, dy: Array, backend: Backend) -> Messages:
         """Return the messages of backward: gradients of received rows to their owners."""
-        return Messages(
-            [(dy[self.rows(rows, self.needed[0])], r) for r, rows in self.receives],
-            [(self.like(dy, rows, backend), r) for r, rows in self.sends],
-            self.cut.axis,
-        )
+        sends = [(dy[self.rows(rows, self.needed[0])], r) for r, rows in self.receives]
+        return self.messages(sends, self.sends, dy, backend)
 
 
 class HaloExchange(Communicating, Layer):

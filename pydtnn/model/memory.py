@@ -19,7 +19,9 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics, Statistic
+from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
+from pydtnn.model.partition.dry import DryMesh, MeshLike
 
 PROCESS = 8 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
@@ -36,6 +38,8 @@ class Network(Protocol):
     buffers: tuple[ParameterBuffer, ...]
     frozen_buffers: tuple[ParameterBuffer, ...]
     statistics: RunningStatistics
+    mesh: MeshLike | None
+    communicate: Communicate | None
 
     def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
         """Run every node in order."""
@@ -171,6 +175,9 @@ class _Rehearsal:
 def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend, with parameters without values."""
     known: dict[int, Any] = {id(model.backend): backend}
+    if model.mesh is not None:
+        dry = DryMesh(model.mesh)
+        known |= {id(model.mesh): dry, id(model.communicate): dry.communicate}
     for buffer in (*model.buffers, *model.frozen_buffers):
         for flat, member, view in (
             (buffer.working, None, "value"),

@@ -17,6 +17,7 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.part import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
+from pydtnn.layers.striped_conv import StripedConv2d, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, cut_of
 
@@ -125,6 +126,25 @@ def stripes(draft: Draft, axis: str, dim: int) -> None:
     _extend(draft, source, needed)
     if isinstance(layer, Conv2d):
         draft.summed.append(axis)
+
+
+def striped(draft: Draft) -> StripedConv2d | None:
+    """Return the convolution that exchanges one halo itself; None if that is not possible."""
+    layer, whole = draft.layer, draft.whole
+    if len(draft.halos) != 1 or not draft.halos[0].changes or not isinstance(layer, Conv2d):
+        return None
+    halo, window = draft.halos[0].halo, cast(Conv2d, whole).geometry
+    cut = draft.output[halo.cut.axis]
+    assert isinstance(cut, Cut)
+    rows = cut.range(draft.mesh.position)
+    zeros = stripe_padding(window, halo, (rows.start, rows.stop))
+    if zeros is None or type(layer).backward is not Conv2d.backward:
+        return None
+    options: Any = layer
+    padding = list(options.padding)
+    padding[halo.cut.dim] = zeros
+    options.padding = tuple(padding)
+    return StripedConv2d(layer, window, halo, (rows.start, rows.stop))
 
 
 def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
 from pydtnn.kernels import ConvGeometry, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Saved, Shape, StepContext
-from pydtnn.layers.collectives import Pending, Steps
+from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
-from pydtnn.layers.stripes import Halo, Range, window_rows
+from pydtnn.layers.stripes import Halo, Range
 
 
 class Edge(NamedTuple):
@@ -24,25 +25,44 @@ class Edge(NamedTuple):
         Rows of this rank's output.
     halo, own : (int, int)
         Rows of the map that these windows read: of other stripes, and of this one.
-    whole : ConvGeometry
-        The convolution of all rows that they read.
-    outside : ConvGeometry
-        The convolution of the halo alone, with zeros in place of own rows.
+    geometry : ConvGeometry
+        The convolution of these rows.
     """
 
     outputs: Range
     halo: Range
     own: Range
-    whole: ConvGeometry
-    outside: ConvGeometry
+    geometry: ConvGeometry
+
+
+class Link(NamedTuple):
+    """Rows of a stripe that are read by windows of another rank.
+
+    Attributes
+    ----------
+    rank : int
+        The other rank: the reader or the owner of the rows.
+    outputs : (int, int)
+        Rows of the reader's output, counted from its first, with windows that read these rows.
+    rows : (int, int)
+        Rows of the map.
+    geometry : ConvGeometry
+        The convolution of these rows alone, with zeros in place of all others.
+    """
+
+    rank: int
+    outputs: Range
+    rows: Range
+    geometry: ConvGeometry
 
 
 class StripedConv2d(Communicating, FusedConv2d):
     """Convolution of a stripe, with the same parameters and fusion as `FusedConv2d`.
 
     The convolution of the whole stripe, with zeros in place of the halo, runs while the halo
-    travels; the first and last rows of its output are then computed again. In backward, the
-    gradient of the halo is computed first and travels while that of the stripe is computed.
+    travels; the first and last rows of its output are then computed again. In backward, the rows of
+    dy at the edges travel to the rank that owns the halo, which computes its part of dx and dw, so
+    that no halo is kept.
 
     Parameters
     ----------
@@ -51,18 +71,25 @@ class StripedConv2d(Communicating, FusedConv2d):
     window : ConvGeometry
         The convolution of the whole map.
     halo : Halo
-    outputs : (int, int)
-        This rank's rows of the output.
+    outputs : sequence of (int, int)
+        Each rank's rows of the output.
     """
 
-    def __init__(self, conv: Conv2d, window: ConvGeometry, halo: Halo, outputs: Range) -> None:
+    def __init__(
+        self, conv: Conv2d, window: ConvGeometry, halo: Halo, outputs: Sequence[Range]
+    ) -> None:
         super().__init__(conv)
         self.window, self.halo, self.outputs = window, halo, outputs
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare parameters, and find the rows at the edges."""
         shape = super().build(*shapes)
-        self.edges = find_edges(self.window, self.geometry, self.halo, self.outputs)
+        find = _Finder(self.window, self.geometry, self.halo)
+        self.edges = find.edges(self.outputs[self.halo.place])
+        self.reads = tuple(
+            find.link(r, rows, self.outputs[self.halo.place]) for r, rows in self.halo.receives
+        )
+        self.serves = tuple(find.link(r, rows, self.outputs[r]) for r, rows in self.halo.sends)
         return shape
 
     def forward_steps(self, *xs: Array | Deferred, context: StepContext, joint: bool) -> Steps:
@@ -72,10 +99,9 @@ class StripedConv2d(Communicating, FusedConv2d):
         pending: Pending = yield halo.messages(sends, halo.receives, x, self.backend)
         y, saved = FusedConv2d.forward(self, x, context=context)
         received = dict(zip((rows for _, rows in halo.receives), pending.wait(), strict=True))
-        outside = tuple(self._join(received, edge.halo) for edge in self.edges)
-        for edge, rows in zip(self.edges, outside, strict=True):
-            self._finish_rows(x, y, edge, rows, context)
-        return y, (saved, outside)
+        for edge in self.edges:
+            self._finish_rows(x, y, edge, self._join(received, edge.halo), context)
+        return y, saved
 
     def _finish_rows(
         self,
@@ -93,7 +119,7 @@ class StripedConv2d(Communicating, FusedConv2d):
         shape = list(self.output_shape)
         shape[self.halo.cut.dim] = edge.outputs[1] - edge.outputs[0]
         rows = self.empty(len(slab), tuple(shape))
-        self.backend.conv.forward(slab, w, b, edge.whole, out=rows, relu=self.relu)
+        self.backend.conv.forward(slab, w, b, edge.geometry, out=rows, relu=self.relu)
         place = self.halo.rows(edge.outputs, 0)
         sums = y.sums if isinstance(y, Deferred) else None
         array = self.array(y)
@@ -107,29 +133,30 @@ class StripedConv2d(Communicating, FusedConv2d):
         return sums
 
     def backward_steps(self, dy: Array | Deferred, saved: Saved, *, joint: bool) -> Steps:
-        """Compute the gradient of the halo, which travels while that of the stripe is computed."""
-        (x, *y), outside = saved
-        halo, conv, w = self.halo, self.backend.conv, self.w
+        """Compute the gradients of the stripe while the rows of dy at the edges travel."""
+        (x, *y), halo, conv, w = saved, self.halo, self.backend.conv, self.w
         dy = self._backward_bias(dy, *y)
-        edges = [
-            (e, h, self._rows(dy, e.outputs, 0)) for e, h in zip(self.edges, outside, strict=True)
-        ]
-        pending: Pending | None = None
-        if self.needs_dx:
-            gradients: dict[Range, Array] = {}
-            for edge, rows, dy_rows in edges:
-                gradients[edge.halo] = self.backend.empty(rows.shape, rows.dtype)
-                conv.backward_data(dy_rows, w.value, edge.outside, out=gradients[edge.halo])
-            sends = [(self._of(gradients, rows), r) for r, rows in halo.receives]
-            pending = yield halo.messages(sends, halo.sends, x, self.backend)
+        pending: Pending = yield Messages(
+            [(self._rows(dy, link.outputs, 0), link.rank) for link in self.reads],
+            [(self._edge_of(dy, link), link.rank) for link in self.serves],
+            halo.cut.axis,
+        )
         dx = self._backward_products(x, dy, None, None)
-        if not w.frozen:
-            for edge, rows, dy_rows in edges:
-                conv.backward_filter(rows, dy_rows, edge.outside, out=w.grad, accumulate=True)
-        if pending is not None:
-            for (_, rows), received in zip(halo.sends, pending.wait(), strict=True):
-                dx[halo.rows(rows, halo.own[0])] += received
+        for link, edge in zip(self.serves, pending.wait(), strict=True):
+            rows = self._rows(x, link.rows, halo.own[0])
+            if not w.frozen:
+                conv.backward_filter(rows, edge, link.geometry, out=w.grad, accumulate=True)
+            if self.needs_dx:
+                part = self.backend.empty(rows.shape, rows.dtype)
+                conv.backward_data(edge, w.value, link.geometry, out=part)
+                dx[halo.rows(link.rows, halo.own[0])] += part
         return dx
+
+    def _edge_of(self, dy: Array | Deferred, link: Link) -> Array:
+        """Return memory for rows of another rank's dy."""
+        shape = list(dy.shape)
+        shape[self.halo.dim] = link.outputs[1] - link.outputs[0]
+        return self.backend.empty(tuple(shape), dy.dtype)
 
     def _rows(self, x: Array | Deferred, rows: Range, first: int) -> Array:
         """Return a copy of rows of an array that begins with row `first`."""
@@ -146,17 +173,12 @@ class StripedConv2d(Communicating, FusedConv2d):
         parts = [array for own, array in sorted(received.items()) if _within(own, rows)]
         return parts[0] if len(parts) == 1 else self.xp.concatenate(parts, axis=self.halo.dim)
 
-    def _of(self, gradients: dict[Range, Array], rows: Range) -> Array:
-        """Return the gradient of rows of one side of the halo."""
-        side = next(own for own in gradients if _within(rows, own))
-        return gradients[side][self.halo.rows(rows, side[0])]
-
     def cost(self, batch: int) -> Cost:
         """The operations of the stripe and its edges."""
         cost = super().cost(batch)
-        flops = sum(edge.whole.flops(batch) for edge in self.edges)
-        back = sum(edge.outside.flops(batch) for edge in self.edges) * (1 + self.needs_dx)
-        rows = sum(prod(edge.whole.size) for edge in self.edges) * self.geometry.channels
+        flops = sum(edge.geometry.flops(batch) for edge in self.edges)
+        back = sum(link.geometry.flops(batch) for link in self.serves) * (1 + self.needs_dx)
+        rows = sum(prod(edge.geometry.size) for edge in self.edges) * self.geometry.channels
         moved = batch * rows * self.dtype.itemsize
         return Cost(
             cost.flops_forward + flops,
@@ -173,8 +195,8 @@ def _within(rows: Range, other: Range) -> bool:
 def stripe_padding(window: ConvGeometry, halo: Halo, outputs: Range) -> tuple[int, int] | None:
     """Return the padding that stands in for the halo, or None if the stripe alone does not suffice.
 
-    It does not if windows of this rank's rows read no own row, begin after the first own one or end
-    so early that there would be more rows.
+    It does not if windows of this rank's rows read no own row, begin after the first own one, end
+    so early that there would be more rows, or read the halo on both sides.
 
     Parameters
     ----------
@@ -185,88 +207,89 @@ def stripe_padding(window: ConvGeometry, halo: Halo, outputs: Range) -> tuple[in
         This rank's rows of the output.
     """
     dim, (start, stop) = halo.cut.dim, halo.own
-    k, s, d = window.kernel[dim], window.stride[dim], window.dilation[dim]
-    extent = (k - 1) * d + 1
-    first = outputs[0] * s - window.padding[dim][0]
-    last = (outputs[1] - 1) * s - window.padding[dim][0] + extent
+    find = _Finder(window, window, halo)
+    first, last = find.reads(outputs)
     before, after = start - first, max(last - stop, 0)
-    if before < 0 or stop - last >= s or max(before, after) >= extent:
+    if before < 0 or stop - last >= window.stride[dim] or max(before, after) >= find.extent:
         return None
-    top, bottom = _edges(window, halo, outputs)
+    top, bottom = find.middle(outputs)
     return None if top > bottom else (before, after)
 
 
-def _edges(window: ConvGeometry, halo: Halo, outputs: Range) -> Range:
-    """Return the first row of the output that reads no row above, and the first that does below."""
-    dim, (start, stop) = halo.cut.dim, halo.own
-    k, s, d = window.kernel[dim], window.stride[dim], window.dilation[dim]
-    first, last = outputs
-    needed = halo.needed
-
-    def reads(row: int) -> Range:
-        begin = row * s - window.padding[dim][0]
-        return max(begin, needed[0]), min(begin + (k - 1) * d + 1, needed[1])
-
-    top = next((row for row in range(first, last) if reads(row)[0] >= start), last)
-    bottom = next((row for row in range(first, last) if reads(row)[1] > stop), last)
-    return top, bottom
-
-
-def find_edges(
-    window: ConvGeometry, local: ConvGeometry, halo: Halo, outputs: Range
-) -> tuple[Edge, ...]:
-    """Return the edges of a stripe for which `stripe_padding` is not None.
+class _Finder:
+    """Finds the rows at the edges of stripes, and their convolutions.
 
     Parameters
     ----------
     window, local : ConvGeometry
-        The convolution of the whole map, and that of the stripe with zeros in place of the halo.
+        The convolution of the whole map, and of this rank's stripe.
     halo : Halo
-    outputs : (int, int)
-        This rank's rows of the output.
     """
-    top, bottom = _edges(window, halo, outputs)
-    sides = [(outputs[0], top), (bottom, outputs[1])]
-    return tuple(_edge(window, local, halo, outputs, rows) for rows in sides if rows[0] < rows[1])
 
+    def __init__(self, window: ConvGeometry, local: ConvGeometry, halo: Halo) -> None:
+        self.local, self.halo, dim = local, halo, halo.cut.dim
+        self.dim, self.size = dim, window.size[dim]
+        self.stride, self.before = window.stride[dim], window.padding[dim][0]
+        self.extent = (window.kernel[dim] - 1) * window.dilation[dim] + 1
 
-def _edge(
-    window: ConvGeometry, local: ConvGeometry, halo: Halo, outputs: Range, rows: Range
-) -> Edge:
-    dim, (start, stop) = halo.cut.dim, halo.own
-    read, around = window_rows(
-        rows,
-        window.size[dim],
-        window.kernel[dim],
-        window.stride[dim],
-        window.dilation[dim],
-        window.padding[dim][0],
-    )
-    above = read[0] < start
-    outside = (read[0], start) if above else (stop, read[1])
-    own = (start, read[1]) if above else (read[0], stop)
-    inside = own[1] - own[0]
-    zeros = (around[0], around[1] + inside) if above else (around[0] + inside, around[1])
-    return Edge(
-        (rows[0] - outputs[0], rows[1] - outputs[0]),
-        outside,
-        own,
-        _with_rows(local, dim, read[1] - read[0], around),
-        _with_rows(local, dim, outside[1] - outside[0], zeros),
-    )
+    def reads(self, outputs: Range) -> Range:
+        """Return the rows that windows read, padding included."""
+        first = outputs[0] * self.stride - self.before
+        return first, (outputs[1] - 1) * self.stride - self.before + self.extent
 
+    def _inside(self, row: int) -> Range:
+        first, last = self.reads((row, row + 1))
+        return max(first, 0), min(last, self.size)
 
-def _with_rows(local: ConvGeometry, dim: int, size: int, padding: Range) -> ConvGeometry:
-    """Return a convolution with another number of rows and another padding around them."""
-    sizes, paddings = list(local.size), list(local.padding)
-    sizes[dim], paddings[dim] = size, padding
-    return ConvGeometry.shared(
-        tuple(sizes),
-        local.kernel,
-        local.stride,
-        tuple(paddings),
-        local.dilation,
-        local.channels,
-        local.filters,
-        local.groups,
-    )
+    def middle(self, outputs: Range) -> Range:
+        """Return the first row of the output that reads no row above, and the first below."""
+        rows, (start, stop) = range(*outputs), self.halo.own
+        top = next((row for row in rows if self._inside(row)[0] >= start), outputs[1])
+        bottom = next((row for row in rows if self._inside(row)[1] > stop), outputs[1])
+        return top, bottom
+
+    def edges(self, outputs: Range) -> tuple[Edge, ...]:
+        """Return the edges of this rank's stripe."""
+        top, bottom = self.middle(outputs)
+        sides = [(outputs[0], top), (bottom, outputs[1])]
+        return tuple(self._edge(outputs, rows) for rows in sides if rows[0] < rows[1])
+
+    def _edge(self, outputs: Range, rows: Range) -> Edge:
+        start, stop = self.halo.own
+        first, last = self.reads(rows)
+        read = max(first, 0), min(last, self.size)
+        above = read[0] < start
+        return Edge(
+            (rows[0] - outputs[0], rows[1] - outputs[0]),
+            (read[0], start) if above else (stop, read[1]),
+            (start, read[1]) if above else (read[0], stop),
+            self._geometry(read, (first, last)),
+        )
+
+    def link(self, rank: int, rows: Range, outputs: Range) -> Link:
+        """Return the link for rows that windows of a reader's outputs read."""
+        reading = [
+            row
+            for row in range(*outputs)
+            if self._inside(row)[0] < rows[1] and rows[0] < self._inside(row)[1]
+        ]
+        span = reading[0], reading[-1] + 1
+        local = span[0] - outputs[0], span[1] - outputs[0]
+        return Link(rank, local, rows, self._geometry(rows, self.reads(span)))
+
+    def _geometry(self, rows: Range, read: Range) -> ConvGeometry:
+        """Return the convolution of rows with zeros in place of all others that windows read."""
+        own = self.local
+        sizes, paddings = list(own.size), list(own.padding)
+        sizes[self.dim] = rows[1] - rows[0]
+        paddings[self.dim] = rows[0] - read[0], read[1] - rows[1]
+        return ConvGeometry.shared(
+            tuple(sizes),
+            own.kernel,
+            own.stride,
+            tuple(paddings),
+            own.dilation,
+            own.channels,
+            own.filters,
+            own.groups,
+        )

@@ -38,12 +38,17 @@ class Halo:
     def __init__(self, cut: Cut, needed: Sequence[Range], place: int) -> None:
         self.cut, self.place = cut, place
         self.dim = cut.dim + 1
+        self._needed = needed
         owned = list(pairwise(cut.bounds))
         self.own, self.needed = owned[place], needed[place]
         others = [r for r in range(len(owned)) if r != place]
         self.kept = _common(self.own, self.needed)
         self.sends = [(r, rows) for r in others if (rows := _common(self.own, needed[r]))]
         self.receives = [(r, rows) for r in others if (rows := _common(owned[r], self.needed))]
+
+    def of_rank(self, place: int) -> Halo:
+        """Return the halo of another rank."""
+        return Halo(self.cut, self._needed, place)
 
     def rows(self, rows: Range, first: int) -> tuple[slice, ...]:
         """Return the index of rows of an array that begins with row `first`."""

@@ -129,22 +129,22 @@ def stripes(draft: Draft, axis: str, dim: int) -> None:
 
 
 def striped(draft: Draft) -> StripedConv2d | None:
-    """Return the convolution that exchanges one halo itself; None if that is not possible."""
+    """Return the convolution that exchanges one halo itself, if it can on all ranks."""
     layer, whole = draft.layer, draft.whole
     if len(draft.halos) != 1 or not draft.halos[0].changes or not isinstance(layer, Conv2d):
         return None
-    halo, window = draft.halos[0].halo, cast(Conv2d, whole).geometry
-    cut = draft.output[halo.cut.axis]
+    window, own = cast(Conv2d, whole).geometry, draft.halos[0].halo
+    cut = draft.output[own.cut.axis]
     assert isinstance(cut, Cut)
-    rows = cut.range(draft.mesh.position)
-    zeros = stripe_padding(window, halo, (rows.start, rows.stop))
-    if zeros is None or type(layer).backward is not Conv2d.backward:
+    outputs = list(pairwise(cut.bounds))
+    zeros = [stripe_padding(window, own.of_rank(r), rows) for r, rows in enumerate(outputs)]
+    if None in zeros or type(layer).backward is not Conv2d.backward:
         return None
     options: Any = layer
     padding = list(options.padding)
-    padding[halo.cut.dim] = zeros
+    padding[own.cut.dim] = zeros[own.place]
     options.padding = tuple(padding)
-    return StripedConv2d(layer, window, halo, (rows.start, rows.stop))
+    return StripedConv2d(layer, window, own, outputs)
 
 
 def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
@@ -26,6 +28,8 @@ class Dropout(Layer):
 
     saves = ()
     may_overwrite_input = may_overwrite_dy = new_gradient = takes_16_bits = True
+    whole_shape: Shape = ()
+    part: tuple[slice, ...] | None = None  # this rank's part of a sample of the whole shape
 
     def __init__(self, rate: float = 0.5, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -43,16 +47,26 @@ class Dropout(Layer):
             return x, None
         if context.samples is None:
             raise self.fail("training requires the ids of the samples; set StepContext.samples")
-        y = self.output_like(x)
         samples = self.backend.asarray(context.samples)
         key = (context.seed, self.stream, context.epoch, samples)
-        self.backend.random.dropout(x, self.rate, *key, out=y)
+        y = self.output_like(x)
+        self._apply(x, key, y)
         return y, key
+
+    def _apply(self, x: Array, key: Any, out: Array) -> None:
+        """Multiply by the mask, or by this rank's part of it."""
+        if self.part is None:
+            self.backend.random.dropout(x, self.rate, *key, out=out)
+            return
+        mask = self.backend.empty((len(x), *self.whole_shape), x.dtype)
+        mask[...] = 1
+        self.backend.random.dropout(mask, self.rate, *key, out=mask)
+        self.xp.multiply(x, mask[:, *self.part], out=out)
 
     def backward(self, dy: Array, saved: Saved) -> Array:
         """Apply the same mask to the gradient."""
         if saved is None:
             return dy if self.overwrites_dy else dy.copy()
         dx = self.gradient_like(dy)
-        self.backend.random.dropout(dy, self.rate, *saved, out=dx)
+        self._apply(dy, saved, dx)
         return dx

@@ -283,6 +283,15 @@ def _global_pool(draft: Draft, cut: Cut) -> bool:
     return True
 
 
+def _dropout(draft: Draft, cut: Cut) -> bool:
+    """Apply this rank's part of the mask of the whole array."""
+    layer, shape = cast(Dropout, draft.layer), draft.whole.output_shape
+    part = list(layer.part or [slice(None)] * len(shape))
+    part[cut.dim] = cut.range(draft.mesh.position)
+    layer.whole_shape, layer.part = shape, tuple(part)
+    return _each(draft, cut)
+
+
 def _flatten(draft: Draft, cut: Cut) -> bool:
     shape = draft.whole.input_shapes[0]
     if not _last(draft, cut) or any(n != 1 for n in shape[:-1]):
@@ -323,7 +332,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     BatchNorm: _batch_norm,
     Concat: _concat,
     Conv2d: _convolution,
-    Dropout: lambda draft, cut: False,
+    Dropout: _dropout,
     Flatten: _flatten,
     AdaptiveAvgPool2d: _global_pool,
     Identity: _each,

@@ -208,7 +208,7 @@ def _carry_out(job: Job) -> None:
     from pydtnn.comm.rank0 import on_rank_0
     from pydtnn.training.callback import evaluated
     from pydtnn.training.progress import format_logs
-    from pydtnn.weights import save_weights
+    from pydtnn.weights import write_weights
 
     config, trainer = job.config, job.trainer
     if config.load_options:
@@ -239,7 +239,8 @@ def _carry_out(job: Job) -> None:
         )
     if config.save and config.saves_weights:
         with evaluated(trainer):
-            on_rank_0(trainer.comm, save_weights, trainer.model, config.save)
+            state = trainer.model.state()
+            on_rank_0(trainer.comm, write_weights, state, config.save)
     elif config.save:
         trainer.save(config.save)
     if config.evaluate_only or config.quiet or complete:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.kernels.dtypes import arithmetic
-from pydtnn.model.load_report import LoadReport, compare
+from pydtnn.model.load_report import LoadReport
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.suggest import some
 from pydtnn.utils.validate import truth
@@ -34,7 +34,7 @@ def save_weights(model: Model, path: str | Path) -> None:
 
     The same weights give the same bytes: the file contains no time, path or number of ranks. Its
     metadata contain a checksum, which `load_weights` verifies. With several ranks, call it on one
-    of them.
+    of them; on a mesh, call `Model.state` on all ranks, and `write_weights` on one of them.
 
     Parameters
     ----------
@@ -47,7 +47,12 @@ def save_weights(model: Model, path: str | Path) -> None:
     OSError
         If the file cannot be written; an existing file is not changed.
     """
-    write_file("save_weights", path, encode_weights(model.state()))
+    write_weights(model.state(), path)
+
+
+def write_weights(state: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Write parameters and running statistics, the result of `Model.state`: see `save_weights`."""
+    write_file("save_weights", path, encode_weights(state))
 
 
 def load_weights(
@@ -94,7 +99,7 @@ def load_weights(
     try:
         arrays = decode_weights(data)
         arrays = arrays if rename is None else _renamed(arrays, rename)
-        used = arrays if strict else compare(model.state(), arrays).loaded
+        used = arrays if strict else model.whole.compare(arrays).loaded
         check_numbers({name: arrays[name] for name in used}, model.dtype)
         return model.load(arrays, strict=strict)
     except TypeError as error:

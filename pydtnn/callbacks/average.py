@@ -205,7 +205,7 @@ class ExponentialMovingAverage(Callback):
         trainer = self._trainer
         assert trainer is not None
         for running in () if trainer.setup.equal_statistics else self._running(self._average):
-            average(trainer.comm, [running], self._samples)
+            average(trainer.setup.data, [running], self._samples)
             views = trainer.model.statistics.named(running)
             for name, constant in trainer.model.statistics.frozen().items():
                 views[name][...] = constant  # without the rounding of an average of equal values

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.training.callback import Training, evaluated
-from pydtnn.weights import save_weights
+from pydtnn.weights import write_weights
 
 
 class BestWeights(Monitor):
@@ -39,4 +39,5 @@ class BestWeights(Monitor):
         """
         if improved:
             with evaluated(trainer):
-                on_rank_0(trainer.comm, save_weights, trainer.model, self.path)
+                state = trainer.model.state()
+                on_rank_0(trainer.comm, write_weights, state, self.path)

@@ -58,6 +58,11 @@ class Part:
     cuts: tuple[Cut, ...]
     view: tuple[int, ...] | None = None
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes of the mesh along which ranks have different parts, in alphabetical order."""
+        return tuple(sorted(cut.axis for cut in self.cuts))
+
     def take(self, whole: Array, position: Mapping[str, int]) -> Array:
         """Return a copy of the part of the rank at a position, from the whole array."""
         index = [slice(None)] * len(self.view or self.shape)

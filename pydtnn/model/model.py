@@ -20,13 +20,14 @@ from pydtnn.model.execution import Communicate, backward_loop, forward_loop, run
 from pydtnn.model.freezing import Freezing
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.load_report import LoadReport, checksum, compare
+from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.named import Layers
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.placement import place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.shape_warnings import warn_of_channels_first
 from pydtnn.model.summary import represent_model, summarize
+from pydtnn.model.whole import Whole
 from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.validate import whole
 
@@ -82,6 +83,9 @@ class Model(NotCallable, Predictor, Freezing):
     loaded : str or None
         Checksum of all arrays after the last `load`, which ranks compare; None once they train
         together.
+    given : dict of str to ndarray
+        If ranks have parts of parameters, the whole arrays of the last `load`, until ranks train
+        together.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Model(NotCallable, Predictor, Freezing):
         statistics = dict.fromkeys(s for layer in self.layers for s in layer.statistics)
         self.statistics = RunningStatistics(list(statistics), self.backend)
         self.loaded: str | None = None
+        self.given: dict[str, np.ndarray] = {}
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
@@ -329,30 +334,45 @@ class Model(NotCallable, Predictor, Freezing):
             for buffer in self.buffers:
                 buffer.write_to(0)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Return parameters and running statistics by name; on a CPU these are views."""
+    @property
+    def whole(self) -> Whole:
+        """Conversion of this rank's arrays to those of the whole network."""
+        return Whole(self.mesh, self.parameters.values(), self.statistics.statistics)
+
+    def _own_state(self) -> dict[str, np.ndarray]:
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}
         return values | self.statistics.state()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return parameters and running statistics by name; on a CPU these may be views.
+
+        On a mesh they are those of the whole network, and the call is collective: all ranks call
+        it.
+        """
+        return self.whole.gather(self._own_state())
 
     def load(self, state: Mapping[str, np.ndarray], *, strict: bool = True) -> LoadReport:
         """Load parameters and running statistics returned by `state`.
 
-        If not `strict`, the arrays that fit are loaded, and the report lists the others.
+        If not `strict`, the arrays that fit are loaded, and the report lists the others. On a mesh
+        each rank takes its parts.
 
         Raises
         ------
         ValueError
             If nothing fits, or, if `strict`, not everything does; nothing is changed.
         """
-        own = self.state()
-        report = compare(own, state)
+        whole = self.whole
+        report = whole.compare(state)
         report.check(strict=strict)
-        given = own | {name: state[name] for name in report.loaded}
+        given = {name: state[name] for name in report.loaded}
+        own = self._own_state() | whole.take(given)
         for name, p in self.parameters.items():
-            p.master[...] = self.backend.asarray(given[name], p.buffer.dtype)
-        self.statistics.load(given)
+            p.master[...] = self.backend.asarray(own[name], p.buffer.dtype)
+        self.statistics.load(own)
         self.refresh()
-        self.loaded = checksum(self.state().values())
+        self.given = given if whole.distributed else {}
+        self.loaded = checksum((self.given or self._own_state()).values())
         return report
 
     def __repr__(self) -> str:

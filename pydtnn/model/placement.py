@@ -34,10 +34,10 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
     options: dict[str, Any] = {"dtype": arithmetic(graph.dtype), "working": graph.dtype}
     buffers: list[ParameterBuffer] = []
     trained = [(p, node) for p, node in ready if not p.frozen]
-    for group in dict.fromkeys(p.group for p, _ in trained):
+    for kind in dict.fromkeys(map(_kind, (p for p, _ in trained))):
         buffers.append(
             ParameterBuffer(
-                [(p, node) for p, node in trained if p.group == group],
+                [(p, node) for p, node in trained if _kind(p) == kind],
                 backend=graph.backend,
                 bucket_bytes=bucket_bytes,
                 first_index=sum(len(b.buckets) for b in buffers),
@@ -55,6 +55,14 @@ def place_parameters(graph: Graph, bucket_bytes: Sequence[int]) -> Placement:
         tuple(sorted(buckets, key=lambda b: -b.ready_at)),
         Parameters({p.name: p for p, _ in ready}),
     )
+
+
+def _kind(parameter: Parameter) -> tuple[str, tuple[str, ...]]:
+    """Return what the parameters of a buffer have in common: reduction group and axes of parts.
+
+    Whole parameters are then at the same positions on all ranks, and are summed in the same order.
+    """
+    return parameter.group, () if parameter.part is None else parameter.part.axes
 
 
 def completed(graph: Graph) -> list[tuple[Parameter, int]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from pydtnn.kernels import Backend
@@ -25,8 +25,9 @@ from pydtnn.layers.parameters import Bucket, Entry, ParameterBuffer
 from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
+from pydtnn.optimizers.parts import Parts
 from pydtnn.optimizers.saved import check_saved
-from pydtnn.optimizers.share import Share, Whole
+from pydtnn.optimizers.share import Share, Whole, views_of
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
@@ -121,6 +122,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self._given: Mapping[str, Number] | None = None
         self._buffers: tuple[ParameterBuffer, ...] = ()
         self._share: Share = Whole()
+        self._parts = Parts()
         self._own: dict[int, slice] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
         self._runs: dict[int, list[tuple[tuple[Array, ...], Group]]] = {}
@@ -192,18 +194,12 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
                 kept = slice(end - (own.stop - own.start), end)
                 slots = self._slots[bucket.index] = tuple(slot[kept] for slot in state)
                 self._runs[bucket.index] = [
-                    (self._views(bucket, slots, own.start, slice(start, stop)), group)
-                    for run, group in self._cut(bucket.parameters)
+                    (views_of(bucket, slots, own.start, slice(start, stop)), group)
+                    for run, group in self.groups.cut(
+                        bucket.parameters, self.weight_decay, self.per_parameter
+                    )
                     if (start := max(run.start, own.start)) < (stop := min(run.stop, own.stop))
                 ]
-
-    @staticmethod
-    def _views(
-        bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice
-    ) -> tuple[Array, ...]:
-        """Return values, gradients and slots, which start at `first`, of a range of a bucket."""
-        kept = slice(run.start - first, run.stop - first)
-        return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)
 
     def scale_loss(self, loss_scale: LossScale | None) -> None:
         """Update with gradients of a scaled loss, unless one of them is infinite."""
@@ -211,19 +207,12 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         if self.clip_norm is not None or loss_scale is not None:
             self.needs_all_gradients = True
 
+    def distribute(self, parts: Parts) -> None:
+        """Compute norms with the gradients of all ranks of a mesh, which have parts of them."""
+        self._parts = parts
+
     def _buckets(self) -> list[Bucket]:
         return [bucket for buffer in self._buffers for bucket in buffer.buckets]
-
-    def _cut(self, entries: tuple[Entry, ...]) -> list[tuple[slice, Group]]:
-        """Find the ranges that one call of `update` may process, and their group."""
-
-        def group(entry: Entry) -> Group:
-            return self.groups.of(entry.name, self.weight_decay if entry.decay else 0.0)
-
-        if self.per_parameter:
-            return [(entry.slice, group(entry)) for entry in entries]
-        runs = [(value, list(members)) for value, members in groupby(entries, group)]
-        return [(slice(run[0].slice.start, run[-1].slice.stop), value) for value, run in runs]
 
     def is_bound_to(self, buffers: Sequence[ParameterBuffer]) -> bool:
         """Return whether the optimizer updates these parameters."""
@@ -308,11 +297,11 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             )
         self._terms = self.next_terms() if self._given is None else self._given
         if self.loss_scale is not None:
-            self.loss_scale.unscale(self._own_gradients(), self._share.total)
+            self.loss_scale.unscale(self._own_gradients(), self._count)
             self.loss_scale.adjust()
         if self._clipping is not None:
             grads = [buffer.grads for buffer in self._buffers]
-            self._clipping.apply(self.backend, self._own_gradients(), grads, self._share.total)
+            self._clipping.apply(self.backend, self._total, grads)
 
     def next_terms(self) -> dict[str, float]:
         """Count an update; return its varying numbers: lr, step, and its `terms`."""
@@ -331,6 +320,17 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def _own_gradients(self) -> list[Array]:
         return [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
+
+    def _count(self, value: Number) -> Number:
+        """Sum a number over all ranks; ranks with the same gradients may each add theirs."""
+        return self._parts.add(self._share.total(value), self._parts.axes)
+
+    def _total(self, number: Callable[[Array], Number]) -> Number:
+        """Sum the numbers of all gradients of the network."""
+        own = self._own
+        return self._parts.total(
+            self._buckets(), lambda b: number(b.grads[own[b.index]]), self._share.total
+        )
 
     @property
     def gradient_norm(self) -> float | None:

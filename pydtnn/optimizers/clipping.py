@@ -10,6 +10,8 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 
+Total = Callable[[Callable[[Array], Number]], Number]
+
 TINY = 2.0**-600
 """Factor on gradients if the square of their norm overflows."""
 
@@ -36,26 +38,23 @@ class Clipping:
     def apply(
         self,
         backend: Backend,
-        own: Sequence[Array],
+        total: Total,
         grads: Sequence[Array],
-        total: Callable[[Number], Number],
     ) -> None:
         """Scale gradients in place.
 
         Parameters
         ----------
         backend : Backend
-        own : sequence of Array
-            The gradients of which this rank computes the norm.
+        total : callable
+            Adds a function's numbers of all gradients of all ranks.
         grads : sequence of Array
             The gradients that are scaled.
-        total : callable
-            Adds the numbers of all ranks.
         """
-        square, factors = _squared_norm(backend, own, 1.0, total), []
+        square, factors = _squared_norm(backend, total, 1.0), []
         self._square, self._unit = square, 1.0
         if isinstance(square, float) and square == math.inf:
-            tiny = _squared_norm(backend, own, TINY, total)
+            tiny = _squared_norm(backend, total, TINY)
             if isinstance(tiny, float) and tiny < math.inf:
                 self._square, self._unit = tiny, TINY
                 norm = math.sqrt(tiny)  # times TINY
@@ -73,10 +72,12 @@ class Clipping:
         return None if self._square is None else float(self._square) ** 0.5 / self._unit
 
 
-def _squared_norm(
-    backend: Backend, gradients: Sequence[Array], unit: float, total: Callable[[Number], Number]
-) -> Number:
+def _squared_norm(backend: Backend, total: Total, unit: float) -> Number:
     """Sum the squares of all gradients, each times `unit`, over the ranks."""
+
+    def square(g: Array) -> Number:
+        value: Number = backend.update.squared_norm(g if unit == 1 else g * unit)
+        return value
+
     with np.errstate(over="ignore"):  # handled by `apply`
-        squares = [backend.update.squared_norm(g if unit == 1 else g * unit) for g in gradients]
-    return total(sum(squares))
+        return total(square)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
+from pydtnn.layers.parameters import Entry
 from pydtnn.utils.selection import matches, select
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import number
@@ -90,3 +92,30 @@ class Groups:
             if matches(pattern, name):
                 return Group(own.get("lr_factor", 1.0), own.get("weight_decay", weight_decay))
         return Group(1.0, weight_decay)
+
+    def cut(
+        self, entries: Sequence[Entry], weight_decay: float, each: bool
+    ) -> list[tuple[slice, Group]]:
+        """Find the ranges of a bucket that one call of an update rule may process.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+            The parameters of the bucket.
+        weight_decay : float
+            Default weight decay.
+        each : bool
+            Whether each parameter is a range; otherwise neighbours of one group are.
+
+        Returns
+        -------
+        list of (slice, Group)
+        """
+
+        def group(entry: Entry) -> Group:
+            return self.of(entry.name, weight_decay if entry.decay else 0.0)
+
+        if each:
+            return [(entry.slice, group(entry)) for entry in entries]
+        runs = [(value, list(members)) for value, members in groupby(entries, group)]
+        return [(slice(run[0].slice.start, run[-1].slice.stop), value) for value, run in runs]

@@ -42,3 +42,18 @@ class Whole:
     def total(self, value: Number) -> Number:
         """Return the number."""
         return value
+
+
+def views_of(bucket: Bucket, slots: tuple[Array, ...], first: int, run: slice) -> tuple[Array, ...]:
+    """Return values, gradients and slots of a range of a bucket.
+
+    Parameters
+    ----------
+    bucket : Bucket
+    slots : tuple of Array
+        State of a rule for this rank's range of the bucket, which begins at `first`.
+    run : slice
+        Elements of the bucket.
+    """
+    kept = slice(run.start - first, run.stop - first)
+    return bucket.values[run], bucket.grads[run], *(slot[kept] for slot in slots)

@@ -24,7 +24,9 @@ from pydtnn.utils.suggest import some
 from pydtnn.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 
 
-def save_model(model: Model, path: str | Path) -> None:
+def save_model(
+    model: Model, path: str | Path, state: Mapping[str, np.ndarray] | None = None
+) -> None:
     """Write a model to a folder: layers, weights, normalisation and names of classes.
 
     The same model gives the same bytes. With several ranks, use `Trainer.save`.
@@ -34,6 +36,9 @@ def save_model(model: Model, path: str | Path) -> None:
     model : Model
     path : str or Path
         Usually ends in ".pydtnn"; an existing model is replaced atomically.
+    state : mapping of str to ndarray, optional
+        Parameters and running statistics; by default those of ``model.state()``, which all ranks of
+        a mesh call together.
 
     Raises
     ------
@@ -42,7 +47,10 @@ def save_model(model: Model, path: str | Path) -> None:
     ValueError
         If there is something else at the path, or an option of a layer cannot be saved.
     """
-    files = {WEIGHTS: encode_weights(model.state()), MODEL: _to_json(model)}
+    files = {
+        WEIGHTS: encode_weights(model.state() if state is None else state),
+        MODEL: _to_json(model),
+    }
     write_model("save", Path(path), files)
 
 

@@ -36,7 +36,8 @@ class Averaging:
             On all ranks, if it cannot be written, or an option of a layer cannot be saved.
         """
         with evaluated(self):
-            on_rank_0(self.comm, save_model, self.model, path)
+            state = self.model.state()
+            on_rank_0(self.comm, save_model, self.model, path, state)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

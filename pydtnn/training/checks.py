@@ -12,14 +12,17 @@ from pydtnn.data import Dataset
 from pydtnn.data.inputs import same_normalization
 from pydtnn.data.loader import Loader, check_dataset
 from pydtnn.layers import Block, Layer, Sigmoid, Softmax
+from pydtnn.layers.statistics import RUNNING
 from pydtnn.losses import BinaryCrossEntropy, CategoricalCrossEntropy
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.schemes.partition import Partition
 from pydtnn.parallel.sums import Sums
+from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.callback import Callback
 from pydtnn.training.callback_checks import check_callback
+from pydtnn.training.mesh import check_groups, check_rule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 
@@ -93,6 +96,8 @@ def check_options(setup: Setup, accumulation: int) -> None:
     ------
     ValueError
     """
+    check_groups(setup.model, setup.mesh)
+    check_rule(setup.optimizer, setup.model.parameters.values())
     _check_exact(setup, accumulation)
     if setup.loss_scale is not None:
         _check_loss_scale(setup.exchange)
@@ -112,6 +117,12 @@ def _check_exact(setup: Setup, accumulation: int) -> None:
             f"Trainer: {type(setup.exchange).__name__} sums the norm for clip_norm over the "
             "ranks' shares, which is not exact; omit clip_norm or use AllReduce"
         )
+    for p in setup.model.parameters.values():
+        if axes := further_axes(p.group):
+            raise ValueError(
+                f"Trainer: exact training requires gradients that are summed over the axis data "
+                f"only, got those of {p.name}, summed over {', '.join(axes)}, too; use another plan"
+            )
     if setup.model.backend.autotuner.mode == "measure":
         raise ValueError(
             "Trainer: exact training requires algorithms that are not chosen by measurement; "
@@ -220,7 +231,7 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     ValueError
     """
     total = min(loader.global_batch_size, len(loader.dataset))
-    most = -(-total // setup.comm.size)
+    most = -(-total // setup.data.size)
     if accumulation > most:
         raise ValueError(
             f"Trainer: accumulation must be at most the {most} samples of a rank per step, got "
@@ -285,7 +296,8 @@ def check_plan(
 
 def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
     """Raise AgreedError if ranks would deadlock or train with different settings."""
-    shapes = [(p.name, p.shape) for p in setup.model.parameters.values()]
+    named = setup.model.whole.shapes.items()
+    shapes = [(name, shape) for name, shape in named if name.rpartition(".")[2] not in RUNNING]
     facts: dict[str, object] = {name.replace("_", " "): n for name, n in numbers.items()}
     facts |= {
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),

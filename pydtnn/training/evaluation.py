@@ -20,13 +20,13 @@ CONTEXT = StepContext(training=False)
 @np.errstate(all="ignore")  # overflow is reported by `not_finite`
 def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float]:
     """Compute loss and metrics of a data set. Collective; see `Trainer.evaluate`."""
-    model, comm, sums = setup.model, setup.comm, setup.exchange.sums
-    at_least = sums.shards or comm.size
+    model, data, sums = setup.model, setup.data, setup.exchange.sums
+    at_least = sums.shards or data.size
     if not model.backend.autotuner.frozen:
         largest = -(-min(batch_size, len(dataset)) // at_least)
-        autotune(model, comm, largest, training=False)
+        autotune(model, setup.comm, largest, training=False)
     with setup.loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
-        cuts = [even_cut(at_least, comm.size, rank) for rank in (comm.rank, comm.rank + 1)]
+        cuts = [even_cut(at_least, data.size, rank) for rank in (data.rank, data.rank + 1)]
         present = min(at_least, len(dataset))  # shards that have a sample; the others come last
         own = range(cuts[0], min(cuts[1], present))
         parts = _new_parts(setup, own)

@@ -9,6 +9,7 @@ from pydtnn.data import Dataset, Loader
 from pydtnn.training import checks
 from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.logs import History, Logs
+from pydtnn.training.mesh import share_loaded, share_replicas
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.setup import Setup
 from pydtnn.utils.validate import whole
@@ -64,7 +65,7 @@ def prepare(
     loader = setup.loader(
         train,
         batch_size,
-        setup.exchange.sums.shards or setup.comm.size * accumulation,
+        setup.exchange.sums.shards or setup.data.size * accumulation,
         threads=max(loader_threads, 1),
         prefetch=2 * loader_threads,
         seed=seed,
@@ -95,11 +96,13 @@ def start_equal(setup: Setup) -> None:
     """
     model = setup.model
     check_loaded(setup.comm, model.loaded, before_broadcast=True)
+    share_loaded(setup.mesh, model)
+    share_replicas(setup.mesh, model)
     setup.exchange.begin(model.buckets)
     for buffer in model.frozen_buffers:
-        setup.comm.broadcast(buffer.values)
+        setup.data.broadcast(buffer.values)
     if model.statistics.statistics:
-        setup.comm.broadcast(model.statistics.running)
+        setup.data.broadcast(model.statistics.running)
 
 
 def read_position(setup: Setup, state: Mapping[str, Any]) -> tuple[int, int, History, Totals]:

@@ -202,7 +202,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     parts += [] if trainer.loss_scale is None else [trainer.loss_scale]
     states = [copy.deepcopy(part.state()) for part in parts]
     loaded, samples, schedule = model.loaded, model.statistics.samples, optimizer.schedule
-    inputs = model.inputs
+    inputs, given = model.inputs, model.given
     attributes = dict(vars(trainer))
     vars(trainer).update(  # new objects in the place of those that training changes
         epoch=0,
@@ -226,7 +226,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
         if not started:
             exchange.free()
         model.loaded, model.statistics.samples, optimizer.schedule = loaded, samples, schedule
-        exchange.samples, model.inputs = seen, inputs
+        exchange.samples, model.inputs, model.given = seen, inputs, given
         vars(trainer.comm.traffic).update(vars(traffic))
         vars(trainer).clear()
         vars(trainer).update(attributes)

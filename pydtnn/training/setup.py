@@ -14,7 +14,10 @@ from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.sums import average
+from pydtnn.training.axis_sums import further_axes
+from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
 from pydtnn.utils.represent import enclose, represent
@@ -35,6 +38,8 @@ class Setup:
         Factor on the loss of a float16 model.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks.
+    mesh : Mesh or None
+        The ranks, if the network is distributed too.
     """
 
     model: Model
@@ -43,10 +48,16 @@ class Setup:
     objective: Objective
     loss_scale: LossScale | None
     sync_batch_norm: bool
+    mesh: Mesh | None = None
 
     @property
     def comm(self) -> Metered:
-        """The communicator of the exchange."""
+        """All ranks."""
+        return self.exchange.comm if self.mesh is None else self.mesh.comm
+
+    @property
+    def data(self) -> Metered:
+        """The ranks that have other samples than this one: the communicator of the exchange."""
         return self.exchange.comm
 
     @property
@@ -70,8 +81,18 @@ class Setup:
         if self.equal_statistics or not statistics.statistics:
             return
         with statistics.constant():
-            average(self.comm, [statistics.running], statistics.samples)
+            average(self.data, [statistics.running], statistics.samples)
         statistics.samples = 0.0
+
+    def bucket_bytes(self, total: int, usual: int) -> tuple[int, ...]:
+        """Return the lengths of buckets, in B; see `GradientExchange.bucket_bytes`.
+
+        Ranks that sum gradients along further axes of the mesh require the same buckets, also if
+        their groups along "data" have other hosts.
+        """
+        if any(further_axes(p.group) for p in self.model.parameters.values()):
+            return (usual,)
+        return self.exchange.bucket_bytes(total, usual)
 
     def loader(self, dataset: Dataset, batch_size: int, shards: int, **options: Any) -> Loader:
         """Create the loader of this rank's part of a data set for the model's device."""
@@ -79,12 +100,38 @@ class Setup:
             dataset,
             global_batch_size=batch_size,
             shards=shards,
-            rank=self.comm.rank,
-            size=self.comm.size,
+            rank=self.data.rank,
+            size=self.data.size,
             dtype=self.model.dtype,
             raw=self.model.backend.images is not None,
             **options,
         )
+
+
+def create_setup(
+    model: Model,
+    optimizer: Optimizer,
+    objective: Objective,
+    exchange: GradientExchange | None,
+    mesh: Mesh | None,
+    *,
+    sync_batch_norm: bool,
+) -> Setup:
+    """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
+    mesh = choose_mesh(model, mesh)
+    loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
+    exchange = choose_exchange(exchange, mesh)
+    return Setup(model, optimizer, exchange, objective, loss_scale, sync_batch_norm, mesh)
+
+
+def bind_optimizer(setup: Setup) -> None:
+    """Choose the model's buckets for the exchange, and bind the optimizer to its parameters."""
+    model, optimizer = setup.model, setup.optimizer
+    model.choose_buckets(setup.bucket_bytes)
+    optimizer.bind(model.backend, model.buffers, setup.exchange)
+    optimizer.groups.check(model.parameters)
+    optimizer.scale_loss(setup.loss_scale)
+    optimizer.distribute(create_parts(setup.mesh))
 
 
 def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> str:
@@ -95,6 +142,7 @@ def represent_setup(setup: Setup, callbacks: Sequence[object], epoch: int) -> st
         "loss": list(losses) if several else losses[0],
         "metrics": list(map(list, metrics)) if several else list(metrics[0]),
         "exchange": setup.exchange,
+        "mesh": setup.mesh,
         "callbacks": list(callbacks),
     }
     heading = repr(setup.model).partition("\n")[0]

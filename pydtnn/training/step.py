@@ -19,6 +19,7 @@ from pydtnn.layers import StepContext
 from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.execution import Asked
+from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
 
@@ -126,12 +127,13 @@ class Passes:
         last: bool,
     ) -> None:
         slots = self.sums.slots(len(group))
+        exchange = AxisSums(self.exchange, self.setup.mesh)
 
         def on_ready(bucket: Bucket, position: int) -> None:
             grads = bucket.gradients(slots[position]) if slots else bucket.grads
             self.sums.push(group[position].number, bucket, grads)
             if last and position == len(group) - 1:
-                self.exchange.bucket_ready(bucket)
+                exchange.ready(bucket)
 
         begins = first and self.setup.optimizer.iterations == 0
         self.model.backward_shards(
@@ -140,7 +142,8 @@ class Passes:
             communicate=self._communicate,
             joint=self.joint,
             on_ready=check_stored(self.model, on_ready, slots) if begins else on_ready,
-            after_node=(lambda node: self.exchange.progress()) if last else None,
+            after_node=(lambda node: exchange.progress()) if last else None,
             accumulate=not first,
             slots=slots,
         )
+        exchange.finish()

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm import create_communicator
 from pydtnn.data import Batch, Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.data.inputs import inputs_of
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
-from pydtnn.optimizers.loss_scale import LossScale
-from pydtnn.parallel.exchange import AllReduce, GradientExchange
+from pydtnn.parallel.exchange import GradientExchange
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.averaging import Averaging
@@ -31,7 +30,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.preparation import prepare, read_position, start_equal
 from pydtnn.training.progress import create_progress, with_progress
-from pydtnn.training.setup import Setup, represent_setup
+from pydtnn.training.setup import bind_optimizer, create_setup, represent_setup
 from pydtnn.training.steps import Eager, Result, Steps
 from pydtnn.training.tuning import autotune
 from pydtnn.utils.foreign_names import SuggestsNames
@@ -54,7 +53,10 @@ class Trainer(SuggestsNames, Averaging):
         Factors of the losses in the sum over several outputs; by default 1.
     exchange : GradientExchange, optional
         The parallel scheme; by default gradients are summed over the ranks of an MPI launcher, if
-        any.
+        any, or over the axis "data" of the mesh.
+    mesh : Mesh, optional
+        The ranks, if the network is distributed too; by default that of the model. A scheme is then
+        constructed with ``mesh.data``.
     callbacks : sequence of Callback
     accumulation : int
         Micro-batches into which each rank divides its part of a step, to save memory.
@@ -111,6 +113,7 @@ class Trainer(SuggestsNames, Averaging):
         metrics: Metrics | None = None,
         loss_weights: Sequence[float] | None = None,
         exchange: GradientExchange | None = None,
+        mesh: Mesh | None = None,
         callbacks: Sequence[Callback] = (),
         accumulation: int = 1,
         sync_batch_norm: bool = False,
@@ -123,17 +126,15 @@ class Trainer(SuggestsNames, Averaging):
         self.optimizer = optimizer
         outputs = len(model.graph.outputs)
         self.objective = Objective(model.backend, outputs, loss, loss_weights, metrics)
-        self.exchange = exchange or AllReduce(create_communicator())
-        self.comm = self.exchange.comm
+        self.setup = create_setup(
+            model, optimizer, self.objective, exchange, mesh, sync_batch_norm=sync_batch_norm
+        )
+        self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
+        self.comm = self.setup.comm
         self.callbacks = list(callbacks)
         self._progress = create_progress(progress)
         self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
         self.sync_batch_norm = sync_batch_norm
-        half = model.dtype == np.float16
-        self.loss_scale = LossScale(model.backend) if half else None
-        self.setup = Setup(
-            model, optimizer, self.exchange, self.objective, self.loss_scale, sync_batch_norm
-        )
         checks.check_options(self.setup, self.accumulation)
         checks.warn_of_probabilities(self.setup)
         self._graph = graph
@@ -149,10 +150,7 @@ class Trainer(SuggestsNames, Averaging):
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}
         self.samples_seen = 0
-        model.choose_buckets(self.exchange.bucket_bytes)
-        optimizer.bind(model.backend, model.buffers, self.exchange)
-        optimizer.groups.check(model.parameters)
-        optimizer.scale_loss(self.loss_scale)
+        bind_optimizer(self.setup)
         self.binding = optimizer.binding
 
     def __repr__(self) -> str:
@@ -191,7 +189,7 @@ class Trainer(SuggestsNames, Averaging):
         more_epochs : int, optional
             Instead of `epochs`: train this number of further epochs.
         batch_size : int
-            Samples per rank and step.
+            Samples per rank of the scheme and step.
         global_batch_size : int, optional
             Samples of all ranks per step; by default ``batch_size * ranks``.
         augment : sequence of Augmentation
@@ -213,7 +211,8 @@ class Trainer(SuggestsNames, Averaging):
         checks.check_binding(self.optimizer, self.binding)
         refuse(others)
         epochs = last_epoch(self.epoch, epochs, more_epochs)
-        total = batch_size * self.comm.size if global_batch_size is None else global_batch_size
+        ranks = self.exchange.comm.size
+        total = batch_size * ranks if global_batch_size is None else global_batch_size
         loader, plan = prepare(
             self.setup,
             train,

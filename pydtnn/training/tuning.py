@@ -1,9 +1,10 @@
 """Common choice of algorithms by all ranks, before the first step.
 
-One rank of each kind of machine (CPU, build, instruction set, threads) runs a step on generated
-data, in which its backend measures every key that is not in its cache file. The table is then sent
-to all ranks of that kind, and nothing is measured afterwards: all ranks use the same algorithms,
-also for the last smaller batch and evaluations, and checkpoints contain the choices.
+One rank of each kind of machine (CPU, build, instruction set, threads), or one group of ranks that
+have the network together, runs a step on generated data, in which its backend measures every key
+that is not in its cache file. The table is then sent to all ranks of that kind, and nothing is
+measured afterwards: all ranks use the same algorithms, also for the last smaller batch and
+evaluations, and checkpoints contain the choices.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from pydtnn.comm import Communicator
+from pydtnn.kernels.autotuner_file import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
 
@@ -39,16 +42,38 @@ def autotune(model: Model, comm: Communicator, batch: int, *, training: bool) ->
     if not any(kinds):
         return
     table = autotuner.open()
-    first = autotuner.kind is not None and kinds.index(autotuner.kind) == comm.rank
+    first = _is_first(model, comm, kinds)
     if first:
-        with contextlib.suppress(Exception):  # raised again by the first step
+        alone = model.mesh is None or not model.mesh.model_axes
+        with contextlib.suppress(*([Exception] if alone else [])):  # raised again by the first step
             _rehearse(model, batch, training)
         model.backend.trim()  # memory of candidates that were not selected
-    tables = comm.gather_object((autotuner.kind, table) if first else None)
-    autotuner.freeze(dict(entry for entry in tables if entry))
+    tables: dict[str, Table] = {}
+    for kind, own in comm.gather_object((autotuner.kind, table if first else {})):
+        merged = tables.setdefault(kind, {}) if kind else {}
+        for what, batches in own.items():  # ranks with other parts have measured other keys
+            merged[what] = {**batches, **merged.get(what, {})}
+    autotuner.freeze(tables)
     _log.debug("choice of algorithms: %.2f s", time.perf_counter() - begin)
     for key, choice in autotuner.report().items():
         _log.debug("%s: %s", key, choice)
+
+
+def _is_first(model: Model, comm: Communicator, kinds: Sequence[str | None]) -> bool:
+    """Return whether this rank measures: the first of its kind.
+
+    If the network is distributed, the first ranks that have it together do, of each combination of
+    kinds: their layers exchange arrays.
+    """
+    mesh, own = model.mesh, kinds[comm.rank]
+    if mesh is None or not mesh.model_axes:
+        return own is not None and kinds.index(own) == comm.rank
+    places = comm.gather_object(mesh.position)
+    groups: dict[int, list[str | None]] = {}
+    for kind, place in zip(kinds, places, strict=True):
+        groups.setdefault(place["data"], []).append(kind)
+    mine = mesh.position["data"]
+    return mine == min(place for place, group in groups.items() if group == groups[mine])
 
 
 @np.errstate(all="ignore")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pydtnn.layers.base import Layer, Shape
 from pydtnn.layers.exchange import Spread, State
-from pydtnn.layers.part import Cut
+from pydtnn.layers.part import Cut, Part
 from pydtnn.layers.stripes import HaloExchange
 from pydtnn.utils.split import even_cuts
 
@@ -17,14 +17,40 @@ Layout = dict[str, State]
 """Layout of an array along each axis of the mesh; axes along which it is whole may be omitted."""
 
 
+class RanksLike(Protocol):
+    """The attributes of a communicator that a model uses."""
+
+    rank: int
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on all ranks."""
+
+    def broadcast(self, array: Any, root: int = 0) -> None:
+        """Copy the array of rank `root` to all ranks, in place."""
+
+
 class MeshLike(Protocol):
-    """The attributes of a `pydtnn.parallel.Mesh` that are used here."""
+    """The attributes of a `pydtnn.parallel.Mesh` that a model uses."""
 
     shape: dict[str, int]
     position: dict[str, int]
 
+    @property
+    def comm(self) -> RanksLike:
+        """All ranks."""
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which a network is cut."""
+
+    def group(self, axis: str) -> RanksLike:
+        """Return the group of this rank along an axis."""
+
     def communicate(self, asked: Any) -> Any:
         """Start collectives: `pydtnn.model.execution.Communicate`."""
+
+    def gather(self, own: Any, part: Part) -> Any:
+        """Return the whole of an array of which each rank has a part."""
 
 
 class PlanError(ValueError):

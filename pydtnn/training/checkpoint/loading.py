@@ -64,8 +64,9 @@ def load_checkpoint(directory: str | Path, trainer: Training) -> Path | None:
     before = {name: copy.deepcopy(part.state()) for name, part in parts.items()}
     error = None
     try:
-        _check_network(read_content(files[STATE]), saved["model"][0], trainer)
-        _restore(saved, parts, comm)
+        content = read_content(files[STATE])
+        _check_network(content, saved["model"][0], trainer)
+        _restore(saved, parts, trainer, content)
     except EXPLAINED as problem:
         error = ValueError(f"{path}: {problem}")
     try:
@@ -137,7 +138,7 @@ def _share(comm: Communicator, files: dict[str, bytes]) -> dict[str, bytes]:
 def _check_network(content: Mapping[str, Any], saved: State, trainer: Training) -> None:
     """Raise ValueError if the checkpoint describes its network and that is another one."""
     configuration = content.get("configuration")
-    own, network = describe_network(trainer.model.state()), describe_network(saved)
+    own, network = trainer.model.whole.describe(), describe_network(saved)
     if not isinstance(configuration, dict) or "model" not in configuration or own == network:
         return
     names = configuration["model"], configuration.get("dataset", "another data set")
@@ -149,18 +150,32 @@ def _check_network(content: Mapping[str, Any], saved: State, trainer: Training) 
     )
 
 
-def _restore(saved: Parts, parts: Mapping[str, Stateful], comm: Communicator) -> None:
-    """Load the state of every part."""
+def _restore(
+    saved: Parts, parts: Mapping[str, Stateful], trainer: Training, content: Mapping[str, Any]
+) -> None:
+    """Load the state of every part: of this rank's position along "data", if there are several."""
+    mesh, comm, data = trainer.setup.mesh, trainer.comm, trainer.setup.data
+    local = content.get("local") or ()
+    if local and (mesh is None or mesh.shape != content.get("mesh")):
+        axes = ", ".join(f"{axis}={ranks}" for axis, ranks in dict(content["mesh"]).items())
+        raise ValueError(
+            f"the state of {local[0]} was saved per rank of the mesh {axes}, got "
+            f"{mesh or 'no mesh'}; resume with this mesh"
+        )
     for name, states in saved.items():
-        if len(states) not in (1, comm.size):
+        ranks = comm.size if name in local else data.size
+        if len(states) not in (1, ranks):
             raise ValueError(
-                f"the state of {name} was saved per rank by {len(states)} ranks, got {comm.size}; "
+                f"the state of {name} was saved per rank by {len(states)} ranks, got {ranks}; "
                 f"resume with {len(states)} ranks"
             )
+    whole = trainer.model.whole
     for name, part in parts.items():
         if name in saved:
             try:
-                part.load(saved[name][comm.rank if len(saved[name]) > 1 else 0])
+                rank = comm.rank if name in local else data.rank
+                state = saved[name][rank if len(saved[name]) > 1 else 0]
+                part.load(state if name == "model" else whole.take(state))
             except KeyError as error:
                 raise ValueError(
                     f"the state of {name} does not contain {error}, so it does not belong to a "

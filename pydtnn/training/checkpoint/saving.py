@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.content import (
     Parts,
     State,
-    Stateful,
     checksum,
     pack,
     parts_of,
     split,
 )
 from pydtnn.training.checkpoint.folder import checkpoint_path, write_checkpoint
+from pydtnn.training.mesh import first_ranks
 
 
 def save_checkpoint(
@@ -32,7 +32,8 @@ def save_checkpoint(
 ) -> Path:
     """Write ``checkpoint-<step>`` and remove all but the last `keep`.
 
-    Collective: all ranks call it; rank 0 writes. If ranks train with different parameters, the
+    Collective: all ranks call it; rank 0 writes. Arrays are those of the whole network, for any
+    mesh. If ranks train with different parameters, the
     model's part is their average, and the exchange's part contains those of each rank. Running
     statistics are first made equal on all ranks, which affects training: to give the same bytes,
     runs on several ranks must save at the same steps.
@@ -59,13 +60,15 @@ def save_checkpoint(
         Earlier checkpoints are kept.
     """
     with trainer.averaged():
-        parts = _gather(trainer.comm, parts_of(trainer))
+        parts, local = _gather(trainer)
     path = checkpoint_path(directory, trainer.optimizer.iterations)
     about = {
         "step": trainer.optimizer.iterations,
         "seed": trainer.model.seed,
         "configuration": dict(config or {}),
     }
+    if local and trainer.setup.mesh is not None:
+        about["mesh"], about["local"] = trainer.setup.mesh.shape, local
 
     def write() -> None:
         write_checkpoint(path, pack(parts, about), keep)
@@ -74,44 +77,53 @@ def save_checkpoint(
     return path
 
 
-def _gather(comm: Communicator, parts: Mapping[str, Stateful]) -> Parts:
+def _gather(trainer: Training) -> tuple[Parts, list[str]]:
     """Return the state of every part: one if all ranks agree, otherwise one of every rank.
 
-    Collective: all ranks call it. States are compared by checksums. States that differ are sent to
-    rank 0, arrays without conversion; on other ranks nothing is returned.
+    Collective: all ranks call it. Arrays are those of the whole network. States are compared by
+    checksums. States that differ are sent to rank 0, arrays without conversion; on other ranks
+    nothing is returned.
+
+    Returns
+    -------
+    parts : dict of str to list of dict
+        On a mesh, a list contains one state for each position along the axis "data".
+    local : list of str
+        Parts with arrays that cannot be combined: their lists contain one state of every rank.
     """
-    states = {name: state for name, part in parts.items() if (state := part.state())}
-    checksums = comm.gather_object({name: checksum(state) for name, state in states.items()})
-    names = dict.fromkeys(name for own in checksums for name in own)
-    equal = {name for name in names if len({own.get(name) for own in checksums}) == 1}
-    different = [name for name in names if name not in equal]
-    ranks = _to_rank_0(comm, [states.get(name, {}) for name in different]) if different else []
-    if comm.rank > 0:
-        return {}
-    gathered = dict(zip(different, zip(*ranks, strict=True), strict=True))
-    return {name: [states[name]] if name in equal else [*gathered[name]] for name in names}
-
-
-def _to_rank_0(comm: Communicator, states: list[State]) -> list[list[State]]:
-    """Gather states on rank 0, which returns those of every rank. Collective: all ranks call it."""
-    own = [split(state) for state in states]
+    comm, whole = trainer.comm, trainer.model.whole
+    states = {name: part.state() for name, part in parts_of(trainer).items()}
+    states = {n: state if n == "model" else whole.gather(state) for n, state in states.items()}
+    states = {name: state for name, state in states.items() if state}
     about = comm.gather_object(
-        [
-            (values, [(name, a.dtype, a.shape) for name, a in arrays.items()])
-            for arrays, values in own
-        ]
+        {name: (checksum(state), whole.is_partial(state)) for name, state in states.items()}
     )
+    names = dict.fromkeys(name for own in about for name in own)
+    local = [name for name in names if any(own[name][1] for own in about if name in own)]
+    first = first_ranks(trainer.setup.mesh, comm)
+    ranks = {name: range(comm.size) if name in local else first for name in names}
+    equal = {n for n in names if len({about[r].get(n, (b"",))[0] for r in ranks[n]}) == 1}
+    result: Parts = {}
+    for name in names:
+        one = name in equal
+        given = states.get(name, {})
+        result[name] = [given] if one else _to_rank_0(comm, given, ranks[name])
+    return ({}, []) if comm.rank > 0 else (result, [name for name in local if name not in equal])
+
+
+def _to_rank_0(comm: Communicator, state: State, ranks: Sequence[int]) -> list[State]:
+    """Gather a state of some ranks on rank 0, which is the first. Collective: all ranks call it."""
+    arrays, values = split(state)
+    about = comm.gather_object((values, [(name, a.dtype, a.shape) for name, a in arrays.items()]))
     if comm.rank > 0:
-        for arrays, _ in own:
-            for array in arrays.values():
-                comm.send(np.ascontiguousarray(array).reshape(-1), to=0)
+        for array in arrays.values() if comm.rank in ranks else ():
+            comm.send(np.ascontiguousarray(array).reshape(-1), to=0)
         return []
-    ranks = [states]
-    for rank in range(1, comm.size):
-        ranks.append([])
-        for values, described in about[rank]:
-            arrays = {name: np.empty(shape, dtype) for name, dtype, shape in described}
-            for array in arrays.values():
-                comm.recv(array.reshape(-1), source=rank)
-            ranks[-1].append(arrays | values)
-    return ranks
+    gathered = [state]
+    for rank in ranks[1:]:
+        values, described = about[rank]
+        received = {name: np.empty(shape, dtype) for name, dtype, shape in described}
+        for array in received.values():
+            comm.recv(array.reshape(-1), source=rank)
+        gathered.append(received | values)
+    return gathered

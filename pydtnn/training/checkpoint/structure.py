@@ -37,6 +37,11 @@ def read_content(state: bytes) -> dict[str, Any]:
     for name, states in parts.items():
         if not isinstance(states, list) or not states or not all(map(_is_state, states)):
             raise ValueError(f"{name} must be a list of states, each with values and arrays")
+    for name, (fits, expected) in OPTIONAL.items():
+        if name in content and not fits(content[name]):
+            raise ValueError(f"{name} must be {expected}")
+    if content.get("local") and "mesh" not in content:
+        raise ValueError("it does not contain the mesh of the ranks")
     for name in REQUIRED:
         if name not in parts:
             raise ValueError(f"it does not contain the part {name!r}")
@@ -146,3 +151,9 @@ VALUES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
     },
 }
 """Required values of the states of some parts, and their types."""
+
+OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mesh": (_is_plan, "an object with the ranks along each axis"),
+    "local": (_is_names, "a list of names"),
+}
+"""Content of `state.json` if some parts have states of every rank of a mesh."""

@@ -1,0 +1,163 @@
+"""Whole arrays of a network of which the ranks of a mesh have parts.
+
+Arrays outside of training (checkpoints, weights, results) have the names and shapes of the serial
+network, so that they do not depend on the mesh or on how the network is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pydtnn.layers.parameters import Parameter
+from pydtnn.layers.part import Part
+from pydtnn.layers.statistics import RUNNING, Statistic
+from pydtnn.model.load_report import LoadReport, compare, describe
+from pydtnn.model.partition.draft import MeshLike, RanksLike
+
+
+class Whole:
+    """Conversion between the arrays of this rank and those of the serial network.
+
+    A name is that of a parameter, or of a layer and "running_mean" or "running_variance". In a
+    state it may follow a prefix and a slash: "velocity/fc.w", "average/norm.running_mean".
+
+    Parameters
+    ----------
+    mesh : Mesh or None
+        None: this rank has the whole network.
+    parameters : iterable of Parameter
+    statistics : iterable of Statistic
+    others : mapping of str to tuple of int, optional
+        Names and shapes of all arrays of the serial network in its order, if this rank has only
+        some of them.
+
+    Attributes
+    ----------
+    parts : dict of str to Part
+        Arrays of which this rank has a part.
+    shapes : dict of str to tuple of int
+        Shapes of all arrays of the serial network.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshLike | None,
+        parameters: Iterable[Parameter],
+        statistics: Iterable[Statistic],
+        others: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.parts: dict[str, Part] = {}
+        self._own: dict[str, tuple[int, ...]] = {}
+        for p in parameters:
+            self._add(p.name, p.shape, p.part)
+        for s in statistics:
+            for what in RUNNING:
+                self._add(f"{s.name}.{what}", (s.channels,), s.part)
+        self.shapes = {name: self._whole_shape(name) for name in self._own}
+        if others is not None:
+            self.shapes = {**others}
+
+    def _add(self, name: str, shape: tuple[int, ...], part: Part | None) -> None:
+        self._own[name] = shape
+        if part is not None:
+            self.parts[name] = part
+
+    def _whole_shape(self, name: str) -> tuple[int, ...]:
+        return self.parts[name].shape if name in self.parts else self._own[name]
+
+    @property
+    def distributed(self) -> bool:
+        """Whether ranks may have parts of the network."""
+        return self.mesh is not None and bool(self.mesh.model_axes)
+
+    def gather(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace arrays of parts by whole arrays, and add those that only other ranks have.
+
+        Collective if there is a mesh: all ranks of it call it. An array that does not have the
+        shape of this rank's part, such as a factor of a compressed gradient, is not changed.
+        """
+        if self.mesh is None or not self.mesh.model_axes:
+            return {**state}
+        fits = {name: self._fits(name, value) for name, value in state.items()}
+        everywhere = self.mesh.comm.gather_object(fits)
+        kept = {name for own in everywhere for name, fitting in own.items() if not fitting}
+        result = {**state}
+        for name, value in state.items():
+            part = self._part(name)
+            if part is not None and name not in kept:
+                result[name] = self.mesh.gather(value, part)
+        for axis in self.mesh.model_axes:
+            result = self._complete(self.mesh.group(axis), result)
+        return result
+
+    def is_partial(self, state: Mapping[str, Any]) -> bool:
+        """Return whether `gather` has kept an array that belongs to a part of a parameter."""
+        return any(
+            (part := self._part(name)) is not None and value.shape != part.shape
+            for name, value in state.items()
+            if isinstance(value, np.ndarray)
+        )
+
+    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's parts of the result of `gather`, without arrays of other ranks."""
+        result = {}
+        for name, value in state.items():
+            known, part = self._known(name), self._part(name)
+            if known is not None and known not in self._own:
+                continue
+            if part is not None and self.mesh is not None and np.shape(value) == part.shape:
+                value = part.take(np.asarray(value), self.mesh.position)
+            result[name] = value
+        return result
+
+    def compare(self, given: Mapping[str, Any]) -> LoadReport:
+        """Compare names and shapes of the whole network's arrays with given ones."""
+        return compare(self._shaped(), given)
+
+    def describe(self) -> str:
+        """Return the number of parameters of the whole network, in words."""
+        return describe(self._shaped())
+
+    def _shaped(self) -> dict[str, np.ndarray]:
+        """Return arrays of the shapes of the whole network's, without memory."""
+        return {name: np.broadcast_to(0.0, shape) for name, shape in self.shapes.items()}
+
+    def _known(self, name: str) -> str | None:
+        """Return the name of an array of the network in that of a state's entry, if any."""
+        while name not in self.shapes:
+            _, slash, name = name.partition("/")
+            if not slash:
+                return None
+        return name
+
+    def _part(self, name: str) -> Part | None:
+        return self.parts.get(self._known(name) or "")
+
+    def _fits(self, name: str, value: Any) -> bool:
+        """Return whether a value has the shape of this rank's array of this name."""
+        known = self._known(name)
+        return isinstance(value, np.ndarray) and value.shape == self._own.get(known or "")
+
+    def _complete(self, group: RanksLike, state: dict[str, Any]) -> dict[str, Any]:
+        """Add the arrays that only other ranks of a group have, in the order of the network."""
+        own = {n: (a.shape, a.dtype) for n, a in state.items() if isinstance(a, np.ndarray)}
+        everywhere = group.gather_object(own)
+        if all(other.keys() == own.keys() for other in everywhere):
+            return state
+        result = {**state}
+        for root, theirs in enumerate(everywhere):
+            for name, (shape, dtype) in theirs.items():
+                if any(name in before for before in everywhere[:root]):
+                    continue
+                array = np.empty(shape, dtype)
+                if root == group.rank:
+                    array[...] = state[name]
+                group.broadcast(array.reshape(-1), root)
+                result.setdefault(name, array)
+        order = {name: place for place, name in enumerate(self.shapes)}
+        last = len(order)
+        return dict(sorted(result.items(), key=lambda e: order.get(self._known(e[0]) or "", last)))

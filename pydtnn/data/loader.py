@@ -56,6 +56,8 @@ class Loader(SuggestsNames):
     raw : bool, default False
         Return uint8 images without augmentation and normalisation, which the device performs: see
         `Batch.inputs`. Other samples are prepared here in any case.
+    cuts : sequence of (tuple of slice or None)
+        The part of each sample, for each input, that this rank reads, if not all of it.
 
     Attributes
     ----------
@@ -90,6 +92,7 @@ class Loader(SuggestsNames):
         steps_per_epoch: int | None = None,
         shards: int | None = None,
         raw: bool = False,
+        cuts: Sequence[tuple[slice, ...] | None] = (),
     ) -> None:
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         if shards is not None and shards < size:
@@ -97,6 +100,8 @@ class Loader(SuggestsNames):
                 f"Loader: expected at most as many ranks as shards ({shards}), got {size}; use "
                 "fewer ranks or more shards"
             )
+        self.cuts = cuts
+        raw = raw and not any(cuts)
         steps = -(-len(dataset) // global_batch_size)
         if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
             raise ValueError(
@@ -191,6 +196,8 @@ class Loader(SuggestsNames):
             x = each(lambda part, prepare: prepare.on_host(part, words), x, self._prepares)
         else:
             x = self.prepare.on_host(x, words)
+        if any(self.cuts):
+            x = each(_cut, x, tuple(self.cuts) if isinstance(x, tuple) else self.cuts[0])
         return Batch(x, y, samples, step, len(chosen), shards)
 
     def _target(self, y: Array) -> Array:
@@ -235,6 +242,10 @@ def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any
             f"{len(samples)} indices, got {_and(given)} and {_and(p.shape for p in parts(y))}"
         )
     return x, y
+
+
+def _cut(x: Array, cut: tuple[slice, ...] | None) -> Array:
+    return x if cut is None else x[:, *cut].copy()
 
 
 def _none(part: Array) -> Array:

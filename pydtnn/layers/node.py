@@ -23,6 +23,9 @@ class Node:
         Nodes that read the output.
     releases : tuple of int
         Indices of the nodes whose outputs are not used after this node has run.
+    part : tuple of slice or None
+        For an input of the model, the part of each sample that this rank of a mesh reads, if not
+        all of it.
     """
 
     def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
@@ -32,6 +35,7 @@ class Node:
         self.shape = shape
         self.consumers: list[Node] = []
         self.releases: tuple[int, ...] = ()
+        self.part: tuple[slice, ...] | None = None
 
     @property
     def name(self) -> str:

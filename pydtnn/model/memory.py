@@ -142,7 +142,7 @@ class _Rehearsal:
         self.context = StepContext(training=True, samples=np.arange(batch))
 
     def new_batch(self) -> tuple[Array, ...]:
-        shapes = self.model.input_shapes
+        shapes = [node.shape for node in self.model.graph.inputs]
         samples = len(self.context.samples)
         return tuple(self.backend.empty((samples, *s), self.model.dtype) for s in shapes)
 

@@ -117,7 +117,7 @@ class Model(NotCallable, Predictor, Freezing):
         self.inputs = None
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate
-        outputs = partition(self.graph, outputs, plan, mesh)
+        outputs = partition(self.graph, outputs, plan, mesh, input_gradient=input_gradient)
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
         self.graph.finish(outputs, input_gradient=input_gradient)
@@ -234,10 +234,20 @@ class Model(NotCallable, Predictor, Freezing):
         """
         self.refresh()
         loops = [
-            forward_loop(self.graph, x, context, keep, after_node, joint=joint)
+            forward_loop(self.graph, self._own(x), context, keep, after_node, joint=joint)
             for x, context in zip(xs, contexts, strict=True)
         ]
         return run_together(loops, communicate or self.communicate)
+
+    def _own(self, x: Array | tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return this rank's parts of inputs, of which whole ones may be given."""
+        given = x if isinstance(x, tuple) else (x,)
+        if len(given) != len(self.input_shapes):
+            return given
+        return tuple(
+            part[:, *node.part].copy() if node.part and part.shape[1:] == shape else part
+            for part, node, shape in zip(given, self.graph.inputs, self.input_shapes, strict=True)
+        )
 
     def backward(
         self,

@@ -104,6 +104,7 @@ class Setup:
             size=self.data.size,
             dtype=self.model.dtype,
             raw=self.model.backend.images is not None,
+            cuts=[node.part for node in self.model.graph.inputs],
             **options,
         )
 

@@ -24,6 +24,8 @@ def partition(
     outputs: tuple[Node, ...],
     plan: Plan | Mapping[str, Any] | str | None,
     mesh: MeshLike | None,
+    *,
+    input_gradient: bool = False,
 ) -> tuple[Node, ...]:
     """Partition a graph that contains all nodes and is neither fused nor finished.
 
@@ -37,6 +39,9 @@ def partition(
         See `pydtnn.model.partition.plan.find_plan`.
     mesh : MeshLike, optional
         Without one, or without axes besides "data", the graph is not changed.
+    input_gradient : bool
+        Whether the gradient of the inputs is needed; otherwise an input of which only a part is
+        read on this rank becomes this part.
 
     Returns
     -------
@@ -63,6 +68,10 @@ def partition(
         work.add(node)
     results = tuple(work.whole(node) for node in outputs)
     work.check_use()
+    if not input_gradient:
+        for node in graph.inputs:
+            work.cut_input(node, results)
+    work.number()
     graph.nodes = work.nodes
     return results
 
@@ -177,6 +186,29 @@ class _Pass:
     def whole(self, node: Node) -> Node:
         """Return a node with the whole array of a node of the network."""
         return self._in_layout(self.new[node], {})
+
+    def cut_input(self, node: Node, outputs: Sequence[Node]) -> None:
+        """Let an input be the part of which this rank's layers take it, if all take the same."""
+        while len(node.consumers) == 1 and node not in outputs:
+            exchange = node.consumers[0].layer
+            if not isinstance(exchange, Exchange) or exchange.before is not Spread.WHOLE:
+                return
+            cut = exchange.after
+            if not isinstance(cut, Cut) or cut.dim == SAMPLES:
+                return
+            index = list(node.part or [slice(None)] * len(node.shape))
+            index[cut.dim] = cut.range(self.mesh.position)
+            removed = node.consumers[0]
+            node.part, node.shape = tuple(index), removed.shape
+            node.consumers = removed.consumers
+            for reader in node.consumers:
+                reader.inputs = tuple(node if n is removed else n for n in reader.inputs)
+            self.nodes.remove(removed)
+
+    def number(self) -> None:
+        """Number the nodes in the order of execution."""
+        for index, node in enumerate(self.nodes):
+            node.index = index
 
     def _make_parts(self, draft: Draft) -> None:
         """Declare the parts of parameters and statistics, and the axes of their sums."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Saved, StepContext
+from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.collectives import BATCH, Steps, Sum
 
 
@@ -36,6 +36,14 @@ class Communicating(ABC):
     @abstractmethod
     def backward_steps(self, dy: Any, saved: Saved, *, joint: bool) -> Steps:
         """Compute each input's gradient, and write those of parameters, as a generator."""
+
+
+class CommunicatingFinisher(Communicating, Finisher):
+    """Mixin for layers that communicate and can add to a gradient if they contribute last."""
+
+    @abstractmethod
+    def finish_steps(self, dy: Any, saved: Saved, so_far: Array | None) -> Steps:
+        """Compute the same as `Finisher.finish_backward`, as a generator."""
 
 
 class TwoPhase(Communicating):

@@ -122,7 +122,8 @@ class FusedConv2d(Conv2d, Finisher):
         if not self.needs_dx:
             conv.backward_filter(x, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             return None
-        dx = self.empty(len(x), self.input_shapes[0]) if so_far is None else so_far
+        shape = (*self.geometry.size, self.geometry.channels)
+        dx = self.empty(len(x), shape) if so_far is None else so_far
         sums = None
         if gate is not None:
             kinds = 1 + len(gate.terms)

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from pydtnn.kernels import ConvGeometry, Deferred, Term
+from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
-from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
-from pydtnn.layers.stripes import Halo, Range
+from pydtnn.layers.stripes import Halo, Index, Range, deferred_rows, join, rows_of
+
+EDGE_SHARE = 20
+"""Number of rows of a stripe for each row at its edges, from which these are computed twice: few
+rows are convolved with half the speed or less, and copying a stripe costs about 1/10 of its
+convolution."""
 
 
 class Edge(NamedTuple):
@@ -56,7 +61,7 @@ class Link(NamedTuple):
     geometry: ConvGeometry
 
 
-class StripedConv2d(Communicating, FusedConv2d):
+class StripedConv2d(CommunicatingFinisher, FusedConv2d):
     """Convolution of a stripe, with the same parameters and fusion as `FusedConv2d`.
 
     The convolution of the whole stripe, with zeros in place of the halo, runs while the halo
@@ -95,12 +100,12 @@ class StripedConv2d(Communicating, FusedConv2d):
     def forward_steps(self, *xs: Array | Deferred, context: StepContext, joint: bool) -> Steps:
         """Convolve the stripe while the halo travels, then the rows at the edges."""
         (x,), halo = xs, self.halo
-        sends = [(self._rows(x, rows, halo.own[0]), r) for r, rows in halo.sends]
+        sends = [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
         pending: Pending = yield halo.messages(sends, halo.receives, x, self.backend)
         y, saved = FusedConv2d.forward(self, x, context=context)
         received = dict(zip((rows for _, rows in halo.receives), pending.wait(), strict=True))
         for edge in self.edges:
-            self._finish_rows(x, y, edge, self._join(received, edge.halo), context)
+            self._finish_rows(x, y, edge, join(halo, received, edge.halo), context)
         return y, saved
 
     def _finish_rows(
@@ -112,7 +117,7 @@ class StripedConv2d(Communicating, FusedConv2d):
         context: StepContext,
     ) -> None:
         """Compute the rows of an edge, and correct the sums of the following norm."""
-        own = self._rows(x, edge.own, self.halo.own[0])
+        own = rows_of(self, x, self.halo.rows(edge.own, self.halo.own[0]))
         above = edge.halo[0] < edge.own[0]
         slab = self.xp.concatenate((halo, own) if above else (own, halo), axis=self.halo.dim)
         w, b = self._folded() if self.folds(context) else (self.w.value, self._bias())
@@ -134,44 +139,51 @@ class StripedConv2d(Communicating, FusedConv2d):
 
     def backward_steps(self, dy: Array | Deferred, saved: Saved, *, joint: bool) -> Steps:
         """Compute the gradients of the stripe while the rows of dy at the edges travel."""
+        return self._backward_steps(dy, saved, None, None)
+
+    def finish_steps(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Steps:
+        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
+        x = saved[0]
+        gate = x if isinstance(x, Deferred) and self.backend.gates else None
+        return self._backward_steps(dy, saved, so_far, gate)
+
+    def _backward_steps(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None, gate: Deferred | None
+    ) -> Steps:
         (x, *y), halo, conv, w = saved, self.halo, self.backend.conv, self.w
         dy = self._backward_bias(dy, *y)
         pending: Pending = yield Messages(
-            [(self._rows(dy, link.outputs, 0), link.rank) for link in self.reads],
+            [(rows_of(self, dy, halo.rows(link.outputs, 0)), link.rank) for link in self.reads],
             [(self._edge_of(dy, link), link.rank) for link in self.serves],
             halo.cut.axis,
         )
-        dx = self._backward_products(x, dy, None, None)
+        dx = self._backward_products(x, dy, so_far, gate)
         for link, edge in zip(self.serves, pending.wait(), strict=True):
-            rows = self._rows(x, link.rows, halo.own[0])
+            place = halo.rows(link.rows, halo.own[0])
+            rows = rows_of(self, x, place)
             if not w.frozen:
                 conv.backward_filter(rows, edge, link.geometry, out=w.grad, accumulate=True)
             if self.needs_dx:
                 part = self.backend.empty(rows.shape, rows.dtype)
                 conv.backward_data(edge, w.value, link.geometry, out=part)
-                dx[halo.rows(link.rows, halo.own[0])] += part
+                self._add_rows(dx, part, place, gate)
         return dx
+
+    def _add_rows(
+        self, dx: Array | Deferred, part: Array, place: Index, gate: Deferred | None
+    ) -> None:
+        """Add a part to rows of dx, and if dx is gated, the gated part and its sums."""
+        if gate is not None and isinstance(dx, Deferred):
+            sums = self.backend.empty(dx.sums.shape, "float64")
+            self.backend.fused.gate(part, deferred_rows(gate, place), out=part, sums=sums)
+            dx.sums += sums
+        self.array(dx)[place] += part
 
     def _edge_of(self, dy: Array | Deferred, link: Link) -> Array:
         """Return memory for rows of another rank's dy."""
         shape = list(dy.shape)
         shape[self.halo.dim] = link.outputs[1] - link.outputs[0]
         return self.backend.empty(tuple(shape), dy.dtype)
-
-    def _rows(self, x: Array | Deferred, rows: Range, first: int) -> Array:
-        """Return a copy of rows of an array that begins with row `first`."""
-        index = self.halo.rows(rows, first)
-        if not isinstance(x, Deferred):
-            return x[index].copy()
-        if x.array is not None:
-            return x.array[index].copy()
-        terms = [Term(term.x[index].copy(), term.pivot, term.factor) for term in x.terms]
-        return self.array(Deferred(*terms, shift=x.shift, relu=x.relu))
-
-    def _join(self, received: dict[Range, Array], rows: Range) -> Array:
-        """Return the rows of one side of the halo, which may be from several ranks."""
-        parts = [array for own, array in sorted(received.items()) if _within(own, rows)]
-        return parts[0] if len(parts) == 1 else self.xp.concatenate(parts, axis=self.halo.dim)
 
     def cost(self, batch: int) -> Cost:
         """The operations of the stripe and its edges."""
@@ -188,15 +200,12 @@ class StripedConv2d(Communicating, FusedConv2d):
         )
 
 
-def _within(rows: Range, other: Range) -> bool:
-    return other[0] <= rows[0] and rows[1] <= other[1]
-
-
 def stripe_padding(window: ConvGeometry, halo: Halo, outputs: Range) -> tuple[int, int] | None:
     """Return the padding that stands in for the halo, or None if the stripe alone does not suffice.
 
     It does not if windows of this rank's rows read no own row, begin after the first own one, end
-    so early that there would be more rows, or read the halo on both sides.
+    so early that there would be more rows, or read the halo on both sides. It is not efficient if
+    many rows are computed twice (`EDGE_SHARE`).
 
     Parameters
     ----------
@@ -213,7 +222,9 @@ def stripe_padding(window: ConvGeometry, halo: Halo, outputs: Range) -> tuple[in
     if before < 0 or stop - last >= window.stride[dim] or max(before, after) >= find.extent:
         return None
     top, bottom = find.middle(outputs)
-    return None if top > bottom else (before, after)
+    at_edges = top - outputs[0] + outputs[1] - bottom
+    few = EDGE_SHARE * at_edges <= outputs[1] - outputs[0]
+    return (before, after) if few and top <= bottom else None
 
 
 class _Finder:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pydtnn.kernels import Backend
+import numpy as np
+
+from pydtnn.kernels import Backend, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
@@ -20,6 +22,9 @@ from pydtnn.layers.part import Cut
 
 Range = tuple[int, int]
 """First row and the row after the last."""
+
+Index = tuple[slice, ...]
+"""Index of rows of an array."""
 
 
 class Halo:
@@ -50,7 +55,7 @@ class Halo:
         """Return the halo of another rank."""
         return Halo(self.cut, self._needed, place)
 
-    def rows(self, rows: Range, first: int) -> tuple[slice, ...]:
+    def rows(self, rows: Range, first: int) -> Index:
         """Return the index of rows of an array that begins with row `first`."""
         return (*(slice(None),) * self.dim, slice(rows[0] - first, rows[1] - first))
 
@@ -78,6 +83,27 @@ class Halo:
         """Return the messages of backward: gradients of received rows to their owners."""
         sends = [(dy[self.rows(rows, self.needed[0])], r) for r, rows in self.receives]
         return self.messages(sends, self.sends, dy, backend)
+
+
+def rows_of(layer: Layer, x: Array | Deferred, index: Index) -> Array:
+    """Return a copy of rows of an array; those of a deferred one are computed."""
+    if not isinstance(x, Deferred):
+        return x[index].copy()
+    if x.array is not None:
+        return x.array[index].copy()
+    return layer.array(deferred_rows(x, index))
+
+
+def deferred_rows(x: Deferred, index: Index) -> Deferred:
+    """Return rows of a deferred array, deferred too."""
+    terms = [Term(term.x[index].copy(), term.pivot, term.factor) for term in x.terms]
+    return Deferred(*terms, shift=x.shift, relu=x.relu)
+
+
+def join(halo: Halo, received: Mapping[Range, Array], rows: Range) -> Array:
+    """Return the rows of one side of a halo, which may be from several ranks."""
+    parts = [a for (start, stop), a in sorted(received.items()) if rows[0] <= start < rows[1]]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=halo.dim)
 
 
 class HaloExchange(Communicating, Layer):

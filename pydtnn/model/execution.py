@@ -18,7 +18,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending, Steps
-from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.graph import Graph, Node
 from pydtnn.utils.split import even_cut
@@ -112,8 +112,12 @@ def backward_loop(
             layer, saved = node.layer, residuals[node.index]
             g = layer.accept(g)
             if communicates(layer, training=True, joint=joint):
-                dxs = yield from _ask(node, layer.backward_steps(g, saved, joint=joint))
-            elif isinstance(layer, Finisher) and layer.finishes and sums.own(node.inputs[0]):
+                if isinstance(layer, CommunicatingFinisher) and _finishes(node, sums):
+                    steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
+                else:
+                    steps = layer.backward_steps(g, saved, joint=joint)
+                dxs = yield from _ask(node, steps)
+            elif isinstance(layer, Finisher) and _finishes(node, sums):
                 dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
             else:
                 dxs = layer.backward(g, saved)
@@ -252,6 +256,11 @@ def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, 
             f"as returned by build, got {given}"
         )
     return result
+
+
+def _finishes(node: Node, sums: _Gradients) -> bool:
+    """Return whether a layer adds its contribution to the others' in its own kernel."""
+    return bool(node.layer.finishes) and sums.own(node.inputs[0])  # type: ignore[attr-defined]
 
 
 def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:

@@ -10,11 +10,10 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
-from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
 from pydtnn.model.partition.plan import Plan, find_plan
-from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, striped
+from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 
 NAMES = {Spread.WHOLE: "whole", Spread.PARTIAL: "partial"}
 
@@ -102,8 +101,9 @@ class _Pass:
             self._in_layout(source, layout)
             for source, layout in zip(sources, draft.inputs, strict=True)
         ]
-        draft.layer = striped(draft) or draft.layer
-        for halo in draft.halos if not isinstance(draft.layer, StripedConv2d) else ():
+        conv = with_halo(draft)
+        draft.layer = conv or draft.layer
+        for halo in draft.halos if conv is None else ():
             if halo.changes:
                 inputs = [self._append(halo, f"{node.name}/halo", inputs, self.layouts[inputs[0]])]
         layer = draft.layer

@@ -11,6 +11,8 @@ from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread
+from pydtnn.layers.extended_conv import ExtendedConv2d
+from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm
@@ -128,18 +130,20 @@ def stripes(draft: Draft, axis: str, dim: int) -> None:
         draft.summed.append(axis)
 
 
-def striped(draft: Draft) -> StripedConv2d | None:
-    """Return the convolution that exchanges one halo itself, if it can on all ranks."""
+def with_halo(draft: Draft) -> FusedConv2d | None:
+    """Return a convolution that exchanges its halo itself, if there is one halo."""
     layer, whole = draft.layer, draft.whole
     if len(draft.halos) != 1 or not draft.halos[0].changes or not isinstance(layer, Conv2d):
+        return None
+    if type(layer).backward is not Conv2d.backward:
         return None
     window, own = cast(Conv2d, whole).geometry, draft.halos[0].halo
     cut = draft.output[own.cut.axis]
     assert isinstance(cut, Cut)
     outputs = list(pairwise(cut.bounds))
     zeros = [stripe_padding(window, own.of_rank(r), rows) for r, rows in enumerate(outputs)]
-    if None in zeros or type(layer).backward is not Conv2d.backward:
-        return None
+    if None in zeros:
+        return ExtendedConv2d(layer, own)
     options: Any = layer
     padding = list(options.padding)
     padding[own.cut.dim] = zeros[own.place]

@@ -28,7 +28,13 @@ Axes = dict[str, int]
 
 def small_net() -> Sequential:
     return Sequential(
-        *(Conv2d(5, 3), BatchNorm(), ReLU(), Conv2d(4, 5, stride=2, padding=2), Dropout(0.2)),
+        *(
+            Conv2d(5, 3, bias=False),
+            BatchNorm(),
+            ReLU(),
+            Conv2d(4, 5, stride=2, padding=2),
+            Dropout(0.2),
+        ),
         *(Flatten(), Linear(5), ReLU(), Linear(3, name="head")),
     )
 

@@ -7,6 +7,7 @@ network, so that they do not depend on the mesh or on how the network is cut.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class Whole:
 
     def _whole_shape(self, name: str) -> tuple[int, ...]:
         return self.parts[name].shape if name in self.parts else self._own[name]
+
+    @property
+    def size(self) -> int:
+        """Number of parameters of the whole network."""
+        shapes = self.shapes.items()
+        return sum(prod(shape) for name, shape in shapes if name.rpartition(".")[2] not in RUNNING)
 
     @property
     def distributed(self) -> bool:

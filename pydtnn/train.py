@@ -165,6 +165,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         _say(config, comm, line)
     begin = time.perf_counter()
     from pydtnn.cli.build import create_job, fetch_data
+    from pydtnn.cli.mesh import create_mesh
     from pydtnn.cli.parallel import check_messages, choose_allreduce
     from pydtnn.cli.report import log_details
     from pydtnn.cli.run_directory import run_directory
@@ -185,13 +186,15 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     comm = _together(comm, choose_allreduce, config, comm)
     comm = _together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
+    mesh = _together(comm, create_mesh, config.parallel, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     with run_directory(config, comm) as directory, limit_blas_threads(1):
-        job = _together(comm, create_job, config, comm, config.threads or threads, directory)
+        threads = config.threads or threads
+        job = _together(comm, create_job, config, comm, threads, directory, mesh)
         backend = job.trainer.model.backend
         _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
         if config.exact:

@@ -36,6 +36,7 @@ from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.model.load_report import LoadReport
 from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
@@ -84,7 +85,13 @@ class Job:
     loaded: LoadReport | None = None
 
 
-def create_job(config: TrainConfig, comm: Communicator, threads: int, directory: Path) -> Job:
+def create_job(
+    config: TrainConfig,
+    comm: Communicator,
+    threads: int,
+    directory: Path,
+    mesh: Mesh | None = None,
+) -> Job:
     """Build data, model, optimizer, scheme, callbacks and trainer; nothing is communicated.
 
     Raises
@@ -92,17 +99,17 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
     ValueError, TypeError, OSError
         If the configuration cannot be satisfied.
     """
-    begin = time.perf_counter()
+    begin, data = time.perf_counter(), comm if mesh is None else mesh.data
     train, validation = create_data(config)
     _log.debug("data %s: %.2f s", train.name, time.perf_counter() - begin)
-    global_batch = config.global_batch_size or config.batch_size * comm.size
+    global_batch = config.global_batch_size or config.batch_size * data.size
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
             global_batch_size=global_batch,
-            rank=comm.rank,
-            size=comm.size,
+            rank=data.rank,
+            size=data.size,
             augment=augment,
             steps_per_epoch=config.steps_per_epoch,
             shards=config.shards if config.exact else None,
@@ -120,6 +127,8 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         seed=config.seed,
         bucket_bytes=config.bucket_bytes,
         fuse=config.fusion,
+        plan=config.plan,
+        mesh=mesh,
     )
     _log.debug("model %s: %.2f s", config.model, time.perf_counter() - begin)
     check_model(model, train, loss, metrics)
@@ -132,7 +141,7 @@ def create_job(config: TrainConfig, comm: Communicator, threads: int, directory:
         create_optimizer(config, global_batch, steps),
         loss=loss,
         metrics=metrics,
-        exchange=create_exchange(config, comm),
+        exchange=create_exchange(config, data),
         callbacks=create_callbacks(config, directory, monitor),
         accumulation=config.accumulation,
         sync_batch_norm=config.sync_batch_norm,

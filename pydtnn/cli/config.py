@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags, option
 from pydtnn.utils.threads import MOST_THREADS
 
@@ -64,10 +65,7 @@ class TrainConfig:
     )
     batch_size: int = option(TRAINING, 64, "samples per rank and step", at_least=1)
     global_batch_size: int | None = option(
-        TRAINING,
-        int,
-        "samples of all ranks per step; replaces --batch-size",
-        at_least=1,
+        TRAINING, int, "samples of all ranks per step; replaces --batch-size", at_least=1
     )
     accumulation: int = option(
         TRAINING, 1, "micro-batches per step and rank, to save memory", at_least=1
@@ -151,9 +149,7 @@ class TrainConfig:
         OPTIMIZER, {}, 'further options of the rule, such as {"nesterov": true}'
     )
     schedule: str = option(
-        OPTIMIZER,
-        "triangular",
-        "learning rate schedule, or path/to/file.py:function of the step",
+        OPTIMIZER, "triangular", "learning rate schedule, or path/to/file.py:function of the step"
     )
     schedule_options: dict[str, Any] = option(
         OPTIMIZER, {}, 'options of the schedule, such as {"rise": 0.3}'
@@ -199,9 +195,7 @@ class TrainConfig:
         "hosts, vendor MPI's own, auto the fastest for each size; or path/to/file.py:function",
     )
     overlap: bool = option(
-        COMMUNICATION,
-        True,
-        "exchange gradients while backward runs; --no-overlap to measure the gain",
+        COMMUNICATION, True, "exchange gradients while backward runs; --no-overlap to compare"
     )
     bucket_bytes: int | None = option(
         COMMUNICATION,
@@ -223,8 +217,19 @@ class TrainConfig:
     check_messages: bool = option(
         COMMUNICATION,
         False,
-        "compare the arguments of every collective call across ranks, to find errors in a "
-        "scheme (slow)",
+        "compare the arguments of every call across ranks, to find errors in a scheme (slow)",
+    )
+    parallel: str | None = option(
+        COMMUNICATION,
+        str,
+        "ranks along each axis of a mesh: data=2,filter=4; by default all along data",
+        metavar="LIST",
+    )
+    plan: str | None = option(
+        COMMUNICATION,
+        str,
+        "how the network is cut along the axes besides data: a strategy, or a YAML file; by "
+        "default each axis is used for the strategy of its name",
     )
     device: str = option(
         DEVICE,
@@ -344,6 +349,7 @@ class TrainConfig:
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
+            ("plan", "--parallel", not read_axes(self.parallel)),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags
 from pydtnn.cli.run_directory import RUNS
 from pydtnn.training.checkpoint import find_checkpoints, read_configuration
@@ -85,12 +87,18 @@ def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
     given : set of str
         Names of the options that the user has set, which override those of the run.
     ranks : int
-        Number of ranks that continue it. If it is another one, the global batch size is kept.
+        Number of ranks that continue it. If it is another one, or they form another mesh, the
+        global batch size is kept, and mesh and plan of the run are not.
     """
     values = {**run.options, "resume": True, "output_dir": run.folder}
+    mesh = read_axes(str(values.get("parallel") or ""))
+    other = run.ranks not in (0, ranks) or "parallel" in given
+    if "parallel" in given or prod(mesh.values()) != ranks:
+        values.pop("plan", None)  # it names axes of the run's mesh
+        values.pop("parallel", None)
     if "batch_size" in given:
         values.pop("global_batch_size", None)  # it would replace the batch size
-    elif run.ranks not in (0, ranks):
+    elif other and run.global_batch_size:
         values["global_batch_size"] = run.global_batch_size
     return values
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.mesh import describe_mesh
 from pydtnn.cli.options import flags
 from pydtnn.utils import plain_yaml
 
@@ -31,7 +32,7 @@ def describe_job(job: Job) -> list[tuple[str, str]]:
     config, trainer = job.config, job.trainer
     model, comm = trainer.model, trainer.comm
     backend = model.backend
-    parameters = sum(p.size for p in model.parameters.values())
+    parameters, ranks = model.whole.size, trainer.setup.data.size
     shape = " x ".join(map(str, job.train.input_shape))
     total, hosts = job.global_batch_size, len(set(comm.hosts))
     samples = f"{len(job.train):,} training and {len(job.validation):,} validation samples"
@@ -43,11 +44,13 @@ def describe_job(job: Job) -> list[tuple[str, str]]:
     ]
     if not config.evaluate_only:
         steps = f"{_count(config.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
-        rows.append(("batch", f"{-(-total // comm.size)} per rank, {total} in total; {steps}"))
+        rows.append(("batch", f"{-(-total // ranks)} per rank, {total} in total; {steps}"))
     rows += [
         ("ranks", f"{comm.size}{threads} on {_count(hosts, 'host')}"),
         ("device", f"{device}, {model.dtype.name}"),
     ]
+    if trainer.setup.mesh is not None:
+        rows.insert(-1, ("mesh", describe_mesh(trainer.setup.mesh)))
     if options := not_default(config):
         rows.append(("options", options))
     if not config.evaluate_only:

@@ -43,13 +43,14 @@ def write_run_file(job: Job) -> None:
         "configuration": asdict(job.config),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "ranks": trainer.comm.size,
+        "mesh": None if trainer.setup.mesh is None else trainer.setup.mesh.shape,
         "hosts": len(set(trainer.comm.hosts)),
         "threads": backend.threads,
         "device": backend.name,
         "instruction_set": backend.isa,
         "gpu": describe_gpu(job),
         "tuning": backend.autotuner.mode,
-        "parameters": sum(p.size for p in trainer.model.parameters.values()),
+        "parameters": trainer.model.whole.size,
         "samples": {"train": len(job.train), "validation": len(job.validation)},
         "global_batch_size": job.global_batch_size,
         "steps_per_epoch": job.steps_per_epoch,
@@ -115,7 +116,7 @@ def describe_gpu(job: Job) -> dict[str, Any]:
 
 def _images(job: Job) -> str:
     """Describe where images are augmented and normalised, and why if not on the GPU."""
-    shards = job.trainer.exchange.sums.shards or job.trainer.comm.size
+    shards = job.trainer.exchange.sums.shards or job.trainer.setup.data.size
     total = job.global_batch_size
     loader = job.trainer.setup.loader(job.train, total, shards, augment=job.augment)
     why_not = loader.why_not_raw

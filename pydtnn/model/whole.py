@@ -6,7 +6,8 @@ network, so that they do not depend on the mesh or on how the network is cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,12 @@ class Whole:
         return self.parts[name].shape if name in self.parts else self._own[name]
 
     @property
+    def size(self) -> int:
+        """Number of parameters of the whole network."""
+        shapes = self.shapes.items()
+        return sum(prod(shape) for name, shape in shapes if name.rpartition(".")[2] not in RUNNING)
+
+    @property
     def distributed(self) -> bool:
         """Whether ranks may have parts of the network."""
         return self.mesh is not None and bool(self.mesh.model_axes)
@@ -77,21 +84,26 @@ class Whole:
     def gather(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Replace arrays of parts by whole arrays, and add those that only other ranks have.
 
-        Collective if there is a mesh: all ranks of it call it. An array that does not have the
-        shape of this rank's part, such as a factor of a compressed gradient, is not changed.
+        Collective if there is a mesh: all ranks of it call it. Arrays that do not have the shapes
+        of the parts on all ranks, such as factors of compressed gradients, are not changed.
         """
         if self.mesh is None or not self.mesh.model_axes:
             return {**state}
         fits = {name: self._fits(name, value) for name, value in state.items()}
-        everywhere = self.mesh.comm.gather_object(fits)
-        kept = {name for own in everywhere for name, fitting in own.items() if not fitting}
+        everywhere = self.mesh.comm.gather_object((fits, [*self.parts]))
+        kept = {
+            name
+            for name in dict.fromkeys(name for own, _ in everywhere for name in own)
+            for own, parts in everywhere
+            if not own.get(name, self._known(name) not in parts)
+        }
         result = {**state}
         for name, value in state.items():
             part = self._part(name)
             if part is not None and name not in kept:
                 result[name] = self.mesh.gather(value, part)
         for axis in self.mesh.model_axes:
-            result = self._complete(self.mesh.group(axis), result)
+            result = self._complete(self.mesh.group(axis), result, kept)
         return result
 
     def is_partial(self, state: Mapping[str, Any]) -> bool:
@@ -142,9 +154,15 @@ class Whole:
         known = self._known(name)
         return isinstance(value, np.ndarray) and value.shape == self._own.get(known or "")
 
-    def _complete(self, group: RanksLike, state: dict[str, Any]) -> dict[str, Any]:
+    def _complete(
+        self, group: RanksLike, state: dict[str, Any], kept: Collection[str]
+    ) -> dict[str, Any]:
         """Add the arrays that only other ranks of a group have, in the order of the network."""
-        own = {n: (a.shape, a.dtype) for n, a in state.items() if isinstance(a, np.ndarray)}
+        own = {
+            name: (value.shape, value.dtype)
+            for name, value in state.items()
+            if isinstance(value, np.ndarray) and name not in kept
+        }
         everywhere = group.gather_object(own)
         if all(other.keys() == own.keys() for other in everywhere):
             return state

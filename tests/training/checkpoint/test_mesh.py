@@ -1,0 +1,156 @@
+"""Checkpoints of a mesh: whole arrays, resumed on any other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.callbacks import EMA, Checkpointer
+from pydtnn.comm import Communicator, Serial
+from pydtnn.optimizers import AdamW
+from pydtnn.parallel.compression import power_sgd, top_k
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer, StaleGradients
+from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.folder import SUMS
+from tests.small_mesh import Axes, assert_equal_states, mesh_fit, mesh_trainer, on_ranks
+
+MESHES: dict[str, Axes | None] = {
+    "data2-filter2": {"data": 2, "filter": 2},
+    "data4": {"data": 4},
+    "serial": None,
+    "spatial3": {"spatial": 3},
+    "channel2": {"channel": 2},
+}
+
+Run = dict[str, Any]
+
+
+def train(
+    axes: Axes | None,
+    directory: Path,
+    epochs: int,
+    *,
+    scheme: Any = AllReduce,
+    sums: Any = None,
+    load: bool = False,
+) -> list[Run]:
+    """Train in a folder; return the results of each rank."""
+
+    def rank(comm: Communicator) -> Run:
+        callbacks = EMA(0.5), Checkpointer(directory)
+        used = callbacks if scheme is not LOCAL else callbacks[1:]  # no average between ranks
+        trainer = mesh_trainer(
+            comm,
+            axes,
+            *used,
+            optimizer=AdamW(0.01, epsilon=1e-3, clip_norm=1.0),
+            scheme=scheme,
+            sums=sums,
+        )
+        if load:
+            assert load_checkpoint(directory, trainer) is not None
+        history = mesh_fit(trainer, epochs)
+        optimizer = trainer.model.whole.gather(trainer.optimizer.state())
+        return {
+            "model": trainer.model.state(),
+            "optimizer": optimizer,
+            "history": history,
+            "position": trainer.setup.data.rank,
+        }
+
+    return on_ranks(axes, rank)
+
+
+LOCAL = partial(LocalSGD, period=2)
+
+
+def assert_same(run: Run, expected: Run) -> None:
+    assert_equal_states([run["model"]], expected["model"])
+    assert run["optimizer"].keys() == expected["optimizer"].keys()
+    slots = {name: run["optimizer"][name] for name in expected["optimizer"]}
+    assert_equal_states([slots], expected["optimizer"])
+    for own, other in zip(run["history"], expected["history"], strict=True):
+        assert own == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize("before", ["data2-filter2", "spatial3", "serial"])
+@pytest.mark.parametrize("after", ["data2-filter2", "data4", "serial", "channel2"])
+def test_a_run_continues_on_any_mesh(before: str, after: str, tmp_path: Path) -> None:
+    """Also with a part of the optimizer's state on each rank."""
+    expected = train(None, tmp_path / "serial", 2)[0]
+    train(MESHES[before], tmp_path / "run", 1, scheme=ShardedOptimizer)
+    for run in train(MESHES[after], tmp_path / "run", 2, load=True, scheme=ShardedOptimizer):
+        assert_same(run, expected)
+
+
+def test_a_checkpoint_of_a_mesh_has_the_names_and_shapes_of_a_serial_one(tmp_path: Path) -> None:
+    found = []
+    for axes in (None, {"data": 2, "filter": 2}):
+        train(axes, tmp_path / str(axes), 1)
+        (path,) = find_checkpoints(tmp_path / str(axes))
+        parts = json.loads((path / "state.json").read_text())["parts"]
+        found.append({name: [[*s["arrays"]] for s in states] for name, states in parts.items()})
+    assert {*found[0]} == {*found[1]}
+    for name in found[0]:
+        assert [sorted(names) for names in found[0][name]] == [sorted(n) for n in found[1][name]]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sums"),
+    [(LOCAL, None), (partial(StaleGradients, delay=2), None), (AllReduce, top_k(share=0.3))],
+    ids=["local-sgd", "stale", "top-k"],
+)
+@pytest.mark.parametrize("after", [{"data": 2, "filter": 2}, {"data": 2, "spatial": 2}], ids=str)
+def test_states_of_schemes_are_those_of_the_ranks_along_data(
+    scheme: Any, sums: Any, after: Axes, tmp_path: Path
+) -> None:
+    options = {"scheme": scheme, "sums": sums}
+    axes = {"data": 2, "filter": 2} if sums else {"data": 2}  # values of a part are chosen alone
+    expected = {run["position"]: run for run in train(axes, tmp_path / "expected", 2, **options)}
+    train({"data": 2, "filter": 2}, tmp_path, 1, **options)
+    for run in train(after, tmp_path, 2, load=True, **options):
+        if sums is None or after == axes:
+            assert_same(run, expected[run["position"]])
+
+
+def test_factors_of_parts_are_resumed_on_the_same_mesh_only(tmp_path: Path) -> None:
+    axes = {"data": 2, "filter": 2}
+    train(axes, tmp_path, 1, sums=power_sgd(rank=1))
+    for other in ({"data": 4}, {"data": 2, "channel": 2}, None):
+        with pytest.raises(AgreedError, match="saved per rank of the mesh data=2, filter=2, got"):
+            train(other, tmp_path, 2, load=True, sums=power_sgd(rank=1))
+    runs = train(axes, tmp_path, 2, load=True, sums=power_sgd(rank=1))
+    expected = train(axes, tmp_path / "expected", 2, sums=power_sgd(rank=1))
+    for run in runs:
+        assert_same(run, expected[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [("mesh", [2], "mesh must be"), ("local", [2], "local must be"), ("mesh", None, "the mesh of")],
+)
+def test_damaged_facts_about_the_mesh_are_refused(
+    name: str, value: Any, sentence: str, tmp_path: Path
+) -> None:
+    trainer = mesh_trainer(Serial(), None)
+    path = save_checkpoint(tmp_path, trainer)
+    content = json.loads((path / "state.json").read_text())
+    content |= {"mesh": {"data": 2}, "local": ["exchange"]} | {name: value}
+    if value is None:
+        del content[name]
+    data = json.dumps(content).encode()
+    sums = (path / SUMS).read_text().splitlines()
+    lines = [line for line in sums if not line.endswith("state.json")]
+    (path / "state.json").write_bytes(data)
+    (path / SUMS).write_text(
+        "\n".join([*lines, f"{hashlib.sha256(data).hexdigest()}  state.json"]) + "\n"
+    )
+    with pytest.raises(AgreedError, match=sentence):
+        load_checkpoint(tmp_path, trainer)

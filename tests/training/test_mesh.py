@@ -1,0 +1,239 @@
+"""Trainers on a mesh: equal to serial training, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pydtnn
+from pydtnn import Mesh, Model, Trainer
+from pydtnn.callbacks import EMA, BestWeights
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.layers import Linear
+from pydtnn.optimizers import LARS, SGD
+from pydtnn.parallel.compression import top_k
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.utils.errors import AgreedError
+from pydtnn.weights import load_weights, save_weights
+from tests.small_mesh import (
+    SHAPE,
+    Axes,
+    assert_equal_states,
+    mesh_fit,
+    mesh_trainer,
+    on_ranks,
+    small_data,
+)
+
+MESHES: list[Axes] = [
+    {"data": 2, "filter": 2},
+    {"data": 2, "spatial": 2},
+    {"data": 1, "channel": 3},
+    {"data": 2, "spatial": 1},
+    {"spatial": 2, "filter": 2},
+]
+
+
+def name_of(axes: Axes) -> str:
+    return "-".join(f"{axis}{n}" for axis, n in axes.items())
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=name_of)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
+    """Also the norm of the gradient, of which each rank has a part."""
+
+    def rank(comm: Communicator, axes: Axes | None, scheme: Any) -> Any:
+        optimizer = SGD(0.1, momentum=0.9, clip_norm=0.5)
+        trainer = mesh_trainer(comm, axes, optimizer=optimizer, scheme=scheme)
+        history = mesh_fit(trainer)
+        return trainer.model.state(), history[-1], optimizer.gradient_norm, trainer.losses
+
+    expected = rank(Serial(), None, AllReduce)
+    results = on_ranks(axes, partial(rank, axes=axes, scheme=scheme))
+    assert_equal_states([result[0] for result in results], expected[0])
+    for result in results:
+        assert result[1] == pytest.approx(expected[1], rel=1e-12)
+        assert result[2:] == results[0][2:]  # the same bytes on all ranks
+        assert result[2] == pytest.approx(expected[2], rel=1e-12)
+
+
+@pytest.mark.mpi(4)
+def test_training_equals_serial_training_between_processes(comm: Communicator) -> None:
+    serial = mesh_trainer(Serial(), None)
+    mesh_fit(serial)
+    for axes in MESHES[:2]:
+        trainer = mesh_trainer(comm, axes)
+        mesh_fit(trainer)
+        assert_equal_states([trainer.model.state()], serial.model.state())
+
+
+@pytest.mark.threads(4)
+def test_whole_parameters_are_the_same_bytes_on_all_ranks(comm: Communicator) -> None:
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2})
+    mesh_fit(trainer)
+    own = {n: p.master.tobytes() for n, p in trainer.model.parameters.items() if p.part is None}
+    everywhere = comm.gather_object(own)
+    assert everywhere == [everywhere[0]] * 4
+    assert any(p.part is not None for p in trainer.model.parameters.values())
+
+
+@pytest.mark.threads(4)
+def test_evaluations_and_predictions_are_those_of_the_serial_model(comm: Communicator) -> None:
+    _, validation = small_data()
+    serial, trainer = mesh_trainer(Serial(), None), mesh_trainer(comm, {"data": 2, "filter": 2})
+    expected = serial.evaluate(validation, batch_size=3)
+    assert trainer.evaluate(validation, batch_size=3) == pytest.approx(expected, rel=1e-12)
+    y = trainer.model.predict(validation.x, batch_size=3)
+    np.testing.assert_allclose(y, serial.model.predict(validation.x), rtol=1e-12, atol=1e-13)
+
+
+def test_one_rank_of_the_job_writes_and_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, data=2, filter=2)
+        model = Model(Linear(3), (4,), backend="numpy", mesh=mesh)
+        x = np.random.default_rng(0).normal(size=(8, 4))
+        data = pydtnn.ArrayDataset(x, np.arange(8) % 3)
+        Trainer(model, "sgd", progress="plain").fit(data, batch_size=2)
+
+    run_threads(4, rank)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.threads(4)
+def test_saved_models_weights_and_averages_are_whole(comm: Communicator, shared_path: Path) -> None:
+    best, final = shared_path / "best.safetensors", shared_path / "final.pydtnn"
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2}, EMA(0.5), BestWeights(best))
+    mesh_fit(trainer, 2)
+    trainer.save(final)
+    comm.barrier()
+    serial = mesh_trainer(Serial(), None, EMA(0.5))
+    mesh_fit(serial, 2)
+    loaded = pydtnn.load(final, backend="numpy").state()
+    assert_equal_states([loaded], serial.model.state())
+    load_weights(serial.model, best)
+    with pytest.raises(ValueError, match="do not fit the model"):
+        load_weights(Model(Linear(3), (4,), backend="numpy"), best)
+    load_weights(trainer.model, best)
+    assert_equal_states([trainer.model.state()], serial.model.state())
+
+
+@pytest.mark.threads(4)
+@pytest.mark.parametrize("ranks", [{0}, {0, 1}, {0, 1, 2, 3}], ids=str)
+def test_weights_that_rank_0_has_loaded_reach_the_parts_of_all_ranks(
+    comm: Communicator, shared_path: Path, ranks: set[int]
+) -> None:
+    other, file = mesh_trainer(Serial(), None, seed=7), shared_path / "w.safetensors"
+    if comm.rank == 0:
+        save_weights(other.model, file)
+    comm.barrier()
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2})
+    if comm.rank in ranks:
+        load_weights(trainer.model, file)
+    mesh_fit(trainer)
+    mesh_fit(other)
+    assert_equal_states([trainer.model.state()], other.model.state())
+    assert not trainer.model.given
+
+
+@pytest.mark.threads(4)
+def test_weights_that_other_ranks_alone_have_loaded_are_refused(
+    comm: Communicator, shared_path: Path
+) -> None:
+    file = shared_path / "w.safetensors"
+    if comm.rank == 0:
+        save_weights(mesh_trainer(Serial(), None, seed=7).model, file)
+    comm.barrier()
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2})
+    if comm.rank == 3:
+        load_weights(trainer.model, file)
+    with pytest.raises(AgreedError, match="weights that were loaded differ on rank"):
+        mesh_fit(trainer)
+
+
+@pytest.mark.threads(4)
+def test_changed_whole_parameters_are_those_of_rank_0(comm: Communicator) -> None:
+    trainer = mesh_trainer(comm, {"data": 2, "spatial": 2}, optimizer=SGD(0.0))
+    trainer.model.parameters["head.b"].master[...] = comm.rank + 5
+    mesh_fit(trainer)
+    assert (trainer.model.parameters["head.b"].master == 5).all()
+
+
+@pytest.mark.threads(4)
+def test_a_mesh_without_another_axis_than_data_is_data_parallelism(comm: Communicator) -> None:
+    def trained(**options: Any) -> dict[str, bytes]:
+        model = Model(Linear(3), SHAPE[-1:], backend="numpy")
+        trainer = Trainer(model, "sgd", progress=False, **options)
+        x = np.random.default_rng(0).normal(size=(12, SHAPE[-1]))
+        trainer.fit(pydtnn.ArrayDataset(x, np.arange(12) % 3), batch_size=2)
+        return {name: array.tobytes() for name, array in model.state().items()}
+
+    assert trained(mesh=Mesh(comm, data=4)) == trained(exchange=AllReduce(comm))
+
+
+@pytest.mark.threads(4)
+def test_exact_training_has_the_same_bytes_for_any_number_of_data_ranks(
+    comm: Communicator,
+) -> None:
+    sums = partial(ExactSums, shards=4)
+    results = []
+    for axes in ({"data": 2, "filter": 2}, {"data": 1, "filter": 2}):
+        group = comm if axes["data"] == 2 else comm.split(comm.rank // 2)
+        trainer = mesh_trainer(group, axes, sums=sums)
+        trainer.setup.model.backend.autotuner.mode = "fixed"
+        mesh_fit(trainer)
+        results.append({n: a.tobytes() for n, a in trainer.model.state().items()})
+    assert results[0] == results[1]
+
+
+@pytest.mark.threads(2)
+def test_what_cannot_be_on_a_mesh_is_refused(comm: Communicator) -> None:
+    mesh = Mesh(comm, spatial=2)
+    model = Model(pydtnn.create_net("cnn", 3, SHAPE), SHAPE, backend="numpy", mesh=mesh)
+    exact = AllReduce(mesh.data, sums=partial(ExactSums, shards=4))
+    filters = Mesh(comm, filter=2)
+    cut = Model(Linear(4), (3,), backend="numpy", mesh=filters)
+    for given, options, sentence in (
+        (model, {"mesh": Mesh(comm, spatial=2)}, "mesh must be that of the model, Mesh(data=1, "),
+        (model, {"exchange": AllReduce(comm)}, "AllReduce must be constructed with the ranks of"),
+        (model, {"exchange": exact}, "exact training requires gradients that are summed over"),
+        (cut, {"optimizer": LARS()}, "LARS requires whole parameters, got a part of linear.w"),
+        (cut, {"mesh": comm}, "mesh must be"),
+    ):
+        arguments = {"optimizer": SGD(0.1), "progress": False} | options
+        with pytest.raises((TypeError, ValueError), match=re.escape(f"Trainer: {sentence}")):
+            Trainer(given, **arguments)
+    alone = Model(Linear(4), (3,), backend="numpy")
+    alone.parameters["linear.b"].group = "data+height"
+    with pytest.raises(ValueError, match="linear.b is distributed over the axis height, got no"):
+        Trainer(alone, "sgd", exchange=AllReduce(comm))
+
+
+@pytest.mark.threads(4)
+@pytest.mark.parametrize("scheme", [partial(LocalSGD, period=2)], ids=["local-sgd"])
+def test_schemes_with_other_parameters_on_each_rank_work_along_data(
+    comm: Communicator, scheme: Any
+) -> None:
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2}, scheme=scheme)
+    mesh_fit(trainer)
+    group = comm.split(comm.rank % 2, comm.rank)  # the ranks of one rank of the model
+    expected = mesh_trainer(group, {"data": 2}, scheme=scheme)
+    mesh_fit(expected)
+    assert_equal_states([trainer.model.state()], expected.model.state())
+
+
+@pytest.mark.threads(4)
+def test_parts_are_compressed_each_by_itself(comm: Communicator) -> None:
+    trainer = mesh_trainer(comm, {"data": 2, "filter": 2}, sums=top_k(share=0.25))
+    mesh_fit(trainer)
+    states = comm.gather_object(trainer.model.state())
+    assert_equal_states(states, states[0])

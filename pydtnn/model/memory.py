@@ -46,6 +46,9 @@ class Network(Protocol):
     def cut(self, cuts: Sequence[int]) -> None:
         """Recompute the segments between cuts."""
 
+    def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
+        """Return the cuts for a batch size."""
+
     def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
         """Run every node in order."""
 

@@ -125,7 +125,15 @@ class Recomputing:
         if isinstance(recompute, int):
             self.recompute = whole("Model", "recompute", recompute, at_least=2)
         else:
-            names = (recompute,) if isinstance(recompute, str) else recompute
-            self.recompute = None if names is None else tuple(names)
+            self.recompute = None if recompute is None else _names(recompute)
         self.memory_limit = memory_limit
         self.choose_segments()
+
+
+def _names(recompute: str | Sequence[str]) -> tuple[str, ...]:
+    names = (recompute,) if isinstance(recompute, str) else recompute
+    if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise TypeError(
+        f'Model: recompute must be a number of parts, names of layers or "auto", got {recompute!r}'
+    )

@@ -19,7 +19,6 @@ from pydtnn.layers import (
     Dropout,
     Flatten,
     GlobalAvgPool2d,
-    Layer,
     Linear,
     MaxPool2d,
     Net,
@@ -31,13 +30,8 @@ from pydtnn.layers import (
     Tanh,
 )
 from pydtnn.layers.blocks import Graph
-from pydtnn.layers.collectives import Pending, Steps, Sum
-from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
-from pydtnn.model.execution import Asked
-from pydtnn.model.memory import forecast_memory
-from pydtnn.models import create_net
 
 IMAGE = (9, 7, 3)
 

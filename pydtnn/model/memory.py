@@ -192,6 +192,7 @@ class _Rehearsal:
 
     def step(self, x: tuple[Array, ...]) -> None:
         """Run a step; the pool records its peak."""
+        self.memory.trim()
         self.memory.reset_peak()
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)

@@ -26,6 +26,9 @@ AUTO = "auto"
 USUAL_BATCH = 32
 """Samples for which memory is compared before the batch size is known."""
 
+ALIKE = 1.02
+"""Largest ratio of peaks of which the one with less computation is chosen."""
+
 Recompute = int | str | Sequence[str] | None
 """A number of parts, names of layers, or "auto"."""
 
@@ -97,10 +100,12 @@ class Recomputing:
             return cuts.even(self.recompute)
         trials = {own: forecast.memory(own) for own in cuts.trials()}
         if limit is None:
-            return min(trials, key=lambda own: trials[own].peak)
-        fitting = [own for own in trials if trials[own].resident <= limit]
+            peak = ALIKE * min(memory.peak for memory in trials.values())
+            fitting = [own for own in trials if trials[own].peak <= peak]
+        else:
+            fitting = [own for own in trials if trials[own].resident <= limit]
         if fitting:
-            return min(fitting, key=lambda own: own[-1:])
+            return min(fitting, key=lambda own: (own[-1:], len(own)))
         least = min(memory.resident for memory in trials.values())
         raise ValueError(
             f"Model: memory_limit must be at least {least:,} B ({quantity(least, 1024, 'B')}) for "

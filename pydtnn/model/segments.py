@@ -1,13 +1,16 @@
 """Where the order of execution is cut into segments that backward recomputes.
 
 A cut is the index of a node: its segment ends before it. In forward, values that cross a cut are
-kept, and those inside a segment are dropped. With ``kept(a, b)`` the bytes that the nodes from a to
-b save for backward, and ``cross(a, b)`` those of the outputs of these nodes that cross b, the
-memory when backward has recomputed the segment from a to b is about ::
+kept, and those inside a segment are dropped. With ``kept(a, j)`` the bytes that the nodes from a to
+j save for backward, ``size(j)`` those of the output of j, and ``cross(a, b)`` those of the outputs
+of nodes from a on that cross b, the memory while backward runs the segment from a to b is about ::
 
-    held(a) + kept(a, b),    held(b) = held(a) + cross(a, b)
+    held(a) + max over j of kept(a, j) + g size(j),    held(b) = held(a) + cross(a, b)
 
-and after forward ``held(b) + kept(b, n)`` for the last cut b. Everything before b runs again.
+with g gradients of this size at a time, 1 to 3, which depends on the network. The same holds for
+the part after the last cut, which is not dropped. Everything before the last cut runs again. The
+best segments for a bound of this memory are found by dynamic programming, for several bounds and g;
+those that are used are chosen by the exact forecast.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
 from pydtnn.utils.selection import matches, prefixes, select
 
-TRIALS = 24
+TRIALS = 16
 """Bounds of the memory for which segments are computed to find the best."""
+
+GRADIENTS = (1, 2, 3)
+"""Gradients of the size of a layer's output that may exist during its backward."""
 
 
 class Cuts:
@@ -63,10 +69,14 @@ class Cuts:
         self._sizes = np.array(sizes)
         self._sums = np.concatenate([[0], np.cumsum(kept)])
 
-    @property
-    def total(self) -> int:
-        """Bytes that are saved for backward if nothing is dropped."""
-        return int(self._sums[-1])
+    def backward(self, stop: int, gradients: int) -> np.ndarray:
+        """Return the memory of backward from each cut of `places` to `stop`; 0 after `stop`."""
+        peaks = self._sums[1 : stop + 1] + gradients * self._sizes[:stop]
+        peaks = np.maximum.accumulate(peaks[::-1])[::-1]
+        inside = self.places[self.places < stop]
+        found = np.zeros(len(self.places), peaks.dtype)
+        found[: len(inside)] = peaks[inside] - self._sums[inside]
+        return found
 
     def crossing(self, place: int) -> np.ndarray:
         """Return, for each cut ``a`` of `places`, ``cross(a, place)``; 0 after `place`."""
@@ -79,30 +89,38 @@ class Cuts:
         found = [self.first]
         for part in range(1, parts):
             free = self.places[(self.places > found[-1])][: -(parts - part - 1) or None]
-            wanted = self.total * part / parts
+            wanted = self._sums[-1] * part / parts
             crossing = np.array([self.crossing(place)[0] for place in free])
             found.append(int(free[np.argmin(np.abs(self._sums[free] - wanted) + crossing)]))
         return tuple(found)
 
-    def below(self, limit: float) -> tuple[int, ...] | None:
+    def below(self, limit: float, gradients: int) -> tuple[int, ...] | None:
         """Return the cuts with the shortest recomputed part whose memory is at most `limit`.
+
+        Parameters
+        ----------
+        limit : float
+            Bytes.
+        gradients : int
+            See `GRADIENTS`.
 
         Returns
         -------
         tuple of int or None
             `first` and the cuts, empty without recomputation; None if there are none.
         """
-        places, saved = self.places, self._sums[self.places]
+        places = self.places
         held = np.full(len(places), np.inf)
         held[0] = 0
+        last = self.backward(len(self._sizes), gradients)
         before = np.zeros(len(places), int)
         for b, place in enumerate(places):
             if b:
                 need = held[:b] + self.crossing(place)[:b]
-                need[held[:b] + saved[b] - saved[:b] > limit] = np.inf
+                need[held[:b] + self.backward(place, gradients)[:b] > limit] = np.inf
                 before[b] = int(np.argmin(need))
                 held[b] = need[before[b]]
-            if held[b] + self.total - saved[b] <= limit:
+            if held[b] + last[b] <= limit:
                 found = [b]
                 while found[-1]:
                     found.append(int(before[found[-1]]))
@@ -111,12 +129,15 @@ class Cuts:
 
     def trials(self) -> list[tuple[int, ...]]:
         """Return cuts for decreasing bounds of the memory, down to the lowest that is possible."""
-        low, high = 0.0, float(self.total)
-        for _ in range(TRIALS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.below(middle) is None else (low, middle)
-        bounds = np.linspace(self.total, high, TRIALS)
-        found = (self.below(bound) for bound in bounds)
+        found: list[tuple[int, ...] | None] = []
+        for gradients in GRADIENTS:
+            whole = float(self.backward(len(self._sizes), gradients)[0])
+            low, high = 0.0, whole
+            for _ in range(TRIALS):
+                middle = (low + high) / 2
+                possible = self.below(middle, gradients) is not None
+                low, high = (low, middle) if possible else (middle, high)
+            found += [self.below(bound, gradients) for bound in np.linspace(whole, high, TRIALS)]
         return list(dict.fromkeys(cuts for cuts in found if cuts is not None))
 
 

@@ -131,6 +131,8 @@ class Ours(Stepping):
         The ranks that share the work; by default this one is alone.
     samples : int, optional
         This rank's part of the batch; the work's own batch by default.
+    **options
+        Of `Model`.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Ours(Stepping):
         variant: str = "full",
         comm: Communicator | None = None,
         samples: int | None = None,
+        **options: Any,
     ) -> None:
         from pydtnn.data import Batch
         from pydtnn.kernels import create_backend
@@ -152,7 +155,7 @@ class Ours(Stepping):
         work = WORK[name] if samples is None else WORK[name]._replace(batch=samples)
         tuning = "direct" if variant == "no-winograd" else "measure"
         backend = create_backend("cpu", threads=threads, tuning=tuning)
-        self.trainer = create_trainer(work, backend, comm, fuse=variant != "no-fusion")
+        self.trainer = create_trainer(work, backend, comm, fuse=variant != "no-fusion", **options)
         self.model = self.trainer.model
         self.trainer.exchange.start(self.model.buckets)
         sizes = self.trainer.comm.gather_object(work.batch)

@@ -35,11 +35,13 @@ from pydtnn.losses import Loss
 from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.model.load_report import LoadReport
+from pydtnn.model.recomputing import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
 
@@ -129,6 +131,7 @@ def create_job(
         fuse=config.fusion,
         plan=config.plan,
         mesh=mesh,
+        **recomputation(config),
     )
     _log.debug("model %s: %.2f s", config.model, time.perf_counter() - begin)
     check_model(model, train, loss, metrics)
@@ -246,6 +249,20 @@ def freeze(config: TrainConfig, model: Model) -> None:
         raise ValueError(f"--freeze: {str(error).partition(': ')[2]}") from error
     if not model.buckets and not config.evaluate_only:
         raise ValueError(f"--freeze: {config.freeze} leaves no parameters to train; freeze fewer")
+
+
+def recomputation(config: TrainConfig) -> dict[str, Any]:
+    """Return the arguments of `Model` that `--recompute` and `--memory-limit` give."""
+    given = config.recompute
+    if given is None:
+        return {}
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    chosen = int(given) if given.isdecimal() else given if given == AUTO else names
+    size = config.memory_limit
+    return {
+        "recompute": chosen,
+        "memory_limit": None if size is None else parse_size("--memory-limit", size),
+    }
 
 
 def create_optimizer(config: TrainConfig, global_batch: int, steps: int) -> Optimizer:

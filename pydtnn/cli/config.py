@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydtnn.cli.device_checks import DeviceChecks
 from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags, option
 from pydtnn.utils.threads import MOST_THREADS
@@ -21,7 +22,7 @@ MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(DeviceChecks):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -105,6 +106,20 @@ class TrainConfig:
         "",
         "layers whose parameters are not trained: stem,stage1, or with wildcards",
         metavar="LIST",
+    )
+    recompute: str | None = option(
+        TRAINING,
+        str,
+        "drop values in forward and compute them again in backward, to save memory: in this number "
+        "of parts, between these layers (stage1.?,stage2.?), or auto",
+        metavar="N|LAYERS|auto",
+    )
+    memory_limit: str | None = option(
+        TRAINING,
+        str,
+        "with --recompute auto: compute as little as possible again within this memory per rank, "
+        "such as 2GiB",
+        metavar="SIZE",
     )
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
@@ -336,7 +351,7 @@ class TrainConfig:
         if self.quiet and (self.verbose or self.progress in ("bar", "plain")):
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
-        self._check_device()
+        self.check_device()
         self._check_partners()
         if self.exact:
             self._check_exact()
@@ -350,34 +365,10 @@ class TrainConfig:
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
             ("plan", "--parallel", not read_axes(self.parallel)),
+            ("memory_limit", "--recompute auto", self.recompute != "auto"),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")
-
-    def _check_device(self) -> None:
-        cuda, schedule = self.device == "cuda", self.allreduce not in ("rule", "vendor")
-        for wrong, sentence in (
-            (self.comm == "nccl" and not cuda, "--comm nccl requires --device cuda"),
-            (self.cuda_aware and not cuda, "--cuda-aware requires --device cuda"),
-            (self.cuda_aware and self.comm != "mpi", "--cuda-aware requires --comm mpi"),
-            (
-                schedule and cuda and self.comm != "mpi",
-                f"--allreduce {self.allreduce} with --device cuda requires --comm mpi: NCCL has "
-                "its own allreduce",
-            ),
-            (
-                schedule and self.cuda_aware,
-                f"--allreduce {self.allreduce} cannot be combined with --cuda-aware: it sums in "
-                "host memory; omit one of them",
-            ),
-            (self.tf32 and not cuda, "--tf32 requires --device cuda"),
-            (
-                self.tf32 and self.dtype != "float32",
-                f"--tf32 requires --dtype float32, got {self.dtype}",
-            ),
-        ):
-            if wrong:
-                raise ValueError(f"train: {sentence}")
 
     def _check_exact(self) -> None:
         for option_, wrong, instead in (

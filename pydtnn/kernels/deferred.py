@@ -45,7 +45,7 @@ class Deferred:
         producer.
     """
 
-    __slots__ = ("array", "keep", "relu", "shift", "sums", "terms")
+    __slots__ = ("__weakref__", "array", "keep", "relu", "shift", "sums", "terms")
 
     def __init__(self, *terms: Term, shift: Array | None = None, relu: bool = False) -> None:
         self.terms = terms
@@ -61,6 +61,16 @@ class Deferred:
         value = cls(Term(array))
         value.array, value.sums = array, sums
         return value
+
+    def forget_terms(self) -> None:
+        """Release the arrays of the terms, if the values are stored, until `take_terms`."""
+        if self.array is not None:
+            self.terms, self.shift = (Term(self.array),), None
+
+    def take_terms(self, other: Deferred) -> None:
+        """Take the terms of the same values that were computed again; share the stored values."""
+        self.terms, self.shift = other.terms, other.shift
+        other.array = self.array
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class StepContext:
         Rows of the whole batch, if ranks of a mesh have parts of it; `Model.forward` sets it.
     differentiable : bool
         Whether backward may follow; `Model.forward` sets it.
+    recomputing : bool
+        Whether backward repeats the pass, so that statistics of the step must not be added again.
     """
 
     training: bool
@@ -48,6 +50,7 @@ class StepContext:
     samples: Array = None
     batch: int = 0
     differentiable: bool = True
+    recomputing: bool = False
 
     @property
     def inference(self) -> bool:

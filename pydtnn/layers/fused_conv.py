@@ -29,6 +29,8 @@ class FusedConv2d(Conv2d, Finisher):
     ----------
     relu : bool
         Whether the following ReLU is applied to the output.
+    absorbed : tuple of str
+        The name of that ReLU.
     norm : BatchNorm or None
         The following batch norm. Its sums are computed by the convolution if the backend supports
         it, and in inference it is folded into the filters.
@@ -43,12 +45,14 @@ class FusedConv2d(Conv2d, Finisher):
         vars(self).update(vars(conv))  # options, parameters, geometry
         self.replaced = type(conv)
         self.relu = False
+        self.absorbed: tuple[str, ...] = ()
         self.norm: BatchNorm | None = None
         self.constant = False
 
-    def absorb_relu(self) -> None:
-        """Fuse the following ReLU."""
+    def absorb_relu(self, name: str) -> None:
+        """Fuse the following ReLU, of this name."""
         self.relu = self.may_overwrite_dy = True
+        self.absorbed = (name,)
         self.saves = ("input", "output")
 
     def forward(
@@ -79,6 +83,8 @@ class FusedConv2d(Conv2d, Finisher):
     def _norm_sums(self, batch: int, context: StepContext) -> Array | None:
         kind = {"bias": self.bias, "relu": self.relu}
         if self.norm is None or self.norm.running.frozen or not context.training:
+            return None
+        if context.recomputing:  # the norm has kept what it needs
             return None
         if not self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind):
             return None

@@ -15,6 +15,7 @@ from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.norm import BatchNorm, rows
+from pydtnn.layers.repeatable import Repeatable
 
 
 class Normalized(NamedTuple):
@@ -24,7 +25,7 @@ class Normalized(NamedTuple):
     moments: Array
 
 
-class NormAddReLU(TwoPhase, Layer):
+class NormAddReLU(TwoPhase, Repeatable, Layer):
     """``relu(bn(x1) + bn(x2))``, where each batch norm, the second input and the ReLU are optional.
 
     The output is `Deferred`: the convolution that reads it computes it while packing its input, and
@@ -103,6 +104,24 @@ class NormAddReLU(TwoPhase, Layer):
             terms.append(Term(array, map_[0], map_[1]))
             moments.append(m)
             shift = map_[2] if shift is None else shift + map_[2]
+        return self._deferred(terms, shift, moments)
+
+    def kept(self, saved: Saved) -> Any:
+        """Return the coefficients of the output, and the normalisation of each input."""
+        y, moments = saved
+        return [term[1:] for term in y.terms], y.shift, moments
+
+    def forward_again(
+        self, *xs: Array | Deferred, context: StepContext, kept: Any
+    ) -> tuple[Deferred, Saved]:
+        """Combine the inputs and the kept coefficients."""
+        maps, shift, moments = kept
+        terms = [Term(self.array(x), *map_) for x, map_ in zip(xs, maps, strict=True)]
+        return self._deferred(terms, shift, moments)
+
+    def _deferred(
+        self, terms: list[Term], shift: Array | None, moments: list[Normalized | None]
+    ) -> tuple[Deferred, Saved]:
         y = Deferred(*terms, shift=shift, relu=self.relu)
         y.keep = self.keeps
         return y, (y, moments)

@@ -10,10 +10,11 @@ import numpy as np
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
+from pydtnn.layers.repeatable import Repeatable
 from pydtnn.utils.validate import number, whole
 
 
-class BatchNorm(TwoPhase, Layer):
+class BatchNorm(TwoPhase, Repeatable, Layer):
     """``y = gamma (x - mean) / sqrt(var + epsilon) + beta`` per channel, over all other axes.
 
     In training, mean and variance are computed over the batch; otherwise the running values are
@@ -75,13 +76,15 @@ class BatchNorm(TwoPhase, Layer):
             return self.backend.norm.constant_sums(mean, variance, self.dtype), inf
         if total is None:
             return None
-        self.running.set_total(self.name, total)
+        if not context.recomputing:
+            self.running.set_total(self.name, total)
         return total, np.maximum(total[0], 1.0)
 
     def own_sums(self, x: Array, context: StepContext) -> tuple[Array, Number]:
         """Return the sums and number of rows of the batch; add the sums to those of the step."""
         sums = self.forward_sums(x, context=context)
-        self.running.sums += sums
+        if not context.recomputing:
+            self.running.sums += sums
         return sums, rows(x)
 
     def forward(
@@ -91,7 +94,17 @@ class BatchNorm(TwoPhase, Layer):
         (x,) = xs
         sums, n = self.given_sums(context, total) or self.own_sums(x, context)
         mean, variance = self.backend.norm.moments(sums, x.shape[-1])
-        inv_std = 1 / np.sqrt(variance + self.epsilon)
+        return self._normalize(x, n, mean, 1 / np.sqrt(variance + self.epsilon))
+
+    def kept(self, saved: Saved) -> Any:
+        """Return the number of rows, the mean and 1 / deviation."""
+        return saved[1:]
+
+    def forward_again(self, *xs: Array, context: StepContext, kept: Any) -> tuple[Array, Saved]:
+        """Normalise with the kept mean and deviation."""
+        return self._normalize(*xs, *kept)
+
+    def _normalize(self, x: Array, n: Number, mean: Array, inv_std: Array) -> tuple[Array, Saved]:
         scale = self.gamma.value * inv_std
         shift = self.beta.value - mean * scale
         y = self.output_like(x)

@@ -7,8 +7,9 @@ operation in progress (`run_together`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,7 +21,9 @@ from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending, Steps
 from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
 from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
+from pydtnn.model.recompute import KEPT_ALL, Recorder, Segments, restore
 from pydtnn.utils.split import even_cut
 
 Asked = tuple[Node, Collective]
@@ -41,10 +44,12 @@ def forward_loop(
     after_node: Callable[[Node, Array], None] | None,
     *,
     joint: bool,
+    segments: Segments = KEPT_ALL,
 ) -> Loop:
     """Run every node in order; if `joint`, all shards are normalised together.
 
-    The parameters and the result are those of `Model.forward`.
+    The parameters and the result are those of `Model.forward`; the values of `segments` are dropped
+    for backward to recompute them.
     """
     inputs = x if isinstance(x, tuple) else (x,)
     check_inputs("Model", inputs, [node.shape for node in graph.inputs])
@@ -55,29 +60,45 @@ def forward_loop(
         context = replace(context, batch=samples)
     values: list[Array | Deferred] = [None] * len(graph.nodes)
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
-    residuals: list[Saved] = [None] * len(graph.nodes)
+    recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
     for node in graph.nodes[len(inputs) :]:
-        layer = node.layer
-        xs = [layer.accept(values[i.index]) for i in node.inputs]
-        own, count = context, samples
-        if layer.batch_part is not None:
-            own, count = part_of_batch(context, samples, *layer.batch_part)
-        if communicates(layer, training=context.training, joint=joint):
-            result = yield from _ask(node, layer.forward_steps(*xs, context=own, joint=joint))
-        else:
-            result = layer.forward(*xs, context=own)
-        y, saved = _promised(node, count, result)
-        del result
-        values[node.index] = _regular(graph, y)
-        if keep and node.index in graph.trained:
-            residuals[node.index] = saved
-        del xs, y, saved
+        values[node.index], saved = yield from _forward_node(
+            graph, node, values, context, samples, joint=joint
+        )
+        if keep:
+            recorder.save(node, saved)
+        del saved
         for index in node.releases:
             values[index] = None
         if after_node:
-            after_node(node, layer.array(values[node.index]))
+            after_node(node, node.layer.array(values[node.index]))
     outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)
-    return (outputs if len(outputs) > 1 else outputs[0]), residuals
+    return (outputs if len(outputs) > 1 else outputs[0]), recorder.residuals
+
+
+def _forward_node(
+    graph: Graph,
+    node: Node,
+    values: Sequence[Array | Deferred] | Mapping[int, Array | Deferred],
+    context: StepContext,
+    samples: int,
+    kept: Any = None,
+    *,
+    joint: bool,
+) -> Generator[Asked, Pending, tuple[Array | Deferred, Saved]]:
+    """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
+    layer = node.layer
+    xs = [layer.accept(values[i.index]) for i in node.inputs]
+    if layer.batch_part is not None:
+        context, samples = part_of_batch(context, samples, *layer.batch_part)
+    if kept is not None and isinstance(layer, Repeatable):
+        result = layer.forward_again(*xs, context=context, kept=kept)
+    elif communicates(layer, training=context.training, joint=joint):
+        result = yield from _ask(node, layer.forward_steps(*xs, context=context, joint=joint))
+    else:
+        result = layer.forward(*xs, context=context)
+    y, saved = _promised(node, samples, result)
+    return _regular(graph, y), saved
 
 
 def backward_loop(
@@ -96,6 +117,7 @@ def backward_loop(
     The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
     """
     sums = _Gradients(graph.backend)
+    run = partial(_forward_node, graph, joint=joint)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
         if g.shape[1:] != node.shape:
             raise ValueError(
@@ -109,6 +131,7 @@ def backward_loop(
     for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
         g = sums.take(node)
         if node.index in graph.trained:
+            yield from restore(node, residuals, run)
             layer, saved = node.layer, residuals[node.index]
             g = layer.accept(g)
             if communicates(layer, training=True, joint=joint):

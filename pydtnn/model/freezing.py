@@ -24,6 +24,10 @@ class Freezing:
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
         raise NotImplementedError
 
+    def choose_segments(self) -> None:
+        """Choose what is recomputed for a batch size."""
+        raise NotImplementedError
+
     def refresh(self) -> None:
         """Round the parameters into the working copies of a 16-bit model."""
         raise NotImplementedError
@@ -70,6 +74,7 @@ class Freezing:
             p.frozen = name in names
         freeze_statistics(self.statistics.statistics, self.parameters.values())
         self.graph.find_trained()
+        self.choose_segments()
         self._place_parameters(self._bucket_bytes)
         self.refresh()
         self.backend.trim()

@@ -97,7 +97,7 @@ class _Pass:
         if len(pattern.nodes) > 1 or feeds_conv or (conv and not pattern.relu):
             self.replace(node, pattern)
         elif conv and pattern.relu:
-            conv.absorb_relu()
+            conv.absorb_relu(node.name)
             self.absorbed.add(node)
             self.replaced[node] = source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -151,7 +151,7 @@ class Graph:
                 raise ValueError(f"{node.name}: the output of this layer is not used; remove it")
         self.cuts_batch = any(node.layer.batch_part is not None for node in self.nodes)
         self._find_releases()
-        self._find_overwrites()
+        self.find_overwrites(())
         self._find_shared()
         self.find_trained()
 
@@ -189,7 +189,14 @@ class Graph:
                 {i.index for i in node.inputs if i.consumers[-1] is node and i not in self.outputs}
             )
 
-    def _find_overwrites(self) -> None:
+    def find_overwrites(self, checkpoints: Collection[int]) -> None:
+        """Determine which layers run in place, at the start and after checkpoints have changed.
+
+        Parameters
+        ----------
+        checkpoints : collection of int
+            Indices of nodes whose outputs recomputation requires.
+        """
         # Forward may overwrite its input if the array is new, is read by no other layer and is not
         # saved by the layer that computed it.
         for node in self.nodes[len(self.inputs) :]:
@@ -200,6 +207,7 @@ class Graph:
                 and "output" not in source.layer.saves
                 and len(source.consumers) == 1
                 and source not in self.outputs
+                and source.index not in checkpoints
             )
         # Backward may overwrite its dy if the array belongs only to this node: the sum of several
         # gradients does, as does a new array of its only consumer; an array that the consumer

@@ -8,6 +8,7 @@ never written, so the system does not allocate physical memory.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,13 @@ class Network(Protocol):
     statistics: RunningStatistics
     mesh: MeshLike | None
     communicate: Communicate | None
+    cuts: tuple[int, ...]
+
+    def cut(self, cuts: Sequence[int]) -> None:
+        """Recompute the segments between cuts."""
+
+    def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
+        """Return the cuts for a batch size."""
 
     def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
         """Run every node in order."""
@@ -59,7 +67,8 @@ class Memory:
         of the optimizer.
     kept : tuple of int
         For each node of the graph, the arrays saved for its backward that no earlier node saves.
-        The sum is the memory after forward; it includes the batch if a layer saves it.
+        The sum is the memory after forward; it includes the batch if a layer saves it. Values that
+        enter a recomputed segment are those of its first node that is trained.
     peak : int
         Maximum of live arrays: the flat arrays, the batch and all arrays of the loops.
     pool : int
@@ -83,7 +92,9 @@ class Memory:
     resident: int
 
 
-def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
+def forecast_memory(
+    model: Network, batch: int, *, slots: int = 0, cuts: Sequence[int] | None = None
+) -> Memory:
     """Run a step without computation.
 
     Parameters
@@ -93,6 +104,8 @@ def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
         Samples per rank, and per micro-batch if gradients are accumulated.
     slots : int
         Slots of the optimizer: 1 for SGD with momentum, 2 for Adam.
+    cuts : sequence of int, optional
+        Cuts between which values are recomputed; by default those of the model, none if empty.
 
     Returns
     -------
@@ -100,31 +113,47 @@ def forecast_memory(model: Network, batch: int, *, slots: int = 0) -> Memory:
         Exact for arrays that layers allocate from their backend or with NumPy; scratch memory of
         kernels is estimated.
     """
-    everything = _Rehearsal(model, batch, slots, threshold=1)
-    kept = everything.kept()
-    x = everything.new_batch()
-    everything.step(x)
-    peak = held = everything.memory.peak
-    pool = 0
-    if model.backend.memory:
-        large = _Rehearsal(model, batch, slots, threshold=model.backend.memory.threshold)
-        large.step(tuple(np.empty(part.shape, part.dtype) for part in x))
-        pool = large.memory.peak
-        held = large.memory.peak_held + sum(part.nbytes for part in x)
-    buffers = (*model.buffers, *model.frozen_buffers)
-    copies = [buffer.working for buffer in buffers if buffer.working is not None]
-    extra = scratch(model.backend, everything.backend, model.dtype.itemsize)
-    return Memory(
-        parameters=sum(buffer.values.nbytes for buffer in buffers),
-        copies=sum(copy.nbytes for copy in copies),
-        gradients=sum(buffer.grads.nbytes for buffer in buffers),
-        slots=slots * sum(buffer.values.nbytes for buffer in model.buffers),
-        kept=kept,
-        peak=peak,
-        pool=pool,
-        scratch=extra,
-        resident=held + extra + (PROCESS if model.backend.name != "cuda" else 0),
-    )
+    return Forecast(model, batch, slots).memory(model.cuts if cuts is None else cuts)
+
+
+class Forecast:
+    """The memory of a step with different recomputed segments; parameters as `forecast_memory`."""
+
+    def __init__(self, model: Network, batch: int, slots: int) -> None:
+        self._model = model
+        self._slots = slots
+        self._everything = _Rehearsal(model, batch, slots, threshold=1)
+        pool = model.backend.memory
+        self._large = _Rehearsal(model, batch, slots, threshold=pool.threshold) if pool else None
+
+    def memory(self, cuts: Sequence[int]) -> Memory:
+        """Run a step that recomputes the segments between cuts, without computation."""
+        model, everything, large = self._model, self._everything, self._large
+        everything.model.cut(cuts)
+        kept = everything.kept()
+        x = everything.new_batch()
+        everything.step(x)
+        peak = held = everything.memory.peak
+        pool = 0
+        if large:
+            large.model.cut(cuts)
+            large.step(tuple(np.empty(part.shape, part.dtype) for part in x))
+            pool = large.memory.peak
+            held = large.memory.peak_held + sum(part.nbytes for part in x)
+        buffers = (*model.buffers, *model.frozen_buffers)
+        copies = [buffer.working for buffer in buffers if buffer.working is not None]
+        extra = scratch(model.backend, everything.backend, model.dtype.itemsize)
+        return Memory(
+            parameters=sum(buffer.values.nbytes for buffer in buffers),
+            copies=sum(copy.nbytes for copy in copies),
+            gradients=sum(buffer.grads.nbytes for buffer in buffers),
+            slots=self._slots * sum(buffer.values.nbytes for buffer in model.buffers),
+            kept=kept,
+            peak=peak,
+            pool=pool,
+            scratch=extra,
+            resident=held + extra + (PROCESS if model.backend.name != "cuda" else 0),
+        )
 
 
 class _Rehearsal:
@@ -163,6 +192,7 @@ class _Rehearsal:
 
     def step(self, x: tuple[Array, ...]) -> None:
         """Run a step; the pool records its peak."""
+        self.memory.trim()
         self.memory.reset_peak()
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)

@@ -25,6 +25,7 @@ from pydtnn.model.named import Layers
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.placement import place_parameters
 from pydtnn.model.prediction import Predictor
+from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.shape_warnings import warn_of_channels_first
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import Whole
@@ -32,7 +33,7 @@ from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.validate import whole
 
 
-class Model(NotCallable, Predictor, Freezing):
+class Model(NotCallable, Predictor, Recomputing, Freezing):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -63,6 +64,14 @@ class Model(NotCallable, Predictor, Freezing):
     mesh : Mesh, optional
         The ranks. Each constructs the model, with its part of the parameters; all ranks at the same
         position of the axis "data" pass the same samples, and receive the same outputs.
+    recompute : int, str or sequence of str, optional
+        Which values forward drops and backward computes again, with the same bytes: all but those
+        at the borders of this number of parts; those between layers or blocks of these names; or
+        "auto", the choice with the least memory, or with the least computation if there is a
+        `memory_limit`. See docs/parallelism.md.
+    memory_limit : int, optional
+        With "auto": B by which the process may grow, as predicted by `summary`. `Trainer.fit`
+        chooses for its batch size; other loops call `choose_segments`.
 
     Attributes
     ----------
@@ -101,6 +110,8 @@ class Model(NotCallable, Predictor, Freezing):
         fuse: bool = True,
         plan: Plan | Mapping[str, Any] | str | None = None,
         mesh: MeshLike | None = None,
+        recompute: Recompute = None,
+        memory_limit: int | None = None,
     ) -> None:
         dtype = name_of(dtype)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
@@ -131,6 +142,7 @@ class Model(NotCallable, Predictor, Freezing):
         self.statistics = RunningStatistics(list(statistics), self.backend)
         self.loaded: str | None = None
         self.given: dict[str, np.ndarray] = {}
+        self._set_recompute(recompute, memory_limit)
 
     @recycled
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
@@ -234,7 +246,15 @@ class Model(NotCallable, Predictor, Freezing):
         """
         self.refresh()
         loops = [
-            forward_loop(self.graph, self._own(x), context, keep, after_node, joint=joint)
+            forward_loop(
+                self.graph,
+                self._own(x),
+                context,
+                keep,
+                after_node,
+                joint=joint,
+                segments=self.segments,
+            )
             for x, context in zip(xs, contexts, strict=True)
         ]
         return run_together(loops, communicate or self.communicate)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pydtnn.layers.base import Layer
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
+from pydtnn.layers.node import Node
 from pydtnn.model.description import Description
 from pydtnn.model.memory import Network, forecast_memory
+from pydtnn.model.recompute import cut
 from pydtnn.utils.validate import whole
 
 HEADINGS = ("layer", "type", "output", "parameters", "flop", "kept")
@@ -40,11 +42,15 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         A line per layer: its dotted name, class, output shape of one sample, parameters,
         floating-point operations of forward for one sample, and the memory saved for its backward
         at this batch size, each array counted once. Parameters are counted at their first use, and
-        fused layers share a line. Totals follow.
+        fused layers share a line. Totals follow. If values are recomputed, a column contains the
+        part to which a layer belongs, and "output kept" if the output is a checkpoint; what enters
+        a part is counted at its first layer.
     """
     whole("summary", "batch", batch, at_least=1)
     whole("summary", "slots", slots, at_least=0)
-    memory = forecast_memory(model, batch, slots=slots)
+    cuts = model.find_cuts(batch, slots=slots)
+    memory = forecast_memory(model, batch, slots=slots, cuts=cuts)
+    again = _Again(model, cuts)
     nodes = model.graph.nodes[len(model.input_shapes) :]
     costs = [node.layer.cost(1) for node in nodes]
     rows = [
@@ -55,6 +61,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
             f"{sum(p.size for p in node.layer.parameters if p.source is p):,}",
             quantity(work.flops_forward, 1000),
             quantity(memory.kept[node.index], 1024, "B"),
+            *again.cells(node),
         )
         for node, work in zip(nodes, costs, strict=True)
     ]
@@ -89,11 +96,41 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
             f"about {quantity(memory.scratch, 1024, 'B')} of it scratch memory of kernels",
         ),
     ]
+    if cuts:
+        without = forecast_memory(model, batch, slots=slots, cuts=())
+        totals.append(
+            (
+                "recomputed",
+                f"{again.share:.0%} of forward; without it, "
+                f"{quantity(sum(without.kept), 1024, 'B')} are kept and "
+                f"{quantity(without.peak, 1024, 'B')} are the peak",
+            )
+        )
     if model.backend.memory:
         totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
-    table = align([HEADINGS, *rows], LEFT)
+    table = align([(*HEADINGS, *again.headings), *rows], LEFT)
     rule = "-" * max(map(len, table))
     return Summary("\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)]))
+
+
+class _Again:
+    """The column of recomputed layers, if there are any."""
+
+    def __init__(self, model: Network, cuts: Sequence[int]) -> None:
+        self.segments = cut(model.graph.nodes, model.graph.trained, cuts)
+        self.headings = ("recomputed",) if cuts else ()
+        flops = {node.index: node.layer.cost(1).flops_forward for node in model.graph.nodes}
+        again = sum(flops[node.index] for part in self.segments.parts for node in part.nodes)
+        self.share = again / max(sum(flops.values()), 1)
+
+    def cells(self, node: Node) -> tuple[str, ...]:
+        if not self.headings:
+            return ()
+        for number, part in enumerate(self.segments.parts, start=1):
+            if node in part.nodes:
+                kept = ", output kept" if node.index in self.segments.checkpoints else ""
+                return (f"part {number}{kept}",)
+        return ("",)
 
 
 def represent_model(model: Network, description: Description) -> str:

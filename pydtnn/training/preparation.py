@@ -11,6 +11,7 @@ from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.mesh import share_loaded, share_replicas
 from pydtnn.training.metric_sums import Totals
+from pydtnn.training.recomputation import choose_segments
 from pydtnn.training.setup import Setup
 from pydtnn.utils.validate import whole
 
@@ -58,7 +59,7 @@ def prepare(
     TypeError, ValueError
         If the data sets, sizes and options do not fit together.
     AgreedError
-        On all ranks, if plans or data differ.
+        On all ranks, if plans or data differ, or the model's memory limit is not possible.
     """
     checks.check_validation(train, validation)
     checks.check_trainable(setup.model)
@@ -81,6 +82,7 @@ def prepare(
     others = {"epochs": epochs, "steps": len(loader), "validated": len(validation or ())}
     checks.check_plan(setup, plan, was, **others)
     check_data(setup.comm, [("training set", train), ("validation set", validation)])
+    choose_segments(setup, loader, -(-min(loader.global_batch_size, len(train)) // loader.shards))
     return loader, plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.model import Model
+from pydtnn.model.segments import beginning
 from tests.conftest import instruction_sets
 from tests.parallel.trajectories import Data, Expected, observe, randomize, together
 from tests.random_cases import Case, Cases
@@ -59,5 +61,24 @@ def test_shards_that_are_normalised_together_are_one_batch(cases: Cases) -> None
         expected = Expected.of(network)
         given = together(model_of(network, backend, fuse=fuse), network, Data(network).cut)
         case.compare(expected.assert_alike, given)
+
+    for_each_network(cases, check, least_batch=2, shared=True)
+
+
+@pytest.mark.fuzz("networks")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_network_that_recomputes_has_the_same_bytes(cases: Cases, dtype: str) -> None:
+    ways = [(NUMPY, True), (CPU, True), (CPU, False)]
+
+    def check(case: Case, network: Network) -> None:
+        backend, fuse = ways[case.number % len(ways)]
+        keeping, recomputing = (model_of(network, backend, fuse=fuse, dtype=dtype) for _ in "12")
+        rng = np.random.default_rng(network.seed)
+        nodes = len(keeping.graph.nodes)
+        first = beginning(keeping.graph.nodes, keeping.graph.trained)
+        cuts = [first, *(i for i in range(first + 1, nodes) if rng.random() < 0.4)]
+        recomputing.cut(cuts)
+        run = partial(together, cut=Data(network).cut) if case.number % 2 else observe
+        case.compare(np.testing.assert_equal, run(recomputing, network), run(keeping, network))
 
     for_each_network(cases, check, least_batch=2, shared=True)

@@ -8,6 +8,7 @@ layer's output changed a little. Networks that change much by that are not compa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ import hypothesis
 import numpy as np
 
 from pydtnn.layers import StepContext
+from pydtnn.layers.collectives import Pending, Sum
 from pydtnn.model import Model
+from pydtnn.model.execution import Asked
 from pydtnn.model.graph import Node
 from pydtnn.optimizers import SGD
 from tests.random_networks import NUMPY, Network
@@ -154,8 +157,10 @@ def together(model: Model, network: Network, cut: int) -> Record:
     recorder, data = Recorder(model, network), Data(network)
     shards = (slice(cut), slice(cut, None))
 
-    def total(sums: Any) -> Any:
-        return sum(sums[1:], sums[0])
+    def communicate(asked: Sequence[Asked]) -> list[Pending]:
+        first, *rest = (op.array for _, op in asked if isinstance(op, Sum))
+        total = sum(rest, first)
+        return [Pending(None, lambda: total)] * len(asked)
 
     def join(parts: list[Any]) -> Any:
         if not isinstance(parts[0], tuple):
@@ -168,13 +173,15 @@ def together(model: Model, network: Network, cut: int) -> Record:
         results = model.forward_shards(
             [tuple(x[rows] for x in xs) for rows in shards],
             [data.context(step, True, rows) for rows in shards],
-            total=total,
+            communicate=communicate,
+            joint=True,
         )
         recorder.keep(f"step{step}.0 y", join([y for y, _ in results]))
         dxs = model.backward_shards(
             [tuple(dy[rows] for dy in dys) for rows in shards],
             [saved for _, saved in results],
-            total=total,
+            communicate=communicate,
+            joint=True,
         )
         recorder.keep(f"step{step}.0 dx", join(dxs))
         recorder.keep_gradients(f"step{step}.0")

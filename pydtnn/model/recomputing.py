@@ -1,0 +1,144 @@
+"""The choice of what a model recomputes in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.layers.base import Shape, StepContext
+from pydtnn.layers.parameters import Parameter, ParameterBuffer
+from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.model.execution import Communicate
+from pydtnn.model.graph import Graph
+from pydtnn.model.memory import Forecast
+from pydtnn.model.partition.draft import MeshLike
+from pydtnn.model.recompute import Segments, cut
+from pydtnn.model.segments import Cuts, named_cuts
+from pydtnn.model.summary import quantity
+from pydtnn.utils.validate import whole
+
+AUTO = "auto"
+
+USUAL_BATCH = 32
+"""Samples for which memory is compared before the batch size is known."""
+
+ALIKE = 1.02
+"""Largest ratio of peaks of which the one with less computation is chosen."""
+
+Recompute = int | str | Sequence[str] | None
+"""A number of parts, names of layers, or "auto"."""
+
+
+class Recomputing:
+    """Methods of `Model` that choose the segments that backward recomputes."""
+
+    backend: Backend
+    dtype: np.dtype
+    graph: Graph
+    input_shapes: tuple[Shape, ...]
+    parameters: dict[str, Parameter]
+    buffers: tuple[ParameterBuffer, ...]
+    frozen_buffers: tuple[ParameterBuffer, ...]
+    statistics: RunningStatistics
+    mesh: MeshLike | None
+    communicate: Communicate | None
+    recompute: int | tuple[str, ...] | None
+    memory_limit: int | None
+    segments: Segments
+    cuts: tuple[int, ...]
+
+    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
+        """Run every node in order."""
+        raise NotImplementedError
+
+    def backward(self, dy: Any, residuals: list[Any]) -> Any:
+        """Run every node's backward in reverse."""
+        raise NotImplementedError
+
+    def choose_segments(self, batch: int | None = None, *, slots: int = 0) -> None:
+        """Choose what is recomputed for a batch size: see `find_cuts`."""
+        self.cut(self.find_cuts(batch, slots=slots))
+
+    def find_cuts(self, batch: int | None = None, *, slots: int = 0) -> tuple[int, ...]:
+        """Return the cuts for a batch size: nodes before which segments begin or end.
+
+        Parameters
+        ----------
+        batch : int, optional
+            Samples per pass. If it is not known, `memory_limit` is ignored.
+        slots : int
+            Slots of the optimizer, for the memory.
+
+        Raises
+        ------
+        ValueError
+            If a name matches no layer, there are too few layers for the parts, or no choice of
+            segments needs at most `memory_limit`.
+        """
+        nodes, trained = self.graph.nodes, self.graph.trained
+        if self.recompute is None or not trained:
+            return ()
+        if self.recompute != (AUTO,) and not isinstance(self.recompute, int):
+            return named_cuts(nodes, trained, self.recompute)
+        limit = None if batch is None else self.memory_limit
+        batch = batch or USUAL_BATCH
+        forecast = Forecast(self, batch, slots)
+        whole_step = forecast.memory(())
+        itemsize = self.dtype.itemsize
+        sizes = [batch * prod(node.shape) * itemsize for node in nodes]
+        cuts = Cuts(nodes, trained, whole_step.kept, sizes)
+        if isinstance(self.recompute, int):
+            if self.recompute > len(cuts.places):
+                raise ValueError(
+                    f"Model: recompute must be at most {len(cuts.places)}, the parts into which "
+                    f"this network can be cut, got {self.recompute}"
+                )
+            return cuts.even(self.recompute)
+        trials = {own: forecast.memory(own) for own in cuts.trials()}
+        if limit is None:
+            peak = ALIKE * min(memory.peak for memory in trials.values())
+            fitting = [own for own in trials if trials[own].peak <= peak]
+        else:
+            fitting = [own for own in trials if trials[own].resident <= limit]
+        if fitting:
+            return min(fitting, key=lambda own: (own[-1:], len(own)))
+        least = min(memory.resident for memory in trials.values())
+        raise ValueError(
+            f"Model: memory_limit must be at least {least:,} B ({quantity(least, 1024, 'B')}) for "
+            f"{batch} samples per pass, got {limit:,} B; use smaller batches or "
+            "accumulation"
+        )
+
+    def cut(self, cuts: Sequence[int]) -> None:
+        """Recompute the segments between cuts, and nothing if there are none."""
+        self.cuts = tuple(cuts)
+        self.segments = cut(self.graph.nodes, self.graph.trained, self.cuts)
+        self.graph.find_overwrites(self.segments.checkpoints)
+
+    def _set_recompute(self, recompute: Recompute, memory_limit: int | None) -> None:
+        """Store the arguments of the model, and choose segments."""
+        if memory_limit is not None:
+            memory_limit = whole("Model", "memory_limit", memory_limit, at_least=1)
+            if recompute != AUTO:
+                raise ValueError(
+                    f'Model: memory_limit requires recompute="auto", got recompute={recompute!r}'
+                )
+        if isinstance(recompute, int):
+            self.recompute = whole("Model", "recompute", recompute, at_least=2)
+        else:
+            self.recompute = None if recompute is None else _names(recompute)
+        self.memory_limit = memory_limit
+        self.choose_segments()
+
+
+def _names(recompute: str | Sequence[str]) -> tuple[str, ...]:
+    names = (recompute,) if isinstance(recompute, str) else recompute
+    if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise TypeError(
+        f'Model: recompute must be a number of parts, names of layers or "auto", got {recompute!r}'
+    )

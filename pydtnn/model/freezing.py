@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 
 from pydtnn.kernels import Backend
 from pydtnn.layers.parameters import Parameter
-from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.layers.statistics import RUNNING, RunningStatistics
 from pydtnn.model.graph import Graph
 from pydtnn.model.placement import freeze_statistics
+from pydtnn.model.stage import Stage
 from pydtnn.utils.selection import select
 
 
@@ -19,7 +20,9 @@ class Freezing:
     graph: Graph
     parameters: dict[str, Parameter]
     statistics: RunningStatistics
+    stage: Stage | None
     _bucket_bytes: Sequence[int]
+    _frozen_elsewhere: frozenset[str] = frozenset()
 
     def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
         raise NotImplementedError
@@ -59,17 +62,26 @@ class Freezing:
     def _select(self, who: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
         if not patterns:
             raise ValueError(f'{who}: expected names of layers, got none; "*" means all')
-        return select(who, patterns, self.parameters)
+        return select(who, patterns, self.parameter_names)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the parameters of the network: of all stages, if it is cut into several."""
+        if self.stage is None:
+            return tuple(self.parameters)
+        return tuple(n for n in self.stage.shapes if n.rpartition(".")[2] not in RUNNING)
 
     @property
     def frozen(self) -> tuple[str, ...]:
         """Names of the frozen parameters."""
-        return tuple(name for name, p in self.parameters.items() if p.frozen)
+        own = {name for name, p in self.parameters.items() if p.frozen} | self._frozen_elsewhere
+        return tuple(name for name in self.parameter_names if name in own)
 
     def set_frozen(self, names: Collection[str]) -> None:
         """Freeze these parameters and thaw all others."""
         if {*names} == {*self.frozen}:
             return
+        self._frozen_elsewhere = frozenset(names) - self.parameters.keys()
         for name, p in self.parameters.items():
             p.frozen = name in names
         freeze_statistics(self.statistics.statistics, self.parameters.values())

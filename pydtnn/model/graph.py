@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -135,6 +135,17 @@ class Graph:
                 "model; make a second one"
             )
         return layer.another_use()
+
+    def adopt(self, nodes: Sequence[Node], replaced: Mapping[Node, Node]) -> None:
+        """Append nodes of another graph, which read those of `replaced` instead of the key."""
+        for node in nodes:
+            node.index = len(self.nodes)
+            node.inputs = tuple(replaced.get(source, source) for source in node.inputs)
+            node.consumers = []
+            for source in node.inputs:
+                source.consumers.append(node)
+            self.nodes.append(node)
+            self._names.add(node.name)
 
     def finish(self, outputs: Sequence[Node], *, input_gradient: bool = False) -> None:
         """Set the outputs; determine needed gradients, in-place operations and releases of arrays.

@@ -27,6 +27,7 @@ from pydtnn.model.placement import place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.shape_warnings import warn_of_channels_first
+from pydtnn.model.stage import create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import Whole
 from pydtnn.utils.foreign_names import NotCallable
@@ -128,10 +129,12 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
         self.inputs = None
         self.mesh = mesh
         self.communicate: Communicate | None = None if mesh is None else mesh.communicate
-        outputs = partition(self.graph, outputs, plan, mesh, input_gradient=input_gradient)
+        outputs, cut = partition(self.graph, outputs, plan, mesh, input_gradient=input_gradient)
+        self.stage = create_stage(cut, mesh, self.backend, self.dtype, input_gradient)
         if fuse:
             outputs = fuse_graph(self.graph, outputs)
-        self.graph.finish(outputs, input_gradient=input_gradient)
+        received = self.stage is not None and bool(self.stage.receives)
+        self.graph.finish(outputs, input_gradient=input_gradient or received)
         self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
         for p in self.parameters.values():
@@ -177,12 +180,19 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
     @property
     def layers(self) -> Layers:
         """The layers in the order they run, also by name."""
-        return Layers(node.layer for node in self.graph.nodes[len(self.input_shapes) :])
+        return Layers(node.layer for node in self.graph.nodes[len(self.graph.inputs) :])
 
     @property
     def output_shape(self) -> Shape:
         """Shape of the (first) output of one sample."""
-        return self.graph.outputs[0].shape
+        return self.output_shapes[0]
+
+    @property
+    def output_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the outputs of one sample."""
+        if self.stage is not None:
+            return self.stage.output_shapes
+        return tuple(node.shape for node in self.graph.outputs)
 
     def forward(
         self,
@@ -211,6 +221,8 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
         residuals : list
             The values that `backward` requires.
         """
+        if self.stage is not None:
+            return self.stage.forward(self, x, context, keep=keep, after_node=after_node)
         return self.forward_shards([x], [context], keep=keep, after_node=after_node)[0]
 
     @recycled
@@ -301,9 +313,11 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
             Gradient of the inputs if the model was built with ``input_gradient=True``, otherwise
             None.
         """
-        return self.backward_shards(
-            [dy], [residuals], on_ready=on_ready, after_node=after_node, accumulate=accumulate
-        )[0]
+        run = self.backward_shards
+        options: dict[str, Any] = {"on_ready": on_ready, "after_node": after_node}
+        if self.stage is not None:
+            return self.stage.backward(run, dy, residuals, accumulate=accumulate, **options)
+        return run([dy], [residuals], accumulate=accumulate, **options)[0]
 
     @recycled
     def backward_shards(
@@ -367,7 +381,8 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
     @property
     def whole(self) -> Whole:
         """Conversion of this rank's arrays to those of the whole network."""
-        return Whole(self.mesh, self.parameters.values(), self.statistics.statistics)
+        others = None if self.stage is None else self.stage.shapes
+        return Whole(self.mesh, self.parameters.values(), self.statistics.statistics, others)
 
     def _own_state(self) -> dict[str, np.ndarray]:
         values = {name: self.backend.to_numpy(p.master) for name, p in self.parameters.items()}

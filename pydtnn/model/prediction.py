@@ -28,6 +28,11 @@ class Predictor(ABC):
     graph: Graph
     inputs: Inputs | None
 
+    @property
+    @abstractmethod
+    def output_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the outputs of one sample."""
+
     @abstractmethod
     def forward(self, x: Any, context: StepContext, *, keep: bool = True) -> tuple[Any, list[Any]]:
         """Run every node in order."""
@@ -71,7 +76,7 @@ class Predictor(ABC):
         context = StepContext(training=False)
         samples = len(inputs[0])
         dtype = arithmetic(self.dtype)
-        outputs = [np.empty((samples, *node.shape), dtype) for node in self.graph.outputs]
+        outputs = [np.empty((samples, *shape), dtype) for shape in self.output_shapes]
         for start in range(0, samples, batch_size):
             rows = slice(start, start + batch_size)
             batch = tuple(self._normalized(k, part[rows]) for k, part in enumerate(inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Self
 
@@ -124,12 +125,16 @@ class Mesh(SuggestsNames):
 
     def start(self, layer: str, collective: Collective) -> Pending:
         """Start a collective and count its messages for a layer."""
-        with self.comm.traffic.counted(self.traffic.setdefault(layer, Traffic())):
+        with self.counted(layer):
             *others, axis = collective.axes
             for other in others:  # sums over several axes are sums of sums
                 assert isinstance(collective, Sum)
                 collective = Sum(self._start(other, collective).wait(), collective.axes)
             return self._start(axis, collective)
+
+    def counted(self, layer: str) -> AbstractContextManager[None]:
+        """Count the messages of the ``with`` block for a layer, too."""
+        return self.comm.traffic.counted(self.traffic.setdefault(layer, Traffic()))
 
     def _start(self, axis: str, collective: Collective) -> Pending:
         number = self._tags[axis] = self._tags.get(axis, -1) + 1

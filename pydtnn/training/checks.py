@@ -23,6 +23,7 @@ from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.callback import Callback
 from pydtnn.training.callback_checks import check_callback
 from pydtnn.training.mesh import check_groups, check_rule
+from pydtnn.training.pipeline_checks import check_pipeline, check_schedule
 from pydtnn.training.setup import Setup
 from pydtnn.utils.errors import AgreedError
 
@@ -70,7 +71,7 @@ def check_parts(
 
 def check_trainable(model: Model) -> None:
     """Raise ValueError if all parameters are frozen."""
-    if model.frozen and not model.buffers:
+    if model.frozen and len(model.frozen) == len(model.parameter_names):
         raise ValueError(
             "Trainer: expected trainable parameters, got a model of which all are frozen; thaw "
             "some with model.thaw(...)"
@@ -79,6 +80,8 @@ def check_trainable(model: Model) -> None:
 
 def warn_of_probabilities(setup: Setup) -> None:
     """Warn if a loss that takes logits is given probabilities, of which it makes others."""
+    if setup.model.stage is not None and not setup.model.stage.last:
+        return
     for node, loss in zip(setup.model.graph.outputs, setup.objective.losses, strict=True):
         for layer, taken in ((Softmax, CategoricalCrossEntropy), (Sigmoid, BinaryCrossEntropy)):
             if isinstance(node.layer, layer) and isinstance(loss, taken):
@@ -98,6 +101,7 @@ def check_options(setup: Setup, accumulation: int) -> None:
     """
     check_groups(setup.model, setup.mesh)
     check_rule(setup.optimizer, setup.model.parameters.values())
+    check_pipeline(setup)
     _check_exact(setup, accumulation)
     if setup.loss_scale is not None:
         _check_loss_scale(setup.exchange)
@@ -233,10 +237,12 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
     total = min(loader.global_batch_size, len(loader.dataset))
     most = -(-total // setup.data.size)
     if accumulation > most:
+        what = "accumulation" if setup.model.stage is None else "micro_batches"
         raise ValueError(
-            f"Trainer: accumulation must be at most the {most} samples of a rank per step, got "
+            f"Trainer: {what} must be at most the {most} samples of a rank per step, got "
             f"{accumulation}; use at most {most}"
         )
+    check_schedule(setup, loader, accumulation)
     norm = _narrowest_norm(setup.model)
     if norm is None or norm[1] > 1:
         return
@@ -302,7 +308,7 @@ def _check_ranks(setup: Setup, numbers: Mapping[str, int]) -> None:
     facts |= {
         "number of parameters": sum(math.prod(shape) for _, shape in shapes),
         "shapes of parameters": shapes,
-        "frozen parameters": [p.name for p in setup.model.parameters.values() if p.frozen],
+        "frozen parameters": [*setup.model.frozen],
         "type of elements": str(setup.model.dtype),
         "metrics": [*setup.objective.names[1:]],
         "scheme": type(setup.exchange).__name__,

@@ -15,6 +15,7 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.pipeline import Schedule, gpipe
 from pydtnn.parallel.sums import average
 from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
@@ -40,6 +41,8 @@ class Setup:
         Whether batch norm normalises with the statistics of the whole batch of all ranks.
     mesh : Mesh or None
         The ranks, if the network is distributed too.
+    schedule : Schedule
+        Order of the micro-batches, if the model is a stage of a pipeline.
     """
 
     model: Model
@@ -49,6 +52,7 @@ class Setup:
     loss_scale: LossScale | None
     sync_batch_norm: bool
     mesh: Mesh | None = None
+    schedule: Schedule = gpipe
 
     @property
     def comm(self) -> Metered:
@@ -117,12 +121,13 @@ def create_setup(
     mesh: Mesh | None,
     *,
     sync_batch_norm: bool,
+    schedule: Schedule,
 ) -> Setup:
     """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
     mesh = choose_mesh(model, mesh)
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
-    return Setup(model, optimizer, exchange, objective, loss_scale, sync_batch_norm, mesh)
+    return Setup(model, optimizer, exchange, objective, loss_scale, sync_batch_norm, mesh, schedule)
 
 
 def bind_optimizer(setup: Setup) -> None:
@@ -130,7 +135,7 @@ def bind_optimizer(setup: Setup) -> None:
     model, optimizer = setup.model, setup.optimizer
     model.choose_buckets(setup.bucket_bytes)
     optimizer.bind(model.backend, model.buffers, setup.exchange)
-    optimizer.groups.check(model.parameters)
+    optimizer.groups.check(model.parameter_names)
     optimizer.scale_loss(setup.loss_scale)
     optimizer.distribute(create_parts(setup.mesh))
 

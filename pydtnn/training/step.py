@@ -7,7 +7,7 @@ number of ranks, with gradients, losses and statistics summed by the fixed tree 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydtnn.layers import StepContext
 from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.execution import Asked
+from pydtnn.model.graph import Node
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
@@ -53,6 +54,7 @@ class Passes:
         self.scale: Number = self.exchange.loss_scale(len(batch), batch.total)
         if setup.loss_scale is not None:
             self.scale = setup.loss_scale.loss(self.scale)
+        self.shards = batch.shards or (Shard(None, slice(0, len(batch))),)
         self.joint = setup.sync_batch_norm
         self.separate = self.sums.shards is not None and not self.joint  # statistics of each shard
         self.totals = setup.new_totals(setup.model.backend.xp)
@@ -65,44 +67,56 @@ class Passes:
         self.sums.begin(self.batch.total)
         statistics = self.model.statistics
         statistics.begin_step()
-        shards = self.batch.shards or (Shard(None, slice(0, len(self.batch))),)
+        shards = self.shards
         groups = [shards] if self.joint else [(shard,) for shard in shards]
         summed: Request | None = None
         for group in groups:
-            dys, residuals = self._forward(group)
+            dys, residuals = self.forward(group)
             if group is groups[-1]:  # overlapped with backward
                 self.totals.values, summed = self.sums.add_up(self.losses)
-            self._backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
+            self.backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
         assert summed is not None
         summed.wait()
-        if self.separate:
-            total, request = self.sums.add_up(self.statistics)
-            request.wait()
-            statistics.sums[:] = total
+        self.fold_statistics()
 
-    def _forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
+    def forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
         """Compute outputs and losses; return the gradients of the losses and the saved values."""
         model, batch = self.model, self.batch
         xs = [batch.inputs(model.backend, shard.rows) for shard in group]
         contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
         self.in_flight = [shard.number for shard in group]
-        outputs = model.forward_shards(
-            xs, contexts, communicate=self._communicate, joint=self.joint
-        )
+        outputs = model.forward_shards(xs, contexts, communicate=self.communicate, joint=self.joint)
         del xs
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
-            totals = self.setup.new_totals(model.backend.xp)
-            target = batch.targets(shard.rows)
-            dys.append(self.setup.objective.compute(y, target, self.scale, totals))
+            dys.append(self.compute_loss(shard, y))
             residuals.append(saved)
-            self.losses.append((shard.number, totals.values))
-        if self.separate:
-            self.statistics.append((group[0].number, model.statistics.sums.copy()))
-            model.statistics.begin_step()
+        self.take_statistics(group[0])
         return dys, residuals
 
-    def _communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
+    def compute_loss(self, shard: Shard, y: Any) -> Any:
+        """Compute loss and metrics of a shard; return the gradient of the outputs."""
+        totals = self.setup.new_totals(self.model.backend.xp)
+        target = self.batch.targets(shard.rows)
+        dy = self.setup.objective.compute(y, target, self.scale, totals)
+        self.losses.append((shard.number, totals.values))
+        return dy
+
+    def take_statistics(self, shard: Shard) -> None:
+        """Keep the statistics of a shard apart if they are added in a fixed order."""
+        if self.separate:
+            statistics = self.model.statistics
+            self.statistics.append((shard.number, statistics.sums.copy()))
+            statistics.begin_step()
+
+    def fold_statistics(self) -> None:
+        """Add up the statistics of all shards that were kept apart."""
+        if self.separate:
+            total, request = self.sums.add_up(self.statistics)
+            request.wait()
+            self.model.statistics.sums[:] = total
+
+    def communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
         """Start a collective for each shard in flight; sums over the batch are common to all."""
         node, first = asked[0]
         own = self.model.communicate
@@ -118,14 +132,25 @@ class Passes:
             return [*own([(node, Sum(total, others))])] * len(asked)
         return [Pending(request, lambda: total)] * len(asked)
 
-    def _backward(
+    def after_node(self, exchange: AxisSums | None) -> Callable[[Node], None] | None:
+        """Return the function that is called after each node of backward.
+
+        Parameters
+        ----------
+        exchange : AxisSums or None
+            The sums of the last shards, while they are in progress.
+        """
+        return None if exchange is None else lambda node: exchange.progress()
+
+    def backward(
         self,
         group: Sequence[Shard],
         dys: list[Any],
         residuals: list[Any],
         first: bool,
         last: bool,
-    ) -> None:
+    ) -> list[Any]:
+        """Compute the gradients of shards; return those of the inputs."""
         slots = self.sums.slots(len(group))
         exchange = AxisSums(self.exchange, self.setup.mesh)
 
@@ -136,14 +161,15 @@ class Passes:
                 exchange.ready(bucket)
 
         begins = first and self.setup.optimizer.iterations == 0
-        self.model.backward_shards(
+        dxs = self.model.backward_shards(
             dys,
             residuals,
-            communicate=self._communicate,
+            communicate=self.communicate,
             joint=self.joint,
             on_ready=check_stored(self.model, on_ready, slots) if begins else on_ready,
-            after_node=(lambda node: exchange.progress()) if last else None,
+            after_node=self.after_node(exchange if last else None),
             accumulate=not first,
             slots=slots,
         )
         exchange.finish()
+        return dxs

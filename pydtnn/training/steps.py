@@ -15,8 +15,8 @@ import numpy as np
 from pydtnn.data import Batch
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.nonfinite import not_finite_at
+from pydtnn.training.pipeline import create_passes
 from pydtnn.training.setup import Setup
-from pydtnn.training.step import Passes
 
 Result = Callable[[], Totals]
 """Waits for a step and returns its loss and metrics, summed over all ranks, on the host; raises
@@ -56,7 +56,7 @@ class Eager:
         """Run a whole step; the parameters are not changed if the loss is not finite."""
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics
-        passes = Passes(setup, batch, epoch, seed)
+        passes = create_passes(setup, batch, epoch, seed)
         passes.run()
         totals = setup.to_host(passes.totals)
         if not np.isfinite(totals.values).all():

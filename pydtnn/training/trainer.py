@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pydtnn.data import Batch, Dataset, Loader
+from pydtnn.data import Dataset, Loader
 from pydtnn.data.augment import Augmentation
 from pydtnn.data.inputs import inputs_of
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.pipeline import Schedule, find
 from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
-from pydtnn.training.capture import create_steps
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
 from pydtnn.training.logs import History, Logs
-from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Losses, Metrics, Objective
+from pydtnn.training.pipeline_checks import micro_batches_of
 from pydtnn.training.preparation import prepare, read_position, start_equal
 from pydtnn.training.progress import create_progress, with_progress
 from pydtnn.training.setup import bind_optimizer, create_setup, represent_setup
-from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.training.stepping import Stepping
+from pydtnn.training.steps import Result
 from pydtnn.training.tuning import autotune
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.validate import whole
 
 
-class Trainer(SuggestsNames, Averaging):
+class Trainer(SuggestsNames, Averaging, Stepping):
     """Train a model on the ranks of a communicator.
 
     Parameters
@@ -60,6 +57,12 @@ class Trainer(SuggestsNames, Averaging):
     callbacks : sequence of Callback
     accumulation : int
         Micro-batches into which each rank divides its part of a step, to save memory.
+    micro_batches : int, optional
+        The same for the stages of a pipeline, which compute different ones at a time; by default
+        four per stage.
+    pipeline_schedule : Schedule or str
+        Order of the micro-batches in each stage: "1f1b", "gpipe", or a function of
+        `pydtnn.parallel.pipeline`.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
@@ -116,6 +119,8 @@ class Trainer(SuggestsNames, Averaging):
         mesh: Mesh | None = None,
         callbacks: Sequence[Callback] = (),
         accumulation: int = 1,
+        micro_batches: int | None = None,
+        pipeline_schedule: str | Schedule = "1f1b",
         sync_batch_norm: bool = False,
         graph: bool = True,
         progress: str | bool = "auto",
@@ -124,16 +129,22 @@ class Trainer(SuggestsNames, Averaging):
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
         self.optimizer = optimizer
-        outputs = len(model.graph.outputs)
+        outputs = len(model.output_shapes)
         self.objective = Objective(model.backend, outputs, loss, loss_weights, metrics)
         self.setup = create_setup(
-            model, optimizer, self.objective, exchange, mesh, sync_batch_norm=sync_batch_norm
+            model,
+            optimizer,
+            self.objective,
+            exchange,
+            mesh,
+            sync_batch_norm=sync_batch_norm,
+            schedule=find(pipeline_schedule),
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm
         self.callbacks = list(callbacks)
         self._progress = create_progress(progress)
-        self.accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
+        self.accumulation = micro_batches_of(model, accumulation, micro_batches)
         self.sync_batch_norm = sync_batch_norm
         checks.check_options(self.setup, self.accumulation)
         checks.warn_of_probabilities(self.setup)
@@ -290,45 +301,6 @@ class Trainer(SuggestsNames, Averaging):
         vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
         return True
 
-    @cached_property
-    def steps(self) -> Steps:
-        """The implementation of steps, selected before the first."""
-        return create_steps(self.setup, self._graph)
-
-    @np.errstate(all="ignore")  # overflow is reported by `not_finite`
-    def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
-        checks.check_binding(self.optimizer, self.binding, self.model)
-        steps = self.steps
-        if batch.total < self.global_batch_size:  # the last of an epoch
-            self.drain()  # in order
-            steps = Eager(self.setup)
-        return steps(batch, epoch, seed)
-
-    def drain(self, late: int = 0) -> None:
-        """Wait until at most `late` steps are incomplete, and add the losses of the others."""
-        while len(self._results) > late:
-            step = self._clocked("steps", self._results.popleft())
-            self.losses.append(step.means()["loss"])
-            self.totals += step
-            self.logs = self.totals.means()
-
-    def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
-        """Run one step on this rank's part of a global batch.
-
-        Collective: all ranks call it.
-
-        Returns
-        -------
-        Totals
-            Loss and metrics summed over all ranks.
-
-        Raises
-        ------
-        NotFiniteError
-            On all ranks, if the loss is NaN or infinite; the parameters are not changed.
-        """
-        return self._begin(batch, epoch, seed)()
-
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
 
@@ -388,10 +360,3 @@ class Trainer(SuggestsNames, Averaging):
     def _notify(self, event: str, *args: Any) -> None:
         for callback in with_progress(self._progress, self.callbacks):
             getattr(callback, event)(self, *args)
-
-    def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return call(*args)
-        finally:
-            self.seconds[what] += time.perf_counter() - start

@@ -12,8 +12,9 @@ from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
-from pydtnn.model.partition.plan import Plan, find_plan
+from pydtnn.model.partition.plan import PIPELINE, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
+from pydtnn.model.partition.stages import StageCut, cut_stages
 
 NAMES = {Spread.WHOLE: "whole", Spread.PARTIAL: "partial"}
 
@@ -25,7 +26,7 @@ def partition(
     mesh: MeshLike | None,
     *,
     input_gradient: bool = False,
-) -> tuple[Node, ...]:
+) -> tuple[tuple[Node, ...], StageCut | None]:
     """Partition a graph that contains all nodes and is neither fused nor finished.
 
     Parameters
@@ -37,15 +38,18 @@ def partition(
     plan : Plan, mapping or str, optional
         See `pydtnn.model.partition.plan.find_plan`.
     mesh : MeshLike, optional
-        Without one, or without axes besides "data", the graph is not changed.
+        Without one, or without axes besides "data", the graph is not changed. Along the axis
+        "pipeline" the network is cut into stages first, each of which is then partitioned.
     input_gradient : bool
         Whether the gradient of the inputs is needed; otherwise an input of which only a part is
-        read on this rank becomes this part.
+        read on this rank becomes this part, unless there are stages.
 
     Returns
     -------
-    tuple of Node
-        The outputs, whole on every rank.
+    outputs : tuple of Node
+        The outputs, whole on every rank; of this rank's stage.
+    stage : StageCut or None
+        The messages of this rank's stage if there are several.
 
     Raises
     ------
@@ -55,24 +59,32 @@ def partition(
     if mesh is None:
         if plan is not None:
             raise ValueError("Model: a plan requires the ranks; use mesh=Mesh(comm, ...)")
-        return outputs
-    axes = [axis for axis in mesh.shape if axis != "data"]
-    if not axes and plan is None:
-        return outputs
-    plan = find_plan(plan, axes)
-    layers = [node for node in graph.nodes if node not in graph.inputs]
-    plan.check([node.name for node in layers], axes)
-    work = _Pass(graph, plan, mesh, [axis for axis in axes if mesh.shape[axis] > 1])
-    for node in layers:
+        return outputs, None
+    axes = [axis for axis in mesh.shape if axis not in ("data", PIPELINE)]
+    if not axes and plan is None and PIPELINE not in mesh.shape:
+        return outputs, None
+    plan = find_plan(plan, axes, pipeline=PIPELINE in mesh.shape)
+    plan.check([node.name for node in graph.nodes if node not in graph.inputs], axes)
+    stage = None
+    if mesh.shape.get(PIPELINE, 1) > 1:
+        stages, number = mesh.shape[PIPELINE], mesh.position[PIPELINE]
+        stage = cut_stages(graph, outputs, stages, number, plan.stages)
+        outputs = stage.outputs
+    used = [axis for axis in axes if mesh.shape[axis] > 1]
+    if stage is not None and not used:
+        return outputs, stage
+    work = _Pass(graph, plan, mesh, used)
+    for node in graph.nodes[len(graph.inputs) :]:
         work.add(node)
     results = tuple(work.whole(node) for node in outputs)
-    work.check_use()
-    if not input_gradient:
+    if stage is None:  # a stage may contain no layer that can be cut
+        work.check_use()
+    if stage is None and not input_gradient:
         for node in graph.inputs:
             work.cut_input(node, results)
     work.number()
     graph.nodes = work.nodes
-    return results
+    return results, stage
 
 
 class _Pass:

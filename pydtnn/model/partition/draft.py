@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,6 +46,9 @@ class MeshLike(Protocol):
 
     def group(self, axis: str) -> RanksLike:
         """Return the group of this rank along an axis."""
+
+    def counted(self, layer: str) -> AbstractContextManager[None]:
+        """Count the messages of the ``with`` block for a layer."""
 
     def communicate(self, asked: Any) -> Any:
         """Start collectives: `pydtnn.model.execution.Communicate`."""

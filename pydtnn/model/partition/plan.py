@@ -14,6 +14,9 @@ from pydtnn.utils.suggest import unknown
 NAMES = ("filter", "channel", "alternate", "spatial", "width", "data")
 """The strategies of single layers."""
 
+PIPELINE = "pipeline"
+"""Axis of the mesh along which a network is cut into stages, and the plan's key of their names."""
+
 ALIASES = {"height": "spatial", "model": "alternate", "tensor": "alternate"}
 """Other names of axes of a mesh, with the strategy that they stand for."""
 
@@ -23,10 +26,17 @@ class Plan(SuggestsNames):
 
     Parameters
     ----------
-    rules : mapping of str to mapping
+    rules : mapping of str to mapping or list
         For patterns of names of layers or blocks (`pydtnn.utils.selection.select`), the axis of the
         mesh for each strategy: ``{"stage1": {"spatial": "model"}, "*": {"filter": "model"}}``. The
-        first pattern that matches a layer applies. An empty mapping leaves layers whole.
+        first pattern that matches a layer applies. An empty mapping leaves layers whole. For
+        "pipeline", the layers or blocks with which the stages but the first begin:
+        ``{"pipeline": ["stage2", "stage3"]}``; by default stages take about equal times.
+
+    Attributes
+    ----------
+    stages : tuple of str
+        Names for "pipeline".
 
     Notes
     -----
@@ -40,7 +50,14 @@ class Plan(SuggestsNames):
     def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:
         if not isinstance(rules, Mapping):
             raise TypeError(f"Plan: expected a mapping of layers to strategies, got {rules!r}")
-        self.rules = {str(pattern): _checked(pattern, own) for pattern, own in rules.items()}
+        stages: Any = rules.get(PIPELINE)
+        own = {**rules}
+        if isinstance(stages, list | tuple) and all(isinstance(name, str) for name in stages):
+            del own[PIPELINE]
+        else:
+            stages = ()
+        self.stages = tuple(stages)
+        self.rules = {str(pattern): _checked(pattern, each) for pattern, each in own.items()}
         self.explicit = True
 
     @classmethod
@@ -51,7 +68,8 @@ class Plan(SuggestsNames):
         return plan
 
     def __repr__(self) -> str:
-        return f"Plan({self.rules!r})"
+        stages = {PIPELINE: [*self.stages]} if self.stages else {}
+        return f"Plan({ {**self.rules, **stages}!r})"
 
     def check(self, layers: Collection[str], axes: Collection[str]) -> None:
         """Raise ValueError if a pattern matches no layer, or an axis is not one of the mesh."""
@@ -88,7 +106,9 @@ def _read(path: Path) -> Any:
         raise ValueError(f"Plan: {path} cannot be read: {error}") from error
 
 
-def find_plan(plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str]) -> Plan:
+def find_plan(
+    plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str], *, pipeline: bool = False
+) -> Plan:
     """Return a plan from a name, a file or the axes of a mesh.
 
     Parameters
@@ -98,17 +118,25 @@ def find_plan(plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str]) 
         the path of a YAML file contains the rules of a `Plan`. By default, each axis is used for
         the strategy of its name.
     axes : sequence of str
-        The mesh's axes without "data".
+        The mesh's axes without "data" and "pipeline".
+    pipeline : bool
+        Whether the mesh has the axis "pipeline".
 
     Raises
     ------
     ValueError
     """
-    if isinstance(plan, Plan):
-        return plan
     if isinstance(plan, Mapping):
-        return Plan(plan)
-    if plan is None:
+        plan = Plan(plan)
+    elif isinstance(plan, str) and Path(plan).suffix in (".yaml", ".yml"):
+        plan = Plan(_read(Path(plan)))
+    if (plan == PIPELINE or (isinstance(plan, Plan) and plan.stages)) and not pipeline:
+        raise ValueError(
+            "Plan: pipeline requires an axis of the mesh of this name; use Mesh(comm, pipeline=2)"
+        )
+    if isinstance(plan, Plan) and plan.rules:
+        return plan
+    if plan is None or plan == PIPELINE or isinstance(plan, Plan):
         known = [axis for axis in axes if ALIASES.get(axis, axis) in NAMES]
         for axis in axes:
             if axis not in known:
@@ -116,7 +144,9 @@ def find_plan(plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str]) 
                     f"Plan: {unknown('strategy', axis, NAMES)}, which is the name of an axis of "
                     "the mesh; name the axis after a strategy, or give a plan"
                 )
-        return Plan.named({ALIASES.get(axis, axis): axis for axis in known})
+        named = Plan.named({ALIASES.get(axis, axis): axis for axis in known})
+        named.stages = plan.stages if isinstance(plan, Plan) else ()
+        return named
     if plan in NAMES:
         own = [axis for axis in axes if ALIASES.get(axis, axis) == plan] or list(axes)
         if len(own) != 1:
@@ -125,6 +155,6 @@ def find_plan(plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str]) 
                 f"{', '.join(axes) or 'none'}; use Mesh(comm, {plan}=2)"
             )
         return Plan.named({plan: own[0]})
-    if Path(plan).suffix in (".yaml", ".yml"):
-        return Plan(_read(Path(plan)))
-    raise ValueError(f"Plan: {unknown('strategy', plan, NAMES)}; a file must end in .yaml")
+    raise ValueError(
+        f"Plan: {unknown('strategy', plan, [*NAMES, PIPELINE])}; a file must end in .yaml"
+    )

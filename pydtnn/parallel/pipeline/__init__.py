@@ -1,0 +1,31 @@
+"""Pipeline schedules as data: generated, verified and drawn without communication."""
+
+from pydtnn.parallel.pipeline.check import PipelineError, Timeline, check
+from pydtnn.parallel.pipeline.schedules import (
+    PIPELINE_SCHEDULES,
+    Action,
+    Schedule,
+    actions_of,
+    backward,
+    bubble,
+    find,
+    forward,
+    gpipe,
+    one_forward_one_backward,
+)
+
+__all__ = [
+    "PIPELINE_SCHEDULES",
+    "Action",
+    "PipelineError",
+    "Schedule",
+    "Timeline",
+    "actions_of",
+    "backward",
+    "bubble",
+    "check",
+    "find",
+    "forward",
+    "gpipe",
+    "one_forward_one_backward",
+]

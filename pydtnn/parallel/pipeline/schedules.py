@@ -1,0 +1,141 @@
+"""Pipeline schedules: the order in which a stage computes its micro-batches.
+
+A schedule is a function of a stage, the number of stages and the number of micro-batches, which
+returns the actions of that stage in order. Messages follow from the actions: before ``forward(m)``
+a stage receives the values of micro-batch m from the stage before it, and afterwards it sends its
+own to the next; ``backward(m)`` does the same with gradients in the other direction. Sends do not
+block; an action begins when its message has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from pydtnn.utils.registry import Kind
+
+
+class Action(NamedTuple):
+    """Computation of one micro-batch by a stage.
+
+    Attributes
+    ----------
+    kind : {"forward", "backward"}
+    micro_batch : int
+        From 0.
+    """
+
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.micro_batch}"
+
+
+def forward(micro_batch: int) -> Action:
+    """Compute the outputs and the loss of a micro-batch, and keep the values for backward."""
+    return Action("forward", micro_batch)
+
+
+def backward(micro_batch: int) -> Action:
+    """Compute the gradients of a micro-batch, and release its values."""
+    return Action("backward", micro_batch)
+
+
+Schedule = Callable[[int, int, int], Iterable[Action]]
+"""Function ``(stage, stages, micro_batches)`` that returns the actions of a stage."""
+
+
+def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """All forward passes, then all backward passes; every stage keeps all micro-batches.
+
+    References
+    ----------
+    Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+    NeurIPS 2019, section 2.2. Backward passes are in the order of the forward passes here, so that
+    gradients are summed in the order of every other schedule.
+
+    >>> [str(action) for action in gpipe(0, 2, 2)]
+    ['forward 0', 'forward 1', 'backward 0', 'backward 1']
+    """
+    every = range(micro_batches)
+    return [*map(forward, every), *map(backward, every)]
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """Backward of each micro-batch as early as possible; a stage keeps at most ``stages - stage``.
+
+    References
+    ----------
+    Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019,
+    section 3.2; with one update per step as PipeDream-Flush in "Memory-Efficient Pipeline-Parallel
+    DNN Training", ICML 2021.
+
+    >>> [str(action) for action in one_forward_one_backward(0, 2, 3)]  # doctest: +ELLIPSIS
+    ['forward 0', 'forward 1', 'backward 0', 'forward 2', 'backward 1', 'backward 2']
+    """
+    ahead = min(stages - stage - 1, micro_batches)
+    actions = [*map(forward, range(ahead))]
+    for micro_batch in range(micro_batches):
+        if micro_batch + ahead < micro_batches:
+            actions.append(forward(micro_batch + ahead))
+        actions.append(backward(micro_batch))
+    return actions
+
+
+PIPELINE_SCHEDULES: dict[str, Schedule] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+"""Schedules by their names on the command line."""
+
+SCHEDULE: Kind[Any] = Kind(
+    "pipeline schedule",
+    PIPELINE_SCHEDULES,
+    Callable,
+    "a function of a stage, the number of stages and the number of micro-batches",
+)
+
+
+def find(schedule: str | Schedule) -> Schedule:
+    """Return the schedule of a name or of ``path/to/file.py:function``; a function unchanged.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is none of that name, or it is not a function.
+    """
+    found: Schedule = SCHEDULE.find(schedule).target
+    return found
+
+
+def actions_of(
+    schedule: str | Schedule, stage: int, stages: int, micro_batches: int
+) -> tuple[Action, ...]:
+    """List the actions of a stage.
+
+    Raises
+    ------
+    TypeError
+        If the function does not return actions.
+    """
+    function = find(schedule)
+    who = getattr(function, "__name__", repr(function))
+    returned: Any = function(stage, stages, micro_batches)
+    if not isinstance(returned, Iterable):
+        raise TypeError(f"{who}: a pipeline schedule must return actions, got {returned!r}")
+    actions = tuple(returned)
+    for action in actions:
+        if not isinstance(action, Action) or action.kind not in ("forward", "backward"):
+            raise TypeError(
+                f"{who}: the actions of a stage must be forward(m) and backward(m), got {action!r}"
+            )
+    return actions
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Return the fraction of a step in which a stage waits: ``(S - 1) / (M + S - 1)``.
+
+    For `gpipe` and `one_forward_one_backward`, with equal stages and messages that take no time.
+
+    >>> bubble(4, 12)
+    0.2
+    """
+    return (stages - 1) / (micro_batches + stages - 1)

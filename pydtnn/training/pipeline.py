@@ -1,0 +1,157 @@
+"""A training step of one stage of a pipeline: its micro-batches in the order of a schedule."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pydtnn.comm import Request
+from pydtnn.data import Batch
+from pydtnn.kernels.reference.family import Array, Number
+from pydtnn.model.graph import Node
+from pydtnn.model.stage import Stage, Transfer
+from pydtnn.parallel.pipeline import Action, actions_of
+from pydtnn.training.axis_sums import AxisSums
+from pydtnn.training.setup import Setup
+from pydtnn.training.step import Passes
+
+AHEAD = 2
+"""Messages whose receives are started before the action that needs the first of them."""
+
+
+class StagePasses(Passes):
+    """Forward and backward of a rank's micro-batches in its stage.
+
+    The micro-batches are the shards of the batch. Receives are started before the preceding actions
+    are computed, and sends are awaited at the end of the step.
+
+    Parameters
+    ----------
+    setup, batch, epoch, seed
+        See `Passes`.
+    stage : Stage
+
+    Attributes
+    ----------
+    most_kept : int
+        The most micro-batches whose values were kept for backward at a time.
+    """
+
+    def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int, stage: Stage) -> None:
+        super().__init__(setup, batch, epoch, seed)
+        self.stage = stage
+        self.most_kept = 0
+        self._actions = actions_of(setup.schedule, stage.number, stage.count, len(self.shards))
+        self._awaited = self._messages()
+        self._received: dict[Action, Transfer] = {}
+        self._sent: deque[Transfer] = deque()
+        self._kept: dict[int, tuple[Any, Any]] = {}  # gradient of the loss, and saved values
+        self._summed: Request | None = None
+
+    def run(self) -> None:
+        """Compute all micro-batches. Collective: all stages call it."""
+        statistics = self.model.statistics
+        self.sums.begin(self.batch.total)
+        statistics.begin_step()
+        backwards = [action for action in self._actions if action.kind == "backward"]
+        self._receive_ahead(AHEAD)
+        for action in self._actions:
+            arrays = self._receive(action)
+            if action.kind == "forward":
+                self._forward_of(action.micro_batch, arrays)
+            else:
+                first, last = action is backwards[0], action is backwards[-1]
+                self._backward_of(action.micro_batch, arrays, first=first, last=last)
+        if self._summed is not None:
+            self._summed.wait()
+        self.stage.broadcast(self.totals.values)
+        self.fold_statistics()
+        for sent in self._sent:
+            sent.wait()
+
+    def _forward_of(self, number: int, received: tuple[Array, ...]) -> None:
+        model, shard = self.model, self.shards[number]
+        inputs = self.stage.inputs(self.batch.inputs(model.backend, shard.rows), received)
+        context = replace(self.context, samples=self.batch.samples[shard.rows])
+        self.in_flight = [shard.number]
+        ((y, saved),) = model.forward_shards(
+            [inputs],
+            [context],
+            communicate=self.communicate,
+            after_node=lambda node, y: self._progress(),
+        )
+        del inputs, received
+        if not self.stage.last:
+            self._sent.append(self.stage.send_values(y, number))
+        self._kept[number] = self.compute_loss(shard, y) if self.stage.last else None, saved
+        self.most_kept = max(self.most_kept, len(self._kept))
+        self.take_statistics(shard)
+        if self.stage.last and len(self.losses) == len(self.shards):  # overlapped with backward
+            self.totals.values, self._summed = self.sums.add_up(self.losses)
+
+    def _backward_of(
+        self, number: int, received: tuple[Array, ...], *, first: bool, last: bool
+    ) -> None:
+        shard, (dy, saved) = self.shards[number], self._kept.pop(number)
+        self.in_flight = [shard.number]
+        if not self.stage.last:
+            dy = received
+        del received
+        dys, residuals = [dy], [saved]
+        del dy, saved
+        (dx,) = self.backward([shard], dys, residuals, first=first, last=last)
+        self._sent.append(self.stage.send_gradients(dx, number))
+
+    def after_node(self, exchange: AxisSums | None) -> Callable[[Node], None]:
+        """Return the function that is called after each node of backward."""
+
+        def progress(node: Node) -> None:
+            self._progress()
+            if exchange is not None:
+                exchange.progress()
+
+        return progress
+
+    def _progress(self) -> None:
+        """Let the communicator make progress with the oldest messages; forget complete ones."""
+        while self._sent and self._sent[0].test():
+            self._sent.popleft()
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _messages(self) -> Iterator[Action]:
+        """Yield the actions of this stage that wait for a message."""
+        for action in self._actions:
+            if self.stage.number if action.kind == "forward" else not self.stage.last:
+                yield action
+
+    def _receive_ahead(self, messages: int) -> None:
+        """Start the receives of the next messages."""
+        for action in islice(self._awaited, messages):
+            rows = self.shards[action.micro_batch].rows
+            samples = rows.stop - rows.start
+            start = (
+                self.stage.receive_values
+                if action.kind == "forward"
+                else self.stage.receive_gradients
+            )
+            self._received[action] = start(samples, action.micro_batch)
+
+    def _receive(self, action: Action) -> tuple[Array, ...]:
+        """Wait for the message of an action, if any, and start to receive another one."""
+        message = self._received.pop(action, None)
+        if message is None:
+            return ()
+        arrays = message.wait()
+        self._receive_ahead(1)
+        return arrays
+
+
+def create_passes(setup: Setup, batch: Batch, epoch: Number, seed: int) -> Passes:
+    """Create the computation of a rank in one step."""
+    if setup.model.stage is not None:
+        return StagePasses(setup, batch, epoch, seed, setup.model.stage)
+    return Passes(setup, batch, epoch, seed)

@@ -1,0 +1,281 @@
+"""Training in pipeline stages equals training of the whole network with accumulation."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.delayed import Delayed
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import (
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    Net,
+    ReLU,
+    Sequential,
+)
+from pydtnn.model import Model
+from pydtnn.models import resnet
+from pydtnn.optimizers import SGD
+from pydtnn.parallel import AllReduce, Mesh
+from pydtnn.parallel.pipeline import backward, forward
+from pydtnn.training import Trainer
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.pipeline import StagePasses
+
+SHAPE = (9, 7, 3)
+MICRO_BATCHES = 4
+
+
+def conv(filters: int, **options: Any) -> list[Net]:
+    return [Conv2d(filters, 3, padding=1, bias=False, **options), BatchNorm(), ReLU()]
+
+
+def concat_net() -> Net:
+    two = Branches(Conv2d(3, 3, padding=1), Sequential(*conv(2), Dropout(0.3)), merge=Concat())
+    deeper = Branches(Conv2d(2, 1), Sequential(*conv(3), *conv(2)), merge=Concat())
+    return Sequential(*conv(4, stride=2), two, ReLU(), deeper, Flatten(), Linear(5))
+
+
+def vgg_net() -> Net:
+    return Sequential(
+        *(*conv(4), *conv(4), MaxPool2d(2), *conv(6), *conv(6), MaxPool2d(2), Flatten()),
+        *(Linear(8), ReLU(), Dropout(0.5), Linear(5)),
+    )
+
+
+def resnet20() -> Net:
+    return resnet.cifar_resnet(20, 5, SHAPE)
+
+
+NETS = {"resnet20": resnet20, "concat": concat_net, "vgg": vgg_net}
+
+Result = tuple[dict[str, np.ndarray], list[float], list[dict[str, float]]]
+
+
+def dataset(seed: int = 0) -> ArrayDataset:
+    rng = np.random.default_rng(seed)
+    return ArrayDataset(rng.normal(size=(32, *SHAPE)), rng.integers(0, 5, 32))
+
+
+def train(model: Model, exchange: AllReduce, **options: Any) -> Result:
+    trainer = Trainer(
+        model,
+        SGD(0.05, momentum=0.9, weight_decay=1e-3),
+        exchange=exchange,
+        progress=False,
+        **options,
+    )
+    history = trainer.fit(dataset(), dataset(1), epochs=1, global_batch_size=13, seed=2)
+    return model.state(), trainer.losses, history
+
+
+@cache
+def reference(name: str, data: int) -> Result:
+    """Training of the whole network on as many data ranks."""
+
+    def rank(comm: Communicator) -> Result:
+        model = Model(NETS[name](), SHAPE, dtype="float64")
+        return train(model, AllReduce(comm), accumulation=MICRO_BATCHES)
+
+    return run_threads(data, rank)[0]
+
+
+@cache
+def serial_weights(name: str, data: int) -> dict[str, np.ndarray]:
+    model = Model(NETS[name](), SHAPE, dtype="float64")
+    state, _, _ = train(model, AllReduce(Serial()), accumulation=data * MICRO_BATCHES)
+    return {key: value for key, value in state.items() if "running" not in key}
+
+
+def assert_equal(results: list[Result], expected: Result) -> None:
+    names = {name for state, _, _ in results for name in state}
+    assert names == {*expected[0]}
+    for state, losses, history in results:
+        for name, value in state.items():
+            np.testing.assert_allclose(
+                value, expected[0][name], rtol=1e-12, atol=1e-13, err_msg=name
+            )
+        assert losses == pytest.approx(expected[1], rel=1e-12)
+        assert history[0] == pytest.approx(expected[2][0], rel=1e-11)
+
+
+QUICK = {(2, 2, "1f1b"), (3, 1, "gpipe"), (3, 2, "1f1b"), (4, 1, "1f1b"), (4, 2, "gpipe")}
+"""Stages, data ranks and schedule of the quick tests."""
+
+SOME = {(2, 2, "1f1b"), (3, 1, "gpipe")}
+"""Those of the largest network."""
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(
+            name,
+            *case,
+            marks=() if case in (QUICK if name != "resnet20" else SOME) else pytest.mark.long,
+            id="-".join(map(str, (name, *case))),
+        )
+        for name in NETS
+        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe"))
+    ]
+
+
+@pytest.mark.parametrize(("name", "stages", "data", "schedule"), cases())
+def test_three_steps_equal_those_with_accumulation(
+    name: str, stages: int, data: int, schedule: str
+) -> None:
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(comm, data=data, pipeline=stages)
+        model = Model(NETS[name](), SHAPE, dtype="float64", mesh=mesh)
+        options = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": schedule}
+        return train(model, AllReduce(mesh.data), **options)
+
+    results = run_threads(data * stages, rank)
+    assert_equal(results, reference(name, data))
+    serial = serial_weights(name, data)
+    for state, _, _ in results:  # batch norm's running statistics are averaged over data ranks
+        for key in serial.keys() & state.keys():
+            np.testing.assert_allclose(state[key], serial[key], rtol=1e-11, atol=1e-13)
+
+
+def test_messages_may_be_late() -> None:
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(Delayed(comm, 1), data=1, pipeline=3)
+        model = Model(vgg_net(), SHAPE, dtype="float64", mesh=mesh)
+        return train(model, AllReduce(mesh.data), micro_batches=MICRO_BATCHES)
+
+    assert_equal(run_threads(3, rank), reference("vgg", 1))
+
+
+def test_a_schedule_of_ones_own_is_a_function() -> None:
+    def one_by_one(stage: int, stages: int, micro_batches: int) -> Any:
+        for m in range(micro_batches):
+            yield from (forward(m), backward(m))
+
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(vgg_net(), SHAPE, dtype="float64", mesh=mesh)
+        options: Any = {"micro_batches": MICRO_BATCHES, "pipeline_schedule": one_by_one}
+        return train(model, AllReduce(mesh.data), **options)
+
+    assert_equal(run_threads(2, rank), reference("vgg", 1))
+
+
+def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
+    def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
+        return [*map(backward, range(micro_batches)), *map(forward, range(micro_batches))]
+
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        model = Model(vgg_net(), SHAPE, mesh=mesh)
+        with pytest.raises(ValueError, match="stage 0 has backward 0 before forward 0; swap them"):
+            train(model, AllReduce(mesh.data), micro_batches=2, pipeline_schedule=backward_first)
+
+    run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kept"), [("1f1b", [3, 2, 1]), ("gpipe", [5, 5, 5])], ids=["1f1b", "gpipe"]
+)
+def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
+    schedule: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[int, int] = {}
+    run = StagePasses.run
+
+    def watched(passes: StagePasses) -> None:
+        run(passes)
+        found[passes.stage.number] = max(passes.most_kept, found.get(passes.stage.number, 0))
+
+    monkeypatch.setattr(StagePasses, "run", watched)
+
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=3)
+        model = Model(vgg_net(), SHAPE, mesh=mesh)
+        train(model, AllReduce(mesh.data), micro_batches=5, pipeline_schedule=schedule)
+
+    run_threads(3, rank)
+    assert [found[stage] for stage in range(3)] == kept
+
+
+def test_messages_and_bytes_of_a_step_are_those_of_the_formula() -> None:
+    def rank(comm: Communicator) -> tuple[Any, dict[str, tuple[int, int]]]:
+        mesh = Mesh(comm, data=2, pipeline=3)
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
+        trainer = Trainer(
+            model, SGD(0.1), exchange=AllReduce(mesh.data), micro_batches=3, progress=False
+        )
+        trainer.fit(dataset(), epochs=1, global_batch_size=12, steps_per_epoch=1)
+        counted = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items()}
+        return model.stage, counted
+
+    samples, micro_batches, itemsize = 6, 3, 8
+    for stage, counted in run_threads(6, rank):
+        expected = {
+            value.name: (micro_batches, samples * int(np.prod(value.shape)) * itemsize)
+            for value in (*stage.receives, *stage.sends)
+        }
+        for value in {*stage.receives} & {*stage.sends}:  # passed on, in both directions
+            expected[value.name] = tuple(2 * n for n in expected[value.name])
+        assert counted == expected
+
+
+def test_all_ranks_learn_of_a_loss_that_is_not_finite() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=3)
+        model = Model(vgg_net(), SHAPE, mesh=mesh)
+        if mesh.position["pipeline"] == 1:
+            next(iter(model.parameters.values())).master[...] = np.nan
+        before = {name: value.copy() for name, value in model.state().items()}
+        with pytest.raises(NotFiniteError, match="the loss is not finite at epoch 1, step 1"):
+            train(model, AllReduce(mesh.data), micro_batches=3)
+        for name, value in model.state().items():
+            np.testing.assert_array_equal(value, before[name])
+
+    run_threads(3, rank)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulation": 2}, "accumulation must be 1, got 2; use micro_batches=4"),
+        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+        ({"micro_batches": 30}, "must be at most the 13 samples of a rank per step, got 30"),
+        ({"sync_batch_norm": True}, "sync_batch_norm must be False"),
+        ({"pipeline_schedule": "1f2b"}, "unknown pipeline schedule '1f2b'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_on_all_ranks(
+    options: dict[str, Any], message: str
+) -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=2)
+        with pytest.raises(ValueError, match=message):
+            train(Model(vgg_net(), SHAPE, mesh=mesh), AllReduce(mesh.data), **options)
+
+    run_threads(2, rank)
+
+
+def test_micro_batches_require_a_pipeline() -> None:
+    with pytest.raises(ValueError, match="micro_batches=2 requires a model that is cut into"):
+        train(Model(vgg_net(), SHAPE), AllReduce(Serial()), micro_batches=2)
+
+
+def test_fewer_micro_batches_than_stages_are_warned_of_once() -> None:
+    def rank(comm: Communicator) -> None:
+        mesh = Mesh(comm, pipeline=4)
+        train(Model(vgg_net(), SHAPE, mesh=mesh), AllReduce(mesh.data), micro_batches=2)
+
+    with pytest.warns(UserWarning, match="2 micro-batches keep 4 stages waiting 60 % of the time"):
+        run_threads(4, rank)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from pydtnn.layers.base import Layer, Shape
 
@@ -23,6 +24,9 @@ class Node:
         Nodes that read the output.
     releases : tuple of int
         Indices of the nodes whose outputs are not used after this node has run.
+    layout : mapping of str to State
+        How the output is spread over the ranks along the axes of a mesh, see
+        `pydtnn.layers.exchange`; axes along which it is whole may be omitted.
     """
 
     def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
@@ -32,6 +36,7 @@ class Node:
         self.shape = shape
         self.consumers: list[Node] = []
         self.releases: tuple[int, ...] = ()
+        self.layout: Mapping[str, Any] = {}
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from pydtnn.testing.plan_problem import EVALUATION, STEPS, Arrays, Problem
 from pydtnn.testing.plan_trace import Trace, Traced
 
 LR, MOMENTUM = 0.01, 0.9
+NOISE = 0.1
+"""Deviation of the changes of initial parameters."""
 
 KINDS = ("initial value", "output", "gradient of input", "gradient", "statistic", "parameter")
 """What is compared, in the order in which a step computes it."""
@@ -41,9 +44,12 @@ class Own:
 
     def of(self, whole: np.ndarray, position: Mapping[str, int]) -> np.ndarray:
         """Return the same part of another array."""
-        if self.part is not None:
-            return self.part.take(whole, position)
-        return whole if self.rows is None else whole[self.rows]
+        if self.part is None:
+            return whole if self.rows is None else whole[self.rows]
+        shape = self.part.view or self.part.shape
+        cuts = {cut.dim: cut.range(position) for cut in self.part.cuts}
+        part = whole.reshape(shape)[tuple(cuts.get(d, slice(None)) for d in range(len(shape)))]
+        return part.reshape(*part.shape[: whole.ndim - 1], -1)  # a view has more axes
 
 
 @dataclass
@@ -104,6 +110,7 @@ class Rank:
         """Train and evaluate; record what all layers compute in the step `traced`."""
         course, mesh = self.course, self.mesh
         self._keep(0, "initial value", self._parameters())
+        self._randomize()
         for step in range(STEPS):
             self._step(step, Trace(self.model, self.rows) if step == traced else None)
         if mesh is not None:
@@ -126,6 +133,8 @@ class Rank:
             communicate=self.communicate,
             joint=self.joint,
         )
+        if trace is not None:
+            trace.done = True
         names = [node.name for node in model.graph.inputs]
         self._keep(step, "gradient of input", self._batched(names, _as_tuple(dx)))
         self._sum_gradients()
@@ -141,6 +150,7 @@ class Rank:
         xs = problem.inputs(step, model.input_shapes, self.rows)
         after = None
         if trace is not None:
+            trace.record_inputs(xs, self.course.position)
             after = trace.after_node(self.course.position)
             self.course.trace = trace.records
         ((y, saved),) = model.forward_shards(
@@ -160,6 +170,14 @@ class Rank:
         assert self.mesh is not None
         self.at(asked[0][0].name)
         return self.mesh.communicate([(node, _along_data(op)) for node, op in asked])
+
+    def _randomize(self) -> None:
+        """Change all parameters, as some are initially 0 or 1."""
+        for name, p in sorted(self.model.parameters.items()):
+            rng = np.random.default_rng([self.problem.seed, zlib.crc32(name.encode())])
+            noise = NOISE * rng.normal(size=p.whole_shape)
+            p.master += Own(p.master, p.part).of(noise, self.course.position)
+        self.model.refresh()
 
     def _sum_gradients(self) -> None:
         """Sum the gradients over the axes of their groups."""

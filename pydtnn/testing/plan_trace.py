@@ -77,11 +77,14 @@ class Trace:
     ----------
     records : list of Traced
         In the order in which they were computed.
+    done : bool
+        Whether the step is over.
     """
 
     def __init__(self, model: Model, rows: slice) -> None:
         self.model, self.rows = model, rows
         self.records: list[Traced] = []
+        self.done = False
 
     def after_node(self, position: Mapping[str, int]) -> Callable[[Node, Any], None]:
         """Return the function that records each node's output."""
@@ -91,6 +94,11 @@ class Trace:
                 self._add(node, "output", y, position)
 
         return record
+
+    def record_inputs(self, xs: Sequence[Any], position: Mapping[str, int]) -> None:
+        """Record the inputs of the model."""
+        for node, x in zip(self.model.graph.inputs, xs, strict=True):
+            self._add(node, "output", x, position)
 
     def record_gradients(self, position: Mapping[str, int]) -> None:
         """Record the gradients of outputs from now on, except those of and for fused layers."""
@@ -104,7 +112,7 @@ class Trace:
 
         def watched(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(dy: Any, *args: Any, **keywords: Any) -> Any:
-                if not isinstance(dy, Deferred) and dy is not None:
+                if not (self.done or isinstance(dy, Deferred) or dy is None):
                     self._add(node, "gradient", dy, position)
                 return method(dy, *args, **keywords)
 

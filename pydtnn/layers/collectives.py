@@ -237,7 +237,12 @@ class Redistribute(Collective):
         shape[dim] = bounds[-1]
         shape[to] = cuts[group.rank + 1] - cuts[group.rank]
         result = np.empty_like(self.array, shape=tuple(shape))
-        places, blocks, others = parts_of(bounds, dim), parts_of(cuts, to), other_ranks(group)
+        if dim == to:
+            blocks = overlaps(bounds, cuts, group.rank, dim)
+            places = overlaps(cuts, bounds, group.rank, dim)
+        else:
+            blocks, places = parts_of(cuts, to), parts_of(bounds, dim)
+        others = other_ranks(group)
         received = {r: np.empty_like(result, shape=shape_of(result, places[r])) for r in others}
         request = group.exchange(
             [(contiguous(self.array[blocks[r]]).reshape(-1), r) for r in others],
@@ -293,6 +298,21 @@ def contiguous(array: Array) -> Array:
 def parts_of(bounds: Sequence[int], dim: int) -> list[tuple[slice, ...]]:
     """Return the index of each rank's part of an array that is cut along axis `dim`."""
     return [(*(slice(None),) * dim, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def overlaps(
+    bounds: Sequence[int], others: Sequence[int], rank: int, dim: int
+) -> list[tuple[slice, ...]]:
+    """Return the index, in a rank's part of an array, of what each part of another cut has of it.
+
+    >>> overlaps((0, 4, 6), (0, 3, 6), 0, 0)
+    [(slice(0, 3, None),), (slice(3, 4, None),)]
+    """
+    first, last = bounds[rank], bounds[rank + 1]
+    return [
+        (*(slice(None),) * dim, slice(*(min(max(n, first), last) - first for n in pair)))
+        for pair in pairwise(others)
+    ]
 
 
 def shape_of(array: Array, index: tuple[slice, ...]) -> tuple[int, ...]:

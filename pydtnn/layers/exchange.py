@@ -8,7 +8,7 @@ elements per step, a rank sends
     from -> to            forward                      backward
     whole -> cut          nothing: takes its part      all-gather: (P - 1) n / P
     cut -> whole          all-gather: (P - 1) n / P    nothing: takes its part
-    cut -> cut            (P - 1) n / P^2              (P - 1) n / P^2
+    cut -> cut            (P - 1) n / P^2              (P - 1) n / P^2; less along the same axis
     partial -> whole      all-reduce: 2 (P - 1) n / P  nothing
     partial -> cut        reduce-scatter: (P - 1) n / P  all-gather: (P - 1) n / P
 

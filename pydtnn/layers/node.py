@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from pydtnn.layers.base import Layer, Shape
 
@@ -26,6 +27,9 @@ class Node:
     part : tuple of slice or None
         For an input of the model, the part of each sample that this rank of a mesh reads, if not
         all of it.
+    layout : mapping of str to State
+        How the output is spread over the ranks along the axes of a mesh, see
+        `pydtnn.layers.exchange`; axes along which it is whole may be omitted.
     """
 
     def __init__(self, index: int, layer: Layer, inputs: tuple[Node, ...], shape: Shape) -> None:
@@ -36,6 +40,7 @@ class Node:
         self.consumers: list[Node] = []
         self.releases: tuple[int, ...] = ()
         self.part: tuple[slice, ...] | None = None
+        self.layout: Mapping[str, Any] = {}
 
     @property
     def name(self) -> str:

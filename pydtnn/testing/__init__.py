@@ -1,4 +1,4 @@
-"""Checks of the contracts of layers, losses, metrics and parallel schemes."""
+"""Checks of the contracts of layers, losses, metrics, parallel schemes and plans."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pydtnn.layers.base import Layer, Shape
 from pydtnn.testing import declarations, values
 from pydtnn.testing.case import Case
 from pydtnn.testing.objective import check_loss, check_metric
+from pydtnn.testing.plan import check_plan
 from pydtnn.testing.scheme import check_scheme
 
 CHECKS = (
@@ -80,4 +81,4 @@ def check_layer(
             check(case)
 
 
-__all__ = ["check_layer", "check_loss", "check_metric", "check_scheme"]
+__all__ = ["check_layer", "check_loss", "check_metric", "check_plan", "check_scheme"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
-from typing import Any
 
-from pydtnn.comm import Communicator, create_communicator, run_threads
+from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import ArrayDataset
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.testing.ranks import run_within
 from pydtnn.testing.scheme_course import Course, Plan
 from pydtnn.testing.scheme_rank import Rank, Scheme
 from pydtnn.testing.scheme_watch import Ledger
@@ -41,29 +39,12 @@ def run_ranks(
         Errors of `run_threads`.
     """
     ledgers = [Ledger() for _ in range(ranks)]
-    comms: list[Communicator] = []
-    results: list[list[Course]] = []
-    errors: list[BaseException] = []
 
-    def rank(comm: Communicator) -> Any:
-        comms.append(comm)
+    def rank(comm: Communicator) -> Course:
         return Rank(comm, ledgers[comm.rank], scheme, optimizer, data, plan).run()
 
-    def run() -> None:
-        try:
-            results.append(run_threads(ranks, rank, hosts=[r // 2 for r in range(ranks)]))
-        except BaseException as error:
-            errors.append(error)
+    def where(rank: int) -> str:
+        return ledgers[rank].where()
 
-    # In a thread, as a rank in an endless computation without calls cannot be terminated.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if errors:
-        raise errors[0]
-    if results:
-        return results[0]
-    doing = "; ".join(f"rank {r} {ledger.where()}" for r, ledger in enumerate(ledgers))
-    with contextlib.suppress(RuntimeError):  # raised to end the calling thread
-        comms[0].abort(1)
-    raise TimeoutError(f"not finished after {timeout:g} s: {doing}")
+    hosts = [rank // 2 for rank in range(ranks)]
+    return run_within(ranks, rank, where, timeout=timeout, hosts=hosts)

@@ -104,6 +104,7 @@ class _Pass:
         new.index = len(self.nodes)
         self.nodes.append(new)
         self.new[old], self.layouts[new] = new, layout
+        new.layout = layout
 
     def add(self, node: Node) -> None:
         """Add this rank's part of a node, after the exchanges that it requires."""
@@ -169,7 +170,7 @@ class _Pass:
         for source in inputs:
             source.consumers.append(node)
         self.nodes.append(node)
-        self.layouts[node] = layout
+        self.layouts[node] = node.layout = layout
         return node
 
     def _in_layout(self, source: Node, layout: Layout) -> Node:

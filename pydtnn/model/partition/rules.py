@@ -66,10 +66,11 @@ def filters(draft: Draft, axis: str) -> None:
     draft.output[axis] = cut
 
 
-def channels(draft: Draft, axis: str) -> None:
+def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Cut the input channels of a convolution, or the input features of a linear layer.
 
-    The input is cut by channels; the output is partial. The bias is added on the first rank.
+    The input is cut by channels, as it is already if so; the output is partial. The bias is added
+    on the first rank.
     """
     layer: Any = draft.layer
     if isinstance(layer, Conv2d) and layer.groups > 1:
@@ -77,6 +78,8 @@ def channels(draft: Draft, axis: str) -> None:
         return
     last = len(draft.whole.input_shapes[0]) - 1
     cut = draft.even(last, axis, draft.whole.input_shapes[0][-1], "input channels")
+    given = cut_of(layouts, axis)
+    cut = given if given is not None and given.dim == last else cut
     draft.require(axis, cut)
     draft.cut_parameters(1 if isinstance(layer, Linear) else 3, cut, "w")
     layer.adds_bias = layer.adds_bias and draft.mesh.position[axis] == 0
@@ -87,7 +90,10 @@ def alternate(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Cut the input channels if the input is cut by channels already, otherwise the filters."""
     cut = cut_of(layouts, axis)
     last = len(draft.whole.input_shapes[0]) - 1
-    (channels if cut is not None and cut.dim == last else filters)(draft, axis)
+    if cut is not None and cut.dim == last:
+        channels(draft, axis, layouts)
+    else:
+        filters(draft, axis)
 
 
 def stripes(draft: Draft, axis: str, dim: int) -> None:
@@ -177,7 +183,7 @@ def apply_strategy(name: str, draft: Draft, axis: str, layouts: Sequence[Layout]
     """Partition a layer with a strategy that it has."""
     rules: dict[str, Callable[[], None]] = {
         "filter": lambda: filters(draft, axis),
-        "channel": lambda: channels(draft, axis),
+        "channel": lambda: channels(draft, axis, layouts),
         "alternate": lambda: alternate(draft, axis, layouts),
         "spatial": lambda: stripes(draft, axis, 0),
         "width": lambda: stripes(draft, axis, 1),

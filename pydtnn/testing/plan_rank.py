@@ -1,0 +1,220 @@
+"""Three training steps of a network on one rank of a mesh, or serially."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pydtnn.layers.collectives import BATCH, Pending, Sum
+from pydtnn.layers.part import Part
+from pydtnn.layers.statistics import RUNNING
+from pydtnn.model.execution import Asked
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.testing.plan_problem import EVALUATION, STEPS, Arrays, Problem
+from pydtnn.testing.plan_trace import Trace, Traced
+
+LR, MOMENTUM = 0.01, 0.9
+NOISE = 0.1
+"""Deviation of the changes of initial parameters."""
+
+KINDS = ("initial value", "output", "gradient of input", "gradient", "statistic", "parameter")
+"""What is compared, in the order in which a step computes it."""
+
+
+@dataclass
+class Own:
+    """An array of a rank, and its part of the whole array.
+
+    Attributes
+    ----------
+    array : ndarray
+    part : Part or None
+    rows : slice or None
+        The samples of the rank, for arrays with a batch axis.
+    """
+
+    array: np.ndarray
+    part: Part | None = None
+    rows: slice | None = None
+
+    def of(self, whole: np.ndarray, position: Mapping[str, int]) -> np.ndarray:
+        """Return the same part of another array."""
+        if self.part is None:
+            return whole if self.rows is None else whole[self.rows]
+        shape = self.part.view or self.part.shape
+        cuts = {cut.dim: cut.range(position) for cut in self.part.cuts}
+        part = whole.reshape(shape)[tuple(cuts.get(d, slice(None)) for d in range(len(shape)))]
+        return part.reshape(*part.shape[: whole.ndim - 1], -1)  # a view has more axes
+
+
+@dataclass
+class Course:
+    """Results of a rank.
+
+    Attributes
+    ----------
+    position : dict of str to int
+        Position in the mesh.
+    values : dict of (int, str) to dict of str to Own
+        For each step and kind (`KINDS`), arrays by name.
+    messages, bytes : float
+        Messages sent per training step, and B.
+    trace : list of Traced
+        What each layer computed in one step, if that was asked for.
+    """
+
+    position: dict[str, int]
+    values: dict[tuple[int, str], dict[str, Own]] = field(default_factory=dict)
+    messages: float = 0
+    bytes: float = 0
+    trace: list[Traced] = field(default_factory=list)
+
+
+class Rank:
+    """A rank's model.
+
+    Parameters
+    ----------
+    problem : Problem
+    mesh : Mesh or None
+        None trains serially.
+    fuse : bool
+    at : callable, optional
+        Called with the name of each layer that communicates, before it does, and with what else
+        the rank does.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh | None,
+        *,
+        fuse: bool,
+        at: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.problem, self.mesh, self.at = problem, mesh, at or (lambda name: None)
+        self.at("the construction of the model")
+        self.model = problem.model(mesh, fuse=fuse)
+        self.rows = problem.rows(mesh)
+        self.joint = mesh is not None and mesh.shape["data"] > 1
+        self.optimizer = SGD(LR, momentum=MOMENTUM)
+        self.optimizer.bind(self.model.backend, self.model.buffers)
+        self.course = Course({} if mesh is None else mesh.position)
+
+    def run(self, traced: int | None = None) -> Course:
+        """Train and evaluate; record what all layers compute in the step `traced`."""
+        course, mesh = self.course, self.mesh
+        self._keep(0, "initial value", self._parameters())
+        self._randomize()
+        for step in range(STEPS):
+            self._step(step, Trace(self.model, self.rows) if step == traced else None)
+        if mesh is not None:
+            course.messages = mesh.comm.traffic.messages / STEPS
+            course.bytes = mesh.comm.traffic.bytes / STEPS
+        trace = Trace(self.model, self.rows) if traced == EVALUATION else None
+        self._forward(EVALUATION, trace)
+        return course
+
+    def _step(self, step: int, trace: Trace | None) -> None:
+        model = self.model
+        model.statistics.begin_step()
+        saved = self._forward(step, trace)
+        dys = self.problem.gradients(step, [node.shape for node in model.graph.outputs], self.rows)
+        if trace is not None:
+            trace.record_gradients(self.course.position)
+        (dx,) = model.backward_shards(
+            [dys if len(dys) > 1 else dys[0]],
+            [saved],
+            communicate=self.communicate,
+            joint=self.joint,
+        )
+        if trace is not None:
+            trace.done = True
+        names = [node.name for node in model.graph.inputs]
+        self._keep(step, "gradient of input", self._batched(names, _as_tuple(dx)))
+        self._sum_gradients()
+        self._keep(step, "gradient", self._gradients())
+        model.statistics.fold()
+        self._keep(step, "statistic", self._statistics())
+        self.optimizer.step()
+        model.refresh()
+        self._keep(step, "parameter", self._parameters())
+
+    def _forward(self, step: int, trace: Trace | None) -> Any:
+        model, problem = self.model, self.problem
+        xs = problem.inputs(step, model.input_shapes, self.rows)
+        after = None
+        if trace is not None:
+            trace.record_inputs(xs, self.course.position)
+            after = trace.after_node(self.course.position)
+            self.course.trace = trace.records
+        ((y, saved),) = model.forward_shards(
+            [xs if len(xs) > 1 else xs[0]],
+            [problem.context(step, self.rows)],
+            communicate=self.communicate,
+            joint=self.joint and step != EVALUATION,
+            keep=step != EVALUATION,
+            after_node=after,
+        )
+        names = [f"output {i}" for i in range(len(model.graph.outputs))]
+        self._keep(step, "output", self._batched(names, _as_tuple(y)))
+        return saved
+
+    def communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:
+        """Start collectives; sums over the batch are those along the axis "data"."""
+        assert self.mesh is not None
+        self.at(asked[0][0].name)
+        return self.mesh.communicate([(node, _along_data(op)) for node, op in asked])
+
+    def _randomize(self) -> None:
+        """Change all parameters, as some are initially 0 or 1."""
+        for name, p in sorted(self.model.parameters.items()):
+            rng = np.random.default_rng([self.problem.seed, zlib.crc32(name.encode())])
+            noise = NOISE * rng.normal(size=p.whole_shape)
+            p.master += Own(p.master, p.part).of(noise, self.course.position)
+        self.model.refresh()
+
+    def _sum_gradients(self) -> None:
+        """Sum the gradients over the axes of their groups."""
+        if self.mesh is None:
+            return
+        for bucket in self.model.buckets:
+            self.at(f"the sum of the gradients of {bucket.parameters[0].name}")
+            for axis in reversed(bucket.group.split("+")):
+                self.mesh.group(axis).allreduce(bucket.grads)
+
+    def _keep(self, step: int, kind: str, arrays: dict[str, Own]) -> None:
+        self.course.values[step, kind] = arrays
+
+    def _batched(self, names: Sequence[str], arrays: Arrays) -> dict[str, Own]:
+        pairs = zip(names, arrays, strict=True)
+        return {n: Own(a.copy(), rows=self.rows) for n, a in pairs if a is not None}
+
+    def _parameters(self) -> dict[str, Own]:
+        return {n: Own(p.master.copy(), p.part) for n, p in self.model.parameters.items()}
+
+    def _gradients(self) -> dict[str, Own]:
+        parameters = self.model.parameters.items()
+        return {n: Own(p.grad.copy(), p.part) for n, p in parameters if not p.frozen}
+
+    def _statistics(self) -> dict[str, Own]:
+        return {
+            f"{s.name}.{what}": Own(array.copy(), s.part)
+            for s in self.model.statistics.statistics
+            for what, array in zip(RUNNING, (s.mean, s.variance), strict=True)
+        }
+
+
+def _along_data(op: Any) -> Any:
+    if not isinstance(op, Sum) or BATCH not in op.axes:
+        return op
+    return Sum(op.array, tuple("data" if axis == BATCH else axis for axis in op.axes))
+
+
+def _as_tuple(arrays: Any) -> Arrays:
+    return arrays if isinstance(arrays, tuple) else (arrays,)

@@ -1,0 +1,94 @@
+"""Networks under plans compute what serial training does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pydtnn.testing import check_plan
+from tests.model.partition.networks import NETWORKS
+
+LATER = {"*": {"filter": "model"}}
+
+FIRST_STRIPES = {
+    "resnet20": {"stem": {"spatial": "model"}, "stage1": {"spatial": "model"}},
+    "vgg11": {"stage[12]": {"spatial": "model"}},
+    "windows": {"conv[12]": {"spatial": "model"}},
+    "concat": {"stem": {"spatial": "model"}, "inception": {"spatial": "model"}},
+}
+"""The layers that are cut into stripes in a plan that changes along the network."""
+
+
+def changing(network: str, later: str) -> dict[str, dict[str, str]]:
+    return FIRST_STRIPES[network] | {"*": {later: "model"}}
+
+
+Axes = dict[str, int]
+STRATEGIES = ("filter", "channel", "alternate", "spatial", "width", "data")
+
+ONE_AXIS: list[tuple[str, str, Axes]] = [
+    (network, strategy, {"model" if strategy == "data" else strategy: ranks})
+    for network in NETWORKS
+    for strategy in STRATEGIES
+    for ranks in (2, 3, 4)
+]
+
+HYBRIDS: list[tuple[str, Any, Axes]] = [
+    *(
+        (network, plan, {"data": 2, plan: 2})
+        for network in NETWORKS
+        for plan in ("filter", "channel", "alternate", "spatial", "width")
+    ),
+    *((network, None, {"spatial": 2, "width": 2}) for network in NETWORKS),
+    *((network, None, {"spatial": 2, "filter": 2}) for network in NETWORKS),
+    *((network, None, {"filter": 2, "channel": 2}) for network in NETWORKS),
+    *(
+        (network, changing(network, later), mesh)
+        for network in NETWORKS
+        for later in ("data", "alternate")
+        for mesh in ({"model": 2}, {"model": 3}, {"data": 2, "model": 2})
+    ),
+]
+
+
+def name_of(value: Any) -> str | None:
+    if isinstance(value, dict) and all(isinstance(n, int) for n in value.values()):
+        return "x".join(f"{axis}{n}" for axis, n in value.items())
+    if isinstance(value, Mapping):
+        return "stripes-" + next(iter(value["*"]))
+    return None
+
+
+def check(network: str, plan: Any, mesh: Axes, **options: Any) -> None:
+    net, shape = NETWORKS[network]
+    check_plan(net, shape, plan, meshes=[mesh], batch=3, **options)
+
+
+QUICK = [
+    ("windows", "filter", {"filter": 3}),
+    ("windows", "channel", {"data": 2, "channel": 2}),
+    ("windows", "spatial", {"spatial": 3}),
+    ("concat", "alternate", {"alternate": 3}),
+    ("concat", "data", {"model": 2}),
+    ("concat", None, {"spatial": 2, "width": 2}),
+    ("concat", None, {"spatial": 2, "filter": 2}),
+    ("windows", changing("windows", "data"), {"data": 2, "model": 2}),
+    ("resnet20", "spatial", {"spatial": 2}),
+]
+
+
+@pytest.mark.parametrize(("network", "plan", "mesh"), QUICK, ids=name_of)
+def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
+    check(network, plan, mesh)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("network", "plan", "mesh"),
+    [case for case in (*ONE_AXIS, *HYBRIDS) if case not in QUICK],
+    ids=name_of,
+)
+def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
+    check(network, plan, mesh)

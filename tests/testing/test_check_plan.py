@@ -1,0 +1,260 @@
+"""`check_plan` accepts plans that compute what serial training does, and names the layer if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, ReLU
+from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, parts_of
+from pydtnn.layers.exchange import Exchange, Spread
+from pydtnn.layers.part import Cut, Part
+from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.layers.stripes import Halo
+from pydtnn.model.partition import apply, rules
+from pydtnn.testing import check_plan
+
+
+def layers() -> list[Layer]:
+    return [
+        Conv2d(4, 3, padding=1, name="first"),
+        BatchNorm(name="norm"),
+        ReLU(),
+        Conv2d(4, 3, stride=2, padding=1, name="second"),
+        ReLU(),
+        Flatten(),
+        Linear(3, name="last"),
+    ]
+
+
+def test_the_report_is_a_table() -> None:
+    report = check_plan(layers(), (5, 7, 2), "filter", meshes=[{"filter": 2}])
+    (row,) = report.rows
+    assert max(row.differences.values()) < 1e-13
+    title, head, line = str(report).splitlines()
+    assert title.startswith("filter: 379 parameters, 3 steps of 5 samples")
+    assert len(head) == len(line)
+
+
+def test_default_meshes_that_are_not_possible_are_left_out() -> None:
+    net = [Conv2d(2, 1), Flatten(), Linear(2)]
+    report = check_plan(net, (2, 3, 2), {"*": {"filter": "model"}})
+    assert [row.mesh for row in report.rows if not row.refused] == [
+        {"model": 2},
+        {"data": 2, "model": 2},
+    ]
+    assert "at least the 3 ranks, got 2" in str(report)
+    with pytest.raises(ValueError, match="filters must be at least the 3 ranks, got 2"):
+        check_plan(net, (2, 3, 2), {"*": {"filter": "model"}}, meshes=[{"model": 3}])
+
+
+# -- broken layers and passes: each is refused with the layer's name
+
+SPATIAL, FILTER, CHANNEL = {"spatial": 2}, {"filter": 2}, {"channel": 2}
+Patch = pytest.MonkeyPatch
+BROKEN: list[tuple[Callable[[Patch], None], str, dict[str, int], str]] = []
+
+
+def breaks(
+    plan: str, mesh: dict[str, int], words: str
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """What is said of the fault below, under a plan on a mesh."""
+
+    def note(fault: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BROKEN.append((fault, plan, mesh, words))
+        return fault
+
+    return note
+
+
+def changes(patch: Patch, kind: type, name: str, change: Callable[[Any, Any], Any]) -> None:
+    """Replace a method of a class: `change` is given the object and the results of the method."""
+    right = getattr(kind, name)
+
+    def wrong(self: Any, *args: Any, **keywords: Any) -> Any:
+        return change(self, right(self, *args, **keywords))
+
+    patch.setattr(kind, name, wrong)
+
+
+def changes_draft(patch: Patch, rule: str, change: Callable[[Any, str], None]) -> None:
+    """Replace a rule of the pass over the graph by one that makes a change afterwards."""
+    right = getattr(rules, rule)
+
+    def wrong(draft: Any, axis: Any, *args: Any) -> Any:
+        result = right(draft, axis, *args)
+        change(draft, axis)
+        return result
+
+    patch.setattr(rules, rule, wrong)
+
+
+@breaks("spatial", SPATIAL, "first/halo: the output is the first that differs")
+def a_halo_on_the_wrong_side(patch: Patch) -> None:
+    right = Halo.fetch
+
+    def wrong(self: Any, x: Any, backend: Any) -> Any:
+        messages = right(self, x, backend)
+        messages.sends = [
+            (x[:, -rows.shape[1] :] if to < self.place else x[:, : rows.shape[1]], to)
+            for rows, to in messages.sends
+        ]
+        return messages
+
+    patch.setattr(Halo, "fetch", wrong)
+
+
+@breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of relu2,")
+def a_halo_missing_in_backward(patch: Patch) -> None:
+    def nothing(halo: Any, messages: Any) -> Any:
+        for array, _ in messages.sends:
+            array[...] = 0
+        return messages
+
+    changes(patch, Halo, "give_back", nothing)
+
+
+@breaks("spatial", SPATIAL, "second: the output is the first that differs")
+def rows_that_are_off_by_one(patch: Patch) -> None:
+    right = rules.window_rows
+
+    def wrong(outputs: Any, size: int, kernel: int, stride: int, *rest: int) -> Any:
+        (start, stop), around = right(outputs, size, kernel, stride, *rest)
+        if stride == 2 and start > 0:
+            return (start - 1, stop - 1), around
+        return (start, stop), around
+
+    patch.setattr(rules, "window_rows", wrong)
+
+
+@breaks("filter", FILTER, "relu2/channels-partial: the output is the first that differs")
+def a_gather_in_the_wrong_order(patch: Patch) -> None:
+    right = AllGather.start
+
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        pending, half = right(self, group, tag), self.bounds[1]
+        parts = [slice(None)] * self.dim
+        return Pending(
+            None,
+            lambda: np.concatenate(
+                [pending.wait()[*parts, half:], pending.wait()[*parts, :half]], axis=self.dim
+            ),
+        )
+
+    patch.setattr(AllGather, "start", wrong)
+
+
+@breaks("spatial", {"data": 2, **SPATIAL}, r"first: the gradient first\.w differs")
+def gradients_that_are_not_reduced_over_the_data_axis(patch: Patch) -> None:
+    def own(draft: Any) -> None:
+        if draft.whole.name == "first":
+            draft.layer.parameters[0].group = "spatial"
+
+    right = apply._Pass._make_parts
+
+    def wrong(self: Any, draft: Any) -> None:
+        right(self, draft)
+        own(draft)
+
+    patch.setattr(apply._Pass, "_make_parts", wrong)
+
+
+@breaks("spatial", SPATIAL, r"second: the gradient second\.w differs")
+def a_partial_gradient_that_is_not_summed(patch: Patch) -> None:
+    def forget(draft: Any, axis: str) -> None:
+        if draft.whole.name == "second":
+            draft.summed.clear()
+
+    changes_draft(patch, "stripes", forget)
+
+
+@breaks("spatial", SPATIAL, "norm: the output is the first that differs")
+def statistics_of_one_stripe(patch: Patch) -> None:
+    patch.setattr(rules, "_batch_norm", rules._each)
+    patch.setitem(rules.FOLLOWERS, BatchNorm, rules._each)
+
+
+@breaks("filter", FILTER, r"norm: the statistic norm\.running_mean differs")
+def statistics_of_other_channels(patch: Patch) -> None:
+    right = RunningStatistics.fold
+
+    def wrong(self: Any) -> None:
+        right(self)
+        if self.statistics[0].part is not None:
+            self.statistics[0].mean[:] = self.statistics[0].mean[::-1].copy()
+
+    patch.setattr(RunningStatistics, "fold", wrong)
+
+
+@breaks("channel", CHANNEL, "first: the output is the first that differs")
+def a_bias_that_every_rank_adds(patch: Patch) -> None:
+    def add(draft: Any, axis: str) -> None:
+        draft.layer.adds_bias = True
+
+    changes_draft(patch, "channels", add)
+
+
+@breaks("channel", CHANNEL, "first/partial-channels: the output is the first that differs")
+def a_slice_instead_of_a_reduce_scatter(patch: Patch) -> None:
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        own = self.array[parts_of(self.bounds, self.dim)[group.rank]].copy()
+        return Pending(None, lambda: own)
+
+    patch.setattr(ReduceScatter, "start", wrong)
+
+
+@breaks("filter", FILTER, "last: the gradient of the input, which is the output of flatten5,")
+def a_gradient_that_is_not_summed(patch: Patch) -> None:
+    right = Exchange.backward_steps
+
+    def wrong(self: Any, dy: Any, saved: Any, *, joint: bool) -> Any:
+        if self.after is Spread.PARTIAL and not isinstance(self.before, Cut):
+            return dy.copy()
+        return (yield from right(self, dy, saved, joint=joint))
+
+    patch.setattr(Exchange, "backward_steps", wrong)
+
+
+@breaks("filter", FILTER, r"first: the initial value first\.w differs")
+def initial_values_of_other_filters(patch: Patch) -> None:
+    right = Part.take
+
+    def wrong(self: Any, whole: Any, position: Any) -> Any:
+        return right(self, whole[::-1] if whole.ndim == 4 else whole, position)
+
+    patch.setattr(Part, "take", wrong)
+
+
+@breaks("filter", FILTER, r"wait for each other: .*rank 1 at relu2/channels-partial")
+def a_message_that_is_not_sent(patch: Patch) -> None:
+    right = AllGather.start
+
+    def wrong(self: Any, group: Any, tag: int) -> Any:
+        if group.rank == 0:
+            shape = [*self.array.shape]
+            shape[self.dim] = self.bounds[-1]
+            return Pending(None, lambda: np.zeros(shape))
+        return right(self, group, tag)
+
+    patch.setattr(AllGather, "start", wrong)
+
+
+@pytest.mark.parametrize(
+    ("fault", "plan", "mesh", "words"), BROKEN, ids=[case[0].__name__ for case in BROKEN]
+)
+def test_a_fault_is_refused_with_the_name_of_the_layer(
+    fault: Callable[[Patch], None],
+    plan: str,
+    mesh: dict[str, int],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match=words) as caught:
+        check_plan(layers(), (5, 7, 2), plan, meshes=[mesh])
+    told = str(caught.value)
+    assert "\n" not in told
+    assert "[mesh " in told

@@ -27,6 +27,7 @@ AREAS = {
     "data": ["data"],
     "parameters": [
         "layers.collectives",
+        "layers.entry",
         "layers.initializers",
         "layers.parameters",
         "layers.part",

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.entry import Entry
 from pydtnn.layers.initializers import Initializer, generator
 from pydtnn.layers.part import Part
 from pydtnn.utils.foreign_names import SuggestsNames
@@ -205,15 +206,6 @@ def cannot_assign(who: str, attribute: str, name: str) -> AttributeError:
     return AttributeError(
         f"{who}: {attribute} cannot be assigned; use model.freeze({name!r}) or model.thaw({name!r})"
     )
-
-
-class Entry(NamedTuple):
-    """Position of a parameter in its bucket's flat arrays."""
-
-    name: str
-    shape: tuple[int, ...]
-    slice: slice
-    decay: bool
 
 
 @dataclass(eq=False)

@@ -17,13 +17,12 @@ from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.description import describe
 from pydtnn.model.execution import Communicate, backward_loop, forward_loop, run_together
-from pydtnn.model.freezing import Freezing
+from pydtnn.model.flat_parameters import FlatParameters
 from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.named import Layers
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
-from pydtnn.model.placement import place_parameters
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
 from pydtnn.model.shape_warnings import warn_of_channels_first
@@ -34,7 +33,7 @@ from pydtnn.utils.foreign_names import NotCallable
 from pydtnn.utils.validate import whole
 
 
-class Model(NotCallable, Predictor, Recomputing, Freezing):
+class Model(NotCallable, Predictor, Recomputing, FlatParameters):
     """A network built for an input shape, a backend and a dtype.
 
     Parameters
@@ -146,36 +145,6 @@ class Model(NotCallable, Predictor, Recomputing, Freezing):
         self.loaded: str | None = None
         self.given: dict[str, np.ndarray] = {}
         self._set_recompute(recompute, memory_limit)
-
-    @recycled
-    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
-        """Allocate flat arrays for all parameters, with the values they have, if any."""
-        self._bucket_bytes = bucket_bytes
-        values = {name: p.master.copy() for name, p in self.parameters.items()}
-        placement = place_parameters(self.graph, bucket_bytes)
-        self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
-        self.buckets, self.parameters = placement.buckets, placement.parameters
-        for name, array in values.items():
-            self.parameters[name].master[...] = array
-
-    def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
-        """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
-
-        Later an optimizer references the arrays. Values are copied to new arrays. `choose` receives
-        the bytes of all gradients and the default length of buckets, and returns their lengths.
-        """
-        total = sum(buffer.grads.nbytes for buffer in self.buffers)
-        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
-        if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
-            self._place_parameters(nbytes)
-            self.refresh()
-            self.backend.trim()
-        self._buckets_fixed = True
-
-    def refresh(self) -> None:
-        """Round the parameters into the working copies of a 16-bit model; called by forward."""
-        for buffer in (*self.buffers, *self.frozen_buffers):
-            buffer.refresh()
 
     @property
     def layers(self) -> Layers:

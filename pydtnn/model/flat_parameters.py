@@ -1,39 +1,66 @@
-"""Parameters that are constant during training."""
+"""Parameters of a model in flat arrays, trainable and constant ones."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from pydtnn.kernels import Backend
-from pydtnn.layers.parameters import Parameter
+from pydtnn.kernels import Backend, recycled
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket, Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RUNNING, RunningStatistics
 from pydtnn.model.graph import Graph
-from pydtnn.model.placement import freeze_statistics
+from pydtnn.model.placement import freeze_statistics, place_parameters
 from pydtnn.model.stage import Stage
 from pydtnn.utils.selection import select
 
 
-class Freezing:
-    """Methods of `Model` that freeze and thaw parameters."""
+class FlatParameters:
+    """Methods of `Model` that place parameters in flat arrays, freeze and thaw them."""
 
     backend: Backend
     graph: Graph
     parameters: dict[str, Parameter]
+    buffers: tuple[ParameterBuffer, ...]
+    frozen_buffers: tuple[ParameterBuffer, ...]
+    buckets: tuple[Bucket, ...]
     statistics: RunningStatistics
     stage: Stage | None
-    _bucket_bytes: Sequence[int]
     _frozen_elsewhere: frozenset[str] = frozenset()
-
-    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
-        raise NotImplementedError
+    _buckets_fixed: bool
+    _bucket_bytes: Sequence[int]
 
     def choose_segments(self) -> None:
         """Choose what is recomputed for a batch size."""
         raise NotImplementedError
 
+    @recycled
+    def _place_parameters(self, bucket_bytes: Sequence[int]) -> None:
+        """Allocate flat arrays for all parameters, with the values they have, if any."""
+        self._bucket_bytes = bucket_bytes
+        values = {name: p.master.copy() for name, p in self.parameters.items()}
+        placement = place_parameters(self.graph, bucket_bytes)
+        self.buffers, self.frozen_buffers = placement.buffers, placement.frozen
+        self.buckets, self.parameters = placement.buckets, placement.parameters
+        for name, array in values.items():
+            self.parameters[name].master[...] = array
+
+    def choose_buckets(self, choose: Callable[[int, int], Sequence[int]]) -> None:
+        """Partition the parameters again if `bucket_bytes` was not set, at the first call only.
+
+        Later an optimizer references the arrays. Values are copied to new arrays. `choose` receives
+        the bytes of all gradients and the default length of buckets, and returns their lengths.
+        """
+        total = sum(buffer.grads.nbytes for buffer in self.buffers)
+        nbytes = choose(total, DEFAULT_BUCKET_BYTES)
+        if not self._buckets_fixed and set(nbytes) != {DEFAULT_BUCKET_BYTES}:
+            self._place_parameters(nbytes)
+            self.refresh()
+            self.backend.trim()
+        self._buckets_fixed = True
+
     def refresh(self) -> None:
-        """Round the parameters into the working copies of a 16-bit model."""
-        raise NotImplementedError
+        """Round the parameters into the working copies of a 16-bit model; called by forward."""
+        for buffer in (*self.buffers, *self.frozen_buffers):
+            buffer.refresh()
 
     def freeze(self, *patterns: str) -> None:
         """Make parameters constant, from the next `fit` on.

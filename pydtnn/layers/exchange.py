@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
@@ -55,11 +55,16 @@ State = Cut | Spread
 """Layout of an array along one axis of the mesh."""
 
 
-class Volume(NamedTuple):
-    """Messages and bytes that a rank sends in one step."""
+def describe_state(state: State, axes: int) -> str:
+    """Return the layout, along one axis of the mesh, of samples with this number of axes.
 
-    messages: int
-    nbytes: int
+    >>> describe_state(Cut(0, "model", (0, 2, 4)), 3), describe_state(Cut(0, "model", (0, 2, 4)), 1)
+    ('rows', 'channels')
+    """
+    if not isinstance(state, Cut):
+        return state.value
+    names = {SAMPLES: "samples", axes - 1: "channels", 0: "rows", 1: "columns"}
+    return names.get(state.dim, f"axis {state.dim}")
 
 
 class Exchange(Communicating, Layer):

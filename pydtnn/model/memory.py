@@ -8,7 +8,7 @@ never written, so the system does not allocate physical memory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.dry import DryMesh, MeshLike
+from pydtnn.model.partition.dry import DryMesh, MeshLike, Volume
 
 PROCESS = 8 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
@@ -49,10 +49,10 @@ class Network(Protocol):
     def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
         """Return the cuts for a batch size."""
 
-    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
+    def forward_shards(self, xs: Any, contexts: Any) -> list[tuple[Any, list[Any]]]:
+        """Run every node of this rank in order."""
 
-    def backward(self, dy: Any, residuals: list[Any]) -> Any:
+    def backward_shards(self, dys: Any, residuals: Any) -> list[Any]:
         """Run every node's backward in reverse."""
 
 
@@ -79,6 +79,8 @@ class Memory:
     resident : int
         Estimate of the growth of the process at the peak since the model was built, with the batch;
         on a GPU, of its memory.
+    sent : mapping of str to Volume
+        Messages to ranks with other parts of the network, by layer.
     """
 
     parameters: int
@@ -90,6 +92,7 @@ class Memory:
     pool: int
     scratch: int
     resident: int
+    sent: Mapping[str, Volume]
 
 
 def forecast_memory(
@@ -153,6 +156,7 @@ class Forecast:
             pool=pool,
             scratch=extra,
             resident=held + extra + (PROCESS if model.backend.name != "cuda" else 0),
+            sent=everything.sent,
         )
 
 
@@ -163,6 +167,8 @@ class _Rehearsal:
         self.backend = dry_backend(model.backend, threshold)
         self.memory: Any = self.backend.memory
         self.model = _dry_copy(model, self.backend)
+        mesh = self.model.mesh
+        self.sent: dict[str, Volume] = mesh.sent if isinstance(mesh, DryMesh) else {}
         self.slots = [
             self.backend.zeros((buffer.size,), buffer.dtype)
             for buffer in model.buffers
@@ -177,7 +183,7 @@ class _Rehearsal:
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
         with np.errstate(all="ignore"):
-            return self.model.forward(x, self.context)
+            return self.model.forward_shards([x], [self.context])[0]
 
     def kept(self) -> tuple[int, ...]:
         """Measure the arrays saved by each node: those freed with it, later nodes first."""
@@ -191,7 +197,8 @@ class _Rehearsal:
         return tuple(kept)
 
     def step(self, x: tuple[Array, ...]) -> None:
-        """Run a step; the pool records its peak."""
+        """Run a step; the pool records its peak, and `sent` its messages."""
+        self.sent.clear()
         self.memory.trim()
         self.memory.reset_peak()
         y, residuals = self.forward(x)
@@ -199,7 +206,7 @@ class _Rehearsal:
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward(dy, residuals)
+            self.model.backward_shards([dy], [residuals])
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydtnn.layers.base import Layer
+from pydtnn.layers.exchange import Exchange, Spread, describe_state
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node
+from pydtnn.layers.part import Cut
 from pydtnn.model.description import Description
-from pydtnn.model.memory import Network, forecast_memory
+from pydtnn.model.memory import Memory, Network, forecast_memory
 from pydtnn.model.recompute import cut
 from pydtnn.utils.validate import whole
 
@@ -42,16 +44,19 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         A line per layer: its dotted name, class, output shape of one sample, parameters,
         floating-point operations of forward for one sample, and the memory saved for its backward
         at this batch size, each array counted once. Parameters are counted at their first use, and
-        fused layers share a line. Totals follow. If values are recomputed, a column contains the
-        part to which a layer belongs, and "output kept" if the output is a checkpoint; what enters
-        a part is counted at its first layer.
+        fused layers share a line. Totals follow. If the network is cut over a mesh, these are the
+        numbers of this rank, and further columns contain the layout of each output and the messages
+        that the rank sends in a step of this batch, besides those of gradients. If values are
+        recomputed, a column contains the part to which a layer belongs, and "output kept" if the
+        output is a checkpoint; what enters a part is counted at its first layer.
     """
     whole("summary", "batch", batch, at_least=1)
     whole("summary", "slots", slots, at_least=0)
     cuts = model.find_cuts(batch, slots=slots)
     memory = forecast_memory(model, batch, slots=slots, cuts=cuts)
     again = _Again(model, cuts)
-    nodes = model.graph.nodes[len(model.input_shapes) :]
+    parts = _Parts(model, memory)
+    nodes = model.graph.nodes[len(model.graph.inputs) :]
     costs = [node.layer.cost(1) for node in nodes]
     rows = [
         (
@@ -62,6 +67,7 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
             quantity(work.flops_forward, 1000),
             quantity(memory.kept[node.index], 1024, "B"),
             *again.cells(node),
+            *parts.cells(node),
         )
         for node, work in zip(nodes, costs, strict=True)
     ]
@@ -108,7 +114,16 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
         )
     if model.backend.memory:
         totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
-    table = align([(*HEADINGS, *again.headings), *rows], LEFT)
+    if parts.headings:
+        totals.insert(
+            2,
+            (
+                f"batch of {batch}",
+                f"{parts.messages:,} messages of {quantity(parts.nbytes, 1024, 'B')} in a step to "
+                "ranks with other parts of the network",
+            ),
+        )
+    table = align([(*HEADINGS, *again.headings, *parts.headings), *rows], LEFT)
     rule = "-" * max(map(len, table))
     return Summary("\n".join([table[0], rule, *table[1:], rule, *align(totals, 2)]))
 
@@ -131,6 +146,29 @@ class _Again:
                 kept = ", output kept" if node.index in self.segments.checkpoints else ""
                 return (f"part {number}{kept}",)
         return ("",)
+
+
+class _Parts:
+    """The columns of a network that is cut over a mesh: layouts of outputs, and messages."""
+
+    def __init__(self, model: Network, memory: Memory) -> None:
+        mesh, self.sent = model.mesh, memory.sent
+        self.headings = ("output is", "messages", "sent") if mesh and mesh.model_axes else ()
+        self.messages = sum(volume.messages for volume in self.sent.values())
+        self.nbytes = sum(volume.nbytes for volume in self.sent.values())
+
+    def cells(self, node: Node) -> tuple[str, ...]:
+        if not self.headings:
+            return ()
+        volume = self.sent.get(node.name)
+        passes = isinstance(node.layer, Exchange)  # a whole array, with a partial gradient
+        layout = ", ".join(
+            f"{describe_state(state, len(node.shape))} along {axis}"
+            for axis, state in node.layout.items()
+            if isinstance(state, Cut) or (state is Spread.PARTIAL and not passes)
+        )
+        sent = ("", "") if volume is None else (f"{volume.messages}", f"{volume.nbytes:,} B")
+        return (layout or "whole", *sent)
 
 
 def represent_model(model: Network, description: Description) -> str:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from pydtnn.layers.base import Layer
-from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State
+from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph
@@ -15,8 +15,6 @@ from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
 from pydtnn.model.partition.plan import PIPELINE, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import StageCut, cut_stages
-
-NAMES = {Spread.WHOLE: "whole", Spread.PARTIAL: "partial"}
 
 
 def partition(
@@ -190,7 +188,8 @@ class _Pass:
                     position=self.mesh.position,
                     ranks=self.mesh.shape[axis],
                 )
-                name = f"{source.name}/{_word(before)}-{_word(after)}"
+                axes = len(source.shape)
+                name = f"{source.name}/{describe_state(before, axes)}-{describe_state(after, axes)}"
                 rest = {**self.layouts[source], axis: after}
                 self.exchanged[key] = self._append(exchange, name, [source], rest)
             source = self.exchanged[key]
@@ -255,9 +254,3 @@ class _Pass:
                     f"Plan: no layer is cut along the axis {axis}={self.mesh.shape[axis]}; give a "
                     "plan with layers that can be"
                 )
-
-
-def _word(state: State) -> str:
-    if isinstance(state, Cut):
-        return {SAMPLES: "samples", 0: "rows", 1: "columns"}.get(state.dim, "channels")
-    return NAMES[state]

@@ -226,7 +226,8 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
                     p = model.parameters[entry.name]
                     known[id(getattr(p, view))] = part[entry.slice].reshape(p.shape)
     running = {
-        id(s): Statistic(s.name, s.channels, s.momentum) for s in model.statistics.statistics
+        id(s): Statistic(s.name, s.channels, s.momentum, s.length)
+        for s in model.statistics.statistics
     }
     host = create_backend("numpy")  # its arrays are not counted: they are not part of a step
     known |= running

@@ -49,11 +49,13 @@ class Network(Protocol):
     def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
         """Return the cuts for a batch size."""
 
-    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node in order, for each shard."""
 
-    def backward(self, dy: Any, residuals: list[Any]) -> Any:
-        """Run every node's backward in reverse."""
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
+        """Run every node's backward in reverse, for each shard."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class _Rehearsal:
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
         with np.errstate(all="ignore"):
-            return self.model.forward(x, self.context)
+            return self.model.forward_shards([x], [self.context])[0]  # of this stage, if any
 
     def kept(self) -> tuple[int, ...]:
         """Measure the arrays saved by each node: those freed with it, later nodes first."""
@@ -199,7 +201,7 @@ class _Rehearsal:
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward(dy, residuals)
+            self.model.backward_shards([dy], [residuals])
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:

@@ -138,3 +138,29 @@ def test_ranks_with_parts_of_a_network_repeat_the_same_exchanges(axis: str) -> N
         assert states[0] == states[1] == states[2]
 
     run_threads(2, run)
+
+
+def test_a_stage_of_a_pipeline_recomputes_its_own_layers() -> None:
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(8, *SHAPE)), rng.integers(3, size=8), classes=3)
+
+    def run(comm: Communicator) -> None:
+        states = []
+        for recompute in (None, 2, ["conv2d0", "conv2d7"]):
+            mesh = Mesh(comm, pipeline=2)
+            model = Model(net(), SHAPE, mesh=mesh, recompute=recompute, backend="numpy")
+            trainer = Trainer(
+                model,
+                SGD(0.05),
+                exchange=AllReduce(mesh.data),
+                micro_batches=2,
+                progress=False,
+            )
+            trainer.fit(data, epochs=1, batch_size=8)
+            assert (recompute is None) == (not model.cuts)
+            states.append([array.tobytes() for array in model.state().values()])
+        assert states[0] == states[1] == states[2]
+        with pytest.raises(ValueError, match="Model.recompute: unknown layer 'conv9'"):
+            Model(net(), SHAPE, mesh=Mesh(comm, pipeline=2), recompute="conv9")
+
+    run_threads(2, run)

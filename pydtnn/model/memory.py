@@ -49,11 +49,21 @@ class Network(Protocol):
     def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
         """Return the cuts for a batch size."""
 
+<<<<<<< HEAD
     def forward_shards(self, xs: Any, contexts: Any) -> list[tuple[Any, list[Any]]]:
         """Run every node of this rank in order."""
 
     def backward_shards(self, dys: Any, residuals: Any) -> list[Any]:
         """Run every node's backward in reverse."""
+=======
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node in order, for each shard."""
+
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
+        """Run every node's backward in reverse, for each shard."""
+>>>>>>> 913990be05a93b4c512f169c361af3eb0a7eef07
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,11 @@ class _Rehearsal:
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
         with np.errstate(all="ignore"):
+<<<<<<< HEAD
             return self.model.forward_shards([x], [self.context])[0]
+=======
+            return self.model.forward_shards([x], [self.context])[0]  # of this stage, if any
+>>>>>>> 913990be05a93b4c512f169c361af3eb0a7eef07
 
     def kept(self) -> tuple[int, ...]:
         """Measure the arrays saved by each node: those freed with it, later nodes first."""
@@ -233,7 +247,8 @@ def _dry_copy(model: Network, backend: Backend) -> Network:
                     p = model.parameters[entry.name]
                     known[id(getattr(p, view))] = part[entry.slice].reshape(p.shape)
     running = {
-        id(s): Statistic(s.name, s.channels, s.momentum) for s in model.statistics.statistics
+        id(s): Statistic(s.name, s.channels, s.momentum, s.length)
+        for s in model.statistics.statistics
     }
     host = create_backend("numpy")  # its arrays are not counted: they are not part of a step
     known |= running

@@ -12,6 +12,7 @@ from pydtnn.kernels import Backend
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.model.description import Description
 from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
 from pydtnn.model.memory import Forecast
@@ -39,6 +40,7 @@ class Recomputing:
     backend: Backend
     dtype: np.dtype
     graph: Graph
+    description: Description
     input_shapes: tuple[Shape, ...]
     parameters: dict[str, Parameter]
     buffers: tuple[ParameterBuffer, ...]
@@ -51,12 +53,14 @@ class Recomputing:
     segments: Segments
     cuts: tuple[int, ...]
 
-    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node in order, for each shard."""
         raise NotImplementedError
 
-    def backward(self, dy: Any, residuals: list[Any]) -> Any:
-        """Run every node's backward in reverse."""
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
+        """Run every node's backward in reverse, for each shard."""
         raise NotImplementedError
 
     def choose_segments(self, batch: int | None = None, *, slots: int = 0) -> None:
@@ -83,7 +87,8 @@ class Recomputing:
         if self.recompute is None or not trained:
             return ()
         if self.recompute != (AUTO,) and not isinstance(self.recompute, int):
-            return named_cuts(nodes, trained, self.recompute)
+            names = [part.name for part in self.description.parts]
+            return named_cuts(nodes, trained, self.recompute, names)
         limit = None if batch is None else self.memory_limit
         batch = batch or USUAL_BATCH
         forecast = Forecast(self, batch, slots)

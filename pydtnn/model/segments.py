@@ -158,7 +158,10 @@ def divides(nodes: Sequence[Node], place: int) -> bool:
 
 
 def named_cuts(
-    nodes: Sequence[Node], trained: Collection[int], patterns: Sequence[str]
+    nodes: Sequence[Node],
+    trained: Collection[int],
+    patterns: Sequence[str],
+    known: Sequence[str],
 ) -> tuple[int, ...]:
     """Return cuts after the layers and blocks of these names.
 
@@ -168,6 +171,8 @@ def named_cuts(
         See `Cuts`.
     patterns : sequence of str
         Names of layers or blocks, such as "stage1.0", or with wildcards: "stage?.?".
+    known : sequence of str
+        Names of all layers of the model, of which a stage of a pipeline has a part.
 
     Raises
     ------
@@ -175,7 +180,7 @@ def named_cuts(
         If a pattern matches no layer, or no layer with another one after it.
     """
     names = {name: node.index for node in nodes if node.inputs for name in names_of(node)}
-    select("Model.recompute", patterns, names)
+    select("Model.recompute", patterns, known)
     ends: dict[str, int] = {}
     for name, index in names.items():
         # the outermost block that matches
@@ -189,7 +194,7 @@ def named_cuts(
             place -= 1
         cuts.add(place)
     cuts = {place for place in cuts if place < len(nodes)}
-    if not cuts:
+    if not cuts and names.keys() >= {*known}:
         raise ValueError(
             f"Model.recompute: {', '.join(patterns)} is the end of the network, where backward "
             "begins; name layers before it"

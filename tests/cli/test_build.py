@@ -169,6 +169,18 @@ def test_listed_layers_are_frozen(make: Make) -> None:
     assert {*model.frozen} == {"fc1.w", "fc1.b", "fc2.b"}
 
 
+@pytest.mark.parametrize(
+    ("given", "recompute"), [("3", 3), ("auto", ("auto",)), ("fc1, relu1", ("fc1", "relu1"))]
+)
+def test_what_is_recomputed_is_a_number_names_or_auto(
+    given: str, recompute: object, make: Make
+) -> None:
+    limit = {"memory_limit": "1.5GiB"} if given == "auto" else {}
+    model = make(recompute=given, **limit).trainer.model
+    assert model.recompute == recompute
+    assert model.memory_limit == (3 << 29 if limit else None)
+
+
 def test_parts_of_ones_own_train_together(make: Make) -> None:
     job = make(optimizer="own.py:Lion", schedule="own.py:halves", loss="own.py:Focal")
     (logs,) = job.trainer.fit(job.train, job.validation, batch_size=5)
@@ -222,6 +234,13 @@ def test_parts_of_ones_own_train_together(make: Make) -> None:
         (
             {"metrics": "own.py:Focal"},
             "metric own.py:Focal: expected a Metric, or a class or function that returns one",
+        ),
+        ({"recompute": "fc9"}, "Model.recompute: unknown layer 'fc9'; did you mean 'fc"),
+        ({"recompute": "1"}, "Model: recompute must be at least 2, got 1"),
+        ({"memory_limit": "1GiB"}, "train: --memory-limit requires --recompute auto"),
+        (
+            {"recompute": "auto", "memory_limit": "2XB"},
+            "--memory-limit: expected a size such as 500MiB or 2GiB, got '2XB'",
         ),
         ({"freeze": "fc9"}, "--freeze: unknown layer 'fc9'; did you mean 'fc"),
         ({"freeze": "*"}, "--freeze: * leaves no parameters to train; freeze fewer"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,13 @@ def test_small_arrays_of_norms_are_counted(layer: Net) -> None:
     assert forecast(model, 4000)[0] == pytest.approx(kept, rel=0.05)
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_statistics_of_float64_have_two_parts_in_the_dry_run_too(fuse: bool) -> None:
+    net = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Conv2d(4, 3), BatchNorm())
+    model = Model(net, (6, 6, 4), backend="numpy", dtype="float64", fuse=fuse)
+    assert sum(forecast_memory(model, 5).kept) >= 5 * (6 * 6 + 4 * 4) * 4 * 8
+
+
 def test_each_array_is_counted_once() -> None:
     net = Sequential(Linear(10), ReLU(), Residual(Linear(10)), Linear(10))
     memory = forecast_memory(Model(net, (10,), backend="numpy"), 4)
@@ -181,9 +189,18 @@ def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
     check_pool(IMAGE_NETS["cnn"](), True, 8, Adam(0.001))
 
 
-def check_pool(net: Net, fuse: bool, batch: int, optimizer: Optimizer) -> None:
+@pytest.mark.parametrize("recompute", [2, 5, "auto"])
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", ["resnet20", "all kinds"])
+def test_the_peak_with_recomputation_is_forecast_to_the_byte(
+    name: str, fuse: bool, recompute: int | str
+) -> None:
+    check_pool(IMAGE_NETS[name](), fuse, 16, SGD(0.1), recompute=recompute)
+
+
+def check_pool(net: Net, fuse: bool, batch: int, optimizer: Optimizer, **options: Any) -> None:
     backend = create_backend("cpu", threads=1, tuning="direct")
-    model = Model(net, IMAGE, backend=backend, fuse=fuse)
+    model = Model(net, IMAGE, backend=backend, fuse=fuse, **options)
     serial = AllReduce(create_communicator("serial"))
     trainer = Trainer(model, optimizer, metrics=("accuracy",), exchange=serial)
     trainer.exchange.start(model.buckets)

@@ -1,0 +1,166 @@
+"""Training that recomputes values has the same bytes in every mode, on every number of ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.kernels import create_backend
+from pydtnn.layers import (
+    Add,
+    BatchNorm,
+    Branches,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Identity,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sequential,
+)
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+
+SHAPE = (6, 5, 2)
+
+
+def net() -> Sequential:
+    conv = Conv2d(4, 3, padding="same")
+    return Sequential(
+        conv,
+        BatchNorm(),
+        ReLU(),
+        Residual(Sequential(Conv2d(4, 3, padding="same", bias=False), BatchNorm())),
+        ReLU(),
+        Dropout(0.2),
+        Branches(Conv2d(4, 1), Identity(), merge=Add()),
+        Conv2d(4, 3, padding="same"),
+        BatchNorm(momentum=0.3),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(5),
+        BatchNorm(),
+        Linear(3),
+    )
+
+
+def train(comm: Communicator, recompute: Any, mode: dict[str, Any], **options: Any) -> list[bytes]:
+    """Two epochs of three steps."""
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(3 + rng.normal(size=(24, *SHAPE)), rng.integers(3, size=24), classes=3)
+    backend = create_backend("cpu", threads=1, tuning="fixed")
+    model = Model(net(), SHAPE, backend=backend, recompute=recompute, **options)
+    mode = dict(mode)
+    sums = {"sums": partial(ExactSums, shards=4)} if mode.pop("exact", False) else {}
+    trainer = Trainer(
+        model,
+        SGD(0.05, momentum=0.9),
+        exchange=AllReduce(comm, **sums),
+        progress=False,
+        **mode,
+    )
+    trainer.fit(data, data, epochs=2, global_batch_size=8, seed=5)
+    assert recompute is None or model.cuts
+    return [np.asarray(array).tobytes() for array in model.state().values()]
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"accumulation": 2},
+    "sync": {"sync_batch_norm": True},
+    "sync, accumulation": {"sync_batch_norm": True, "accumulation": 2},
+    "exact": {"exact": True},
+    "exact, sync": {"exact": True, "sync_batch_norm": True},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_training_has_the_same_bytes_with_recomputation(mode: str, ranks: int) -> None:
+    def both(comm: Communicator) -> None:
+        for recompute, fuse in ((4, True), ("auto", False)):
+            expected = train(comm, None, MODES[mode], fuse=fuse)
+            assert train(comm, recompute, MODES[mode], fuse=fuse) == expected
+
+    if ranks == 1:
+        both(Serial())
+    else:
+        run_threads(ranks, both)
+
+
+def limited(comm: Communicator, limit: int) -> Trainer:
+    model = Model(net(), SHAPE, recompute="auto", memory_limit=limit)
+    return Trainer(model, SGD(0.05, momentum=0.9), exchange=AllReduce(comm), progress=False)
+
+
+def test_a_limit_that_one_rank_cannot_keep_is_refused_on_all_before_the_first_step() -> None:
+    data = ArrayDataset(np.ones((16, *SHAPE)), np.zeros(16, int), classes=3)
+
+    def run(comm: Communicator) -> None:
+        trainer = limited(comm, 10 if comm.rank else 1 << 40)
+        with pytest.raises(AgreedError, match="rank 1: Model: memory_limit must be at least"):
+            trainer.fit(data, epochs=1, batch_size=4)
+        assert not trainer.losses
+        trainer = limited(comm, 1 << 40)
+        trainer.fit(data, epochs=1, batch_size=4)
+        assert trainer.model.cuts == ()
+
+    run_threads(2, run)
+
+
+@pytest.mark.parametrize("axis", ["filter", "spatial"])
+def test_ranks_with_parts_of_a_network_repeat_the_same_exchanges(axis: str) -> None:
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(12, 7, 5, 2)), rng.integers(3, size=12), classes=3)
+
+    def run(comm: Communicator) -> None:
+        states = []
+        for recompute in (None, 4, "auto"):
+            mesh = Mesh(comm, **{axis: 2})
+            model = Model(
+                net(), (7, 5, 2), dtype="float64", mesh=mesh, recompute=recompute, backend="numpy"
+            )
+            trainer = Trainer(model, SGD(0.05), exchange=AllReduce(mesh.data), progress=False)
+            trainer.fit(data, epochs=1, batch_size=4)
+            states.append([array.tobytes() for array in model.state().values()])
+        assert states[0] == states[1] == states[2]
+
+    run_threads(2, run)
+
+
+def test_a_stage_of_a_pipeline_recomputes_its_own_layers() -> None:
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(8, *SHAPE)), rng.integers(3, size=8), classes=3)
+
+    def run(comm: Communicator) -> None:
+        states = []
+        for recompute in (None, 2, ["conv2d0", "conv2d7"]):
+            mesh = Mesh(comm, pipeline=2)
+            model = Model(net(), SHAPE, mesh=mesh, recompute=recompute, backend="numpy")
+            trainer = Trainer(
+                model,
+                SGD(0.05),
+                exchange=AllReduce(mesh.data),
+                micro_batches=2,
+                progress=False,
+            )
+            trainer.fit(data, epochs=1, batch_size=8)
+            assert (recompute is None) == (not model.cuts)
+            states.append([array.tobytes() for array in model.state().values()])
+        assert states[0] == states[1] == states[2]
+        with pytest.raises(ValueError, match="Model.recompute: unknown layer 'conv9'"):
+            Model(net(), SHAPE, mesh=Mesh(comm, pipeline=2), recompute="conv9")
+
+    run_threads(2, run)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pydtnn.cli.build import create_job
 from pydtnn.cli.continuing import Run, start_values
-from pydtnn.cli.mesh import read_axes
+from pydtnn.cli.mesh import create_mesh, read_axes
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
-from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN, only_line
 
 CNN = [option for option in TINY if not option.startswith(("--model", "--global"))]
 CNN += ["--model=cnn", "--batch-size=8", "--tuning=fixed"]
-
-
-def run(ranks: int, *options: str) -> None:
-    """Run the command on threads."""
-
-    def rank(comm: Communicator) -> None:
-        assert main(options) == 0
-
-    run_threads(ranks, rank)
 
 
 @pytest.mark.parametrize(
@@ -60,35 +52,39 @@ def test_a_plan_requires_a_mesh() -> None:
 
 
 def test_a_run_continues_on_any_mesh(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    mpiexec: Callable[..., Finished],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plan.yaml").write_text("'*': {filter: model}\n")
-    options = ["--parallel=data=2,model=2", "--plan=plan.yaml", "--ema=0.9"]
-    run(4, *CNN, *options, "--epochs=1", "--output-dir=run", "--save=whole.safetensors")
-    first = capsys.readouterr().out
-    assert first.count("\nmesh") == 1
-    assert "data 2 x model 2" in first
-    assert "batch       8 per rank, 16 in total" in first
-    assert len([line for line in first.splitlines() if line.startswith("epoch 1/1")]) == 1
-    content = json.loads(Path("run/run.json").read_text())
+    """On 4 ranks, on 3 with another mesh, and serially."""
+    plan, folder, whole = (tmp_path / name for name in ("plan.yaml", "run", "whole.safetensors"))
+    plan.write_text("'*': {filter: model}\n")
+    options = ["--parallel=data=2,model=2", f"--plan={plan}", "--ema=0.9", f"--save={whole}"]
+    done = mpiexec(4, [*TRAIN, *CNN, *options, "--epochs=1", f"--output-dir={folder}"])
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()
+    assert "mesh        data 2 x model 2" in first
+    assert "batch       8 per rank, 16 in total; 1 epoch of 8 steps" in first
+    assert len([line for line in first if line.startswith("epoch 1/1")]) == 1
+    content = json.loads((folder / "run.json").read_text())
     assert (content["ranks"], content["mesh"]) == (4, {"data": 2, "model": 2})
-    run(2, "--resume=run", "--epochs=2")  # without the mesh
-    assert "--parallel data=2,model=2 -> none" in capsys.readouterr().out.replace('"', "")
-    run(3, "--resume=run", "--epochs=3", "--parallel=spatial=3")
-    assert main(["--resume=run", "--epochs=4"]) == 0
-    history = json.loads(Path("run/history.json").read_text())
 
-    run(1, *CNN, "--ema=0.9", "--output-dir=serial", "--global-batch-size=16", "--epochs=1")
-    run(1, "--resume=serial", "--epochs=2")
-    run(1, "--resume=serial", "--epochs=3")
-    run(1, "--resume=serial", "--epochs=4")
-    for own, other in zip(
-        history, json.loads(Path("serial/history.json").read_text()), strict=True
-    ):
-        assert own == pytest.approx(other, rel=1e-3)  # float32
+    resume = f"--resume={folder}"
+    done = mpiexec(3, [*TRAIN, resume, "--epochs=2", "--parallel=spatial=3"])
+    assert "--parallel data=2,model=2 -> spatial=3" in done.stdout.replace('"', "")
+    assert main([resume, "--epochs=3"]) == 0
+    assert "--parallel spatial=3 -> none" in capsys.readouterr().out.replace('"', "")
+    history = json.loads((folder / "history.json").read_text())
+
+    other = [*CNN, "--ema=0.9", f"--output-dir={tmp_path / 'serial'}", "--batch-size=16"]
+    assert main([*other, "--epochs=1"]) == 0
+    assert main([f"--resume={tmp_path / 'serial'}", "--epochs=2"]) == 0
+    assert main([f"--resume={tmp_path / 'serial'}", "--epochs=3"]) == 0
+    serial = json.loads((tmp_path / "serial" / "history.json").read_text())
+    for own, expected in zip(history, serial, strict=True):
+        assert own == pytest.approx(expected, rel=1e-3)  # float32
     capsys.readouterr()
-    assert main([*CNN, "--load=whole.safetensors", "--evaluate-only"]) == 0
+    assert main([*CNN, f"--load={whole}", "--evaluate-only"]) == 0
     assert f"loss {history[-1]['val_loss']:.4f}" in capsys.readouterr().out
 
 
@@ -102,20 +98,16 @@ def test_a_run_continues_on_any_mesh(
         (["--parallel=filter=2", "--optimizer=lars"], "LARS requires whole parameters"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_on_all_ranks(
-    options: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_is_refused_on_all_ranks(
+    options: list[str], problem: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    config = parse([*CNN, *options])
 
-    def rank(comm: Communicator) -> str:
-        with pytest.raises(AgreedError) as raised:
-            main([*CNN, *options])
-        return str(raised.value)
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            create_job(config, comm, 1, tmp_path, create_mesh(config.parallel, comm))
 
-    sentences = run_threads(2, rank)
-    assert sentences == [sentences[0]] * 2
-    assert problem in sentences[0]
-    assert not Path("runs").exists()
+    run_threads(2, rank)
 
 
 MESH = {"parallel": "data=2,filter=2", "plan": "filter"}
@@ -137,15 +129,11 @@ def test_a_run_keeps_its_mesh_on_as_many_ranks(
     assert values == {"resume": True, "output_dir": "runs/a"} | kept
 
 
-def test_processes_train_on_a_mesh_and_refuse_another_number(
+def test_another_number_of_ranks_is_one_sentence(
     tmp_path: Path, mpiexec: Callable[..., Finished]
 ) -> None:
-    options = [*TRAIN, *CNN, "--epochs=1", f"--output-dir={tmp_path}"]
-    done = mpiexec(4, [*options, "--parallel=data=2,filter=2", "--quiet"])
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == 1
-    done = mpiexec(2, [*options, "--parallel=data=2,filter=2"])
+    done = mpiexec(2, [*TRAIN, *CNN, "--parallel=data=3", f"--output-dir={tmp_path / 'run'}"])
     assert done.returncode != 0
-    assert only_line(done.stderr).startswith(
-        "--parallel: axes must multiply to the number of ranks"
-    )
+    sentence = "--parallel: axes must multiply to the number of ranks, 2, got data=3, which is 3"
+    assert only_line(done.stderr).startswith(sentence)
+    assert not (tmp_path / "run").exists()

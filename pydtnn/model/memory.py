@@ -23,6 +23,7 @@ from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.dry import DryMesh, MeshLike
+from pydtnn.model.stage import Stage
 
 PROCESS = 8 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
@@ -40,6 +41,7 @@ class Network(Protocol):
     frozen_buffers: tuple[ParameterBuffer, ...]
     statistics: RunningStatistics
     mesh: MeshLike | None
+    stage: Stage | None
     communicate: Communicate | None
     cuts: tuple[int, ...]
 
@@ -49,10 +51,12 @@ class Network(Protocol):
     def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
         """Return the cuts for a batch size."""
 
-    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node of this rank in order."""
 
-    def backward(self, dy: Any, residuals: list[Any]) -> Any:
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
         """Run every node's backward in reverse."""
 
 
@@ -177,7 +181,7 @@ class _Rehearsal:
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
         with np.errstate(all="ignore"):
-            return self.model.forward(x, self.context)
+            return self.model.forward_shards([x], [self.context])[0]
 
     def kept(self) -> tuple[int, ...]:
         """Measure the arrays saved by each node: those freed with it, later nodes first."""
@@ -199,7 +203,7 @@ class _Rehearsal:
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
-            self.model.backward(dy, residuals)
+            self.model.backward_shards([dy], [residuals])
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:

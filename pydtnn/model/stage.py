@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -132,6 +133,16 @@ class Stage:
     def last(self) -> bool:
         """Whether this stage computes the outputs of the model."""
         return self.number == self.count - 1
+
+    def describe(self) -> str:
+        """Return the stage and its messages in words; a gradient has the size of its value."""
+        words = [f"stage {self.number} of {self.count}"]
+        for what, values in (("receives", self.receives), ("sends", self.sends)):
+            if values:
+                nbytes = sum(prod(value.shape) for value in values) * self._dtype.itemsize
+                names = ", ".join(value.name for value in values)
+                words.append(f"{what} {names}: {nbytes:,} B per sample, and as much back")
+        return "; ".join(words)
 
     def inputs(self, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
         """Return the inputs of the stage: those of the model that it reads, and received values."""

@@ -18,6 +18,7 @@ from pydtnn.model.memory import Forecast
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.recompute import Segments, cut
 from pydtnn.model.segments import Cuts, named_cuts
+from pydtnn.model.stage import Stage
 from pydtnn.model.summary import quantity
 from pydtnn.utils.validate import whole
 
@@ -39,6 +40,7 @@ class Recomputing:
     backend: Backend
     dtype: np.dtype
     graph: Graph
+    stage: Stage | None
     input_shapes: tuple[Shape, ...]
     parameters: dict[str, Parameter]
     buffers: tuple[ParameterBuffer, ...]
@@ -51,11 +53,13 @@ class Recomputing:
     segments: Segments
     cuts: tuple[int, ...]
 
-    def forward(self, x: Any, context: StepContext) -> tuple[Any, list[Any]]:
-        """Run every node in order."""
+    def forward_shards(
+        self, xs: Sequence[Any], contexts: Sequence[StepContext]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Run every node of this rank in order."""
         raise NotImplementedError
 
-    def backward(self, dy: Any, residuals: list[Any]) -> Any:
+    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
         """Run every node's backward in reverse."""
         raise NotImplementedError
 
@@ -83,7 +87,8 @@ class Recomputing:
         if self.recompute is None or not trained:
             return ()
         if self.recompute != (AUTO,) and not isinstance(self.recompute, int):
-            return named_cuts(nodes, trained, self.recompute)
+            others = () if self.stage is None else self.stage.layers
+            return named_cuts(nodes, trained, self.recompute, others)
         limit = None if batch is None else self.memory_limit
         batch = batch or USUAL_BATCH
         forecast = Forecast(self, batch, slots)
@@ -92,6 +97,8 @@ class Recomputing:
         sizes = [batch * prod(node.shape) * itemsize for node in nodes]
         cuts = Cuts(nodes, trained, whole_step.kept, sizes)
         if isinstance(self.recompute, int):
+            if self.stage is not None:
+                return cuts.even(min(self.recompute, len(cuts.places)))
             if self.recompute > len(cuts.places):
                 raise ValueError(
                     f"Model: recompute must be at most {len(cuts.places)}, the parts into which "

@@ -158,7 +158,10 @@ def divides(nodes: Sequence[Node], place: int) -> bool:
 
 
 def named_cuts(
-    nodes: Sequence[Node], trained: Collection[int], patterns: Sequence[str]
+    nodes: Sequence[Node],
+    trained: Collection[int],
+    patterns: Sequence[str],
+    network: Collection[str] = (),
 ) -> tuple[int, ...]:
     """Return cuts after the layers and blocks of these names.
 
@@ -168,6 +171,9 @@ def named_cuts(
         See `Cuts`.
     patterns : sequence of str
         Names of layers or blocks, such as "stage1.0", or with wildcards: "stage?.?".
+    network : collection of str
+        Names of the layers of the network, if the nodes are only a stage of it. The patterns may
+        then match other stages only.
 
     Raises
     ------
@@ -175,7 +181,7 @@ def named_cuts(
         If a pattern matches no layer, or no layer with another one after it.
     """
     names = {name: node.index for node in nodes if node.inputs for name in names_of(node)}
-    select("Model.recompute", patterns, names)
+    select("Model.recompute", patterns, {*names, *network})
     ends: dict[str, int] = {}
     for name, index in names.items():
         # the outermost block that matches
@@ -189,6 +195,8 @@ def named_cuts(
             place -= 1
         cuts.add(place)
     cuts = {place for place in cuts if place < len(nodes)}
+    if not cuts and network:
+        return ()
     if not cuts:
         raise ValueError(
             f"Model.recompute: {', '.join(patterns)} is the end of the network, where backward "

@@ -12,11 +12,10 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
-from pydtnn.layers.collectives import contiguous
+from pydtnn.layers.collectives import PIPELINE, contiguous
 from pydtnn.layers.node import Node
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.partition.plan import PIPELINE
 from pydtnn.model.partition.stages import StageCut, Value
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
@@ -107,8 +106,8 @@ class Stage:
     ----------
     number, count : int
         This stage, from 0, and the number of stages.
-    first_layers : tuple of str
-        Name of the first layer of each stage.
+    layers, first_layers : tuple of str
+        Names of the layers of all stages, and of the first one of each stage.
     receives, sends : tuple of Value
         See `StageCut`.
     output_shapes : tuple of tuple of int
@@ -119,7 +118,7 @@ class Stage:
 
     def __init__(self, cut: StageCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
         self.number, self.count = mesh.position[PIPELINE], mesh.shape[PIPELINE]
-        self.first_layers, self.shapes = cut.first_layers, cut.shapes
+        self.layers, self.first_layers, self.shapes = cut.layers, cut.first_layers, cut.shapes
         self.receives, self.sends = cut.receives, cut.sends
         self.output_shapes = cut.output_shapes
         self._reads, self._mesh, self._backend, self._dtype = cut.reads, mesh, backend, dtype

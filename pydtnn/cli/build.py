@@ -147,6 +147,8 @@ def create_job(
         exchange=create_exchange(config, data),
         callbacks=create_callbacks(config, directory, monitor),
         accumulation=config.accumulation,
+        micro_batches=config.micro_batches,
+        pipeline_schedule=config.pipeline_schedule,
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
         progress="none" if config.quiet else config.progress,

@@ -8,6 +8,7 @@ from typing import Any
 from pydtnn.cli.device_checks import DeviceChecks
 from pydtnn.cli.mesh import read_axes
 from pydtnn.cli.options import flags, option
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.threads import MOST_THREADS
 
 MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
@@ -240,6 +241,12 @@ class TrainConfig(DeviceChecks):
         "ranks along each axis of a mesh: data=2,filter=4; by default all along data",
         metavar="LIST",
     )
+    micro_batches: int | None = option(
+        COMMUNICATION, int, "per rank and step; by default 4 per stage of a pipeline", at_least=1
+    )
+    pipeline_schedule: str = option(
+        COMMUNICATION, "1f1b", "order of micro-batches: 1f1b, gpipe, or path/to/file.py:function"
+    )
     plan: str | None = option(
         COMMUNICATION,
         str,
@@ -358,13 +365,15 @@ class TrainConfig(DeviceChecks):
 
     def _check_partners(self) -> None:
         """Raise ValueError if an option has no effect because the option it refers to is unset."""
-        usual = flags(TrainConfig)
+        usual, axes = flags(TrainConfig), read_axes(self.parallel)
         for name, partner, missing in (
             ("shards", "--exact", not self.exact),
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
-            ("plan", "--parallel", not read_axes(self.parallel)),
+            ("plan", "--parallel", not axes),
+            ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
+            ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
             ("memory_limit", "--recompute auto", self.recompute != "auto"),
         ):
             if missing and getattr(self, name) != usual[name].default:

@@ -94,8 +94,8 @@ def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
     mesh = read_axes(str(values.get("parallel") or ""))
     other = run.ranks not in (0, ranks) or "parallel" in given
     if "parallel" in given or prod(mesh.values()) != ranks:
-        values.pop("plan", None)  # it names axes of the run's mesh
-        values.pop("parallel", None)
+        for name in ("plan", "micro_batches", "pipeline_schedule", "parallel"):
+            values.pop(name, None)  # they refer to axes of the run's mesh
     if "batch_size" in given:
         values.pop("global_batch_size", None)  # it would replace the batch size
     elif other and run.global_batch_size:

@@ -29,6 +29,9 @@ BATCH = "batch"
 """Name, beside those of the mesh's axes, of all shards of a batch: of one rank and of all ranks of
 the data axis."""
 
+PIPELINE = "pipeline"
+"""Name of the axis of the mesh along which a network is cut into stages."""
+
 
 class Waitable(Protocol):
     """A started operation of a communicator."""

@@ -151,18 +151,6 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         """The layers in the order they run, also by name."""
         return Layers(node.layer for node in self.graph.nodes[len(self.graph.inputs) :])
 
-    @property
-    def output_shape(self) -> Shape:
-        """Shape of the (first) output of one sample."""
-        return self.output_shapes[0]
-
-    @property
-    def output_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the outputs of one sample."""
-        if self.stage is not None:
-            return self.stage.output_shapes
-        return tuple(node.shape for node in self.graph.outputs)
-
     def forward(
         self,
         x: Array | tuple[Array, ...],

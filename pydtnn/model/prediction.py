@@ -14,6 +14,7 @@ from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers.base import Shape, StepContext
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.graph import Graph
+from pydtnn.model.stage import Stage
 from pydtnn.utils.validate import whole
 
 WHO = "Model.predict"
@@ -27,11 +28,19 @@ class Predictor(ABC):
     input_shapes: tuple[Shape, ...]
     graph: Graph
     inputs: Inputs | None
+    stage: Stage | None
 
     @property
-    @abstractmethod
     def output_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the outputs of one sample."""
+        if self.stage is not None:
+            return self.stage.output_shapes
+        return tuple(node.shape for node in self.graph.outputs)
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the (first) output of one sample."""
+        return self.output_shapes[0]
 
     @abstractmethod
     def forward(self, x: Any, context: StepContext, *, keep: bool = True) -> tuple[Any, list[Any]]:

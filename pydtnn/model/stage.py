@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -11,11 +12,10 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
-from pydtnn.layers.collectives import contiguous
+from pydtnn.layers.collectives import PIPELINE, contiguous
 from pydtnn.layers.node import Node
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.partition.draft import MeshLike
-from pydtnn.model.partition.plan import PIPELINE
 from pydtnn.model.partition.stages import StageCut, Value
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
@@ -106,8 +106,8 @@ class Stage:
     ----------
     number, count : int
         This stage, from 0, and the number of stages.
-    first_layers : tuple of str
-        Name of the first layer of each stage.
+    layers, first_layers : tuple of str
+        Names of the layers of all stages, and of the first one of each stage.
     receives, sends : tuple of Value
         See `StageCut`.
     output_shapes : tuple of tuple of int
@@ -118,7 +118,7 @@ class Stage:
 
     def __init__(self, cut: StageCut, mesh: MeshLike, backend: Backend, dtype: np.dtype) -> None:
         self.number, self.count = mesh.position[PIPELINE], mesh.shape[PIPELINE]
-        self.first_layers, self.shapes = cut.first_layers, cut.shapes
+        self.layers, self.first_layers, self.shapes = cut.layers, cut.first_layers, cut.shapes
         self.receives, self.sends = cut.receives, cut.sends
         self.output_shapes = cut.output_shapes
         self._reads, self._mesh, self._backend, self._dtype = cut.reads, mesh, backend, dtype
@@ -132,6 +132,16 @@ class Stage:
     def last(self) -> bool:
         """Whether this stage computes the outputs of the model."""
         return self.number == self.count - 1
+
+    def describe(self) -> str:
+        """Return the stage and its messages in words; a gradient has the size of its value."""
+        words = [f"stage {self.number} of {self.count}"]
+        for what, values in (("receives", self.receives), ("sends", self.sends)):
+            if values:
+                nbytes = sum(prod(value.shape) for value in values) * self._dtype.itemsize
+                names = ", ".join(value.name for value in values)
+                words.append(f"{what} {names}: {nbytes:,} B per sample, and as much back")
+        return "; ".join(words)
 
     def inputs(self, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
         """Return the inputs of the stage: those of the model that it reads, and received values."""

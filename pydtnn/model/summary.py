@@ -112,6 +112,8 @@ def summarize(model: Network, batch: int = 1, *, slots: int = 0) -> str:
                 f"{quantity(without.peak, 1024, 'B')} are the peak",
             )
         )
+    if model.stage is not None:
+        totals.append(("pipeline", model.stage.describe()))
     if model.backend.memory:
         totals.append(("memory pool", f"{memory.pool:,} B at the peak of a step"))
     if parts.headings:

@@ -242,7 +242,7 @@ def check_shards(setup: Setup, loader: Loader, accumulation: int) -> None:
             f"Trainer: {what} must be at most the {most} samples of a rank per step, got "
             f"{accumulation}; use at most {most}"
         )
-    check_schedule(setup, loader, accumulation)
+    check_schedule(setup, loader)
     norm = _narrowest_norm(setup.model)
     if norm is None or norm[1] > 1:
         return

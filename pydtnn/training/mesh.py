@@ -14,6 +14,7 @@ import numpy as np
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels.reference.family import Number
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.parameters import Parameter
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
@@ -21,9 +22,6 @@ from pydtnn.optimizers.parts import Parts
 from pydtnn.parallel.exchange import AllReduce, GradientExchange
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.training.axis_sums import further_axes
-
-STAGES = "pipeline"
-"""The axis along which ranks have other layers, and therefore other parameters."""
 
 
 def choose_mesh(model: Model, mesh: Mesh | None) -> Mesh | None:
@@ -110,7 +108,7 @@ def create_parts(mesh: Mesh | None) -> Parts:
             own.group(axis).broadcast(array)
         return float(array[0])
 
-    stages = tuple(axis for axis in mesh.model_axes if axis == STAGES)
+    stages = tuple(axis for axis in mesh.model_axes if axis == PIPELINE)
     return Parts(mesh.model_axes, stages, add, same) if mesh.model_axes else Parts()
 
 
@@ -155,7 +153,7 @@ def share_replicas(mesh: Mesh | None, model: Model) -> None:
     """
     if mesh is None:
         return
-    for axis in (axis for axis in mesh.model_axes if axis != STAGES):
+    for axis in (axis for axis in mesh.model_axes if axis != PIPELINE):
         for p in model.parameters.values():
             if axis not in axes_of(p):
                 mesh.group(axis).broadcast(p.master.reshape(-1))

@@ -6,7 +6,6 @@ import warnings
 
 from pydtnn.data.loader import Loader
 from pydtnn.data.order import own_shards
-from pydtnn.model import Model
 from pydtnn.parallel.pipeline import bubble, check
 from pydtnn.training.setup import Setup
 from pydtnn.utils.validate import whole
@@ -15,12 +14,12 @@ DEFAULT_PER_STAGE = 4
 """Micro-batches per stage by default; a stage then waits in at most a fifth of a step."""
 
 
-def micro_batches_of(model: Model, accumulation: int, micro_batches: int | None) -> int:
+def micro_batches_of(setup: Setup, accumulation: int, micro_batches: int | None) -> int:
     """Return the number of parts into which a rank divides its part of a step.
 
     Parameters
     ----------
-    model : Model
+    setup : Setup
     accumulation, micro_batches
         See `pydtnn.Trainer`.
 
@@ -32,7 +31,8 @@ def micro_batches_of(model: Model, accumulation: int, micro_batches: int | None)
     accumulation = whole("Trainer", "accumulation", accumulation, at_least=1)
     if micro_batches is not None:
         micro_batches = whole("Trainer", "micro_batches", micro_batches, at_least=1)
-    if model.stage is None:
+    stage = setup.model.stage
+    if stage is None:
         if micro_batches not in (None, 1):
             raise ValueError(
                 f"Trainer: micro_batches={micro_batches} requires a model that is cut into the "
@@ -42,9 +42,16 @@ def micro_batches_of(model: Model, accumulation: int, micro_batches: int | None)
     if accumulation > 1:
         raise ValueError(
             f"Trainer: the micro-batches of a pipeline accumulate gradients, so accumulation must "
-            f"be 1, got {accumulation}; use micro_batches={accumulation * model.stage.count}"
+            f"be 1, got {accumulation}; use micro_batches={accumulation * stage.count}"
         )
-    return micro_batches or DEFAULT_PER_STAGE * model.stage.count
+    if setup.exchange.sums.shards is not None:
+        if micro_batches is not None:
+            raise ValueError(
+                "Trainer: in exact training the shards are the micro-batches of a pipeline, so "
+                f"micro_batches must be omitted, got {micro_batches}"
+            )
+        return 1
+    return micro_batches or DEFAULT_PER_STAGE * stage.count
 
 
 def check_pipeline(setup: Setup) -> None:
@@ -68,16 +75,14 @@ def check_pipeline(setup: Setup) -> None:
         )
 
 
-def check_schedule(setup: Setup, loader: Loader, micro_batches: int) -> None:
+def check_schedule(setup: Setup, loader: Loader) -> None:
     """Verify the order of the micro-batches, and warn if the stages mostly wait.
 
     Parameters
     ----------
     setup : Setup
     loader : Loader
-        Loader of the training set.
-    micro_batches : int
-        Of a rank in each step; the last step of an epoch may have fewer samples.
+        Loader of the training set; the last step of an epoch may have fewer micro-batches.
 
     Raises
     ------
@@ -87,10 +92,15 @@ def check_schedule(setup: Setup, loader: Loader, micro_batches: int) -> None:
     stage = setup.model.stage
     if stage is None:
         return
-    last = len(loader.dataset) - (len(loader) - 1) * loader.global_batch_size
-    _, remaining = own_shards(last, loader.shards, loader.rank, loader.size)
-    for number in {len(remaining) or 1, micro_batches}:
+    samples = len(loader.dataset)
+    last = samples - (len(loader) - 1) * loader.global_batch_size
+    numbers = [
+        len(own_shards(n, loader.shards, loader.rank, loader.size)[1]) or 1
+        for n in (min(loader.global_batch_size, samples), last)
+    ]
+    for number in {*numbers}:
         check(setup.schedule, stage.count, number)
+    micro_batches = numbers[0]
     if micro_batches < stage.count and stage.number == setup.comm.rank == 0:
         better = DEFAULT_PER_STAGE * stage.count
         warnings.warn(

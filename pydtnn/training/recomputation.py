@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydtnn.comm import agree
 from pydtnn.data import Loader
 from pydtnn.parallel.mesh import Mesh
+from pydtnn.parallel.pipeline import actions_of
+from pydtnn.parallel.pipeline.check import most_in_flight
 from pydtnn.training.setup import Setup
 
 
@@ -31,7 +33,11 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
     if model.recompute is None:
         return
     comm = model.mesh.comm if isinstance(model.mesh, Mesh) else setup.comm
-    together = -(-loader.shards // setup.comm.size) if setup.sync_batch_norm else 1
+    shards = -(-loader.shards // setup.data.size)
+    together = shards if setup.sync_batch_norm else 1
+    if (stage := model.stage) is not None:
+        actions = actions_of(setup.schedule, stage.number, stage.count, shards)
+        together = most_in_flight(actions)
     error: Exception | None = None
     try:
         model.choose_segments(largest * together, slots=len(setup.optimizer.slots))

@@ -144,7 +144,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self.comm = self.setup.comm
         self.callbacks = list(callbacks)
         self._progress = create_progress(progress)
-        self.accumulation = micro_batches_of(model, accumulation, micro_batches)
+        self.accumulation = micro_batches_of(self.setup, accumulation, micro_batches)
         self.sync_batch_norm = sync_batch_norm
         checks.check_options(self.setup, self.accumulation)
         checks.warn_of_probabilities(self.setup)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.comm.delayed import Delayed
 from pydtnn.data import ArrayDataset
+from pydtnn.kernels import create_backend
 from pydtnn.layers import (
     BatchNorm,
     Branches,
@@ -27,10 +29,12 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.models import resnet
-from pydtnn.optimizers import SGD
+from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel import AllReduce, Mesh
 from pydtnn.parallel.pipeline import backward, forward
+from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.training import Trainer
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.pipeline import StagePasses
 
@@ -69,10 +73,12 @@ def dataset(seed: int = 0) -> ArrayDataset:
     return ArrayDataset(rng.normal(size=(32, *SHAPE)), rng.integers(0, 5, 32))
 
 
-def train(model: Model, exchange: AllReduce, **options: Any) -> Result:
+def train(
+    model: Model, exchange: AllReduce | None, optimizer: Optimizer | None = None, **options: Any
+) -> Result:
     trainer = Trainer(
         model,
-        SGD(0.05, momentum=0.9, weight_decay=1e-3),
+        optimizer or SGD(0.05, momentum=0.9, weight_decay=1e-3),
         exchange=exchange,
         progress=False,
         **options,
@@ -279,3 +285,92 @@ def test_fewer_micro_batches_than_stages_are_warned_of_once() -> None:
 
     with pytest.warns(UserWarning, match="2 micro-batches keep 4 stages waiting 60 % of the time"):
         run_threads(4, rank)
+
+
+def in_stages(stages: int, net: Any = concat_net, **options: Any) -> Result:
+    """Train in stages; return the result of rank 0, with the state of the whole network."""
+    plan, names = options.pop("recompute", None), options.pop("freeze", ())
+    optimizer = options.pop("optimizer", SGD)
+    axes = options.pop("axes", {})
+
+    def rank(comm: Communicator) -> Result:
+        mesh = Mesh(comm, pipeline=stages, **axes)
+        model = Model(net(), SHAPE, dtype="float64", mesh=mesh, recompute=plan)
+        model.freeze(*names) if names else None
+        return train(model, None, optimizer(0.05), micro_batches=MICRO_BATCHES, **options)
+
+    return run_threads(stages * int(np.prod([*axes.values()])), rank)[0]
+
+
+def whole(net: Any = concat_net, **options: Any) -> Result:
+    """Train the network on one rank."""
+    model = Model(net(), SHAPE, dtype="float64")
+    names, optimizer = options.pop("freeze", ()), options.pop("optimizer", SGD)
+    model.freeze(*names) if names else None
+    return train(model, AllReduce(Serial()), optimizer(0.05), accumulation=MICRO_BATCHES)
+
+
+def clipped(lr: float) -> SGD:
+    return SGD(lr, momentum=0.9, clip_norm=0.2)
+
+
+def grouped(lr: float) -> SGD:
+    return SGD(lr, groups={"linear*": {"lr_factor": 0.1}})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": clipped},
+        {"optimizer": grouped},
+        {"freeze": ("conv2d0", "batchnorm1")},
+        {"freeze": ("*conv2d*", "*batchnorm*")},
+        {"recompute": 2},
+        {"axes": {"filter": 2}},
+        {"axes": {"alternate": 2}},
+    ],
+    ids=str,
+)
+def test_stages_combine_with(options: dict[str, Any]) -> None:
+    assert_equal([in_stages(2, **options)], whole(**options))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exact_training_in_stages_gives_the_same_bytes(dtype: str) -> None:
+    sums = partial(ExactSums, shards=8)
+
+    def run(mesh: Mesh | None, comm: Communicator) -> dict[str, np.ndarray]:
+        backend = create_backend("cpu", threads=1, tuning="fixed")
+        model = Model(concat_net(), SHAPE, dtype=dtype, mesh=mesh, backend=backend)
+        return train(model, AllReduce(comm, sums=sums))[0]
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        mesh = Mesh(comm, data=2, pipeline=2)
+        return run(mesh, mesh.data)
+
+    expected = run(None, Serial())
+    for name, value in run_threads(4, rank)[0].items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_checkpoints_of_stages_continue_on_another_mesh_and_serially(tmp_path: Path) -> None:
+    def fit(mesh: Mesh | None, epochs: int, **options: Any) -> Result:
+        model = Model(concat_net(), SHAPE, dtype="float64", mesh=mesh)
+        exchange = AllReduce(Serial()) if mesh is None else None
+        trainer = Trainer(
+            model, SGD(0.05, momentum=0.9), exchange=exchange, progress=False, **options
+        )
+        if epochs > 1:
+            load_checkpoint(tmp_path, trainer)
+        trainer.fit(dataset(), epochs=epochs, global_batch_size=16, seed=2)
+        if epochs == 1:
+            save_checkpoint(tmp_path, trainer)
+        return model.state(), trainer.losses, trainer.history
+
+    run_threads(4, lambda comm: fit(Mesh(comm, data=2, pipeline=2), 1, micro_batches=2))
+    expected = fit(None, 2, accumulation=4)
+    for stages in (2, 3):
+        results = run_threads(
+            stages, lambda comm, n=stages: fit(Mesh(comm, pipeline=n), 2, micro_batches=4)
+        )
+        assert_equal(results, expected)

@@ -7,12 +7,17 @@ from itertools import combinations
 from typing import Any
 
 from pydtnn.layers.base import Layer
+<<<<<<< HEAD
 from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
+=======
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State
+>>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
-from pydtnn.model.partition.plan import PIPELINE, Plan, find_plan
+from pydtnn.model.partition.plan import Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import StageCut, cut_stages
 

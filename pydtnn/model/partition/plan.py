@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.selection import matches, select
@@ -13,9 +14,6 @@ from pydtnn.utils.suggest import unknown
 
 NAMES = ("filter", "channel", "alternate", "spatial", "width", "data")
 """The strategies of single layers."""
-
-PIPELINE = "pipeline"
-"""Axis of the mesh along which a network is cut into stages, and the plan's key of their names."""
 
 ALIASES = {"height": "spatial", "model": "alternate", "tensor": "alternate"}
 """Other names of axes of a mesh, with the strategy that they stand for."""

@@ -50,8 +50,8 @@ class StageCut(NamedTuple):
         Of the model.
     shapes : dict of str to tuple of int
         Of the parameters and running statistics of the model, all stages together, by name.
-    first_layers : tuple of str
-        Name of the first layer of each stage.
+    layers, first_layers : tuple of str
+        Names of the layers of the model, and of the first one of each stage.
     """
 
     outputs: tuple[Node, ...]
@@ -60,6 +60,7 @@ class StageCut(NamedTuple):
     sends: tuple[Value, ...]
     output_shapes: tuple[Shape, ...]
     shapes: dict[str, Shape]
+    layers: tuple[str, ...]
     first_layers: tuple[str, ...]
 
 
@@ -106,6 +107,7 @@ def cut_stages(
         if any(first <= n.index < last for n in node.consumers) or node in sent
     ]
     state = shapes_of_state(graph)
+    layers = tuple(node.name for node in nodes if node.inputs)
     values = tuple(Value(node.name, node.shape) for node in received)
     sends = () if stage == stages - 1 else tuple(Value(n.name, n.shape) for n in sent)
     shapes = tuple(node.shape for node in outputs)
@@ -128,6 +130,7 @@ def cut_stages(
         sends,
         shapes,
         state,
+        layers,
         firsts,
     )
 

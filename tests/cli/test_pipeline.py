@@ -1,0 +1,68 @@
+"""Pipelines on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.parser import parse
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.train import main
+from pydtnn.utils.errors import AgreedError
+from tests.launch import Finished
+from tests.small_run import TINY, TRAIN
+
+OPTIONS = [*TINY, "--batch-size=16", "--tuning=fixed", "--epochs=1", "--quiet"]
+PIPELINE = ["--parallel=pipeline=2", "--micro-batches=4"]
+
+
+@pytest.mark.parametrize("option", ["--micro-batches=2", "--pipeline-schedule=gpipe"])
+def test_options_of_a_pipeline_require_its_axis(option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(ValueError, match=f"{name} requires --parallel pipeline=2"):
+        parse([option, "--parallel=data=2"])
+    assert parse([option, "--parallel=pipeline=2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--accumulation=2"], "accumulation must be 1, got 2; use micro_batches=4"),
+        (["--pipeline-schedule=1f2b"], "unknown pipeline schedule '1f2b'"),
+        (["--sync-batch-norm"], "sync_batch_norm must be False"),
+        (["--plan=absent.yaml"], "absent.yaml cannot be read"),
+        (["--parallel=pipeline=2", "--dtype=float16", "--device=numpy"], "the loss scale"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_on_all_ranks(
+    options: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def rank(comm: Communicator) -> str:
+        with pytest.raises(AgreedError) as raised:
+            main([*OPTIONS, "--parallel=pipeline=2", *options])
+        return str(raised.value)
+
+    sentences = run_threads(2, rank)
+    assert sentences == [sentences[0]] * 2
+    assert problem in sentences[0]
+
+
+def test_processes_train_in_stages_and_one_continues(
+    tmp_path: Path, mpiexec: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*OPTIONS, "--model=cnn", "--global-batch-size=16", "--momentum=0.9"]
+    done = mpiexec(2, [*TRAIN, *options, *PIPELINE, f"--output-dir={tmp_path}/run"])
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(["--resume=run", "--epochs=2", "--accumulation=4"]) == 0
+    assert main([*options, "--accumulation=4", "--epochs=2", "--output-dir=serial"]) == 0
+    ours, serial = (
+        json.loads(Path(f"{name}/history.json").read_text()) for name in ("run", "serial")
+    )
+    for own, other in zip(ours, serial, strict=True):
+        assert own == pytest.approx(other, rel=1e-4)  # float32

@@ -22,12 +22,8 @@ from pydtnn.layers.parameters import Parameter, ParameterBuffer
 from pydtnn.layers.statistics import RunningStatistics, Statistic
 from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
-<<<<<<< HEAD
 from pydtnn.model.partition.dry import DryMesh, MeshLike, Volume
-=======
-from pydtnn.model.partition.dry import DryMesh, MeshLike
 from pydtnn.model.stage import Stage
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
 
 PROCESS = 8 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
@@ -55,30 +51,13 @@ class Network(Protocol):
     def find_cuts(self, batch: int, *, slots: int = 0) -> tuple[int, ...]:
         """Return the cuts for a batch size."""
 
-<<<<<<< HEAD
-<<<<<<< HEAD
-    def forward_shards(self, xs: Any, contexts: Any) -> list[tuple[Any, list[Any]]]:
-        """Run every node of this rank in order."""
-
-    def backward_shards(self, dys: Any, residuals: Any) -> list[Any]:
-=======
     def forward_shards(
         self, xs: Sequence[Any], contexts: Sequence[StepContext]
     ) -> list[tuple[Any, list[Any]]]:
         """Run every node of this rank in order."""
 
     def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
         """Run every node's backward in reverse."""
-=======
-    def forward_shards(
-        self, xs: Sequence[Any], contexts: Sequence[StepContext]
-    ) -> list[tuple[Any, list[Any]]]:
-        """Run every node in order, for each shard."""
-
-    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
-        """Run every node's backward in reverse, for each shard."""
->>>>>>> 913990be05a93b4c512f169c361af3eb0a7eef07
 
 
 @dataclass(frozen=True)
@@ -208,15 +187,7 @@ class _Rehearsal:
 
     def forward(self, x: tuple[Array, ...]) -> tuple[Any, list[Any]]:
         with np.errstate(all="ignore"):
-<<<<<<< HEAD
-<<<<<<< HEAD
             return self.model.forward_shards([x], [self.context])[0]
-=======
-            return self.model.forward_shards([x], [self.context])[0]  # of this stage, if any
->>>>>>> 913990be05a93b4c512f169c361af3eb0a7eef07
-=======
-            return self.model.forward_shards([x], [self.context])[0]
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
 
     def kept(self) -> tuple[int, ...]:
         """Measure the arrays saved by each node: those freed with it, later nodes first."""

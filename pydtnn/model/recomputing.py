@@ -41,11 +41,8 @@ class Recomputing:
     backend: Backend
     dtype: np.dtype
     graph: Graph
-<<<<<<< HEAD
     description: Description
-=======
     stage: Stage | None
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
     input_shapes: tuple[Shape, ...]
     parameters: dict[str, Parameter]
     buffers: tuple[ParameterBuffer, ...]
@@ -61,19 +58,11 @@ class Recomputing:
     def forward_shards(
         self, xs: Sequence[Any], contexts: Sequence[StepContext]
     ) -> list[tuple[Any, list[Any]]]:
-<<<<<<< HEAD
         """Run every node in order, for each shard."""
         raise NotImplementedError
 
     def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
         """Run every node's backward in reverse, for each shard."""
-=======
-        """Run every node of this rank in order."""
-        raise NotImplementedError
-
-    def backward_shards(self, dys: Sequence[Any], residuals: Sequence[list[Any]]) -> list[Any]:
-        """Run every node's backward in reverse."""
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
         raise NotImplementedError
 
     def choose_segments(self, batch: int | None = None, *, slots: int = 0) -> None:
@@ -100,13 +89,8 @@ class Recomputing:
         if self.recompute is None or not trained:
             return ()
         if self.recompute != (AUTO,) and not isinstance(self.recompute, int):
-<<<<<<< HEAD
             names = [part.name for part in self.description.parts]
             return named_cuts(nodes, trained, self.recompute, names)
-=======
-            others = () if self.stage is None else self.stage.layers
-            return named_cuts(nodes, trained, self.recompute, others)
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
         limit = None if batch is None else self.memory_limit
         batch = batch or USUAL_BATCH
         forecast = Forecast(self, batch, slots)

@@ -161,11 +161,7 @@ def named_cuts(
     nodes: Sequence[Node],
     trained: Collection[int],
     patterns: Sequence[str],
-<<<<<<< HEAD
     known: Sequence[str],
-=======
-    network: Collection[str] = (),
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
 ) -> tuple[int, ...]:
     """Return cuts after the layers and blocks of these names.
 
@@ -175,14 +171,8 @@ def named_cuts(
         See `Cuts`.
     patterns : sequence of str
         Names of layers or blocks, such as "stage1.0", or with wildcards: "stage?.?".
-<<<<<<< HEAD
     known : sequence of str
         Names of all layers of the model, of which a stage of a pipeline has a part.
-=======
-    network : collection of str
-        Names of the layers of the network, if the nodes are only a stage of it. The patterns may
-        then match other stages only.
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
 
     Raises
     ------
@@ -190,11 +180,7 @@ def named_cuts(
         If a pattern matches no layer, or no layer with another one after it.
     """
     names = {name: node.index for node in nodes if node.inputs for name in names_of(node)}
-<<<<<<< HEAD
     select("Model.recompute", patterns, known)
-=======
-    select("Model.recompute", patterns, {*names, *network})
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
     ends: dict[str, int] = {}
     for name, index in names.items():
         # the outermost block that matches
@@ -208,13 +194,7 @@ def named_cuts(
             place -= 1
         cuts.add(place)
     cuts = {place for place in cuts if place < len(nodes)}
-<<<<<<< HEAD
     if not cuts and names.keys() >= {*known}:
-=======
-    if not cuts and network:
-        return ()
-    if not cuts:
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
         raise ValueError(
             f"Model.recompute: {', '.join(patterns)} is the end of the network, where backward "
             "begins; name layers before it"

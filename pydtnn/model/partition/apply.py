@@ -7,12 +7,8 @@ from itertools import combinations
 from typing import Any
 
 from pydtnn.layers.base import Layer
-<<<<<<< HEAD
-from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
-=======
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State
->>>>>>> 646df985fc272a1323394ed9171a20c46b4080bb
+from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph

@@ -63,7 +63,7 @@ def describe_state(state: State, axes: int) -> str:
     """
     if not isinstance(state, Cut):
         return state.value
-    names = {SAMPLES: "samples", axes - 1: "channels", 0: "rows", 1: "columns"}
+    names = {SAMPLES: "samples", 0: "rows", 1: "columns", axes - 1: "channels"}
     return names.get(state.dim, f"axis {state.dim}")
 
 

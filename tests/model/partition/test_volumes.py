@@ -1,0 +1,129 @@
+"""Counted messages and bytes of a step, compared with the formulas of docs/parallelism.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.layers import (
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool2d,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sequential,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.model.memory import forecast_memory
+from pydtnn.parallel.mesh import Mesh
+
+N, H, W = 3, 8, 6
+S = 4  # bytes per value
+Sent = dict[str, tuple[int, int]]
+
+
+def net() -> Sequential:
+    return Sequential(
+        Conv2d(8, 3, padding=1, name="a"),
+        BatchNorm(name="an"),
+        ReLU(),
+        Conv2d(16, 3, padding=1, name="b"),
+        ReLU(),
+        Conv2d(8, 5, padding=2, name="c"),
+        MaxPool2d(2, name="pool"),
+        GlobalAvgPool2d(name="mean"),
+        Linear(8, name="fc"),
+    )
+
+
+def count(ranks: int, axes: dict[str, int], plan: Any = None) -> list[Sent]:
+    """Return what each rank sends in a step, by layer, counted and predicted."""
+    x = np.random.default_rng(0).normal(size=(N, H, W, 3)).astype("float32")
+
+    def rank(comm: Communicator) -> Sent:
+        mesh = Mesh(comm, **axes)
+        model = Model(net(), (H, W, 3), mesh=mesh, plan=plan, fuse=False)
+        y, saved = model.forward(x, StepContext(training=True, samples=np.arange(N)))
+        model.backward(np.ones_like(y), saved)
+        sent = {name: (t.messages, t.bytes) for name, t in mesh.traffic.items()}
+        assert forecast_memory(model, N).sent == sent
+        return {name: volume for name, volume in sent.items() if volume[0]}
+
+    return run_threads(ranks, rank)
+
+
+def both(messages: int, nbytes: float) -> tuple[int, int]:
+    """The same volume forward and backward."""
+    return 2 * messages, round(2 * nbytes)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_filters_gather_each_output_and_reduce_its_gradient(p: int) -> None:
+    def volume(values: int) -> tuple[int, int]:
+        return both(p - 1, (p - 1) / p * N * values * S)
+
+    for sent in count(p, {"filter": p}):
+        assert sent == {
+            "relu2/channels-partial": volume(H * W * 8),
+            "relu4/channels-partial": volume(H * W * 16),
+            "mean/channels-partial": volume(8),
+            "fc/channels-whole": (p - 1, round((p - 1) / p * N * 8 * S)),  # dy is whole
+        }
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_channels_after_filters_exchange_nothing(p: int) -> None:
+    def volume(values: int) -> tuple[int, int]:
+        return both(p - 1, (p - 1) / p * N * values * S)
+
+    for sent in count(p, {"alternate": p}):  # a by filters, b, c and fc by channels
+        assert sent == {
+            "b/partial-channels": volume(H * W * 16),
+            "c/partial-channels": volume(H // 2 * W // 2 * 4 * 8),
+            "fc/partial-whole": (1, round(2 * (p - 1) / p * N * 8 * S)),
+        }
+
+
+def test_stripes_send_halos_sums_and_means() -> None:
+    p = 2
+    for sent in count(p, {"spatial": p}):
+        halo = {name: (k - 1) // 2 * N * W * c * S for name, k, c in (("b", 3, 8), ("c", 5, 16))}
+        assert sent == {
+            "a": (1, N * W * 3 * S),  # the gradient of the images is not needed
+            "an": (2, round(2 * (p - 1) / p * 8 * ((1 + 2 * 8) + 2 * 8))),
+            "b": both(1, halo["b"]),
+            "c": both(1, halo["c"]),
+            "mean/partial-whole": (1, round(2 * (p - 1) / p * N * 8 * S)),
+        }
+
+
+def test_thick_stripes_send_rows_of_dy_in_backward() -> None:
+    rows, p = 80, 2
+    x = np.zeros((N, rows, W, 3), "float32")
+
+    def rank(comm: Communicator) -> tuple[int, int]:
+        mesh = Mesh(comm, spatial=p)
+        layers = Sequential(Conv2d(8, 3, padding=1, name="a"), GlobalAvgPool2d())
+        model = Model(layers, (rows, W, 3), mesh=mesh)
+        y, saved = model.forward(x, StepContext(training=True, samples=np.arange(N)))
+        model.backward(y, saved)
+        return mesh.traffic["a"].messages, mesh.traffic["a"].bytes
+
+    assert run_threads(p, rank) == [(2, N * W * (3 + 8) * S)] * p
+
+
+def test_a_change_from_rows_to_samples_sends_each_block_once() -> None:
+    p = 3
+    plan = {"[ab]": {"spatial": "m"}, "*": {"data": "m"}}
+    results = count(p, {"m": p}, plan)
+    stripes, blocks = (3, 3, 2), (1, 1, 1)  # rows and samples of each rank
+    for r, sent in enumerate(results):
+        moved = sent["relu4/rows-samples"]
+        forward = (N - blocks[r]) * stripes[r] * W * 16 * S
+        backward = blocks[r] * (H - stripes[r]) * W * 16 * S
+        assert moved == (2 * (p - 1), forward + backward)

@@ -192,7 +192,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
-    with run_directory(config, comm) as directory, limit_blas_threads(1):
+    groups = mesh or contextlib.nullcontext()
+    with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
         threads = config.threads or threads
         job = _together(comm, create_job, config, comm, threads, directory, mesh)
         backend = job.trainer.model.backend

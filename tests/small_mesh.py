@@ -26,16 +26,11 @@ STEPS = 3
 Axes = dict[str, int]
 
 
-def small_net() -> Sequential:
+def small_net(norm: bool) -> Sequential:
     return Sequential(
-        *(
-            Conv2d(5, 3, bias=False),
-            BatchNorm(),
-            ReLU(),
-            Conv2d(4, 5, stride=2, padding=2),
-            Dropout(0.2),
-        ),
-        *(Flatten(), Linear(5), ReLU(), Linear(3, name="head")),
+        *(Conv2d(5, 3, bias=False), *([BatchNorm()] if norm else []), ReLU()),
+        *(Conv2d(4, 5, stride=2, padding=2), Dropout(0.2), Flatten()),
+        *(Linear(5), ReLU(), Linear(3, name="head")),
     )
 
 
@@ -57,17 +52,19 @@ def mesh_trainer(
     scheme: Any = AllReduce,
     sums: Any = None,
     seed: int = 0,
+    norm: bool = True,
 ) -> Trainer:
     """A trainer on a mesh; without axes, serial."""
     mesh = None if axes is None else Mesh(comm, **axes)
-    model = Model(small_net(), SHAPE, backend="numpy", dtype="float64", seed=seed, mesh=mesh)
+    model = Model(small_net(norm), SHAPE, backend="numpy", dtype="float64", seed=seed, mesh=mesh)
     options = {} if sums is None else {"sums": sums}
     return Trainer(
         model,
         optimizer or SGD(0.1, momentum=0.9, weight_decay=1e-3),
         exchange=scheme(Serial() if mesh is None else mesh.data, **options),
         callbacks=callbacks,
-        sync_batch_norm=True,
+        sync_batch_norm=norm,
+        micro_batches=2 if "pipeline" in (axes or {}) else None,
         progress=False,
     )
 

@@ -98,10 +98,10 @@ class Whole:
             if not own.get(name, self._known(name) not in parts)
         }
         result = {**state}
-        for name, value in state.items():
+        for name in sorted(state):  # buckets, and so their order, may differ between ranks
             part = self._part(name)
             if part is not None and name not in kept:
-                result[name] = self.mesh.gather(value, part)
+                result[name] = self.mesh.gather(state[name], part)
         for axis in self.mesh.model_axes:
             result = self._complete(self.mesh.group(axis), result, kept)
         return result

@@ -71,7 +71,7 @@ class Mesh(SuggestsNames):
             )
         self.comm = comm if isinstance(comm, Metered) else Metered(comm)
         order = sorted(range(comm.size), key=lambda rank: (comm.hosts[rank], rank))
-        self._place = order.index(comm.rank)
+        self._place, self._in_order = order.index(comm.rank), order == [*range(comm.size)]
         self.position: dict[str, int] = {}
         rest = self._place
         for name in reversed(self.shape):
@@ -84,7 +84,7 @@ class Mesh(SuggestsNames):
         """Return the group of this rank along an axis."""
         if self.shape[name] == 1:
             return Serial()
-        if self.shape[name] == self.comm.size and self._place == self.comm.rank:
+        if self.shape[name] == self.comm.size and self._in_order:
             return self.comm
         stride = prod(n for axis, n in self._after(name).items())
         color = self._place - self.position[name] * stride

@@ -37,6 +37,17 @@ def test_the_last_axis_has_neighbouring_ranks() -> None:
     assert [r[1:] for r in results] == [(2, f) for _ in range(2) for f in range(3)]
 
 
+def test_ranks_of_one_host_are_neighbours_on_the_last_axis() -> None:
+    def rank(comm: Communicator) -> tuple[int, ...]:
+        alone = Mesh(comm, data=4)
+        mesh = Mesh(comm, data=2, filter=2)
+        place = mesh.position["data"], mesh.position["filter"]
+        return alone.data.rank, *place, len(set(mesh.group("filter").hosts))
+
+    places = run_threads(4, rank, hosts=[0, 1, 0, 1])
+    assert places == [(0, 0, 0, 1), (2, 1, 0, 1), (1, 0, 1, 1), (3, 1, 1, 1)]
+
+
 @pytest.mark.parametrize("axes", [{"data": 3}, {"filter": 3}, {}, {"data": 2, "filter": 3}])
 def test_axes_must_multiply_to_the_ranks(axes: dict[str, int]) -> None:
     def rank(comm: Communicator) -> None:

@@ -65,6 +65,27 @@ def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
         assert result[2] == pytest.approx(expected[2], rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "axes", [{"data": 2, "pipeline": 2}, {"pipeline": 2, "filter": 2}], ids=name_of
+)
+@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+def test_training_of_stages_equals_serial_training(axes: Axes, scheme: Any) -> None:
+    """Also the norm of the gradient, to which each stage contributes."""
+
+    def rank(comm: Communicator, axes: Axes | None, scheme: Any) -> Any:
+        optimizer = SGD(0.1, momentum=0.9, clip_norm=0.5)
+        trainer = mesh_trainer(comm, axes, optimizer=optimizer, scheme=scheme, norm=False)
+        history = mesh_fit(trainer)
+        return trainer.model.state(), history[-1], optimizer.gradient_norm
+
+    expected = rank(Serial(), None, AllReduce)
+    results = on_ranks(axes, partial(rank, axes=axes, scheme=scheme))
+    assert_equal_states([result[0] for result in results], expected[0])
+    for result in results:
+        assert result[1] == pytest.approx(expected[1], rel=1e-12)
+        assert result[2] == pytest.approx(expected[2], rel=1e-12)
+
+
 @pytest.mark.mpi(4)
 def test_training_equals_serial_training_between_processes(comm: Communicator) -> None:
     serial = mesh_trainer(Serial(), None)

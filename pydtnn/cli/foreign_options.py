@@ -90,6 +90,7 @@ _ACCUMULATION = Answer(
     "it divides the batch of a rank into micro-batches and does not change the number of samples "
     "of a step",
 )
+_RECOMPUTED = Answer("--recompute auto", why="--memory-limit 2GiB limits what is recomputed")
 _SHOWN = Answer("--progress plain", why="a line is printed after every epoch and every 10 s")
 _NAME = Answer("--output-dir runs/{value}", "NAME", "a run has the name of its folder")
 _EVALUATED = Answer(
@@ -152,6 +153,9 @@ ANSWERS = {
     "--gradient-clip": _CLIP,
     "--accumulate": _ACCUMULATION,
     "--grad-accumulation-steps": _ACCUMULATION,
+    "--activation-checkpointing": _RECOMPUTED,
+    "--gradient-checkpointing": _RECOMPUTED,
+    "--grad-checkpointing": _RECOMPUTED,
     "--gradient-accumulation-steps": _ACCUMULATION,
     "--accumulation-steps": _ACCUMULATION,
     "--print-freq": _SHOWN,

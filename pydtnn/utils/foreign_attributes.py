@@ -53,6 +53,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "trainable_parameters": "use model.parameters, without those in model.frozen",
         "coef_": "use model.parameters",
         "zero_grad": "not needed: backward overwrites gradients",
+        "gradient_checkpointing_enable": "use Model(net, input_shape, recompute='auto')",
+        "set_grad_checkpointing": "use Model(net, input_shape, recompute='auto')",
         "requires_grad_": "use model.freeze(pattern), model.thaw(pattern)",
         "requires_grad": "use model.freeze(pattern), model.thaw(pattern)",
         "trainable": "use model.freeze(pattern), model.thaw(pattern)",

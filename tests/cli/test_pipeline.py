@@ -60,7 +60,8 @@ def test_processes_train_in_stages_and_one_continues(
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
     assert main(["--resume=run", "--epochs=2", "--accumulation=4"]) == 0
-    assert main([*options, "--accumulation=4", "--epochs=2", "--output-dir=serial"]) == 0
+    assert main([*options, "--accumulation=4", "--output-dir=serial"]) == 0
+    assert main(["--resume=serial", "--epochs=2"]) == 0
     ours, serial = (
         json.loads(Path(f"{name}/history.json").read_text()) for name in ("run", "serial")
     )

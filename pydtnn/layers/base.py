@@ -364,6 +364,12 @@ class Finisher(ABC):
         """
 
 
+def computes_like(layer: Layer, kind: type[Layer]) -> bool:
+    """Return whether a layer has the computation of a class: none of its passes is overridden."""
+    passes = ("forward", "backward", "forward_steps", "backward_steps")
+    return all(getattr(type(layer), p, None) is getattr(kind, p, None) for p in passes)
+
+
 def as_tuple(
     value: int | tuple[int, ...] | list[int], axes: int, who: str, what: str
 ) -> tuple[int, ...]:

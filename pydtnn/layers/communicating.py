@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from pydtnn.kernels import Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.collectives import BATCH, Steps, Sum
+from pydtnn.layers.parameters import Parameter
+from pydtnn.layers.part import Cut, Part
+from pydtnn.utils.split import even_cuts
+
+
+class Place(Protocol):
+    """The attributes of a mesh that tell a layer which part of its work a rank has."""
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """Ranks along each axis."""
+
+    @property
+    def position(self) -> Mapping[str, int]:
+        """Position of this rank along each axis."""
 
 
 class Communicating(ABC):
@@ -16,10 +32,59 @@ class Communicating(ABC):
 
     See `pydtnn.layers.collectives`. The model calls these methods instead of `forward` and
     `backward`, and `Layer`'s rules for both apply to them.
+
+    Attributes
+    ----------
+    mesh : Place or None
+        The mesh of ranks, set before `build`. None: the layer is that of the whole network, and the
+        model calls `forward` and `backward`.
     """
 
+    mesh: Place | None = None
+
+    def even_cut(self, dim: int, axis: str, size: int) -> Cut:
+        """Return a cut of `size` items into even parts, one for each rank along an axis.
+
+        Parameters
+        ----------
+        dim : int
+            Axis of an array that is cut.
+        axis : str
+            Axis of the mesh; without a mesh, or without this axis, there is one part.
+        size : int
+
+        Raises
+        ------
+        ValueError
+            If there are fewer items than ranks.
+        """
+        ranks = 1 if self.mesh is None else self.mesh.shape.get(axis, 1)
+        if size < ranks:
+            raise ValueError(
+                f"{type(self).__name__}: expected at least {ranks} items to cut along the axis "
+                f"{axis}={ranks}, got {size}; use fewer ranks"
+            )
+        return Cut(dim, axis, tuple(even_cuts(size, ranks)))
+
+    def own(self, cut: Cut) -> slice:
+        """Return this rank's items of a cut."""
+        position = {} if self.mesh is None else self.mesh.position
+        return cut.range({cut.axis: 0, **position})
+
+    def cut_parameter(self, parameter: Parameter, cut: Cut) -> None:
+        """Declare that a parameter is this rank's part of a larger one, which has its name.
+
+        Initial values are then parts of those of the whole parameter, and checkpoints contain the
+        whole one.
+        """
+        if self.mesh is None or cut.axis not in self.mesh.shape:
+            return
+        shape = list(parameter.shape)
+        shape[cut.dim] = cut.bounds[-1]
+        parameter.become_part(Part(tuple(shape), (cut,)), self.mesh.position)
+
     def communicates(self, *, training: bool, joint: bool) -> bool:
-        """Return whether the layer exchanges anything in such a pass.
+        """Return whether the layer exchanges anything in such a pass; by default if on a mesh.
 
         Parameters
         ----------
@@ -27,7 +92,7 @@ class Communicating(ABC):
         joint : bool
             Whether all shards of the batch are normalised together.
         """
-        return True
+        return self.mesh is not None
 
     @abstractmethod
     def forward_steps(self, *xs: Any, context: StepContext, joint: bool) -> Steps:

@@ -114,7 +114,7 @@ class Conv2d(Layer):
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Correlate with the filters and add the bias."""
         (x,) = xs
-        y = self.empty(len(x), self.output_shape)
+        y = self.empty(len(x), (*self.geometry.output, self.filters))
         self.backend.conv.forward(x, self.w.value, self._bias(), self.geometry, out=y)
         return y, x
 

@@ -122,6 +122,10 @@ class Exchange(Communicating, Layer):
             shape[self.after.dim] = own.stop - own.start
         return tuple(shape)
 
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return True."""
+        return True
+
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Not used: the model calls `forward_steps`."""
         raise NotImplementedError

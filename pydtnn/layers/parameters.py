@@ -160,8 +160,8 @@ class Parameter(SuggestsNames):
         """Shape of the parameter of the network, of which a rank may have a part."""
         return self.shape if self.part is None else self.part.shape
 
-    def become_part(self, whole: Parameter, part: Part, position: Mapping[str, int]) -> None:
-        """Make this parameter a part of another one, with its initial values.
+    def become_part(self, part: Part, position: Mapping[str, int]) -> None:
+        """Make this parameter a part of a larger one of the same name, with its initial values.
 
         Raises
         ------
@@ -174,8 +174,6 @@ class Parameter(SuggestsNames):
                 f"{self.shape}"
             )
         self.part, self.position = part, position
-        self.initializer = whole.initializer
-        self.fan_in, self.fan_out = whole.fan_in, whole.fan_out
 
 
 class SharedParameter(Parameter):

@@ -149,6 +149,10 @@ class HaloExchange(Communicating, Layer):
         shape[self.halo.cut.dim] = self.halo.needed[1] - self.halo.needed[0]
         return tuple(shape)
 
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return True."""
+        return True
+
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Not used: the model calls `forward_steps`."""
         raise NotImplementedError

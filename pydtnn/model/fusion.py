@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pydtnn.layers.activation import ReLU
-from pydtnn.layers.base import Layer
+from pydtnn.layers.base import computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
@@ -53,8 +53,8 @@ def fuse(graph: Graph, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
         The outputs after fusion.
     """
     for node in graph.nodes:
-        kind = type(node.layer)  # subclasses that override the computation are not fused
-        if isinstance(node.layer, Conv2d) and _computes_like(kind, Conv2d):
+        # subclasses that override the computation are not fused
+        if isinstance(node.layer, Conv2d) and computes_like(node.layer, Conv2d):
             node.layer = FusedConv2d(node.layer)
     pass_ = _Pass(outputs)
     for node in reversed(graph.nodes):  # the end of a pattern is visited before its inputs
@@ -143,10 +143,6 @@ class _Pass:
         node.layer = layer
         node.inputs = pattern.inputs
         self.absorbed.update(n for n in pattern.nodes if n is not node)
-
-
-def _computes_like(kind: type[Layer], base: type[Layer]) -> bool:
-    return kind.forward is base.forward and kind.backward is base.backward
 
 
 def _conv(node: Node) -> FusedConv2d | None:

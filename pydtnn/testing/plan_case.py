@@ -29,11 +29,15 @@ class Way(NamedTuple):
     Attributes
     ----------
     fuse : bool
+    input_gradient : bool
+        Whether the gradient of the input is computed; if not, ranks take their parts of the input
+        without an exchange.
     delays : int or None
         Seed of random delays.
     """
 
     fuse: bool
+    input_gradient: bool
     delays: int | None = None
 
     def __str__(self) -> str:
@@ -41,7 +45,7 @@ class Way(NamedTuple):
         return f"{'fused' if self.fuse else 'not fused'}{delayed}"
 
 
-WAYS = (Way(False), Way(True), Way(False, 1), Way(True, 2))
+WAYS = (Way(False, True), Way(True, False), Way(False, True, 1), Way(True, False, 2))
 
 
 class Difference(NamedTuple):
@@ -127,7 +131,9 @@ class Case:
 
             delayed = comm if way.delays is None else Delayed(comm, way.delays, LONGEST_DELAY)
             with Mesh(delayed, **self.axes) as mesh:
-                return Rank(self.problem, mesh, fuse=way.fuse, at=at).run(traced)
+                return Rank(
+                    self.problem, mesh, fuse=way.fuse, input_gradient=way.input_gradient, at=at
+                ).run(traced)
 
         self.at = {}
         try:
@@ -148,7 +154,7 @@ class Case:
 
     def _compare(self, courses: Sequence[Course], way: Way) -> None:
         for (step, kind), expected in self.serial.values.items():
-            if not expected:
+            if not expected or (kind == "gradient of input" and not way.input_gradient):
                 continue
             for rank, course in enumerate(courses):
                 if unknown := course.values[step, kind].keys() - expected.keys():

@@ -52,7 +52,7 @@ class Problem:
     seed: int
     prepare: Callable[[Model], Any] | None
 
-    def model(self, mesh: Mesh | None, *, fuse: bool) -> Model:
+    def model(self, mesh: Mesh | None, *, fuse: bool, input_gradient: bool = True) -> Model:
         """Construct a model in float64, for the ranks of a mesh or one rank."""
         model = Model(
             self.net(),
@@ -60,7 +60,7 @@ class Problem:
             backend=create_backend(self.backend, threads=1, tuning="fixed"),
             dtype="float64",
             seed=self.seed,
-            input_gradient=True,
+            input_gradient=input_gradient,
             fuse=fuse,
             plan=None if mesh is None else self.plan,
             mesh=mesh,

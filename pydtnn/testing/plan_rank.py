@@ -83,7 +83,8 @@ class Rank:
     problem : Problem
     mesh : Mesh or None
         None trains serially.
-    fuse : bool
+    fuse, input_gradient : bool
+        Options of the model.
     at : callable, optional
         Called with the name of each layer that communicates, before it does, and with what else
         the rank does.
@@ -95,11 +96,12 @@ class Rank:
         mesh: Mesh | None,
         *,
         fuse: bool,
+        input_gradient: bool = True,
         at: Callable[[str], Any] | None = None,
     ) -> None:
         self.problem, self.mesh, self.at = problem, mesh, at or (lambda name: None)
         self.at("the construction of the model")
-        self.model = problem.model(mesh, fuse=fuse)
+        self.model = problem.model(mesh, fuse=fuse, input_gradient=input_gradient)
         self.rows = problem.rows(mesh)
         self.joint = mesh is not None and mesh.shape["data"] > 1
         self.optimizer = SGD(LR, momentum=MOMENTUM)

@@ -165,6 +165,9 @@ class Scaled(BatchNorm):
 class Asking(Communicating, Layer):
     """A layer that adds up its output over ranks."""
 
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        return True
+
     def forward(self, *xs: Any, context: StepContext) -> tuple[Any, None]:
         raise NotImplementedError
 

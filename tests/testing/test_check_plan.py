@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, ReLU
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, extended_conv
 from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.part import Cut, Part
@@ -23,6 +23,7 @@ def layers() -> list[Layer]:
         Conv2d(4, 3, padding=1, name="first"),
         BatchNorm(name="norm"),
         ReLU(),
+        MaxPool2d(3, 1, padding=1, name="pool"),
         Conv2d(4, 3, stride=2, padding=1, name="second"),
         ReLU(),
         Flatten(),
@@ -92,7 +93,7 @@ def changes_draft(patch: Patch, rule: str, change: Callable[[Any, str], None]) -
     patch.setattr(rules, rule, wrong)
 
 
-@breaks("spatial", SPATIAL, "first/halo: the output is the first that differs")
+@breaks("spatial", SPATIAL, "pool/halo: the output is the first that differs")
 def a_halo_on_the_wrong_side(patch: Patch) -> None:
     right = Halo.fetch
 
@@ -107,7 +108,13 @@ def a_halo_on_the_wrong_side(patch: Patch) -> None:
     patch.setattr(Halo, "fetch", wrong)
 
 
-@breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of relu2,")
+@breaks("spatial", SPATIAL, "first: the output is the first that differs")
+def a_halo_of_zeros(patch: Patch) -> None:
+    right = extended_conv.rows_of
+    patch.setattr(extended_conv, "rows_of", lambda *args: right(*args) * 0)
+
+
+@breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
     def nothing(halo: Any, messages: Any) -> Any:
         for array, _ in messages.sends:
@@ -130,7 +137,7 @@ def rows_that_are_off_by_one(patch: Patch) -> None:
     patch.setattr(rules, "window_rows", wrong)
 
 
-@breaks("filter", FILTER, "relu2/channels-partial: the output is the first that differs")
+@breaks("filter", FILTER, "pool/channels-partial: the output is the first that differs")
 def a_gather_in_the_wrong_order(patch: Patch) -> None:
     right = AllGather.start
 
@@ -206,7 +213,7 @@ def a_slice_instead_of_a_reduce_scatter(patch: Patch) -> None:
     patch.setattr(ReduceScatter, "start", wrong)
 
 
-@breaks("filter", FILTER, "last: the gradient of the input, which is the output of flatten5,")
+@breaks("filter", FILTER, "last: the gradient of the input, which is the output of flatten6,")
 def a_gradient_that_is_not_summed(patch: Patch) -> None:
     right = Exchange.backward_steps
 
@@ -228,7 +235,7 @@ def initial_values_of_other_filters(patch: Patch) -> None:
     patch.setattr(Part, "take", wrong)
 
 
-@breaks("filter", FILTER, r"wait for each other: .*rank 1 at relu2/channels-partial")
+@breaks("filter", FILTER, r"wait for each other: .*rank 1 at pool/channels-partial")
 def a_message_that_is_not_sent(patch: Patch) -> None:
     right = AllGather.start
 

@@ -8,14 +8,16 @@ from typing import Any
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_state
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
-from pydtnn.model.partition.plan import Plan, find_plan
+from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import StageCut, cut_stages
+from pydtnn.utils.selection import matches
 
 
 def partition(
@@ -64,6 +66,7 @@ def partition(
         return outputs, None
     plan = find_plan(plan, axes, pipeline=PIPELINE in mesh.shape)
     plan.check([node.name for node in graph.nodes if node not in graph.inputs], axes)
+    check_strategies(plan, [node.layer for node in graph.nodes if node not in graph.inputs])
     stage = None
     if mesh.shape.get(PIPELINE, 1) > 1:
         stages, number = mesh.shape[PIPELINE], mesh.position[PIPELINE]
@@ -84,6 +87,20 @@ def partition(
     work.number()
     graph.nodes = work.nodes
     return results, stage
+
+
+def check_strategies(plan: Plan, layers: Sequence[Layer]) -> None:
+    """Raise PlanError if no layer that a pattern matches has one of its strategies."""
+    for pattern, own in plan.rules.items():
+        kinds = {kind_of(x): type(x).__name__ for x in layers if matches(pattern, str(x.name))}
+        known = {strategy for kind in kinds if kind for strategy in STRATEGIES.get(kind, ())}
+        for strategy in own:
+            if pattern != "*" and strategy not in known:
+                have = ", ".join(name for name in NAMES if name in known) or "none"
+                raise PlanError(
+                    f"Plan: {pattern}: {' and '.join(sorted({*kinds.values()}))} cannot be "
+                    f"partitioned by {strategy}; strategies are {have}"
+                )
 
 
 class _Pass:
@@ -161,6 +178,8 @@ class _Pass:
 
     def _append(self, layer: Layer, name: str, inputs: Sequence[Node], layout: Layout) -> Node:
         shapes = tuple(source.shape for source in inputs)
+        if isinstance(layer, Communicating):
+            layer.mesh = self.mesh
         try:
             layer.bind(self.graph.backend, self.graph.dtype, name, shapes)
         except ValueError as error:
@@ -226,15 +245,13 @@ class _Pass:
     def _make_parts(self, draft: Draft) -> None:
         """Declare the parts of parameters and statistics, and the axes of their sums."""
         layer, position = draft.layer, self.mesh.position
-        group = "+".join(["data", *dict.fromkeys(draft.summed)])
         for own, whole in zip(layer.parameters, draft.whole.parameters, strict=True):
             if own.source is own:
-                own.group = group
+                own.group = "+".join(dict.fromkeys([*own.group.split("+"), *draft.summed]))
+                own.fan_in, own.fan_out = whole.fan_in, whole.fan_out
                 cuts = draft.cuts.get(whole.name.rpartition(".")[2])
                 if cuts:
-                    own.become_part(whole, Part(whole.shape, tuple(cuts)), position)
-                else:
-                    own.fan_in, own.fan_out = whole.fan_in, whole.fan_out
+                    own.become_part(Part(whole.shape, tuple(cuts)), position)
         if "channels" in draft.cuts:
             for statistic, before in zip(layer.statistics, draft.whole.statistics, strict=True):
                 statistic.part = Part((before.channels,), tuple(draft.cuts["channels"]))
@@ -247,6 +264,9 @@ class _Pass:
             for axis, state in layout.items()
             if state is not Spread.WHOLE
         }
+        for node in self.nodes:  # custom layers have whole inputs and outputs
+            parts = (p.part for p in node.layer.parameters if p.part is not None)
+            cut |= {own.axis for part in parts for own in part.cuts}
         for axis in self.axes:
             if axis not in cut:
                 if axis in self.refused:

@@ -89,9 +89,14 @@ def _checked(pattern: str, own: Any) -> dict[str, str]:
             f"Plan: expected for {pattern} a mapping of strategies to axes of the mesh, such as "
             f'{{"filter": "filter"}}, got {own!r}'
         )
-    for strategy in own:
+    for strategy, axis in own.items():
         if strategy not in NAMES:
             raise ValueError(f"Plan: {unknown('strategy', strategy, NAMES)}")
+        if not isinstance(axis, str):
+            raise TypeError(
+                f"Plan: expected for {pattern} the name of an axis of the mesh, got {axis!r} for "
+                f'{strategy}; use "{strategy}"'
+            )
     if len({*own.values()}) != len(own):
         raise ValueError(f"Plan: {pattern} has two strategies along one axis; use two axes")
     return dict(own)
@@ -126,7 +131,7 @@ def find_plan(
     """
     if isinstance(plan, Mapping):
         plan = Plan(plan)
-    elif isinstance(plan, str) and Path(plan).suffix in (".yaml", ".yml"):
+    elif isinstance(plan, str | Path) and Path(plan).suffix in (".yaml", ".yml"):
         plan = Plan(_read(Path(plan)))
     if (plan == PIPELINE or (isinstance(plan, Plan) and plan.stages)) and not pipeline:
         raise ValueError(
@@ -154,5 +159,5 @@ def find_plan(
             )
         return Plan.named({plan: own[0]})
     raise ValueError(
-        f"Plan: {unknown('strategy', plan, [*NAMES, PIPELINE])}; a file must end in .yaml"
+        f"Plan: {unknown('strategy', str(plan), [*NAMES, PIPELINE])}; a file must end in .yaml"
     )

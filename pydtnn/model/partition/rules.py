@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from pydtnn.layers.activation import Activation
-from pydtnn.layers.base import Layer
+from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread
@@ -31,9 +31,7 @@ Windowed = Conv2d | MaxPool2d | AvgPool2d
 def kind_of(layer: Layer) -> type[Layer] | None:
     """Return the library's class whose computation a layer has; None for custom ones."""
     kinds = (*STRATEGIES, *FOLLOWERS)
-    return next(
-        (k for k in kinds if isinstance(layer, k) and type(layer).forward is k.forward), None
-    )
+    return next((k for k in kinds if isinstance(layer, k) and computes_like(layer, k)), None)
 
 
 # -- strategies -----------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from pydtnn.testing import check_plan
-from tests.model.partition.networks import NETWORKS
-
-LATER = {"*": {"filter": "model"}}
+from tests.model.partition.networks import ALL, NETWORKS, WIDE
 
 FIRST_STRIPES = {
     "resnet20": {"stem": {"spatial": "model"}, "stage1": {"spatial": "model"}},
-    "vgg11": {"stage[12]": {"spatial": "model"}},
+    "vgg11": {"stage[12]_*": {"spatial": "model"}},
     "windows": {"conv[12]": {"spatial": "model"}},
+    "tall": {"conv1": {"spatial": "model"}},
     "concat": {"stem": {"spatial": "model"}, "inception": {"spatial": "model"}},
 }
 """The layers that are cut into stripes in a plan that changes along the network."""
@@ -62,20 +61,19 @@ def name_of(value: Any) -> str | None:
 
 
 def check(network: str, plan: Any, mesh: Axes, **options: Any) -> None:
-    net, shape = NETWORKS[network]
+    net, shape = ALL[network]
     check_plan(net, shape, plan, meshes=[mesh], batch=3, **options)
 
 
 QUICK = [
     ("windows", "filter", {"filter": 3}),
     ("windows", "channel", {"data": 2, "channel": 2}),
-    ("windows", "spatial", {"spatial": 3}),
     ("concat", "alternate", {"alternate": 3}),
     ("concat", "data", {"model": 2}),
     ("concat", None, {"spatial": 2, "width": 2}),
-    ("concat", None, {"spatial": 2, "filter": 2}),
     ("windows", changing("windows", "data"), {"data": 2, "model": 2}),
-    ("resnet20", "spatial", {"spatial": 2}),
+    ("resnet8", "spatial", {"spatial": 3}),
+    ("tall", "spatial", {"spatial": 2}),
 ]
 
 
@@ -92,3 +90,9 @@ def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> N
 )
 def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
     check(network, plan, mesh)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", ["filter", "spatial"])
+def test_a_wide_network_equals_serial_training(plan: str) -> None:
+    check_plan(*WIDE, plan, meshes=[{plan: 2}], batch=2)

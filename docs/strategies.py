@@ -34,9 +34,7 @@ def block(axes: Axes, x: float, y: float, cut: str, label: str, *, weights: bool
         for dx, dy, w, h, colour in parts:
             place = (left + dx * width, top + dy * height)
             size = (w * width, h * height)
-            axes.add_patch(
-                Rectangle(place, *size, facecolor=colour, edgecolor="white", alpha=0.85)
-            )
+            axes.add_patch(Rectangle(place, *size, facecolor=colour, edgecolor="white", alpha=0.85))
     axes.text(x + width / 2, y - 0.28, label, ha="center", va="center", fontsize=8)
 
 

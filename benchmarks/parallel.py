@@ -6,7 +6,9 @@
 Steps of the same global batch take turns: one by rank 0 alone, while the other ranks sleep, and one
 by all ranks, each with `--threads` threads. `wait` is the time inside communication calls and
 `sent` the bytes that rank 0 sends to ranks with other parts of the network, both per step. The
-targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate` and 1.35 for `pipeline`.
+targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate` and 1.35 for the best number of
+micro-batches of `pipeline`. A pipeline of S stages and M micro-batches waits for at least
+(S - 1) / (M + S - 1) of a step.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from benchmarks.common.work import WORK, create_trainer
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
+from pydtnn.data.order import own_shards
 from pydtnn.kernels import create_backend
 from pydtnn.training.trainer import Trainer
 from pydtnn.training.tuning import autotune
@@ -34,10 +37,11 @@ WARM_UP = 3  # steps; the first one chooses algorithms
 
 
 class Case(NamedTuple):
-    """A network, and the axis of the mesh along which it is cut."""
+    """A network, the axis of the mesh along which it is cut, and its micro-batches, if any."""
 
     work: str
     axis: str
+    micro_batches: int | None = None
 
 
 CASES = {
@@ -45,6 +49,9 @@ CASES = {
     "alternate": Case("vgg16_bn", "alternate"),
     "filter": Case("vgg16_bn", "filter"),
     "channel": Case("vgg16_bn", "channel"),
+    "pipeline-2": Case("resnet44-128", "pipeline", 2),
+    "pipeline-4": Case("resnet44-128", "pipeline", 4),
+    "pipeline-8": Case("resnet44-128", "pipeline", 8),
 }
 
 
@@ -57,22 +64,33 @@ class Side:
     threads : int
     mesh : Mesh, optional
         The ranks that share the network; by default this one has all of it.
+    micro_batches : int, optional
+        Of a pipeline.
     """
 
-    def __init__(self, work: str, threads: int, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self,
+        work: str,
+        threads: int,
+        mesh: Mesh | None = None,
+        micro_batches: int | None = None,
+    ) -> None:
         own = WORK[work]
         backend = create_backend("cpu", threads=threads)
         options: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
         self.mesh = mesh
         comm = create_communicator("serial") if mesh is None else mesh.data
-        self.trainer: Trainer = create_trainer(own, backend, comm, **options)
+        self.trainer: Trainer = create_trainer(
+            own, backend, comm, micro_batches=micro_batches, **options
+        )
         model = self.trainer.model
         self.trainer.exchange.start(model.buckets)
-        autotune(model, self.trainer.comm, own.batch, training=True)
+        autotune(model, self.trainer.comm, own.batch // (micro_batches or 1), training=True)
         x, target = own.data()
         part = model.graph.inputs[0].part
         x = x if part is None else x[:, *part].copy()
-        self.batch = Batch(x, target, np.arange(own.batch), 0, own.batch)
+        _, shards = own_shards(own.batch, micro_batches or 1, 0, 1)
+        self.batch = Batch(x, target, np.arange(own.batch), 0, own.batch, shards)
 
     def step(self) -> float:
         """Make a step; return its seconds."""
@@ -109,7 +127,7 @@ def measure(report: Report, comm: Communicator, name: str, threads: int, steps: 
         os.environ["PYDTNN_CACHE"] = cache
         alone = Side(case.work, threads) if comm.rank == 0 else None
         sleep_until(comm)
-        together = Side(case.work, threads, mesh)
+        together = Side(case.work, threads, mesh, case.micro_batches)
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(WARM_UP + steps):
             if turn == WARM_UP:

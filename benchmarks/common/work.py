@@ -70,7 +70,12 @@ Ask = Callable[[float | None], int]
 
 
 def create_trainer(
-    work: Work, backend: Backend, comm: Communicator | None = None, **options: Any
+    work: Work,
+    backend: Backend,
+    comm: Communicator | None = None,
+    *,
+    micro_batches: int | None = None,
+    **options: Any,
 ) -> Trainer:
     """Make the trainer of our side; `options` are those of `Model`."""
     from pydtnn.comm import create_communicator
@@ -87,6 +92,7 @@ def create_trainer(
         metrics=(),
         exchange=AllReduce(comm or create_communicator("serial")),
         progress=False,
+        micro_batches=micro_batches,
     )
 
 

@@ -144,8 +144,8 @@ def find_plan(
         for axis in axes:
             if axis not in known:
                 raise ValueError(
-                    f"Plan: {unknown('strategy', axis, NAMES)}, which is the name of an axis of "
-                    "the mesh; name the axis after a strategy, or give a plan"
+                    f"Plan: the axis {axis} of the mesh has no plan and is not named after a "
+                    f"strategy: {unknown('strategy', axis, NAMES)}"
                 )
         named = Plan.named({ALIASES.get(axis, axis): axis for axis in known})
         named.stages = plan.stages if isinstance(plan, Plan) else ()

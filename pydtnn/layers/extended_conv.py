@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
 
-from pydtnn.kernels import Deferred
+from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Pending, Steps
 from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
-from pydtnn.layers.stripes import Halo, rows_of
+from pydtnn.layers.part import Cut
+from pydtnn.layers.stripes import Halo, Range, rows_of
 
 
 class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
     """Convolution of a stripe that is extended by its halo, with the same parameters.
 
-    Stripe and halo are copied next to each other, in forward and again in backward, so that only
-    the halo is kept. `StripedConv2d` needs no copy, but computes the rows at the edges twice.
+    Stripe and halo are copied next to each other, in forward and, for dw, again in backward, so
+    that only the halo is kept. For dx, dy is extended in the same way by the rows of other ranks
+    whose windows read this stripe. `StripedConv2d` needs no copy, but computes the rows at the
+    edges twice.
 
     Parameters
     ----------
     conv : Conv2d
         This rank's convolution of the extended stripe, not bound yet.
     halo : Halo
+        Of the input.
+    readers : Halo
+        Of dy: the rows of the output that read this rank's rows of the input.
+    around : (int, int)
+        Padding of the convolution of the stripe alone that has `readers.needed` as its output.
     """
 
-    def __init__(self, conv: Conv2d, halo: Halo) -> None:
+    def __init__(self, conv: Conv2d, halo: Halo, readers: Halo, around: Range) -> None:
         super().__init__(conv)
-        self.halo = halo
+        self.halo, self.readers, self._around = halo, readers, around
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare parameters; the convolution reads the extended stripe."""
-        shape = list(self.single(shapes))
-        shape[self.halo.cut.dim] = self.halo.needed[1] - self.halo.needed[0]
-        return super().build(tuple(shape))
+        dim, shape = self.halo.cut.dim, list(self.single(shapes))
+        shape[dim] = self.halo.needed[1] - self.halo.needed[0]
+        result = super().build(tuple(shape))
+        own = self.geometry
+        sizes, paddings = list(own.size), list(own.padding)
+        sizes[dim], paddings[dim] = shapes[0][dim], self._around
+        self.alone = ConvGeometry.shared(
+            tuple(sizes),
+            own.kernel,
+            own.stride,
+            tuple(paddings),
+            own.dilation,
+            own.channels,
+            own.filters,
+            own.groups,
+        )
+        return result
 
     def forward_steps(self, *xs: Array | Deferred, context: StepContext, joint: bool) -> Steps:
         """Copy the stripe while its halo travels, then convolve both."""
@@ -44,52 +67,91 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
             x.array = self.array(x)
         sends = [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
         pending: Pending = yield halo.messages(sends, halo.receives, x, self.backend)
-        extended = self._extend(x)
+        extended = self._extend(x, halo)
         rows = pending.wait()
-        self._put(extended, rows)
+        _put(extended, halo, rows)
         y, saved = FusedConv2d.forward(self, extended, context=context)
         return y, (x, rows, *saved[1:])
 
-    def _extend(self, x: Array | Deferred) -> Array:
-        """Copy own rows into a new array with room for the halo."""
-        halo = self.halo
-        size = (*self.geometry.size, self.geometry.channels)
-        extended = self.empty(len(x), size)
+    def _extend(self, x: Array | Deferred, halo: Halo) -> Array:
+        """Copy own rows into a new array with room for a halo."""
+        shape = list(x.shape)
+        shape[halo.dim] = halo.needed[1] - halo.needed[0]
+        extended = self.backend.empty(tuple(shape), x.dtype)
         if halo.kept:
             own = self.array(x)[halo.rows(halo.kept, halo.own[0])]
             extended[halo.rows(halo.kept, halo.needed[0])] = own
         return extended
 
-    def _put(self, extended: Array, received: list[Array]) -> None:
-        for (_, rows), array in zip(self.halo.receives, received, strict=True):
-            extended[self.halo.rows(rows, self.halo.needed[0])] = array
-
     def backward_steps(self, dy: Array | Deferred, saved: Saved, *, joint: bool) -> Steps:
-        """Compute the gradients of the extended stripe; return those of the halo to its owners."""
-        return self.finish_steps(dy, saved, None)
+        """Compute dw from the extended stripe, and dx from the extended dy."""
+        return self._backward_steps(dy, saved, None, None)
 
     def finish_steps(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Steps:
-        """Compute the same and add `so_far` to dx."""
-        (x, rows, *y), halo = saved, self.halo
-        extended = self._extend(x)
-        self._put(extended, rows)
-        wide: Any = self._backward_products(extended, self._backward_bias(dy, *y), None, None)
-        del extended
-        if not self.needs_dx:
+        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
+        x = saved[0]
+        gate = x if isinstance(x, Deferred) and self.backend.gates else None
+        return self._backward_steps(dy, saved, so_far, gate)
+
+    def _backward_steps(
+        self, dy: Array | Deferred, saved: Saved, so_far: Array | None, gate: Deferred | None
+    ) -> Steps:
+        (x, rows, *y), conv, w, readers = saved, self.backend.conv, self.w, self.readers
+        dy = self.array(self._backward_bias(dy, *y))
+        pending: Pending | None = None
+        if self.needs_dx:
+            sends = [(dy[readers.rows(part, readers.own[0])], r) for r, part in readers.sends]
+            pending = yield readers.messages(sends, readers.receives, dy, self.backend)
+        if not w.frozen:
+            extended = self._extend(x, self.halo)
+            _put(extended, self.halo, rows)
+            conv.backward_filter(extended, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
+            del extended
+        if pending is None:
             return None
-        pending: Pending = yield halo.give_back(wide, self.backend)
-        first = halo.own[0]
+        wide = self._extend(dy, readers)
+        _put(wide, readers, pending.wait())
         dx = so_far
         if dx is None:
-            dx = self.backend.empty((len(wide), *self.input_shapes[0]), wide.dtype)
-            if halo.kept != halo.own:
-                dx[...] = 0
-        if halo.kept:
-            place, own = halo.rows(halo.kept, first), wide[halo.rows(halo.kept, halo.needed[0])]
-            if so_far is None:
-                dx[place] = own
-            else:
-                dx[place] += own
-        for (_, part), received in zip(halo.sends, pending.wait(), strict=True):
-            dx[halo.rows(part, first)] += received
-        return dx
+            dx = self.empty(len(wide), self.input_shapes[0])
+        sums = None
+        if gate is not None:
+            sums = self.backend.empty((1 + len(gate.terms), self.geometry.channels), "float64")
+        conv.backward_data(wide, w.value, self.alone, out=dx, add=so_far, gate=gate, sums=sums)
+        return dx if sums is None else Deferred.of(dx, sums)
+
+
+def _put(extended: Array, halo: Halo, received: Sequence[Array]) -> None:
+    for (_, rows), array in zip(halo.receives, received, strict=True):
+        extended[halo.rows(rows, halo.needed[0])] = array
+
+
+def readers_of(window: ConvGeometry, halo: Halo, outputs: Cut) -> tuple[Halo, Range] | None:
+    """Return the rows of the output that read each rank's stripe, and the padding around it.
+
+    None if there are ranks for which the convolution of the stripe alone does not give these rows,
+    because windows do not read its first or last rows.
+
+    Parameters
+    ----------
+    window : ConvGeometry
+        The convolution of the whole map.
+    halo : Halo
+        Of the input.
+    outputs : Cut
+        Rows of the output of each rank.
+    """
+    dim = halo.cut.dim
+    k, s, d = window.kernel[dim], window.stride[dim], window.dilation[dim]
+    before, extent, size = window.padding[dim][0], (k - 1) * d + 1, window.output[dim]
+    needed: list[Range] = []
+    paddings: list[Range] = []
+    for start, stop in pairwise(halo.cut.bounds):
+        first = max((start + before - extent) // s + 1, 0)
+        last = min(-(-(stop + before) // s), size)
+        around = start - (first * s - before), (last - 1) * s - before + extent - stop
+        if first >= last or around[0] < 0 or around[1] <= -s or max(around) >= extent:
+            return None
+        needed.append((first, last))
+        paddings.append((around[0], max(around[1], 0)))
+    return Halo(outputs, needed, halo.place), paddings[halo.place]

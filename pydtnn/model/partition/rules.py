@@ -11,7 +11,7 @@ from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread
-from pydtnn.layers.extended_conv import ExtendedConv2d
+from pydtnn.layers.extended_conv import ExtendedConv2d, readers_of
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
@@ -147,7 +147,8 @@ def with_halo(draft: Draft) -> FusedConv2d | None:
     outputs = list(pairwise(cut.bounds))
     zeros = [stripe_padding(window, own.of_rank(r), rows) for r, rows in enumerate(outputs)]
     if None in zeros:
-        return ExtendedConv2d(layer, own)
+        readers = readers_of(window, own, cut)
+        return None if readers is None else ExtendedConv2d(layer, own, *readers)
     options: Any = layer
     padding = list(options.padding)
     padding[own.cut.dim] = zeros[own.place]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
-from pydtnn.layers.collectives import Pending, Steps
+from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
@@ -19,10 +19,10 @@ from pydtnn.layers.stripes import Halo, Range, rows_of
 class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
     """Convolution of a stripe that is extended by its halo, with the same parameters.
 
-    Stripe and halo are copied next to each other, in forward and, for dw, again in backward, so
-    that only the halo is kept. For dx, dy is extended in the same way by the rows of other ranks
-    whose windows read this stripe. `StripedConv2d` needs no copy, but computes the rows at the
-    edges twice.
+    Stripe and halo are copied next to each other, in forward and, for dw, again in backward. For
+    dx, dy is extended in the same way by the rows of other ranks whose windows read this stripe;
+    the halo travels with these rows again, since keeping it would need as much memory as a thin
+    stripe itself. `StripedConv2d` needs no copy, but computes the rows at the edges twice.
 
     Parameters
     ----------
@@ -65,13 +65,16 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
         (x,), halo = xs, self.halo
         if isinstance(x, Deferred) and self._stores(x, context):
             x.array = self.array(x)
-        sends = [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
-        pending: Pending = yield halo.messages(sends, halo.receives, x, self.backend)
+        pending: Pending = yield halo.messages(self._halo(x), halo.receives, x, self.backend)
         extended = self._extend(x, halo)
-        rows = pending.wait()
-        _put(extended, halo, rows)
+        _put(extended, halo, pending.wait())
         y, saved = FusedConv2d.forward(self, extended, context=context)
-        return y, (x, rows, *saved[1:])
+        return y, (x, *saved[1:])
+
+    def _halo(self, x: Array | Deferred) -> list[tuple[Array, int]]:
+        """Return the rows that other ranks need, and these ranks."""
+        halo = self.halo
+        return [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
 
     def _extend(self, x: Array | Deferred, halo: Halo) -> Array:
         """Copy own rows into a new array with room for a halo."""
@@ -96,21 +99,27 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
     def _backward_steps(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, gate: Deferred | None
     ) -> Steps:
-        (x, rows, *y), conv, w, readers = saved, self.backend.conv, self.w, self.readers
+        (x, *y), conv, w = saved, self.backend.conv, self.w
+        halo, readers = self.halo, self.readers
         dy = self.array(self._backward_bias(dy, *y))
-        pending: Pending | None = None
-        if self.needs_dx:
-            sends = [(dy[readers.rows(part, readers.own[0])], r) for r, part in readers.sends]
-            pending = yield readers.messages(sends, readers.receives, dy, self.backend)
+        sends, receives = [], []
         if not w.frozen:
-            extended = self._extend(x, self.halo)
-            _put(extended, self.halo, rows)
+            sends, receives = self._halo(x), halo.places(x, self.backend)
+        rows = len(receives)
+        if self.needs_dx:
+            sends += [(dy[readers.rows(part, readers.own[0])], r) for r, part in readers.sends]
+            receives += readers.places(dy, self.backend)
+        pending: Pending = yield Messages(sends, receives, halo.cut.axis)
+        received = pending.wait()
+        if not w.frozen:
+            extended = self._extend(x, halo)
+            _put(extended, halo, received[:rows])
             conv.backward_filter(extended, dy, self.geometry, out=w.grad, accumulate=w.accumulate)
             del extended
-        if pending is None:
+        if not self.needs_dx:
             return None
         wide = self._extend(dy, readers)
-        _put(wide, readers, pending.wait())
+        _put(wide, readers, received[rows:])
         dx = so_far
         if dx is None:
             dx = self.empty(len(wide), self.input_shapes[0])

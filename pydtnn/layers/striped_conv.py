@@ -15,10 +15,10 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.stripes import Halo, Index, Range, deferred_rows, join, rows_of
 
-EDGE_SHARE = 20
-"""Number of rows of a stripe for each row at its edges, from which these are computed twice: few
-rows are convolved with half the speed or less, and copying a stripe costs about 1/10 of its
-convolution."""
+EDGE_SHARE = 64
+"""Number of rows of a stripe for each row at its edges, from which these are computed twice. A few
+rows are convolved with a fraction of the speed of many: ResNet-18 with 224 x 224 images on two
+ranks takes 13 % less time if stripes of 28 rows are copied instead."""
 
 
 class Edge(NamedTuple):

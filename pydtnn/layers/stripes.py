@@ -74,6 +74,10 @@ class Halo:
         new = [(self._empty(like, rows, backend), r) for r, rows in receives]
         return Messages(sends, new, self.cut.axis)
 
+    def places(self, like: Any, backend: Backend) -> list[tuple[Array, int]]:
+        """Return new arrays for the rows of other ranks, and these ranks."""
+        return [(self._empty(like, rows, backend), r) for r, rows in self.receives]
+
     def fetch(self, x: Array, backend: Backend) -> Messages:
         """Return the messages of forward: own rows to the ranks that need them."""
         sends = [(x[self.rows(rows, self.own[0])], r) for r, rows in self.sends]

@@ -94,16 +94,16 @@ def test_stripes_send_halos_sums_and_means() -> None:
     for sent in count(p, {"spatial": p}):
         row = N * W * S  # of one channel; forward sends rows of x, backward rows of dy
         assert sent == {
-            "a": (1, N * W * 3 * S),  # the gradient of the images is not needed
+            "a": both(1, row * 3),  # the gradient of the images is not needed
             "an": (2, round(2 * (p - 1) / p * 8 * ((1 + 2 * 8) + 2 * 8))),
-            "b": (2, 1 * row * (8 + 16)),
-            "c": (2, 2 * row * (16 + 8)),
+            "b": (3, 1 * row * (8 + 8 + 16)),
+            "c": (3, 2 * row * (16 + 16 + 8)),
             "mean/partial-whole": (1, round(2 * (p - 1) / p * N * 8 * S)),
         }
 
 
 def test_thick_stripes_send_rows_of_dy_in_backward() -> None:
-    rows, p = 80, 2
+    rows, p = 160, 2
     x = np.zeros((N, rows, W, 3), "float32")
 
     def rank(comm: Communicator) -> tuple[int, int]:

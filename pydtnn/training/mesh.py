@@ -143,7 +143,6 @@ def share_loaded(mesh: Mesh | None, model: Model) -> None:
             comm.broadcast(state[name].reshape(-1))
         if model.loaded is None:
             model.load(state, strict=False)
-    model.given = {}
 
 
 def share_replicas(mesh: Mesh | None, model: Model) -> None:

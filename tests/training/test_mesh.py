@@ -22,6 +22,7 @@ from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
 from pydtnn.training import find_learning_rate
 from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
 from pydtnn.weights import load_weights, save_weights
 from tests.small_mesh import (
@@ -187,11 +188,13 @@ def test_weights_that_other_ranks_alone_have_loaded_are_refused(
 
 
 @pytest.mark.threads(4)
-def test_changed_whole_parameters_are_those_of_rank_0(comm: Communicator) -> None:
+def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Communicator) -> None:
     trainer = mesh_trainer(comm, {"data": 2, "spatial": 2}, optimizer=SGD(0.0))
-    trainer.model.parameters["head.b"].master[...] = comm.rank + 5
-    mesh_fit(trainer)
+    (statistic,) = trainer.model.statistics.statistics
+    trainer.model.parameters["head.b"].master[...] = statistic.mean[...] = comm.rank + 5
+    start_equal(trainer.setup)
     assert (trainer.model.parameters["head.b"].master == 5).all()
+    assert (statistic.mean == 5).all()
 
 
 @pytest.mark.threads(4)

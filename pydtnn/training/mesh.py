@@ -143,13 +143,12 @@ def share_loaded(mesh: Mesh | None, model: Model) -> None:
             comm.broadcast(state[name].reshape(-1))
         if model.loaded is None:
             model.load(state, strict=False)
-    model.given = {}
 
 
 def share_replicas(mesh: Mesh | None, model: Model) -> None:
-    """Copy parameters along the axes that do not cut them, from the first rank of each group.
+    """Copy parameters and running statistics along the axes that do not cut them.
 
-    Collective: all ranks call it.
+    Collective: all ranks call it; the values are those of the first rank along each axis.
     """
     if mesh is None:
         return
@@ -157,6 +156,9 @@ def share_replicas(mesh: Mesh | None, model: Model) -> None:
         for p in model.parameters.values():
             if axis not in axes_of(p):
                 mesh.group(axis).broadcast(p.master.reshape(-1))
+        for s in model.statistics.statistics:
+            for array in (s.mean, s.variance) if s.part is None or axis not in s.part.axes else ():
+                mesh.group(axis).broadcast(array)
 
 
 def first_ranks(mesh: Mesh | None, comm: Communicator) -> list[int]:

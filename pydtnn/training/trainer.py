@@ -242,7 +242,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self._warned = checks.warn_of_statistics(self.setup, validation)
         if rebound or not self._loaded:
             start_equal(self.setup)
-        self.model.loaded = None
+        self.model.loaded, self.model.given = None, {}
         self._plan, self._loaded, self.stop = plan, False, False
         self.global_batch_size = total
         self._results.clear()

@@ -20,6 +20,9 @@ from pydtnn.parallel.compression import top_k
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD, ShardedOptimizer
+from pydtnn.training import find_learning_rate
+from pydtnn.training.nonfinite import NotFiniteError
+from pydtnn.training.preparation import start_equal
 from pydtnn.utils.errors import AgreedError
 from pydtnn.weights import load_weights, save_weights
 from tests.small_mesh import (
@@ -45,8 +48,11 @@ def name_of(axes: Axes) -> str:
     return "-".join(f"{axis}{n}" for axis, n in axes.items())
 
 
-@pytest.mark.parametrize("axes", MESHES, ids=name_of)
-@pytest.mark.parametrize("scheme", [AllReduce, ShardedOptimizer])
+@pytest.mark.parametrize(
+    ("axes", "scheme"),
+    [*((axes, AllReduce) for axes in MESHES), (MESHES[0], ShardedOptimizer)],
+    ids=lambda case: name_of(case) if isinstance(case, dict) else case.__name__,
+)
 def test_training_equals_serial_training(axes: Axes, scheme: Any) -> None:
     """Also the norm of the gradient, of which each rank has a part."""
 
@@ -182,11 +188,13 @@ def test_weights_that_other_ranks_alone_have_loaded_are_refused(
 
 
 @pytest.mark.threads(4)
-def test_changed_whole_parameters_are_those_of_rank_0(comm: Communicator) -> None:
+def test_changed_whole_parameters_and_statistics_are_those_of_rank_0(comm: Communicator) -> None:
     trainer = mesh_trainer(comm, {"data": 2, "spatial": 2}, optimizer=SGD(0.0))
-    trainer.model.parameters["head.b"].master[...] = comm.rank + 5
-    mesh_fit(trainer)
+    (statistic,) = trainer.model.statistics.statistics
+    trainer.model.parameters["head.b"].master[...] = statistic.mean[...] = comm.rank + 5
+    start_equal(trainer.setup)
     assert (trainer.model.parameters["head.b"].master == 5).all()
+    assert (statistic.mean == 5).all()
 
 
 @pytest.mark.threads(4)
@@ -258,3 +266,49 @@ def test_parts_are_compressed_each_by_itself(comm: Communicator) -> None:
     mesh_fit(trainer)
     states = comm.gather_object(trainer.model.state())
     assert_equal_states(states, states[0])
+
+
+@pytest.mark.threads(4)
+def test_frozen_parameters_of_parts_stay_and_the_others_are_trained(comm: Communicator) -> None:
+    serial, trainer = mesh_trainer(Serial(), None), mesh_trainer(comm, MESHES[0])
+    before = trainer.model.state()["conv2d0.w"].copy()
+    for one in (serial, trainer):
+        one.model.freeze("conv2d0", "batchnorm1")
+        mesh_fit(one)
+    state = trainer.model.state()
+    assert_equal_states([state], serial.model.state())
+    assert (state["conv2d0.w"] == before).all()
+
+
+@pytest.mark.threads(4)
+def test_a_search_for_a_rate_changes_nothing_on_a_mesh(comm: Communicator) -> None:
+    trainer, (train, _) = mesh_trainer(comm, MESHES[0]), small_data()
+    before = {name: array.copy() for name, array in trainer.model.state().items()}
+    found = find_learning_rate(trainer, train, steps=4, global_batch_size=8)
+    assert len(found.losses) == 4
+    for name, array in trainer.model.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.threads(4)
+def test_a_loss_that_is_not_finite_is_the_same_error_on_all_ranks(comm: Communicator) -> None:
+    trainer = mesh_trainer(comm, MESHES[0])
+    trainer.model.parameters["head.b"].master[...] = np.inf
+    with pytest.raises(NotFiniteError, match=r"first in the output of head \(Linear\)") as raised:
+        mesh_fit(trainer)
+    sentences = comm.gather_object(str(raised.value))
+    assert sentences == [sentences[0]] * 4
+
+
+@pytest.mark.threads(2)
+def test_a_step_is_skipped_if_the_part_of_another_rank_is_infinite(comm: Communicator) -> None:
+    model = Model(Linear(4), (3,), backend="numpy", dtype="float16", mesh=Mesh(comm, filter=2))
+    trainer = Trainer(model, SGD(0.1), progress=False)
+    before = model.state()
+    for bucket in model.buckets:
+        bucket.grads[...] = np.inf if comm.rank else 1
+    trainer.optimizer.step()
+    assert trainer.loss_scale is not None
+    assert not trainer.loss_scale.passed
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])

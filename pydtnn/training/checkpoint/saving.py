@@ -101,14 +101,12 @@ def _gather(trainer: Training) -> tuple[Parts, list[str]]:
     names = dict.fromkeys(name for own in about for name in own)
     local = [name for name in names if any(own[name][1] for own in about if name in own)]
     first = first_ranks(trainer.setup.mesh, comm)
-    ranks = {name: range(comm.size) if name in local else first for name in names}
-    equal = {n for n in names if len({about[r].get(n, (b"",))[0] for r in ranks[n]}) == 1}
     result: Parts = {}
     for name in names:
-        one = name in equal
-        given = states.get(name, {})
-        result[name] = [given] if one else _to_rank_0(comm, given, ranks[name])
-    return ({}, []) if comm.rank > 0 else (result, [name for name in local if name not in equal])
+        state, ranks = states.get(name, {}), range(comm.size) if name in local else first
+        equal = name not in local and len({about[r].get(name, (b"",))[0] for r in ranks}) == 1
+        result[name] = [state] if equal else _to_rank_0(comm, state, ranks)
+    return ({}, []) if comm.rank > 0 else (result, local)
 
 
 def _to_rank_0(comm: Communicator, state: State, ranks: Sequence[int]) -> list[State]:

@@ -108,20 +108,6 @@ class TrainConfig(DeviceChecks):
         "layers whose parameters are not trained: stem,stage1, or with wildcards",
         metavar="LIST",
     )
-    recompute: str | None = option(
-        TRAINING,
-        str,
-        "drop values in forward and compute them again in backward, to save memory: in this number "
-        "of parts, between these layers (stage1.?,stage2.?), or auto",
-        metavar="N|LAYERS|auto",
-    )
-    memory_limit: str | None = option(
-        TRAINING,
-        str,
-        "with --recompute auto: compute as little as possible again within this memory per rank, "
-        "such as 2GiB",
-        metavar="SIZE",
-    )
     sync_batch_norm: bool = option(
         TRAINING, False, "normalise over the batch of all ranks instead of each rank's own"
     )
@@ -271,6 +257,20 @@ class TrainConfig(DeviceChecks):
         "with --device cuda: replay the training step as one CUDA graph where possible",
     )
     fusion: bool = option(DEVICE, True, "fuse batch norm, additions and ReLU into convolutions")
+    recompute: str | None = option(
+        DEVICE,
+        str,
+        "drop values in forward and compute them again in backward, to save memory: in this number "
+        "of parts, between these layers (stage1.?,stage2.?), or auto",
+        metavar="N|LAYERS|auto",
+    )
+    memory_limit: str | None = option(
+        DEVICE,
+        str,
+        "with --recompute auto: compute as little as possible again within this memory per rank, "
+        "such as 2GiB",
+        metavar="SIZE",
+    )
     threads: int | None = option(
         DEVICE,
         int,

@@ -124,18 +124,29 @@ def forecast_memory(
 
 
 class Forecast:
-    """The memory of a step with different recomputed segments; parameters as `forecast_memory`."""
+    """The memory of a step with different recomputed segments.
 
-    def __init__(self, model: Network, batch: int, slots: int) -> None:
+    Parameters
+    ----------
+    model, batch, slots
+        See `forecast_memory`.
+    in_flight : int
+        Micro-batches whose saved values exist at a time, in a stage of a pipeline.
+    """
+
+    def __init__(self, model: Network, batch: int, slots: int, in_flight: int = 1) -> None:
         self._model = model
         self._slots = slots
-        self._everything = _Rehearsal(model, batch, slots, threshold=1)
         pool = model.backend.memory
-        self._large = _Rehearsal(model, batch, slots, threshold=pool.threshold) if pool else None
+        self._everything, self._large = (
+            None if threshold is None else _Rehearsal(model, batch, slots, threshold, in_flight)
+            for threshold in (1, pool.threshold if pool else None)
+        )
 
     def memory(self, cuts: Sequence[int]) -> Memory:
         """Run a step that recomputes the segments between cuts, without computation."""
         model, everything, large = self._model, self._everything, self._large
+        assert everything is not None
         everything.model.cut(cuts)
         kept = everything.kept()
         x = everything.new_batch()
@@ -167,7 +178,10 @@ class Forecast:
 class _Rehearsal:
     """A model's copy on a dry backend, with the flat arrays of an optimizer."""
 
-    def __init__(self, model: Network, batch: int, slots: int, *, threshold: int) -> None:
+    def __init__(
+        self, model: Network, batch: int, slots: int, threshold: int, in_flight: int
+    ) -> None:
+        self.in_flight = in_flight
         self.backend = dry_backend(model.backend, threshold)
         self.memory: Any = self.backend.memory
         self.model = _dry_copy(model, self.backend)
@@ -205,12 +219,14 @@ class _Rehearsal:
         self.sent.clear()
         self.memory.trim()
         self.memory.reset_peak()
+        others = [self.forward(self.new_batch())[1] for _ in range(self.in_flight - 1)]
         y, residuals = self.forward(x)
         outputs = y if isinstance(y, tuple) else (y,)
         dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
         del y, outputs
         with np.errstate(all="ignore"):
             self.model.backward_shards([dy], [residuals])
+        del others
 
 
 def _dry_copy(model: Network, backend: Backend) -> Network:

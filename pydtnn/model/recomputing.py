@@ -65,11 +65,15 @@ class Recomputing:
         """Run every node's backward in reverse, for each shard."""
         raise NotImplementedError
 
-    def choose_segments(self, batch: int | None = None, *, slots: int = 0) -> None:
+    def choose_segments(
+        self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1
+    ) -> None:
         """Choose what is recomputed for a batch size: see `find_cuts`."""
-        self.cut(self.find_cuts(batch, slots=slots))
+        self.cut(self.find_cuts(batch, slots=slots, in_flight=in_flight))
 
-    def find_cuts(self, batch: int | None = None, *, slots: int = 0) -> tuple[int, ...]:
+    def find_cuts(
+        self, batch: int | None = None, *, slots: int = 0, in_flight: int = 1
+    ) -> tuple[int, ...]:
         """Return the cuts for a batch size: nodes before which segments begin or end.
 
         Parameters
@@ -78,6 +82,9 @@ class Recomputing:
             Samples per pass. If it is not known, `memory_limit` is ignored.
         slots : int
             Slots of the optimizer, for the memory.
+        in_flight : int
+            Micro-batches whose saved values exist at a time, in a stage of a pipeline. If there are
+            several, the last part of the stage is recomputed too.
 
         Raises
         ------
@@ -93,21 +100,23 @@ class Recomputing:
             return named_cuts(nodes, trained, self.recompute, names)
         limit = None if batch is None else self.memory_limit
         batch = batch or USUAL_BATCH
-        forecast = Forecast(self, batch, slots)
+        forecast = Forecast(self, batch, slots, in_flight)
+        end = (len(nodes),) if in_flight > 1 else ()
         whole_step = forecast.memory(())
         itemsize = self.dtype.itemsize
         sizes = [batch * prod(node.shape) * itemsize for node in nodes]
         cuts = Cuts(nodes, trained, whole_step.kept, sizes)
         if isinstance(self.recompute, int):
-            if self.stage is not None:
-                return cuts.even(min(self.recompute, len(cuts.places)))
-            if self.recompute > len(cuts.places):
+            if self.recompute > len(cuts.places) and self.stage is None:
                 raise ValueError(
                     f"Model: recompute must be at most {len(cuts.places)}, the parts into which "
                     f"this network can be cut, got {self.recompute}"
                 )
-            return cuts.even(self.recompute)
-        trials = {own: forecast.memory(own) for own in cuts.trials()}
+            return (*cuts.even(min(self.recompute, len(cuts.places))), *end)
+        tried = cuts.trials()
+        if in_flight > 1:
+            tried += [(*(own or (cuts.first,)), *end) for own in tried]
+        trials = {own: forecast.memory(own) for own in tried}
         if limit is None:
             peak = ALIKE * min(memory.peak for memory in trials.values())
             fitting = [own for own in trials if trials[own].peak <= peak]

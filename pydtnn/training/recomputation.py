@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydtnn.comm import agree
 from pydtnn.data import Loader
-from pydtnn.parallel.mesh import Mesh
 from pydtnn.parallel.pipeline import actions_of
 from pydtnn.parallel.pipeline.check import most_in_flight
 from pydtnn.training.setup import Setup
@@ -32,18 +31,18 @@ def choose_segments(setup: Setup, loader: Loader, largest: int) -> None:
     model = setup.model
     if model.recompute is None:
         return
-    comm = model.mesh.comm if isinstance(model.mesh, Mesh) else setup.comm
     shards = -(-loader.shards // setup.data.size)
-    together = shards if setup.sync_batch_norm else 1
+    together, in_flight = (shards if setup.sync_batch_norm else 1), 1
     if (stage := model.stage) is not None:
         actions = actions_of(setup.schedule, stage.number, stage.count, shards)
-        together = most_in_flight(actions)
+        in_flight = most_in_flight(actions)
     error: Exception | None = None
     try:
-        model.choose_segments(largest * together, slots=len(setup.optimizer.slots))
+        slots = len(setup.optimizer.slots)
+        model.choose_segments(largest * together, slots=slots, in_flight=in_flight)
     except ValueError as reason:
         error = reason
-    agree(comm, error)
+    agree(setup.comm, error)
     names = [layer.name for layer in model.layers]
-    chosen = comm.gather_object((names, model.cuts))
+    chosen = setup.comm.gather_object((names, model.cuts))
     model.cut(next(cuts for others, cuts in chosen if others == names))

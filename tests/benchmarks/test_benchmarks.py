@@ -72,6 +72,16 @@ def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_recomputation_prints_the_arrays_and_the_time_of_each_way():
+    ways = ["--recompute", "2", "auto"]
+    table = lines("cpu.recomputation", "--models", "cnn", "--steps", "1", *ways)
+    whole, two, auto = (row(table, "cnn", way) for way in ("nothing", "2", "auto"))
+    assert whole[:2] == ["0", "0.00"]
+    assert two[0] == "1"
+    assert float(two[1]) > 0
+    assert all(float(found[3]) <= 1 for found in (two, auto))
+
+
 def test_freezing_prints_the_ratio_and_the_bytes_of_the_part_that_is_trained():
     table = lines("cpu.freezing", "--models", "mlp", "--steps", "2", "--train", "fc3")
     whole, part, ratio, sent, rest, layer = row(table, "mlp")

@@ -38,7 +38,7 @@ from pydtnn.layers.communicating import Communicating
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.model.execution import Asked
-from pydtnn.model.memory import forecast_memory
+from pydtnn.model.memory import Forecast, forecast_memory
 from pydtnn.models import create_net
 
 IMAGE = (9, 7, 3)
@@ -354,3 +354,23 @@ def test_the_summary_shows_what_is_recomputed() -> None:
     assert "linear5" not in shown
     assert any(line.startswith("recomputed ") and "of forward" in line for line in lines)
     assert not any("recomputed" in line for line in Model(chain(), IMAGE).summary(4).splitlines())
+
+
+def test_with_several_micro_batches_in_flight_the_last_part_is_recomputed_too() -> None:
+    model = Model(create_net("resnet20", 10, (32, 32, 3)), (32, 32, 3), recompute="auto")
+    one, four = (Forecast(model, 8, 1, in_flight) for in_flight in (1, 4))
+    model.choose_segments(8, slots=1, in_flight=4)
+    nodes = len(model.graph.nodes)
+    assert model.cuts[-1] == nodes
+    assert four.memory(model.cuts).peak < four.memory(model.cuts[:-1]).peak
+    kept = sum(one.memory(()).kept)
+    assert four.memory(()).peak == pytest.approx(one.memory(()).peak + 3 * kept, rel=0.01)
+    x = np.ones((2, 32, 32, 3), "float32")
+    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(2)))
+    model.backward(np.ones_like(y), saved)
+    gradients = [p.grad.copy() for p in model.parameters.values()]
+    model.cut(())
+    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(2)))
+    model.backward(np.ones_like(y), saved)
+    for p, gradient in zip(model.parameters.values(), gradients, strict=True):
+        np.testing.assert_array_equal(p.grad, gradient)

@@ -217,3 +217,16 @@ def test_exact_mode_gives_the_same_bytes_on_any_number_of_ranks(sync: bool) -> N
     one, two = (on_ranks(ranks, train) for ranks in (1, 2))
     for name, value in one.items():
         assert np.array_equal(value, two[name]), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recomputation_in_a_captured_graph_gives_the_same_bytes(dtype: str) -> None:
+    runs = []
+    for recompute in (False, True):
+        ours = trainer(simulated_backend(), residual, None, dtype=dtype)
+        if recompute:
+            ours.model.cut(range(1, len(ours.model.graph.nodes)))
+        runs.append(results(ours))
+        assert ours.steps.graph == GRAPH
+    for name, array in runs[0].items():
+        np.testing.assert_array_equal(runs[1][name], array)

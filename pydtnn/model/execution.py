@@ -45,11 +45,12 @@ def forward_loop(
     *,
     joint: bool,
     segments: Segments = KEPT_ALL,
+    progress: Callable[[], None] | None = None,
 ) -> Loop:
     """Run every node in order; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.forward`; the values of `segments` are dropped
-    for backward to recompute them.
+    for backward to recompute them. `progress` is called after each node.
     """
     inputs = x if isinstance(x, tuple) else (x,)
     check_inputs("Model", inputs, [node.shape for node in graph.inputs])
@@ -70,6 +71,8 @@ def forward_loop(
         del saved
         for index in node.releases:
             values[index] = None
+        if progress:
+            progress()
         if after_node:
             after_node(node, node.layer.array(values[node.index]))
     outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)

@@ -192,6 +192,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         joint: bool = False,
         keep: bool = True,
         after_node: Callable[[Node, Array], None] | None = None,
+        progress: Callable[[], None] | None = None,
     ) -> list[tuple[Any, list[Saved]]]:
         """Run every node in order, for several shards of a batch.
 
@@ -207,6 +208,8 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
             concurrently from one such layer to the next. Otherwise shards run one after the other.
         keep, after_node
             See `forward`.
+        progress : callable, optional
+            Called after each node, to progress messages.
 
         Returns
         -------
@@ -222,6 +225,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
                 keep,
                 after_node,
                 joint=joint,
+                progress=progress,
                 segments=self.segments,
             )
             for x, context in zip(xs, contexts, strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Any, Protocol, cast
 
@@ -17,9 +19,13 @@ from pydtnn.layers.node import Node
 from pydtnn.model.execution import check_inputs
 from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.partition.stages import StageCut, Value
+from pydtnn.utils.split import even_cuts
 
 FIRST_TAG, TAGS = 1 << 14 | 1 << 12, 1 << 13
 """Tags of the messages between stages, beside those of layers (`pydtnn.parallel.mesh`)."""
+
+PIECES = 2
+"""Parts per stage into which samples are divided in inference."""
 
 
 class Request(Protocol):
@@ -145,7 +151,7 @@ class Stage:
 
     def inputs(self, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
         """Return the inputs of the stage: those of the model that it reads, and received values."""
-        xs = x if isinstance(x, tuple) else (x,)
+        xs = _parts(x)
         return (*(xs[i] for i in self._reads), *received)
 
     # -- messages: values to the stage after, gradients to the stage before -----------------------
@@ -164,8 +170,9 @@ class Stage:
 
     def send_gradients(self, dx: Any, micro_batch: int = 0) -> Transfer:
         """Start to send the gradients of this stage's inputs to the stage before, if any."""
-        dxs = dx if isinstance(dx, tuple) else (dx,)
-        return self._send(self.receives, dxs[len(self._reads) :], self.number - 1, micro_batch)
+        return self._send(
+            self.receives, _parts(dx)[len(self._reads) :], self.number - 1, micro_batch
+        )
 
     def _receive(
         self, values: Sequence[Value], source: int, samples: int, micro_batch: int
@@ -180,7 +187,7 @@ class Stage:
     def _send(self, values: Sequence[Value], sent: Any, to: int, micro_batch: int) -> Transfer:
         if not values:
             return Transfer()
-        arrays = [contiguous(a) for a in (sent if isinstance(sent, tuple) else (sent,))]
+        arrays = [contiguous(array) for array in _parts(sent)]
         requests: list[Request] = []
         for i, (value, array) in enumerate(zip(values, arrays, strict=True)):
             with self._mesh.counted(value.name):
@@ -210,22 +217,34 @@ class Stage:
         """Compute the outputs of the model, on the ranks of all stages.
 
         Collective: all stages call it, with the same samples. Parameters and the result are those
-        of `Model.forward`.
+        of `Model.forward`. In inference the samples are divided, so that stages compute at the same
+        time.
         """
-        xs = x if isinstance(x, tuple) else (x,)
+        xs = _parts(x)
         check_inputs("Model", xs, model.input_shapes)
         samples = len(xs[0])
-        received = self.receive_values(samples).wait()
-        inputs = self.inputs(xs, received)
-        del received
-        y, residuals = model.forward_shards([inputs], [context], keep=keep, after_node=after_node)[
-            0
-        ]
-        self.send_values(y).wait()
-        outputs = [*(y if isinstance(y, tuple) else (y,))] if self.last else []
-        for shape in () if self.last else self.output_shapes:
-            outputs.append(self._backend.empty((samples, *shape), self._dtype))
-        outputs = [contiguous(output) for output in outputs]
+        whole = keep or context.training  # batch norm normalises all samples together
+        pieces = 1 if whole else max(min(PIECES * self.count, samples), 1)
+        cuts = [slice(a, b) for a, b in pairwise(even_cuts(samples, pieces))]
+        outputs = [self._backend.empty((samples, *s), self._dtype) for s in self.output_shapes]
+        residuals: list[Saved] = []
+        sent: list[Transfer] = []
+        awaited = self.receive_values(cuts[0].stop)
+        for number, rows in enumerate(cuts):
+            inputs = self.inputs(tuple(part[rows] for part in xs), awaited.wait())
+            if number + 1 < len(cuts):
+                following = cuts[number + 1]
+                awaited = self.receive_values(following.stop - following.start, number + 1)
+            ids = None if context.samples is None else context.samples[rows]
+            ((y, residuals),) = model.forward_shards(
+                [inputs], [replace(context, samples=ids)], keep=keep, after_node=after_node
+            )
+            del inputs
+            sent.append(self.send_values(y, number))
+            for output, part in zip(outputs, _parts(y), strict=True) if self.last else ():
+                output[rows] = part
+        for transfer in sent:
+            transfer.wait()
         for output in outputs:
             self.broadcast(output.reshape(-1))
         return (tuple(outputs) if len(outputs) > 1 else outputs[0]), residuals
@@ -249,10 +268,15 @@ class Stage:
             See `Model.backward`.
         """
         if not self.last:
-            samples = len(dy[0] if isinstance(dy, tuple) else dy)
+            samples = len(_parts(dy)[0])
             dy = self.receive_gradients(samples).wait()
         dx = run([dy], [residuals], **options)[0]
         self.send_gradients(dx).wait()
+
+
+def _parts(y: Any) -> tuple[Array, ...]:
+    """Return one array, or several, as a tuple."""
+    return y if isinstance(y, tuple) else (y,)
 
 
 def create_stage(

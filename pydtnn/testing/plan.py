@@ -9,6 +9,7 @@ from typing import Any
 from pydtnn.comm import Communicator
 from pydtnn.layers.base import Shape
 from pydtnn.layers.blocks import Net
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model import Model
 from pydtnn.model.partition.plan import NAMES, find_plan
 from pydtnn.testing.plan_case import Case
@@ -142,15 +143,19 @@ def _meshes(plan: AnyPlan, ranks: int | None) -> list[dict[str, int]]:
         raise ValueError(
             "check_plan: expected a plan or meshes, got neither; use meshes=[{'filter': 2}]"
         )
-    if isinstance(plan, str) and plan in NAMES:
+    stages = 0
+    if isinstance(plan, str) and plan in (*NAMES, PIPELINE):
         axes = ["model" if plan == "data" else plan]
     else:
-        rules = find_plan(plan, ()).rules
-        axes = [*dict.fromkeys(axis for own in rules.values() for axis in own.values())]
+        known = find_plan(plan, (), pipeline=True)
+        axes = [*dict.fromkeys(axis for own in known.rules.values() for axis in own.values())]
+        stages = len(known.stages) + 1 if known.stages else 0
     twice = dict.fromkeys(axes, 2)
     if len(axes) == 1:
         found = [{axes[0]: n} for n in (2, 3, 4)]
     else:
         found = [twice, *({**twice, axis: 3} for axis in axes)]
     found.append({"data": 2, **twice})
+    if stages:
+        found = [{**mesh, PIPELINE: stages} for mesh in found] if axes else [{PIPELINE: stages}]
     return [mesh for mesh in found if ranks in (None, prod(mesh.values()))]

@@ -11,6 +11,7 @@ import numpy as np
 from pydtnn.comm import Communicator
 from pydtnn.comm.agree import agree
 from pydtnn.comm.delayed import Delayed
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing.plan_problem import EVALUATION, Problem
 from pydtnn.testing.plan_rank import KINDS, Course, Own, Rank
@@ -85,6 +86,7 @@ class Case:
     ) -> None:
         self.problem, self.serial, self.axes = problem, serial, dict(axes)
         self.comm, self.tolerance, self.timeout = comm, tolerance, timeout
+        self.stages = self.axes.get(PIPELINE, 1) > 1
         self.at: dict[int, str] = {}
         self.differences = dict.fromkeys(KINDS, 0.0)
 
@@ -95,7 +97,7 @@ class Case:
             error = None
             with Mesh(comm, **self.axes) as mesh:
                 try:
-                    self.problem.model(mesh, fuse=True)
+                    self.problem.model(mesh, fuse=True, input_gradient=not self.stages)
                 except (ValueError, TypeError) as found:
                     error = found
                 try:
@@ -114,7 +116,7 @@ class Case:
         AssertionError
         """
         plain: dict[bool, list[Course]] = {}
-        for way in WAYS:
+        for way in (own._replace(input_gradient=False) if self.stages else own for own in WAYS):
             courses = self._run(way)
             self._compare(courses, way)
             if way.delays is None:

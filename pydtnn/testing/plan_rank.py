@@ -107,6 +107,7 @@ class Rank:
         self.optimizer = SGD(LR, momentum=MOMENTUM)
         self.optimizer.bind(self.model.backend, self.model.buffers)
         self.course = Course({} if mesh is None else mesh.position)
+        self.samples = 0
 
     def run(self, traced: int | None = None) -> Course:
         """Train and evaluate; record what all layers compute in the step `traced`."""
@@ -126,7 +127,7 @@ class Rank:
         model = self.model
         model.statistics.begin_step()
         saved = self._forward(step, trace)
-        dys = self.problem.gradients(step, [node.shape for node in model.graph.outputs], self.rows)
+        dys = self._output_gradients(step)
         if trace is not None:
             trace.record_gradients(self.course.position)
         (dx,) = model.backward_shards(
@@ -138,6 +139,10 @@ class Rank:
         if trace is not None:
             trace.done = True
         names = [node.name for node in model.graph.inputs]
+        if model.stage is not None:
+            self.at("the gradients for the stage before")
+            model.stage.send_gradients(dx).wait()
+            names, dx = [], ()
         self._keep(step, "gradient of input", self._batched(names, _as_tuple(dx)))
         self._sum_gradients()
         self._keep(step, "gradient", self._gradients())
@@ -147,9 +152,21 @@ class Rank:
         model.refresh()
         self._keep(step, "parameter", self._parameters())
 
+    def _output_gradients(self, step: int) -> Arrays:
+        """Return the gradients of the outputs: of the model, or received from the stage after."""
+        model, stage = self.model, self.model.stage
+        if stage is None or stage.last:
+            return self.problem.gradients(step, [*model.output_shapes], self.rows)
+        self.at("the gradients of the stage after")
+        return stage.receive_gradients(self.samples).wait()
+
     def _forward(self, step: int, trace: Trace | None) -> Any:
-        model, problem = self.model, self.problem
+        model, problem, stage = self.model, self.problem, self.model.stage
         xs = problem.inputs(step, model.input_shapes, self.rows)
+        self.samples = len(xs[0])
+        if stage is not None:
+            self.at("the values of the stage before")
+            xs = stage.inputs(xs, stage.receive_values(self.samples).wait())
         after = None
         if trace is not None:
             trace.record_inputs(xs, self.course.position)
@@ -163,8 +180,13 @@ class Rank:
             keep=step != EVALUATION,
             after_node=after,
         )
-        names = [f"output {i}" for i in range(len(model.graph.outputs))]
-        self._keep(step, "output", self._batched(names, _as_tuple(y)))
+        outputs = _as_tuple(y)
+        if stage is not None:
+            self.at("the values for the stage after")
+            stage.send_values(y).wait()
+            outputs = outputs if stage.last else ()
+        names = [f"output {i}" for i in range(len(outputs))]
+        self._keep(step, "output", self._batched(names, outputs))
         return saved
 
     def communicate(self, asked: Sequence[Asked]) -> Sequence[Pending]:

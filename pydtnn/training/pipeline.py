@@ -81,7 +81,7 @@ class StagePasses(Passes):
             [inputs],
             [context],
             communicate=self.communicate,
-            after_node=lambda node, y: self._progress(),
+            progress=self._progress,
         )
         del inputs, received
         if not self.stage.last:

@@ -27,7 +27,9 @@ from pydtnn.layers import (
 )
 from pydtnn.layers.node import Node
 from pydtnn.model import Model
+from pydtnn.model.stage import Stage, Transfer
 from pydtnn.parallel import Mesh
+from pydtnn.testing import check_plan
 
 SHAPE = (7, 5, 2)
 
@@ -200,3 +202,46 @@ def test_a_plan_with_stages_requires_the_axis() -> None:
                 Model(residual_net(), SHAPE, mesh=Mesh(comm, data=2), plan=plan)
 
     run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("plan", "meshes"),
+    [
+        ("pipeline", [{"pipeline": 3}]),
+        pytest.param("pipeline", None, marks=pytest.mark.long),
+        ({"pipeline": ["block", "head"]}, None),
+        (None, [{"pipeline": 2, "filter": 2}]),
+        pytest.param(
+            None,
+            [{"data": 2, "pipeline": 2, "filter": 2}, {"pipeline": 2, "spatial": 2}],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)
+def test_stages_equal_serial_training(plan: Any, meshes: Any) -> None:
+    report = check_plan(residual_net, SHAPE, plan, meshes=meshes)
+    assert not any(row.refused for row in report.rows)
+
+
+def test_gradients_that_a_stage_does_not_return_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Stage.send_gradients
+
+    def broken(stage: Stage, dx: Any, micro_batch: int = 0) -> Transfer:
+        return send(stage, 0 * dx if stage.number == 1 else dx, micro_batch)
+
+    monkeypatch.setattr(Stage, "send_gradients", broken)
+    with pytest.raises(AssertionError, match="relu4: the gradient of the input"):
+        check_plan(residual_net, SHAPE, {"pipeline": ["two"]}, meshes=[{"pipeline": 2}])
+
+
+def test_values_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Stage.send_values
+
+    def swapped(stage: Stage, y: Any, micro_batch: int = 0) -> Transfer:
+        return send(stage, y[::-1] if stage.number == 0 else y, micro_batch)
+
+    monkeypatch.setattr(Stage, "send_values", swapped)
+    plan = {"pipeline": ["block.body.relu2"]}
+    with pytest.raises(AssertionError, match="relu2: the output is the first that differs"):
+        check_plan(residual_net, SHAPE, plan, meshes=[{"pipeline": 2}])

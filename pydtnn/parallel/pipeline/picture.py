@@ -1,0 +1,118 @@
+"""Drawing of a pipeline schedule: what each stage computes, and the messages between stages."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from pydtnn.comm.schedules.picture import FORMATS, INK, LINE, QUIET, STYLE
+from pydtnn.parallel.pipeline.check import Event, Timeline, source_of
+from pydtnn.parallel.pipeline.draw import title
+from pydtnn.utils.files import write_file
+from pydtnn.utils.optional import import_optional
+
+MOST_ACTIONS = 2048
+"""Maximum number of actions that fit on a page."""
+
+UNIT, ROW = 0.32, 0.5
+"""Inches of a unit of time, and from stage to stage."""
+
+COLORS = {"forward": "#9db8da", "backward": "#e0a98c"}
+
+
+def draw(path: Path, name: str, done: Timeline) -> None:
+    """Draw a schedule into a file.
+
+    Time increases to the right; each stage is a row. A box is an action with the number of its
+    micro-batch, and a line between two rows the message that an action waits for. What is left
+    white is the bubble.
+
+    Parameters
+    ----------
+    path : Path
+        A file whose name ends in ".png", ".pdf" or ".svg".
+    name : str
+        Name of the schedule.
+    done : Timeline
+        The schedule, as `check` returns it.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    OSError
+        If the file cannot be written.
+    ValueError
+        If the kind of file is not supported, or there are more actions than fit on a page.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(f"draw: the file name must end in one of {', '.join(FORMATS)}, got {path}")
+    if len(done.events) > MOST_ACTIONS:
+        raise ValueError(
+            f"draw: expected at most {MOST_ACTIONS} actions in a picture, got {len(done.events)}; "
+            "use fewer stages or micro-batches"
+        )
+    mpl = import_optional("matplotlib", "matplotlib", "draw: a picture")
+    content = BytesIO()
+    with mpl.rc_context(STYLE):
+        _figure(name, done).savefig(content, format=path.suffix[1:], dpi=200)
+    write_file("draw", path, content.getvalue())
+
+
+def _figure(name: str, done: Timeline) -> Any:
+    """Lay out the page; the row of stage s is at y = s, and time t at x = t."""
+    from matplotlib.figure import Figure
+
+    left, head, foot = 3.0, 1.9, 0.9
+    width, height = max(done.duration + left + 0.5, 20), done.stages + head + foot
+    figure = Figure(figsize=(UNIT * width, ROW * height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-left, width - left), ylim=(done.stages - 0.5 + foot, -0.5 - head))
+    axes.axis("off")
+    first, _, second = title(name, done).partition(": ")
+    words: dict[str, Any] = {"va": "center"}
+    axes.text(0, -0.1 - head, first, size=12, weight="bold", color=INK, **words)
+    axes.text(0, 0.6 - head, second, color=QUIET, **words)
+    for stage in range(done.stages):
+        axes.plot((0, done.duration), (stage, stage), color=LINE, lw=0.8, zorder=1)
+        axes.text(-0.3, stage, f"stage {stage}", ha="right", size=8, color=QUIET, **words)
+    ends = {(event.stage, event.action): event for event in done.events}
+    for event in done.events:
+        source = source_of(event.stage, done.stages, event.action)
+        if source is not None:
+            _message(axes, ends[source, event.action], event)
+        _box(axes, event)
+    for place, kind in enumerate(COLORS):
+        x = 7 * place
+        axes.add_patch(_rectangle(x, done.stages - 0.3, 0.8, 0.4, COLORS[kind]))
+        axes.text(x + 1.1, done.stages - 0.1, kind, size=8, color=QUIET, **words)
+    return figure
+
+
+def _message(axes: Any, sent: Event, received: Event) -> None:
+    axes.plot(
+        (sent.end, received.begin), (sent.stage, received.stage), color=QUIET, lw=0.6, zorder=2
+    )
+
+
+def _box(axes: Any, event: Event) -> None:
+    """Draw an action with the number of its micro-batch."""
+    duration, color = event.end - event.begin, COLORS[event.action.kind]
+    axes.add_patch(_rectangle(event.begin, event.stage - 0.35, duration, 0.7, color))
+    axes.text(
+        (event.begin + event.end) / 2,
+        event.stage,
+        str(event.action.micro_batch),
+        ha="center",
+        va="center",
+        size=7,
+        color=INK,
+        zorder=4,
+    )
+
+
+def _rectangle(x: float, y: float, width: float, height: float, color: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x, y), width, height, facecolor=color, edgecolor="white", lw=0.8, zorder=3)

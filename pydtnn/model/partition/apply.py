@@ -157,6 +157,7 @@ class _Pass:
                     continue
                 try:
                     apply_strategy(strategy, draft, axis, layouts)
+                    self._check_axes(draft)
                 except PlanError as error:
                     if self.plan.explicit:
                         raise
@@ -164,7 +165,6 @@ class _Pass:
                     left.add(axis)
                     break
             else:
-                self._check_axes(draft)
                 return draft
 
     def _check_axes(self, draft: Draft) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pydtnn.comm import Communicator
 from pydtnn.testing import check_plan
 from tests.model.partition.networks import ALL, NETWORKS, WIDE
 
@@ -90,6 +91,22 @@ def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> N
 )
 def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
     check(network, plan, mesh)
+
+
+@pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("plan", ["alternate", "spatial"])
+def test_a_plan_equals_serial_training_on_mpi(comm: Communicator, plan: str) -> None:
+    check_plan(*ALL["resnet8"], plan, comm=comm, batch=3)
+
+
+@pytest.mark.long
+@pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("plan", STRATEGIES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_plan_equals_serial_training_on_mpi(
+    comm: Communicator, network: str, plan: str
+) -> None:
+    check_plan(*NETWORKS[network], plan, comm=comm, batch=3)
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ from pydtnn.comm.schedules.check import check
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.data import ArrayDataset, Dataset
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Conv2d, Flatten, GlobalAvgPool2d, Layer, Linear, Sequential
+from pydtnn.layers import Conv2d, Flatten, GlobalAvgPool2d, Layer, Linear, Sequential, collectives
+from pydtnn.layers.communicating import Communicating
 from pydtnn.losses import Loss
 from pydtnn.model import Model
 from pydtnn.optimizers import SGD, Optimizer
@@ -36,13 +37,14 @@ from pydtnn.parallel.schemes import (
     ShardedOptimizer,
     swap,
 )
-from pydtnn.testing import check_layer, check_loss, check_scheme
+from pydtnn.testing import check_layer, check_loss, check_plan, check_scheme
 from pydtnn.training.trainer import Trainer
 
 DOC = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", DOC.read_text(), re.DOTALL))
 LIMITS = {"layer": 12, "optimizer": 8, "schedule": 3, "scheme": 8, "gossip": 10, "sharded": 15}
 LIMITS |= {"compressor": 3, "top_k": 6, "collective": 8, "dataset": 9, "loss": 5, "callback": 5}
+LIMITS |= {"filter_parallel": 20}
 LIBRARY = {"scheme": LocalSGD, "gossip": Gossip, "sharded": ShardedOptimizer}
 """What the library has of which the blocks show the code."""
 
@@ -52,6 +54,10 @@ def run(block: str) -> Any:
     names: dict[str, Any] = {"np": np, "Layer": Layer, "Optimizer": Optimizer}
     names |= {"GradientExchange": GradientExchange, "Partition": Partition, "option": option}
     names |= {"GRAPHS": GRAPHS, "swap": swap, "Compressor": Compressor} | vars(steps) | vars(layers)
+    names |= {"Communicating": Communicating, "check_plan": check_plan}
+    names |= {name: getattr(collectives, name) for name in ("AllGather", "AllReduce")}
+    if block == "check_plan":
+        names["FilterConv2d"] = run("filter_parallel")
     names |= {"check_scheme": check_scheme, "LocalSGD": LocalSGD}
     names |= {"Dataset": Dataset, "Loss": Loss, "Callback": Callback}
     before = dict(names)
@@ -173,6 +179,26 @@ def test_the_report_on_a_scheme_can_be_read(capsys: pytest.CaptureFixture[str]) 
     report = run("check")
     assert [row.ranks for row in report.rows] == [1, 3]
     assert "LocalSGD: 57 parameters" in capsys.readouterr().out
+
+
+def test_the_parallel_layer_equals_serial_training(capsys: pytest.CaptureFixture[str]) -> None:
+    report = run("check_plan")
+    assert [row.mesh for row in report.rows] == [{"filter": 3}, {"data": 2, "filter": 2}]
+    assert max(max(row.differences.values()) for row in report.rows) < 1e-12
+    table = re.search(r"```text\n(plan: .*?)```", DOC.read_text(), re.DOTALL)
+    assert table is not None
+    shown = [line.split()[0] for line in table[1].splitlines()]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == shown
+    filters = run("filter_parallel")
+    filters.backward_steps = without_sum
+    with pytest.raises(AssertionError, match="own: the gradient of the input"):
+        check_plan([Conv2d(3, 1), filters(3, 3, name="own")], (5, 5, 2), meshes=[{"filter": 2}])
+
+
+def without_sum(layer: Any, dy: Any, saved: Any, *, joint: bool) -> Any:
+    """A backward pass that omits the sum of the ranks' terms."""
+    yield collectives.AllReduce(np.zeros(1), "filter")
+    return layer.backward(dy[..., layer.part].copy(), saved)
 
 
 @pytest.mark.parametrize("block", ["compressor", "top_k"])

@@ -1,4 +1,4 @@
-"""Check a scheme, layer, loss or metric: ``python -m pydtnn.testing path/to/file.py:Class``."""
+"""Check a scheme, layer, loss or plan: ``python -m pydtnn.testing path/to/file.py:name``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from pydtnn.cli.mesh import read_axes
 from pydtnn.comm import create_communicator
 from pydtnn.layers import Layer
 from pydtnn.losses import Loss
 from pydtnn.metrics import Metric
 from pydtnn.parallel.schemes import SCHEME
-from pydtnn.testing import check_layer, check_loss, check_metric, check_scheme
+from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
+from pydtnn.testing.plan_report import PlanReport
 from pydtnn.testing.scheme_report import SchemeReport
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
@@ -44,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> SchemeReport | str:
+def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
+    if options.plan is not None or options.mesh is not None:
+        net = import_object(options.scheme, "network")
+        return check_plan(net, options.shape, options.plan, meshes=options.mesh)
     if ":" in options.scheme:
         target = import_object(options.scheme, "scheme")
         kind = target if isinstance(target, type) else type(target)
@@ -79,9 +84,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m pydtnn.testing",
-        description="Check that a parallel scheme, layer, loss or metric keeps its contract.",
+        description="Check that a parallel scheme, layer, loss or metric keeps its contract, or "
+        "that a network computes the same under a plan as serially.",
     )
-    parser.add_argument("scheme", help="path/to/file.py:Class, or the name of a scheme")
+    parser.add_argument("scheme", help="path/to/file.py:name, or the name of a scheme")
     parser.add_argument(
         "--scheme-options", type=_options, default={}, metavar="JSON", help='{"period": 2}'
     )
@@ -104,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="whether it must compute what serial training does; by default if it promises so",
     )
+    parser.add_argument(
+        "--plan",
+        metavar="NAME_OR_FILE",
+        help="check a network, which a function returns, under a plan: a strategy or a YAML file",
+    )
+    parser.add_argument(
+        "--mesh",
+        type=_axes,
+        action="append",
+        metavar="AXIS=N,...",
+        help="ranks along each axis, data=2,filter=2; may be given several times",
+    )
     return parser
 
 
@@ -112,6 +130,15 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, got {text!r}") from None
+
+
+def _axes(text: str) -> dict[str, int]:
+    try:
+        return read_axes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected axes with their ranks like data=2,filter=2, got {text!r}"
+        ) from None
 
 
 def _options(text: str) -> dict[str, Any]:

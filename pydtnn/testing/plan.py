@@ -22,7 +22,7 @@ MOST_RANKS = 64
 
 
 def check_plan(
-    net: Net | Sequence[Net] | Callable[[], Net],
+    net: Net | Sequence[Net] | Callable[[], Net | Sequence[Net]],
     input_shape: Shape | Sequence[Shape],
     plan: AnyPlan = None,
     *,

@@ -94,7 +94,7 @@ class Problem:
         return StepContext(step != EVALUATION, seed=self.seed, epoch=step, samples=samples)
 
 
-def factory_of(net: Net | Sequence[Net] | Callable[[], Net]) -> Callable[[], Net]:
+def factory_of(net: Net | Sequence[Net] | Callable[[], Net | Sequence[Net]]) -> Callable[[], Net]:
     """Return a function that returns new layers.
 
     Raises
@@ -102,14 +102,16 @@ def factory_of(net: Net | Sequence[Net] | Callable[[], Net]) -> Callable[[], Net
     TypeError
         If `net` is neither a layer, block, list of them nor a function.
     """
-    if isinstance(net, Layer | Block):
-        return lambda: copy.deepcopy(net)
-    if isinstance(net, list | tuple):
-        layers = Sequential(*net)
-        return lambda: copy.deepcopy(layers)
+    if isinstance(net, Layer | Block | list | tuple):
+        return lambda: _joined(copy.deepcopy(net))
     if not callable(net):
         raise TypeError(
-            f"check_plan: expected a layer, a block, a list of them or a function that returns "
+            "check_plan: expected a layer, a block, a list of them or a function that returns "
             f"one, got {net!r}"
         )
-    return net
+    return lambda: _joined(net())
+
+
+def _joined(net: Any) -> Net:
+    made: Net = Sequential(*net) if isinstance(net, list | tuple) else net
+    return made

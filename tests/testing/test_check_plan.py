@@ -16,6 +16,8 @@ from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.stripes import Halo
 from pydtnn.model.partition import apply, rules
 from pydtnn.testing import check_plan
+from pydtnn.testing.__main__ import main
+from tests.small_run import only_line
 
 
 def layers() -> list[Layer]:
@@ -265,3 +267,57 @@ def test_a_fault_is_refused_with_the_name_of_the_layer(
     told = str(caught.value)
     assert "\n" not in told
     assert "[mesh " in told
+
+
+# -- the command
+
+
+def network() -> list[Layer]:
+    return [Conv2d(4, 3, padding=1, name="first"), ReLU(), Flatten(), Linear(3, name="last")]
+
+
+def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"{__file__}:network", "--shape=5,7,2", "--plan=spatial", "--mesh=spatial=2"]
+    assert main(arguments) == 0
+    printed, told = capsys.readouterr()
+    assert told == ""
+    assert printed.startswith("spatial: 499 parameters")
+    assert printed.splitlines()[2].startswith("spatial=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([f"{__file__}:network", "--mesh=spatial"], "expected axes with their ranks like"),
+        ([f"{__file__}:network", "--plan=spatal"], "unknown strategy 'spatal'; did you mean"),
+        ([f"{__file__}:nothing", "--plan=spatial"], "network: unknown name in"),
+        (["nothing", "--plan=spatial"], "network: expected path/to/file.py:name, got nothing"),
+        ([f"{__file__}:FILTER", "--plan=spatial"], "check_plan: expected a layer, a block"),
+    ],
+)
+def test_the_command_fails_in_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--shape=5,7,2"]) == 1
+    printed, told = capsys.readouterr()
+    assert printed == ""
+    assert words in only_line(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"meshes": [{"filter": 0}]}, ValueError, "filter must be at least 1, got 0"),
+        ({"meshes": [{"filter": 65}]}, ValueError, "ranks of a mesh to be at most 64, got"),
+        ({"meshes": ["filter"]}, TypeError, 'expected meshes such as {"filter": 2}'),
+        ({}, ValueError, "expected a plan or meshes, got neither"),
+        ({"plan": "filter", "batch": 0}, ValueError, "batch must be at least 1, got 0"),
+        ({"plan": "filter", "tolerance": 0}, ValueError, "tolerance must be above 0, got 0"),
+        ({"plan": "filtr"}, ValueError, "unknown strategy 'filtr'; did you mean 'filter'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        check_plan(network(), (5, 7, 2), **arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.collectives import PIPELINE
@@ -103,6 +103,14 @@ def check_strategies(plan: Plan, layers: Sequence[Layer]) -> None:
                 )
 
 
+class Use(NamedTuple):
+    """The first use of a layer: its name, the layouts of its inputs, and how it was partitioned."""
+
+    name: str
+    layouts: Sequence[Layout]
+    draft: Draft
+
+
 class _Pass:
     def __init__(self, graph: Graph, plan: Plan, mesh: MeshLike, axes: Sequence[str]) -> None:
         self.graph, self.plan, self.mesh, self.axes = graph, plan, mesh, axes
@@ -112,6 +120,7 @@ class _Pass:
         self.layers: dict[int, Layer] = {}  # this rank's layer for each layer of the network
         self.exchanged: dict[tuple[Node, tuple[tuple[str, State], ...]], Node] = {}
         self.refused: dict[str, PlanError] = {}
+        self.uses: dict[int, Use] = {}  # the first use of each layer of the network
         for node in graph.inputs:
             self._keep(node, node, {})
 
@@ -125,7 +134,7 @@ class _Pass:
     def add(self, node: Node) -> None:
         """Add this rank's part of a node, after the exchanges that it requires."""
         sources = [self.new[source] for source in node.inputs]
-        draft = self._draft(node, [self.layouts[source] for source in sources])
+        draft = self._draft_use(node, [self.layouts[source] for source in sources])
         inputs = [
             self._in_layout(source, layout)
             for source, layout in zip(sources, draft.inputs, strict=True)
@@ -142,12 +151,28 @@ class _Pass:
         self.new[node] = new
         self._make_parts(draft)
 
-    def _draft(self, node: Node, layouts: Sequence[Layout]) -> Draft:
+    def _draft_use(self, node: Node, layouts: Sequence[Layout]) -> Draft:
+        """Partition a layer; all uses of its parameters like the first one."""
+        source = node.layer.source
+        if source is None or not node.layer.parameters:
+            draft = self._draft(node, node.name, layouts)
+            self.uses[id(node.layer)] = Use(node.name, layouts, draft)
+            return draft
+        name, before, first = self.uses[id(source)]
+        shapes = node.layer.input_shapes
+        layouts = [first.fit(*pair) for pair in zip(before, shapes, strict=True)]
+        draft = self._draft(node, name, layouts)
+        for axis in self.axes:
+            if draft.parameter_cuts(axis) != first.parameter_cuts(axis):
+                raise draft.refuse(axis, f"it cannot be cut like {name}, whose parameters it has")
+        return draft
+
+    def _draft(self, node: Node, name: str, layouts: Sequence[Layout]) -> Draft:
         """Partition a layer along all axes, where a plan that is not explicit allows exceptions."""
         left: set[str] = set()
         while True:
             draft = Draft.of(node.layer, self.mesh)
-            strategies = self.plan.strategies(node.name)
+            strategies = self.plan.strategies(name)
             kind = kind_of(node.layer)
             for axis in self.axes:
                 strategy = strategies.get(axis)
@@ -157,6 +182,7 @@ class _Pass:
                     continue
                 try:
                     apply_strategy(strategy, draft, axis, layouts)
+                    self._check_axes(draft)
                 except PlanError as error:
                     if self.plan.explicit:
                         raise
@@ -164,7 +190,6 @@ class _Pass:
                     left.add(axis)
                     break
             else:
-                self._check_axes(draft)
                 return draft
 
     def _check_axes(self, draft: Draft) -> None:

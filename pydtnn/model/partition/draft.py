@@ -117,6 +117,23 @@ class Draft:
             )
         return Cut(dim, axis, tuple(unit * bound for bound in even_cuts(size // unit, ranks)))
 
+    def fit(self, layout: Layout, shape: Shape) -> Layout:
+        """Return the same layout for an array of another shape, whole where it is too small."""
+        found: Layout = {}
+        for axis, state in layout.items():
+            if isinstance(state, Cut) and state.dim >= 0 and state.bounds[-1] != shape[state.dim]:
+                size = shape[state.dim]
+                if size < self.ranks(axis):
+                    continue
+                state = Cut(state.dim, axis, tuple(even_cuts(size, self.ranks(axis))))
+            found[axis] = state
+        return found
+
+    def parameter_cuts(self, axis: str) -> tuple[dict[str, list[Cut]], bool]:
+        """Return how parameters are cut along an axis, and whether their gradients are partial."""
+        cuts = {name: [c for c in own if c.axis == axis] for name, own in self.cuts.items()}
+        return {name: own for name, own in cuts.items() if own}, axis in self.summed
+
     def own(self, cut: Cut) -> int:
         """Return the number of items of this rank."""
         return cut.size(self.mesh.position)

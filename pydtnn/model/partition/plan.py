@@ -42,7 +42,7 @@ class Plan(SuggestsNames):
     (their input channels), "alternate" (channel where the input is already cut by channels, filter
     elsewhere), "spatial" (height of the maps), "width", and "data" (samples). They apply to
     convolutions and linear layers, and those of maps to pooling too; all other layers follow their
-    inputs if they can.
+    inputs if they can. A layer that is used several times is cut like its first use.
     """
 
     def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:

@@ -198,14 +198,18 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     """Choose the layout of a layer without a strategy along an axis, from those of its inputs.
 
     The layout of the first input that is cut, if the layer supports it; for a partial input, a cut
-    by channels, so that the work that follows is divided; otherwise the inputs become whole.
+    by channels, so that the work that follows is divided; otherwise the inputs become whole. So do
+    those that are cut in the same way along another axis.
     """
     kind = kind_of(draft.whole)
     cut = cut_of(layouts, axis)
+    others = draft.inputs if cut is not None else [*draft.inputs, *layouts]
     if cut is None and any(layout.get(axis) is PARTIAL for layout in layouts):
         last = len(draft.whole.input_shapes[0]) - 1
         size = draft.whole.input_shapes[0][-1]
         cut = draft.even(last, axis, size, "") if size >= draft.ranks(axis) else None
+    if cut is not None and any(_also_cut(layout, cut) for layout in others):
+        cut = None
     follower = FOLLOWERS.get(kind) if kind else None
     if cut is None or follower is None:
         draft.same(axis, WHOLE)
@@ -213,6 +217,12 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
         samples(draft, axis)
     elif not follower(draft, cut):
         draft.same(axis, WHOLE)
+
+
+def _also_cut(layout: Layout, cut: Cut) -> bool:
+    """Return whether a layout cuts the same axis of the array along another axis of the mesh."""
+    cuts = (state for state in layout.values() if isinstance(state, Cut))
+    return any(other.dim == cut.dim and other.axis != cut.axis for other in cuts)
 
 
 Follower = Callable[[Draft, Cut], bool]

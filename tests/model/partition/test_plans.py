@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pydtnn.comm import Communicator
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.testing import check_plan
 from tests.model.partition.networks import ALL, NETWORKS, WIDE
 
@@ -92,7 +94,48 @@ def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) 
     check(network, plan, mesh)
 
 
+@pytest.mark.mpi(2)
+def test_a_plan_equals_serial_training_on_mpi(comm: Communicator) -> None:
+    check_plan(*ALL["resnet8"], "spatial", comm=comm, batch=3)
+
+
+@pytest.mark.long
+@pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("plan", STRATEGIES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_plan_equals_serial_training_on_mpi(
+    comm: Communicator, network: str, plan: str
+) -> None:
+    check_plan(*NETWORKS[network], plan, comm=comm, batch=3)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("plan", ["filter", "spatial"])
 def test_a_wide_network_equals_serial_training(plan: str) -> None:
     check_plan(*WIDE, plan, meshes=[{plan: 2}], batch=2)
+
+
+def shared() -> Sequential:
+    """Layers used several times, for maps of several heights."""
+    conv, norm = Conv2d(4, 3, padding=1, name="conv"), BatchNorm(name="norm")
+    once = [conv, norm, ReLU()]
+    again = [conv, norm, ReLU()]
+    return Sequential(Conv2d(4, 1), *once, MaxPool2d(3), *again, Flatten(), Linear(3, name="fc"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh"),
+    [
+        ("spatial", {"spatial": 2}),
+        ({"conv": {"filter": "a"}, "*": {"spatial": "a"}}, {"a": 2}),
+        ({"conv_1": {"filter": "a"}, "*": {"data": "a"}}, {"data": 2, "a": 2}),
+    ],
+    ids=name_of,
+)
+def test_all_uses_of_a_layer_are_cut_in_the_same_way(plan: Any, mesh: Axes) -> None:
+    check_plan(shared, (9, 7, 2), plan, meshes=[mesh], batch=3)
+
+
+def test_a_use_that_cannot_be_cut_like_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^conv_1: .* it cannot be cut like conv, whose param"):
+        check_plan(shared, (9, 7, 2), "spatial", meshes=[{"spatial": 4}])

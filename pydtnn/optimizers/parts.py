@@ -11,6 +11,10 @@ from pydtnn.layers.parameters import Bucket
 Axes = tuple[str, ...]
 
 
+def _itself(value: Number, axes: Axes) -> Number:
+    return value
+
+
 @dataclass(frozen=True)
 class Parts:
     """Sums of numbers over the axes of a mesh along which parameters are cut.
@@ -29,8 +33,8 @@ class Parts:
 
     axes: Axes = ()
     stages: Axes = ()
-    add: Callable[[Number, Axes], Number] = lambda value, axes: value
-    same: Callable[[Number, Axes], Number] = lambda value, axes: value
+    add: Callable[[Number, Axes], Number] = _itself
+    same: Callable[[Number, Axes], Number] = _itself
 
     def total(
         self,

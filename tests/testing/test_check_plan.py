@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, extended_conv
-from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, parts_of
+from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
+from pydtnn.layers.extended_conv import ExtendedConv2d
 from pydtnn.layers.part import Cut, Part
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.layers.stripes import Halo
@@ -118,12 +119,18 @@ def a_halo_of_zeros(patch: Patch) -> None:
 
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
-    def nothing(halo: Any, messages: Any) -> Any:
-        for array, _ in messages.sends:
-            array[...] = 0
-        return messages
+    right = ExtendedConv2d._backward_steps
 
-    changes(patch, Halo, "give_back", nothing)
+    def wrong(*args: Any) -> Steps:
+        steps = right(*args)
+        pending = yield next(steps)
+        received = [0 * array for array in pending.wait()]
+        try:
+            steps.send(Pending(None, lambda: received))
+        except StopIteration as end:
+            return end.value
+
+    patch.setattr(ExtendedConv2d, "_backward_steps", wrong)
 
 
 @breaks("spatial", SPATIAL, "second: the output is the first that differs")

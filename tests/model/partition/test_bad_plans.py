@@ -49,7 +49,7 @@ CASES: list[tuple[Any, dict[str, int], str]] = [
     (
         None,
         {"filtr": 2},
-        "unknown strategy 'filtr'.*the name of an axis of the mesh; name",
+        "axis filtr of the mesh has no plan .*: unknown strategy 'filtr'; did you mean 'filter'",
     ),
     ({"conv": {"filter": "filtr"}}, {"filter": 2}, "unknown axis of the mesh 'filtr'; did you"),
     ({"conf": {"filter": "filter"}}, {"filter": 2}, "unknown layer 'conf'; did you mean 'conv'"),

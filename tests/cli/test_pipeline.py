@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pydtnn.cli.build import create_job
+from pydtnn.cli.mesh import create_mesh
 from pydtnn.cli.parser import parse
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.train import main
-from pydtnn.utils.errors import AgreedError
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
@@ -37,19 +39,16 @@ def test_options_of_a_pipeline_require_its_axis(option: str) -> None:
         (["--parallel=pipeline=2", "--dtype=float16", "--device=numpy"], "the loss scale"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_on_all_ranks(
-    options: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_is_refused_on_all_ranks(
+    options: list[str], problem: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    config = parse([*OPTIONS, "--parallel=pipeline=2", *options])
 
-    def rank(comm: Communicator) -> str:
-        with pytest.raises(AgreedError) as raised:
-            main([*OPTIONS, "--parallel=pipeline=2", *options])
-        return str(raised.value)
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            create_job(config, comm, 1, tmp_path, create_mesh(config.parallel, comm))
 
-    sentences = run_threads(2, rank)
-    assert sentences == [sentences[0]] * 2
-    assert problem in sentences[0]
+    run_threads(2, rank)
 
 
 def test_processes_train_in_stages_and_one_continues(

@@ -49,7 +49,7 @@ parity: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pytest tests/parity $(PYTEST_FLAGS)
 
-# Random cases, so many minutes for each kind: networks, optimizers, distributed, damage, communicators.
+# Random cases, so many minutes for each kind: networks, optimizers, distributed, plans, damage, communicators.
 fuzz: $(READY)
 	@$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pytest tests/fuzz tests/parity --fuzz-kind $(KIND) --fuzz-minutes $(MINUTES) $(PYTEST_FLAGS)

@@ -102,8 +102,6 @@ class Exchange(Communicating, Layer):
         super().__init__(name=name)
         self.axis, self.before, self.after = axis, before, after
         self.place, self.ranks = position[axis], ranks
-        if isinstance(after, Cut) and after.dim == SAMPLES:
-            self.batch_part = self.place, ranks
         same = before is Spread.WHOLE and after is Spread.PARTIAL
         self.new_output = not same
         passes = before is Spread.PARTIAL and after is Spread.WHOLE

@@ -205,6 +205,9 @@ class _Pass:
         shapes = tuple(source.shape for source in inputs)
         if isinstance(layer, Communicating):
             layer.mesh = self.mesh
+        for axis, state in layout.items():
+            if isinstance(state, Cut) and state.dim == SAMPLES:
+                layer.batch_part = self.mesh.position[axis], self.mesh.shape[axis]
         try:
             layer.bind(self.graph.backend, self.graph.dtype, name, shapes)
         except ValueError as error:

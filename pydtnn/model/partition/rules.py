@@ -163,7 +163,6 @@ def _extend(draft: Draft, cut: Cut, needed: Sequence[tuple[int, int]]) -> None:
 def samples(draft: Draft, axis: str) -> None:
     """Cut the batch: data parallelism along an axis of the model."""
     draft.same(axis, Cut(SAMPLES, axis, ()))
-    draft.layer.batch_part = draft.mesh.position[axis], draft.ranks(axis)
     draft.summed.append(axis)
     if isinstance(draft.layer, BatchNorm):
         draft.layer.sum_axes = (*draft.layer.sum_axes, axis)

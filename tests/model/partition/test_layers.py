@@ -1,0 +1,222 @@
+"""Every kind of layer in a network that is cut, and what else can be done with such a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.layers import (
+    GELU,
+    AdaptiveAvgPool2d,
+    Add,
+    AvgPool2d,
+    BatchNorm,
+    Block,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2d,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Pad,
+    ReLU,
+    Reshape,
+    Residual,
+    Sequential,
+    Slice,
+    Softmax,
+    StepContext,
+    Tanh,
+)
+from pydtnn.model import Model
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.testing import check_plan
+from tests.model.partition.networks import resnet8
+
+
+class Turned(Layer):
+    """A layer of a user's, which declares nothing."""
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return xs[0][:, ::-1], None
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        return dy[:, ::-1]
+
+
+class OwnConv(Conv2d):
+    """A convolution that a user has overridden."""
+
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        return super().forward(*xs, context=context)
+
+
+class TwoOutputs(Block):
+    """Two inputs and two outputs, one of which is read by other layers, too."""
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        x, z = inputs
+        a = graph.add(Conv2d(4, 3, padding=1, name="a"), x)
+        b = graph.add(Conv2d(4, 3, padding=1, name="b"), z)
+        joined = graph.add(ReLU(), graph.add(Add(), a, b))
+        return graph.add(Linear(3, name="l"), graph.add(GlobalAvgPool2d(), joined)), a
+
+
+def first() -> Conv2d:
+    return Conv2d(6, 3, padding=1)
+
+
+def head() -> Sequential:
+    return Sequential(Flatten(), Linear(3))
+
+
+def shortcut() -> Residual:
+    """Every other pixel, with zeros for the channels that are missing."""
+    every = slice(None, None, 2)
+    pad = Pad(((0, 0), (0, 0), (1, 1)))
+    return Residual(Conv2d(8, 3, stride=2, padding=1), Sequential(Slice(every, every), pad))
+
+
+IMAGE = (9, 7, 3)
+SEVERAL = (IMAGE, (9, 7, 2))
+NETS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "dropout": (lambda: [first(), Dropout(0.4), first(), ReLU(), Dropout(0.3), head()], IMAGE),
+    "norms": (lambda: [first(), GroupNorm(2), ReLU(), first(), LayerNorm(axes=3), head()], IMAGE),
+    "softmax": (lambda: [first(), Softmax(), first(), LayerNorm(), GELU(), head()], IMAGE),
+    "groups": (
+        lambda: [
+            first(),
+            Conv2d(12, 3, padding=1, groups=6),
+            ReLU(),
+            Conv2d(9, 3, groups=3),
+            BatchNorm(),
+            Conv2d(6, 1, stride=2),
+            GlobalAvgPool2d(),
+            Linear(3),
+        ],
+        IMAGE,
+    ),
+    "several": (lambda: TwoOutputs(name=""), SEVERAL),
+    "custom": (lambda: [first(), Turned(), OwnConv(4, 3), BatchNorm(), ReLU(), head()], IMAGE),
+    "shortcut": (lambda: [first(), shortcut(), ReLU(), GlobalAvgPool2d(), Linear(3)], IMAGE),
+    "slices": (
+        lambda: [
+            first(),
+            Slice(slice(1, None, 2), slice(0, -1, 3)),
+            Pad(((1, 2), (0, 0), (0, 0))),
+            Slice(slice(2, None)),
+            head(),
+        ],
+        (13, 9, 3),
+    ),
+    "adaptive": (
+        lambda: [first(), AdaptiveAvgPool2d((3, 2)), first(), AdaptiveAvgPool2d(1), head()],
+        IMAGE,
+    ),
+    "pools": (
+        lambda: [
+            first(),
+            MaxPool2d(3, 2, padding=1),
+            AvgPool2d(3, 1, padding=1),
+            AvgPool2d(3, 2, padding=1, count_padding=False),
+            Conv2d(4, 1, stride=2),
+            head(),
+        ],
+        (13, 11, 3),
+    ),
+    "concat": (lambda: [Branches(first(), MaxPool2d(3, 1), merge=Concat(0)), head()], (9, 3, 3)),
+    "dilation": (
+        lambda: [Conv2d(4, 7, padding=3), Conv2d(4, 5, padding=4, dilation=2), ReLU(), head()],
+        (9, 9, 2),
+    ),
+    "padding": (
+        lambda: [
+            Conv2d(4, 3, padding="same", stride=2),
+            Conv2d(4, (2, 3), padding=((1, 0), (0, 2))),
+            MaxPool2d(2, 1, padding="same"),
+            Conv2d(4, 4, padding="same"),
+            head(),
+        ],
+        (11, 10, 2),
+    ),
+    "rows": (lambda: [first(), Reshape((-1, 6)), Linear(5), Tanh(), head()], IMAGE),
+    "vectors": (
+        lambda: [Linear(7), ReLU(), Residual(Sequential(Linear(7), GELU(), Linear(7))), Linear(3)],
+        (6,),
+    ),
+}
+MIXED = [
+    *((name, strategy) for name in NETS for strategy in ("alternate", "data")),
+    *((name, strategy) for name in NETS for strategy in ("spatial", "filter", "channel", "width")),
+]
+NOT_CUT = {("vectors", "spatial"), ("vectors", "width")}
+QUICK = {("dropout", "data"), ("norms", "spatial"), ("groups", "filter"), ("several", "alternate")}
+QUICK |= {("custom", "spatial"), ("slices", "spatial"), ("pools", "width"), ("rows", "data")}
+
+
+def axis_of(strategy: str) -> str:
+    return "model" if strategy == "data" else strategy
+
+
+@pytest.mark.parametrize(("name", "strategy"), sorted(QUICK))
+def test_a_layer_is_cut(name: str, strategy: str) -> None:
+    check_plan(*NETS[name], strategy, meshes=[{axis_of(strategy): 2}], batch=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "strategy"), [c for c in MIXED if c not in NOT_CUT])
+def test_every_layer_is_cut(name: str, strategy: str) -> None:
+    meshes = [{axis_of(strategy): ranks} for ranks in (2, 3)]
+    check_plan(*NETS[name], strategy, meshes=meshes, batch=3)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_may_be_smaller_than_the_ranks(batch: int) -> None:
+    net = [first(), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(3)]
+    meshes = [{"model": 3}, {"data": 2, "model": 2}]
+    check_plan(net, (5, 5, 2), "data", meshes=meshes, batch=batch)
+
+
+@pytest.mark.parametrize("frozen", ["stem", "*bn*"])
+def test_a_part_of_the_network_may_be_frozen(frozen: str) -> None:
+    def freeze(model: Model) -> None:
+        model.freeze(frozen)
+
+    meshes = [{"spatial": 2}]
+    check_plan(resnet8, (9, 11, 3), "spatial", meshes=meshes, batch=3, prepare=freeze)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "rounding"),
+    [("cpu", "float32", 1e-5), ("numpy", "bfloat16", 0.05), ("numpy", "float16", 0.005)],
+)
+@pytest.mark.parametrize("strategy", ["alternate", "spatial"])
+def test_other_types_agree_within_their_rounding(
+    backend: str, dtype: str, rounding: float, strategy: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 9, 7, 3)).astype("float32")
+    context = StepContext(training=True, samples=np.arange(3))
+
+    def outputs(mesh: Mesh | None) -> tuple[Any, Any]:
+        net = Sequential(first(), BatchNorm(), ReLU(), first(), ReLU(), head())
+        model = Model(net, IMAGE, backend=backend, dtype=dtype, input_gradient=True, mesh=mesh)
+        y, saved = model.forward(x, context)
+        return y, model.backward(np.ones_like(y), saved)
+
+    def rank(comm: Communicator) -> tuple[Any, Any]:
+        return outputs(Mesh(comm, **{strategy: 2}))
+
+    expected = outputs(None)
+    for arrays in run_threads(2, rank):
+        for ours, serial in zip(arrays, expected, strict=True):
+            # near zero, ReLUs of rounded values decide differently
+            assert np.linalg.norm(ours - serial) <= rounding * np.linalg.norm(serial)

@@ -120,8 +120,8 @@ def assert_equal(results: list[Result], expected: Result) -> None:
 QUICK = {(2, 2, "1f1b"), (3, 1, "gpipe"), (3, 2, "1f1b"), (4, 1, "1f1b"), (4, 2, "gpipe")}
 """Stages, data ranks and schedule of the quick tests."""
 
-SOME = {(2, 2, "1f1b"), (3, 1, "gpipe")}
-"""Those of the largest network."""
+SOME = {(2, 2, "1f1b")}
+"""The one of the largest network."""
 
 
 def cases() -> list[Any]:

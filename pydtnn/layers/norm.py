@@ -77,7 +77,7 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
         if total is None:
             return None
         if not context.recomputing:
-            self.running.set_total(self.name, total)
+            self.running.add_total(self.name, total)
         return total, np.maximum(total[0], 1.0)
 
     def own_sums(self, x: Array, context: StepContext) -> tuple[Array, Number]:

@@ -61,10 +61,12 @@ class Statistic:
         self.part: Part | None = None
         self._totals: dict[str | None, Array] = {}
 
-    def set_total(self, layer: str | None, total: Array) -> None:
-        """Set the sums to the total of all shards: for each layer, if several share them."""
-        self._totals[layer] = total
-        self.sums[:] = sum(self._totals.values()) if len(self._totals) > 1 else total
+    def add_total(self, layer: str | None, total: Array) -> None:
+        """Add a total that a layer has received, once: shards in flight share its memory."""
+        owner = total if total.base is None else total.base
+        if self._totals.get(layer) is not owner:
+            self._totals[layer] = owner
+            self.sums += total
 
     def begin_step(self) -> None:
         """Forget the totals of the preceding step."""

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import pydtnn
-from pydtnn import Mesh, Model, Trainer
+from pydtnn import ArrayDataset, Mesh, Model, Trainer
 from pydtnn.callbacks import EMA, BestWeights
 from pydtnn.comm import Communicator, Serial, run_threads
-from pydtnn.layers import Linear
+from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.optimizers import LARS, SGD
 from pydtnn.parallel.compression import top_k
 from pydtnn.parallel.exchange import AllReduce
@@ -312,3 +312,19 @@ def test_a_step_is_skipped_if_the_part_of_another_rank_is_infinite(comm: Communi
     assert not trainer.loss_scale.passed
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
+
+
+def test_stripes_accumulate_running_statistics_of_all_micro_batches() -> None:
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(32, 9, 8, 3)), rng.integers(0, 4, 32))
+
+    def train(comm: Communicator, axes: dict[str, int]) -> dict[str, Any]:
+        net = Sequential(Conv2d(6, 3, padding=1), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(4))
+        model = Model(net, (9, 8, 3), dtype="float64", mesh=Mesh(comm, **axes))
+        trainer = Trainer(model, "sgd", accumulation=4, progress=False, metrics=())
+        trainer.fit(data, epochs=1, batch_size=16)
+        return model.state()
+
+    serial, striped = run_threads(1, train, {})[0], run_threads(2, train, {"spatial": 2})[1]
+    for name, array in serial.items():
+        np.testing.assert_allclose(striped[name], array, rtol=1e-12, atol=1e-15)

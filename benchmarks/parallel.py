@@ -45,6 +45,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "data": Case("resnet18", "data"),
     "spatial": Case("resnet18", "spatial"),
     "alternate": Case("vgg16_bn", "alternate"),
     "filter": Case("vgg16_bn", "filter"),
@@ -85,12 +86,14 @@ class Side:
         )
         model = self.trainer.model
         self.trainer.exchange.start(model.buckets)
-        autotune(model, self.trainer.comm, own.batch // (micro_batches or 1), training=True)
+        largest = own.batch // comm.size // (micro_batches or 1)
+        autotune(model, self.trainer.comm, largest, training=True)
         x, target = own.data()
         part = model.graph.inputs[0].part
         x = x if part is None else x[:, *part].copy()
-        _, shards = own_shards(own.batch, micro_batches or 1, 0, 1)
-        self.batch = Batch(x, target, np.arange(own.batch), 0, own.batch, shards)
+        rows, shards = own_shards(own.batch, comm.size * (micro_batches or 1), comm.rank, comm.size)
+        samples = np.arange(own.batch)[rows]
+        self.batch = Batch(x[rows], target[rows], samples, 0, own.batch, shards)
 
     def step(self) -> float:
         """Make a step; return its seconds."""

@@ -117,7 +117,11 @@ def a_halo_of_zeros(patch: Patch) -> None:
     patch.setattr(extended_conv, "rows_of", lambda *args: right(*args) * 0)
 
 
-@breaks("spatial", SPATIAL, "pool: the gradient of the input, which is the output of relu2,")
+@breaks(
+    "spatial",
+    SPATIAL,
+    r"^(pool|second): the gradient of the input, which is the output of (relu2|pool),",
+)
 def a_halo_missing_in_backward(patch: Patch) -> None:
     right = ExtendedConv2d._backward_steps
 

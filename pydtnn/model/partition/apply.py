@@ -13,7 +13,7 @@ from pydtnn.layers.exchange import SAMPLES, Exchange, Spread, State, describe_st
 from pydtnn.layers.node import Node
 from pydtnn.layers.part import Cut, Part
 from pydtnn.model.graph import Graph
-from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError
+from pydtnn.model.partition.draft import Draft, Layout, MeshLike, PlanError, also_cut
 from pydtnn.model.partition.plan import NAMES, Plan, find_plan
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of, with_halo
 from pydtnn.model.partition.stages import StageCut, cut_stages
@@ -222,26 +222,32 @@ class _Pass:
     def _in_layout(self, source: Node, layout: Layout) -> Node:
         """Return a node with the array of another one in a layout; the same one if it has it."""
         # gathers first: two axes of the mesh never cut the same axis of an array
-        for axis in sorted(self.axes, key=lambda axis: isinstance(layout.get(axis), Cut)):
-            before = self.layouts[source].get(axis, Spread.WHOLE)
-            after = layout.get(axis, Spread.WHOLE)
-            if before == after and before is not Spread.PARTIAL:
+        left = sorted(self.axes, key=lambda axis: isinstance(layout.get(axis), Cut))
+        while left:
+            have = self.layouts[source]
+            free = (a for a in left if not _blocked(have, layout.get(a, Spread.WHOLE)))
+            axis = next(free, None)
+            if axis is None:  # axes exchange their cuts: one of them gathers in between
+                axis = next(a for a in left if isinstance(have.get(a), Cut))
+                source = self._exchange(source, axis, Spread.WHOLE)
                 continue
-            key = (source, ((axis, after),))
-            if key not in self.exchanged:
-                exchange = Exchange(
-                    axis,
-                    before,
-                    after,
-                    position=self.mesh.position,
-                    ranks=self.mesh.shape[axis],
-                )
-                axes = len(source.shape)
-                name = f"{source.name}/{describe_state(before, axes)}-{describe_state(after, axes)}"
-                rest = {**self.layouts[source], axis: after}
-                self.exchanged[key] = self._append(exchange, name, [source], rest)
-            source = self.exchanged[key]
+            source = self._exchange(source, axis, layout.get(axis, Spread.WHOLE))
+            left.remove(axis)
         return source
+
+    def _exchange(self, source: Node, axis: str, after: State) -> Node:
+        """Return a node with the array of another one in another layout along one axis."""
+        before = self.layouts[source].get(axis, Spread.WHOLE)
+        if before == after and before is not Spread.PARTIAL:
+            return source
+        key = (source, ((axis, after),))
+        if key not in self.exchanged:
+            place, axes = self.mesh.position, len(source.shape)
+            exchange = Exchange(axis, before, after, position=place, ranks=self.mesh.shape[axis])
+            name = f"{source.name}/{describe_state(before, axes)}-{describe_state(after, axes)}"
+            rest = {**self.layouts[source], axis: after}
+            self.exchanged[key] = self._append(exchange, name, [source], rest)
+        return self.exchanged[key]
 
     def whole(self, node: Node) -> Node:
         """Return a node with the whole array of a node of the network."""
@@ -303,3 +309,8 @@ class _Pass:
                     f"Plan: no layer is cut along the axis {axis}={self.mesh.shape[axis]}; give a "
                     "plan with layers that can be"
                 )
+
+
+def _blocked(have: Layout, wanted: State) -> bool:
+    """Return whether an array cannot be cut yet, as it is cut in the same way along an axis."""
+    return isinstance(wanted, Cut) and also_cut(have, wanted)

@@ -174,3 +174,9 @@ def cut_of(layouts: Sequence[Layout], axis: str) -> Cut | None:
     """Return the first cut among layouts along an axis."""
     found = (layout.get(axis, Spread.WHOLE) for layout in layouts)
     return next((state for state in found if isinstance(state, Cut)), None)
+
+
+def also_cut(layout: Layout, cut: Cut) -> bool:
+    """Return whether a layout cuts the same axis of the array along another axis of the mesh."""
+    cuts = (state for state in layout.values() if isinstance(state, Cut))
+    return any(other.dim == cut.dim and other.axis != cut.axis for other in cuts)

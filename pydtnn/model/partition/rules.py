@@ -21,7 +21,7 @@ from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, Ma
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
 from pydtnn.layers.striped_conv import StripedConv2d, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
-from pydtnn.model.partition.draft import Draft, Layout, PlanError, cut_of
+from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
 
 WHOLE, PARTIAL = Spread.WHOLE, Spread.PARTIAL
 
@@ -207,7 +207,7 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
         last = len(draft.whole.input_shapes[0]) - 1
         size = draft.whole.input_shapes[0][-1]
         cut = draft.even(last, axis, size, "") if size >= draft.ranks(axis) else None
-    if cut is not None and any(_also_cut(layout, cut) for layout in others):
+    if cut is not None and any(also_cut(layout, cut) for layout in others):
         cut = None
     follower = FOLLOWERS.get(kind) if kind else None
     if cut is None or follower is None:
@@ -216,12 +216,6 @@ def follow(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
         samples(draft, axis)
     elif not follower(draft, cut):
         draft.same(axis, WHOLE)
-
-
-def _also_cut(layout: Layout, cut: Cut) -> bool:
-    """Return whether a layout cuts the same axis of the array along another axis of the mesh."""
-    cuts = (state for state in layout.values() if isinstance(state, Cut))
-    return any(other.dim == cut.dim and other.axis != cut.axis for other in cuts)
 
 
 Follower = Callable[[Draft, Cut], bool]

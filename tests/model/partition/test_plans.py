@@ -139,3 +139,15 @@ def test_all_uses_of_a_layer_are_cut_in_the_same_way(plan: Any, mesh: Axes) -> N
 def test_a_use_that_cannot_be_cut_like_the_first_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^conv_1: .* it cannot be cut like conv, whose param"):
         check_plan(shared, (9, 7, 2), "spatial", meshes=[{"spatial": 4}])
+
+
+def test_axes_of_the_mesh_may_exchange_what_they_cut() -> None:
+    def net() -> list[Conv2d]:
+        return [Conv2d(3, 3, padding=1, name=name) for name in ("one", "two", "three")]
+
+    plan = {
+        "one": {"data": "a", "width": "b"},
+        "two": {"width": "a", "spatial": "b"},
+        "three": {"spatial": "a", "width": "b"},
+    }
+    check_plan(net, (5, 6, 2), plan, meshes=[{"a": 2, "b": 2}], batch=3)

@@ -40,6 +40,7 @@ product of parameters all of which occur in other cases."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+    parser.addoption("--matrix", action="store_true", help="run every plan with every network")
 
 
 @pytest.hookimpl(trylast=True)  # when the reporter is there, which all ranks but one take away
@@ -53,12 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
     config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
+    config.addinivalue_line("markers", "matrix: is run with --matrix only.")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(LONG):
             item.add_marker("long")
+    if not config.getoption("--matrix"):
+        left_out = [item for item in items if item.get_closest_marker("matrix")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("matrix")]
 
 
 def pytest_report_header() -> str:

@@ -84,10 +84,16 @@ def test_a_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> N
     check(network, plan, mesh)
 
 
-@pytest.mark.long
+def _marked(network: str, plan: Any, mesh: Axes) -> Any:
+    """Cases of small networks are run by `make test-all`, the others on request."""
+    marks = pytest.mark
+    small = network in ("windows", "concat") and 4 not in mesh.values()
+    return pytest.param(network, plan, mesh, marks=[marks.long if small else marks.matrix])
+
+
 @pytest.mark.parametrize(
     ("network", "plan", "mesh"),
-    [case for case in (*ONE_AXIS, *HYBRIDS) if case not in QUICK],
+    [_marked(*case) for case in (*ONE_AXIS, *HYBRIDS) if case not in QUICK],
     ids=name_of,
 )
 def test_every_plan_equals_serial_training(network: str, plan: Any, mesh: Axes) -> None:
@@ -99,7 +105,7 @@ def test_a_plan_equals_serial_training_on_mpi(comm: Communicator) -> None:
     check_plan(*ALL["resnet8"], "spatial", comm=comm, batch=3)
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 @pytest.mark.mpi(2, 4)
 @pytest.mark.parametrize("plan", STRATEGIES)
 @pytest.mark.parametrize("network", NETWORKS)
@@ -109,7 +115,7 @@ def test_every_plan_equals_serial_training_on_mpi(
     check_plan(*NETWORKS[network], plan, comm=comm, batch=3)
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 @pytest.mark.parametrize("plan", ["filter", "spatial"])
 def test_a_wide_network_equals_serial_training(plan: str) -> None:
     check_plan(*WIDE, plan, meshes=[{plan: 2}], batch=2)

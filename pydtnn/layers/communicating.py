@@ -103,6 +103,22 @@ class Communicating(ABC):
         """Compute each input's gradient, and write those of parameters, as a generator."""
 
 
+class OnlyCommunicating(Communicating):
+    """Mixin for layers without a result of their own: they only exchange arrays."""
+
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return True."""
+        return True
+
+    def forward(self, *xs: Any, context: StepContext) -> tuple[Any, Saved]:
+        """Not used: the model calls `forward_steps`."""
+        raise NotImplementedError
+
+    def backward(self, dy: Any, saved: Saved) -> Any:
+        """Not used: the model calls `backward_steps`."""
+        raise NotImplementedError
+
+
 class CommunicatingFinisher(Communicating, Finisher):
     """Mixin for layers that communicate and can add to a gradient if they contribute last."""
 

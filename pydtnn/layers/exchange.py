@@ -32,7 +32,7 @@ from pydtnn.layers.collectives import (
     Steps,
     parts_of,
 )
-from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.part import Cut
 from pydtnn.utils.split import even_cuts
 
@@ -67,7 +67,7 @@ def describe_state(state: State, axes: int) -> str:
     return names.get(state.dim, f"axis {state.dim}")
 
 
-class Exchange(Communicating, Layer):
+class Exchange(OnlyCommunicating, Layer):
     """Change the layout of an array along one axis of the mesh.
 
     Parameters
@@ -119,18 +119,6 @@ class Exchange(Communicating, Layer):
             own = self.after.range({self.axis: self.place})
             shape[self.after.dim] = own.stop - own.start
         return tuple(shape)
-
-    def communicates(self, *, training: bool, joint: bool) -> bool:
-        """Return True."""
-        return True
-
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Not used: the model calls `forward_steps`."""
-        raise NotImplementedError
-
-    def backward(self, dy: Array, saved: Saved) -> Array:
-        """Not used: the model calls `backward_steps`."""
-        raise NotImplementedError
 
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Change the layout of the array."""

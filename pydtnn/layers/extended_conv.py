@@ -9,14 +9,14 @@ from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
-from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.halo_conv import HaloConv2d, with_rows
 from pydtnn.layers.part import Cut
-from pydtnn.layers.stripes import Halo, Range, rows_of
+from pydtnn.layers.stripes import Halo, Range
 
 
-class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
+class ExtendedConv2d(HaloConv2d):
     """Convolution of a stripe that is extended by its halo, with the same parameters.
 
     Stripe and halo are copied next to each other, in forward and, for dw, again in backward. For
@@ -37,27 +37,15 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
     """
 
     def __init__(self, conv: Conv2d, halo: Halo, readers: Halo, around: Range) -> None:
-        super().__init__(conv)
-        self.halo, self.readers, self._around = halo, readers, around
+        super().__init__(conv, halo)
+        self.readers, self._around = readers, around
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare parameters; the convolution reads the extended stripe."""
         dim, shape = self.halo.cut.dim, list(self.single(shapes))
         shape[dim] = self.halo.needed[1] - self.halo.needed[0]
         result = super().build(tuple(shape))
-        own = self.geometry
-        sizes, paddings = list(own.size), list(own.padding)
-        sizes[dim], paddings[dim] = shapes[0][dim], self._around
-        self.alone = ConvGeometry.shared(
-            tuple(sizes),
-            own.kernel,
-            own.stride,
-            tuple(paddings),
-            own.dilation,
-            own.channels,
-            own.filters,
-            own.groups,
-        )
+        self.alone = with_rows(self.geometry, dim, shapes[0][dim], self._around)
         return result
 
     def forward_steps(self, *xs: Array | Deferred, context: StepContext, joint: bool) -> Steps:
@@ -65,16 +53,11 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
         (x,), halo = xs, self.halo
         if isinstance(x, Deferred) and self._stores(x, context):
             x.array = self.array(x)
-        pending: Pending = yield halo.messages(self._halo(x), halo.receives, x, self.backend)
+        pending: Pending = yield halo.messages(self.halo_sends(x), halo.receives, x, self.backend)
         extended = self._extend(x, halo)
         _put(extended, halo, pending.wait())
         y, saved = FusedConv2d.forward(self, extended, context=context)
         return y, (x, *saved[1:])
-
-    def _halo(self, x: Array | Deferred) -> list[tuple[Array, int]]:
-        """Return the rows that other ranks need, and these ranks."""
-        halo = self.halo
-        return [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
 
     def _extend(self, x: Array | Deferred, halo: Halo) -> Array:
         """Copy own rows into a new array with room for a halo."""
@@ -86,25 +69,16 @@ class ExtendedConv2d(CommunicatingFinisher, FusedConv2d):
             extended[halo.rows(halo.kept, halo.needed[0])] = own
         return extended
 
-    def backward_steps(self, dy: Array | Deferred, saved: Saved, *, joint: bool) -> Steps:
-        """Compute dw from the extended stripe, and dx from the extended dy."""
-        return self._backward_steps(dy, saved, None, None)
-
-    def finish_steps(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Steps:
-        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
-        x = saved[0]
-        gate = x if isinstance(x, Deferred) and self.backend.gates else None
-        return self._backward_steps(dy, saved, so_far, gate)
-
-    def _backward_steps(
+    def gated_steps(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, gate: Deferred | None
     ) -> Steps:
+        """Compute dw from the extended stripe, and dx from the extended dy."""
         (x, *y), conv, w = saved, self.backend.conv, self.w
         halo, readers = self.halo, self.readers
         dy = self.array(self._backward_bias(dy, *y))
         sends, receives = [], []
         if not w.frozen:
-            sends, receives = self._halo(x), halo.places(x, self.backend)
+            sends, receives = self.halo_sends(x), halo.places(x, self.backend)
         rows = len(receives)
         if self.needs_dx:
             sends += [(dy[readers.rows(part, readers.own[0])], r) for r, part in readers.sends]

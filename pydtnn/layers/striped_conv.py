@@ -10,9 +10,9 @@ from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
-from pydtnn.layers.communicating import CommunicatingFinisher
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.halo_conv import HaloConv2d, with_rows
 from pydtnn.layers.stripes import Halo, Index, Range, deferred_rows, join, rows_of
 
 EDGE_SHARE = 64
@@ -61,7 +61,7 @@ class Link(NamedTuple):
     geometry: ConvGeometry
 
 
-class StripedConv2d(CommunicatingFinisher, FusedConv2d):
+class StripedConv2d(HaloConv2d):
     """Convolution of a stripe, with the same parameters and fusion as `FusedConv2d`.
 
     The convolution of the whole stripe, with zeros in place of the halo, runs while the halo
@@ -83,8 +83,8 @@ class StripedConv2d(CommunicatingFinisher, FusedConv2d):
     def __init__(
         self, conv: Conv2d, window: ConvGeometry, halo: Halo, outputs: Sequence[Range]
     ) -> None:
-        super().__init__(conv)
-        self.window, self.halo, self.outputs = window, halo, outputs
+        super().__init__(conv, halo)
+        self.window, self.outputs = window, outputs
 
     def build(self, *shapes: Shape) -> Shape:
         """Declare parameters, and find the rows at the edges."""
@@ -100,8 +100,7 @@ class StripedConv2d(CommunicatingFinisher, FusedConv2d):
     def forward_steps(self, *xs: Array | Deferred, context: StepContext, joint: bool) -> Steps:
         """Convolve the stripe while the halo travels, then the rows at the edges."""
         (x,), halo = xs, self.halo
-        sends = [(rows_of(self, x, halo.rows(rows, halo.own[0])), r) for r, rows in halo.sends]
-        pending: Pending = yield halo.messages(sends, halo.receives, x, self.backend)
+        pending: Pending = yield halo.messages(self.halo_sends(x), halo.receives, x, self.backend)
         y, saved = FusedConv2d.forward(self, x, context=context)
         received = dict(zip((rows for _, rows in halo.receives), pending.wait(), strict=True))
         for edge in self.edges:
@@ -137,19 +136,10 @@ class StripedConv2d(CommunicatingFinisher, FusedConv2d):
         self.backend.norm.statistics(rows, out=sums)
         return sums
 
-    def backward_steps(self, dy: Array | Deferred, saved: Saved, *, joint: bool) -> Steps:
-        """Compute the gradients of the stripe while the rows of dy at the edges travel."""
-        return self._backward_steps(dy, saved, None, None)
-
-    def finish_steps(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Steps:
-        """Compute the same, add `so_far` to dx, and gate dx by the ReLU of a deferred input."""
-        x = saved[0]
-        gate = x if isinstance(x, Deferred) and self.backend.gates else None
-        return self._backward_steps(dy, saved, so_far, gate)
-
-    def _backward_steps(
+    def gated_steps(
         self, dy: Array | Deferred, saved: Saved, so_far: Array | None, gate: Deferred | None
     ) -> Steps:
+        """Compute the gradients of the stripe while the rows of dy at the edges travel."""
         (x, *y), halo, conv, w = saved, self.halo, self.backend.conv, self.w
         dy = self._backward_bias(dy, *y)
         pending: Pending = yield Messages(
@@ -290,17 +280,5 @@ class _Finder:
 
     def _geometry(self, rows: Range, read: Range) -> ConvGeometry:
         """Return the convolution of rows with zeros in place of all others that windows read."""
-        own = self.local
-        sizes, paddings = list(own.size), list(own.padding)
-        sizes[self.dim] = rows[1] - rows[0]
-        paddings[self.dim] = rows[0] - read[0], read[1] - rows[1]
-        return ConvGeometry.shared(
-            tuple(sizes),
-            own.kernel,
-            own.stride,
-            tuple(paddings),
-            own.dilation,
-            own.channels,
-            own.filters,
-            own.groups,
-        )
+        padding = rows[0] - read[0], read[1] - rows[1]
+        return with_rows(self.local, self.dim, rows[1] - rows[0], padding)

@@ -17,7 +17,7 @@ from pydtnn.kernels import Backend, Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
-from pydtnn.layers.communicating import Communicating
+from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.layers.part import Cut
 
 Range = tuple[int, int]
@@ -110,7 +110,7 @@ def join(halo: Halo, received: Mapping[Range, Array], rows: Range) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=halo.dim)
 
 
-class HaloExchange(Communicating, Layer):
+class HaloExchange(OnlyCommunicating, Layer):
     """Extend a stripe by the rows that the next layer's windows need.
 
     Parameters
@@ -152,18 +152,6 @@ class HaloExchange(Communicating, Layer):
         shape = list(self.single(shapes))
         shape[self.halo.cut.dim] = self.halo.needed[1] - self.halo.needed[0]
         return tuple(shape)
-
-    def communicates(self, *, training: bool, joint: bool) -> bool:
-        """Return True."""
-        return True
-
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
-        """Not used: the model calls `forward_steps`."""
-        raise NotImplementedError
-
-    def backward(self, dy: Array, saved: Saved) -> Array:
-        """Not used: the model calls `backward_steps`."""
-        raise NotImplementedError
 
     def forward_steps(self, *xs: Array, context: StepContext, joint: bool) -> Steps:
         """Send rows to the ranks that need them, and put received ones next to the own."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, extended_conv
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, halo_conv
 from pydtnn.layers.collectives import AllGather, Pending, ReduceScatter, Steps, parts_of
 from pydtnn.layers.exchange import Exchange, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d
@@ -113,13 +113,13 @@ def a_halo_on_the_wrong_side(patch: Patch) -> None:
 
 @breaks("spatial", SPATIAL, "first: the output is the first that differs")
 def a_halo_of_zeros(patch: Patch) -> None:
-    right = extended_conv.rows_of
-    patch.setattr(extended_conv, "rows_of", lambda *args: right(*args) * 0)
+    right = halo_conv.rows_of
+    patch.setattr(halo_conv, "rows_of", lambda *args: right(*args) * 0)
 
 
 @breaks("spatial", SPATIAL, "second: the gradient of the input, which is the output of pool,")
 def a_halo_missing_in_backward(patch: Patch) -> None:
-    right = ExtendedConv2d._backward_steps
+    right = ExtendedConv2d.gated_steps
 
     def wrong(*args: Any) -> Steps:
         steps = right(*args)
@@ -130,7 +130,7 @@ def a_halo_missing_in_backward(patch: Patch) -> None:
         except StopIteration as end:
             return end.value
 
-    patch.setattr(ExtendedConv2d, "_backward_steps", wrong)
+    patch.setattr(ExtendedConv2d, "gated_steps", wrong)
 
 
 @breaks("spatial", SPATIAL, "second: the output is the first that differs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydtnn.layers.base import Layer
+from pydtnn.layers.collectives import PIPELINE
 from pydtnn.layers.exchange import Exchange, Spread, describe_state
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.fused_norm import NormAddReLU
@@ -155,7 +156,8 @@ class _Parts:
 
     def __init__(self, model: Network, memory: Memory) -> None:
         mesh, self.sent = model.mesh, memory.sent
-        self.headings = ("output is", "messages", "sent") if mesh and mesh.model_axes else ()
+        axes = {*mesh.model_axes} - {PIPELINE} if mesh else None
+        self.headings = ("output is", "messages", "sent") if axes else ()
         self.messages = sum(volume.messages for volume in self.sent.values())
         self.nbytes = sum(volume.nbytes for volume in self.sent.values())
 

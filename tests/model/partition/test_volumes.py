@@ -127,3 +127,16 @@ def test_a_change_from_rows_to_samples_sends_each_block_once() -> None:
         forward = (N - blocks[r]) * stripes[r] * W * 16 * S
         backward = blocks[r] * (H - stripes[r]) * W * 16 * S
         assert moved == (2 * (p - 1), forward + backward)
+
+
+def test_the_summary_contains_layouts_parts_and_messages() -> None:
+    def rank(comm: Communicator) -> list[str]:
+        model = Model(net(), (H, W, 3), mesh=Mesh(comm, spatial=2), fuse=False)
+        return model.summary(N).splitlines()
+
+    for lines in run_threads(2, rank):
+        row = next(line.split() for line in lines if line.startswith("b "))
+        assert row[:2] == ["b", "Conv2d"]
+        assert " ".join(row[2:7]) == "4 x 6 x 16"  # rows of this rank
+        assert " ".join(row[-6:]) == f"rows along spatial 3 {N * W * S * (8 + 8 + 16):,} B"
+        assert any(" messages of " in line for line in lines)

@@ -63,14 +63,19 @@ class Statistic:
 
     def add_total(self, layer: str | None, total: Array) -> None:
         """Add a total that a layer has received, once: shards in flight share its memory."""
-        owner = total if total.base is None else total.base
-        if self._totals.get(layer) is not owner:
-            self._totals[layer] = owner
+        before = self._totals.get(layer)  # kept, so that its memory is not used again
+        if before is None or _address(before) != _address(total):
+            self._totals[layer] = total
             self.sums += total
 
     def begin_step(self) -> None:
         """Forget the totals of the preceding step."""
         self._totals.clear()
+
+
+def _address(array: Array) -> int:
+    """Return the address of an array on the host or on a device."""
+    return getattr(array.data, "ptr", None) or array.ctypes.data
 
 
 class RunningStatistics:

@@ -25,6 +25,10 @@ INITIAL = ("load", "load_options")
 """Options of the weights to start from, which a checkpoint replaces."""
 
 
+OF_THE_MESH = ("parallel", "plan", "micro_batches", "pipeline_schedule")
+"""Options that refer to axes of a run's mesh, and are not kept on another one."""
+
+
 class Run(NamedTuple):
     """An earlier run.
 
@@ -94,8 +98,8 @@ def start_values(run: Run, given: set[str], ranks: int) -> dict[str, Any]:
     mesh = read_axes(str(values.get("parallel") or ""))
     other = run.ranks not in (0, ranks) or "parallel" in given
     if "parallel" in given or prod(mesh.values()) != ranks:
-        for name in ("plan", "micro_batches", "pipeline_schedule", "parallel"):
-            values.pop(name, None)  # they refer to axes of the run's mesh
+        for name in OF_THE_MESH:
+            values.pop(name, None)
     if "batch_size" in given:
         values.pop("global_batch_size", None)  # it would replace the batch size
     elif other and run.global_batch_size:

@@ -24,7 +24,7 @@ import numpy as np
 
 from pydtnn.callbacks import EarlyStopping
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.continuing import NOT_KEPT, read_run, start_values
+from pydtnn.cli.continuing import NOT_KEPT, OF_THE_MESH, read_run, start_values
 from pydtnn.cli.parser import Arguments, parse
 from pydtnn.data import ArrayDataset, Dataset, cifar, load_cifar10, load_cifar100, load_mnist
 from pydtnn.data.cifar import LAYOUTS_10, LAYOUTS_100
@@ -152,10 +152,12 @@ class RunFile(Kind):
         return arguments.configure(start_values(read_run(str(self.folder)), set(), 4))
 
     def check(self, found: TrainConfig, name: str, data: bytes) -> None:
-        """Other words may be a configuration, too."""
+        """Other words may be a configuration, too; its mesh is not that of these ranks."""
         kept = json.loads(data)["configuration"]
-        for option in {*kept} - {"global_batch_size", *NOT_KEPT}:
-            assert getattr(found, option) == kept[option]
+        for option in {*kept} - {"global_batch_size", *NOT_KEPT, *OF_THE_MESH}:
+            value = getattr(found, option)
+            same = float(kept[option]) if isinstance(value, float) else kept[option]
+            assert value == same, option
 
 
 class Weights(Kind):

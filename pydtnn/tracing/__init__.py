@@ -1,0 +1,7 @@
+"""Traces of training: what each rank did, when and for how long."""
+
+from __future__ import annotations
+
+from pydtnn.tracing.records import RECORD, RankTrace, read_traces, write_trace
+
+__all__ = ["RECORD", "RankTrace", "read_traces", "write_trace"]

@@ -1,14 +1,18 @@
 """Networks that are cut over ranks, compared with one rank that computes the whole network.
 
     mpirun -np 2 python -m benchmarks.parallel                         # all cases
-    mpirun -np 2 python -m benchmarks.parallel --cases spatial --steps 20 --output FILE
+    mpirun -np 2 python -m benchmarks.parallel --cases spatial --turns 10 --output FILE
 
-Steps of the same global batch take turns: one by rank 0 alone, while the other ranks sleep, and one
-by all ranks, each with `--threads` threads. `wait` is the time inside communication calls and
-`sent` the bytes that rank 0 sends to ranks with other parts of the network, both per step. The
-targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate` and 1.35 for the best number of
-micro-batches of `pipeline`. A pipeline of S stages and M micro-batches waits for at least
-(S - 1) / (M + S - 1) of a step.
+Steps of the same global batch take turns: some by rank 0 alone, while the other ranks sleep, and
+some by all ranks, each with `--threads` threads; the times are medians over the turns. `wait` is
+the time inside communication calls and `sent` the bytes that rank 0 sends to ranks with other parts
+of the network, both per step. The targets with 2 ranks are 1.6 for `spatial`, 1.4 for `alternate`
+and 1.35 for the best number of micro-batches of `pipeline`.
+
+A second line of a pipeline of S stages and M micro-batches shows why it is not S times as fast:
+the `bubble`, (S - 1) / (M + S - 1) of a step, in which a stage waits if all stages take equally
+long; the time of the longest stage over the mean (`imbalance`); and the time of rank 0 alone with
+the batch in M parts over that of the whole batch (`parts`).
 """
 
 from __future__ import annotations
@@ -33,20 +37,29 @@ from pydtnn.kernels import create_backend
 from pydtnn.training.trainer import Trainer
 from pydtnn.training.tuning import autotune
 
-WARM_UP = 3  # steps; the first one chooses algorithms
+STEPS = 4  # of a turn; the first turn chooses algorithms and is not counted
 
 
 class Case(NamedTuple):
-    """A network, the axis of the mesh along which it is cut, and its micro-batches, if any."""
+    """A network, the axis along which it is cut, and its micro-batches and plan, if any."""
 
     work: str
     axis: str
     micro_batches: int | None = None
+    plan: dict[str, dict[str, str]] | None = None
 
+
+LATE_FILTERS = {
+    "stage4": {"alternate": "model"},
+    "head": {"alternate": "model"},
+    "*": {"spatial": "model"},
+}
+"""Stripes where maps are large, filters and channels where there are many parameters."""
 
 CASES = {
     "data": Case("resnet18", "data"),
     "spatial": Case("resnet18", "spatial"),
+    "spatial-late": Case("resnet18", "model", plan=LATE_FILTERS),
     "alternate": Case("vgg16_bn", "alternate"),
     "filter": Case("vgg16_bn", "filter"),
     "channel": Case("vgg16_bn", "channel"),
@@ -65,41 +78,41 @@ class Side:
     threads : int
     mesh : Mesh, optional
         The ranks that share the network; by default this one has all of it.
-    micro_batches : int, optional
-        Of a pipeline.
+    accumulation : int
+        Parts of the batch, one after another.
     """
 
     def __init__(
-        self,
-        work: str,
-        threads: int,
-        mesh: Mesh | None = None,
-        micro_batches: int | None = None,
+        self, case: Case, threads: int, mesh: Mesh | None = None, accumulation: int = 1
     ) -> None:
-        own = WORK[work]
+        own = WORK[case.work]
+        micro_batches = None if mesh is None else case.micro_batches
         backend = create_backend("cpu", threads=threads)
-        options: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
+        options: dict[str, Any] = {} if mesh is None else {"mesh": mesh, "plan": case.plan}
         self.mesh = mesh
         comm = create_communicator("serial") if mesh is None else mesh.data
         self.trainer: Trainer = create_trainer(
             own, backend, comm, micro_batches=micro_batches, **options
         )
+        self.trainer.accumulation = max(self.trainer.accumulation, accumulation)
         model = self.trainer.model
         self.trainer.exchange.start(model.buckets)
-        largest = own.batch // comm.size // (micro_batches or 1)
+        parts = micro_batches or accumulation
+        largest = own.batch // comm.size // parts
         autotune(model, self.trainer.comm, largest, training=True)
         x, target = own.data()
         part = model.graph.inputs[0].part
         x = x if part is None else x[:, *part].copy()
-        rows, shards = own_shards(own.batch, comm.size * (micro_batches or 1), comm.rank, comm.size)
+        rows, shards = own_shards(own.batch, comm.size * parts, comm.rank, comm.size)
         samples = np.arange(own.batch)[rows]
         self.batch = Batch(x[rows], target[rows], samples, 0, own.batch, shards)
 
-    def step(self) -> float:
-        """Make a step; return its seconds."""
+    def steps(self, number: int) -> float:
+        """Make steps; return the seconds per step."""
         start = time.perf_counter()
-        self.trainer.train_step(self.batch)
-        return time.perf_counter() - start
+        for _ in range(number):
+            self.trainer.train_step(self.batch)
+        return (time.perf_counter() - start) / number
 
     def waited(self) -> float:
         """Return the seconds inside communication calls so far."""
@@ -123,38 +136,37 @@ def sleep_until(comm: Communicator) -> None:
     comm.barrier()
 
 
-def measure(report: Report, comm: Communicator, name: str, threads: int, steps: int) -> None:
+def measure(report: Report | None, comm: Communicator, name: str, threads: int, turns: int) -> None:
     """Print the row of a case."""
     case = CASES[name]
     with TemporaryDirectory() as cache, Mesh(comm, **{case.axis: comm.size}) as mesh:
         os.environ["PYDTNN_CACHE"] = cache
-        alone = Side(case.work, threads) if comm.rank == 0 else None
+        sides = [Side(case, threads)] if comm.rank == 0 else []
+        if sides and case.micro_batches:
+            sides.append(Side(case, threads, accumulation=case.micro_batches))
         sleep_until(comm)
-        together = Side(case.work, threads, mesh, case.micro_batches)
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(WARM_UP + steps):
-            if turn == WARM_UP:
+        together = Side(case, threads, mesh)
+        times: list[list[float]] = []
+        for turn in range(1 + turns):
+            if turn == 1:
                 waited, sent = together.waited(), together.sent()
-            single = alone.step() if alone is not None else 0.0
+            alone = [side.steps(STEPS) for side in sides]
             sleep_until(comm)
-            shared = together.step()
-            if turn >= WARM_UP:
-                times[0].append(single)
-                times[1].append(shared)
-        one, all_ = (1e3 * statistics.median(own) for own in times)
+            times.append([together.steps(STEPS), *alone])
+        all_, *single = (1e3 * statistics.median(own) for own in zip(*times[1:], strict=True))
+        steps = turns * STEPS
         wait = 1e3 * (together.waited() - waited) / steps
         volume = (together.sent() - sent) // steps
-        report.line(
-            f"{name:12}{case.work:12}{comm.size:6}{one:10.1f}{all_:10.1f}{one / all_:9.2f}"
-            f"{wait:9.1f}{volume:12}"
-        )
-
-
-class Quiet(Report):
-    """A report of another rank, which prints nothing."""
-
-    def line(self, text: str = "") -> None:
-        """Discard a line."""
+        stages = comm.gather_object(all_ - wait)
+        if report:
+            report.line(
+                f"{name:14}{case.work:14}{comm.size:6}{single[0]:10.1f}{all_:10.1f}"
+                f"{single[0] / all_:9.2f}{wait:9.1f}{volume:12}"
+            )
+        if report and case.micro_batches:
+            bubble = (comm.size - 1) / (case.micro_batches + comm.size - 1)
+            imbalance, parts = max(stages) / statistics.mean(stages), single[1] / single[0]
+            report.line(f"{'':14}bubble {bubble:.0%}, imbalance {imbalance:.2f}, parts {parts:.2f}")
 
 
 def main() -> None:
@@ -162,17 +174,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--threads", type=int, default=1, help="threads per rank")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=7, help=f"of {STEPS} steps each")
     parser.add_argument("--output", type=Path, help="file that receives the table, too")
     args = parser.parse_args()
     comm = create_communicator()
-    report = Report(args.output) if comm.rank == 0 else Quiet(None)
-    report.line(
-        f"{'case':12}{'work':12}{'ranks':>6}{'alone ms':>10}{'ranks ms':>10}{'speedup':>9}"
-        f"{'wait ms':>9}{'sent B':>12}"
-    )
+    report = Report(args.output) if comm.rank == 0 else None
+    if report:
+        report.line(
+            f"{'case':14}{'work':14}{'ranks':>6}{'alone ms':>10}{'ranks ms':>10}{'speedup':>9}"
+            f"{'wait ms':>9}{'sent B':>12}"
+        )
     for name in args.cases:
-        measure(report, comm, name, args.threads, args.steps)
+        measure(report, comm, name, args.threads, args.turns)
 
 
 if __name__ == "__main__":

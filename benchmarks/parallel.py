@@ -41,12 +41,13 @@ STEPS = 4  # of a turn; the first turn chooses algorithms and is not counted
 
 
 class Case(NamedTuple):
-    """A network, the axis along which it is cut, and its micro-batches and plan, if any."""
+    """A network, the axis along which it is cut, and its micro-batches, plan and schedule."""
 
     work: str
     axis: str
     micro_batches: int | None = None
     plan: dict[str, dict[str, str]] | None = None
+    schedule: str = "1f1b"
 
 
 LATE_FILTERS = {
@@ -66,6 +67,8 @@ CASES = {
     "pipeline-2": Case("resnet44-128", "pipeline", 2),
     "pipeline-4": Case("resnet44-128", "pipeline", 4),
     "pipeline-8": Case("resnet44-128", "pipeline", 8),
+    "eager-4": Case("resnet44-128", "pipeline", 4, schedule="eager_1f1b"),
+    "eager-8": Case("resnet44-128", "pipeline", 8, schedule="eager_1f1b"),
 }
 
 
@@ -92,7 +95,7 @@ class Side:
         self.mesh = mesh
         comm = create_communicator("serial") if mesh is None else mesh.data
         self.trainer: Trainer = create_trainer(
-            own, backend, comm, micro_batches=micro_batches, **options
+            own, backend, comm, micro_batches, case.schedule, **options
         )
         self.trainer.accumulation = max(self.trainer.accumulation, accumulation)
         model = self.trainer.model

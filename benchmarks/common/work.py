@@ -73,11 +73,11 @@ def create_trainer(
     work: Work,
     backend: Backend,
     comm: Communicator | None = None,
-    *,
     micro_batches: int | None = None,
+    schedule: str = "1f1b",
     **options: Any,
 ) -> Trainer:
-    """Make the trainer of our side; `options` are those of `Model`."""
+    """Make the trainer of our side, a pipeline with micro-batches; `options` are of `Model`."""
     from pydtnn.comm import create_communicator
     from pydtnn.model import Model
     from pydtnn.models import create_net
@@ -93,6 +93,7 @@ def create_trainer(
         exchange=AllReduce(comm or create_communicator("serial")),
         progress=False,
         micro_batches=micro_batches,
+        pipeline_schedule=schedule,
     )
 
 

@@ -61,7 +61,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         The same for the stages of a pipeline, which compute different ones at a time; by default
         four per stage.
     pipeline_schedule : Schedule or str
-        Order of the micro-batches in each stage: "1f1b", "gpipe", or a function of
+        Order of the micro-batches in each stage: "1f1b", "eager_1f1b", "gpipe", or a
+        function of
         `pydtnn.parallel.pipeline`.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise

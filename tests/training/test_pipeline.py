@@ -117,7 +117,14 @@ def assert_equal(results: list[Result], expected: Result) -> None:
         assert history[0] == pytest.approx(expected[2][0], rel=1e-11)
 
 
-QUICK = {(2, 2, "1f1b"), (3, 1, "gpipe"), (3, 2, "1f1b"), (4, 1, "1f1b"), (4, 2, "gpipe")}
+QUICK = {
+    (2, 2, "1f1b"),
+    (3, 1, "gpipe"),
+    (3, 2, "1f1b"),
+    (4, 1, "1f1b"),
+    (4, 2, "gpipe"),
+    (2, 1, "eager_1f1b"),
+}
 """Stages, data ranks and schedule of the quick tests."""
 
 SOME = {(2, 2, "1f1b")}
@@ -133,7 +140,7 @@ def cases() -> list[Any]:
             id="-".join(map(str, (name, *case))),
         )
         for name in NETS
-        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe"))
+        for case in product((2, 3, 4), (1, 2), ("1f1b", "gpipe", "eager_1f1b"))
     ]
 
 
@@ -192,7 +199,9 @@ def test_a_broken_schedule_is_refused_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "kept"), [("1f1b", [3, 2, 1]), ("gpipe", [5, 5, 5])], ids=["1f1b", "gpipe"]
+    ("schedule", "kept"),
+    [("1f1b", [3, 2, 1]), ("eager_1f1b", [5, 3, 1]), ("gpipe", [5, 5, 5])],
+    ids=["1f1b", "eager_1f1b", "gpipe"],
 )
 def test_a_stage_keeps_the_values_of_as_many_micro_batches_as_the_schedule(
     schedule: str, kept: list[int], monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,9 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=("draw", "check"), help="show it, or prove it")
-    parser.add_argument("name", metavar="NAME", help="1f1b, gpipe or path/to/file.py:function")
+    parser.add_argument(
+        "name", metavar="NAME", help="1f1b, eager_1f1b, gpipe or path/to/file.py:function"
+    )
     for name, usual in (("stages", 4), ("micro-batches", 8)):
         parser.add_argument(
             f"--{name}", type=int, default=usual, metavar="N", help=f"default: {usual}"

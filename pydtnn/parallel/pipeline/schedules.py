@@ -74,7 +74,28 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
     >>> [str(action) for action in one_forward_one_backward(0, 2, 3)]  # doctest: +ELLIPSIS
     ['forward 0', 'forward 1', 'backward 0', 'forward 2', 'backward 1', 'backward 2']
     """
-    ahead = min(stages - stage - 1, micro_batches)
+    return _alternating(stages - stage - 1, micro_batches)
+
+
+def eager_one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """As 1F1B with twice as many forward passes in advance.
+
+    A stage keeps at most ``2 (stages - stage) - 1`` micro-batches. Those in advance cover the time
+    of messages, and differences between the times of stages and micro-batches.
+
+    References
+    ----------
+    Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 2023, section 4.
+
+    >>> [str(action) for action in eager_one_forward_one_backward(0, 2, 3)]
+    ['forward 0', 'forward 1', 'forward 2', 'backward 0', 'backward 1', 'backward 2']
+    """
+    return _alternating(2 * (stages - stage - 1), micro_batches)
+
+
+def _alternating(ahead: int, micro_batches: int) -> list[Action]:
+    """Forward passes in advance, then one forward and one backward pass in turn."""
+    ahead = min(ahead, micro_batches)
     actions = [*map(forward, range(ahead))]
     for micro_batch in range(micro_batches):
         if micro_batch + ahead < micro_batches:
@@ -83,7 +104,11 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
     return actions
 
 
-PIPELINE_SCHEDULES: dict[str, Schedule] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+PIPELINE_SCHEDULES: dict[str, Schedule] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "eager_1f1b": eager_one_forward_one_backward,
+}
 """Schedules by their names on the command line."""
 
 SCHEDULE: Kind[Any] = Kind(
@@ -133,7 +158,7 @@ def actions_of(
 def bubble(stages: int, micro_batches: int) -> float:
     """Return the fraction of a step in which a stage waits: ``(S - 1) / (M + S - 1)``.
 
-    For `gpipe` and `one_forward_one_backward`, with equal stages and messages that take no time.
+    For all schedules of this module, with equal stages and messages that take no time.
 
     >>> bubble(4, 12)
     0.2

@@ -35,6 +35,8 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_at_most_one_per_following_stage(
         kept = {name: check(name, stages, micro_batches).in_flight for name in NAMES}
         assert kept["gpipe"] == (micro_batches,) * stages
         assert kept["1f1b"] == tuple(min(stages - s, micro_batches) for s in range(stages))
+        eager = (min(2 * (stages - s) - 1, micro_batches) for s in range(stages))
+        assert kept["eager_1f1b"] == tuple(eager)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -65,8 +65,12 @@ class ExtendedConv2d(HaloConv2d):
         shape[halo.dim] = halo.needed[1] - halo.needed[0]
         extended = self.backend.empty(tuple(shape), x.dtype)
         if halo.kept:
-            own = self.array(x)[halo.rows(halo.kept, halo.own[0])]
-            extended[halo.rows(halo.kept, halo.needed[0])] = own
+            own = extended[halo.rows(halo.kept, halo.needed[0])]
+            deferred = isinstance(x, Deferred) and x.array is None and not x.keep
+            if deferred and halo.kept == halo.own:
+                self.backend.fused.evaluate(x, out=own)
+            else:
+                own[...] = self.array(x)[halo.rows(halo.kept, halo.own[0])]
         return extended
 
     def gated_steps(

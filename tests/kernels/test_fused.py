@@ -224,6 +224,21 @@ def test_arrays_that_are_not_contiguous_give_the_same_result(
     assert_close(out, expected, 1e-14)
 
 
+@pytest.mark.parametrize("terms", [1, 2])
+def test_values_may_be_rows_of_a_larger_array(
+    cpu_backend: Backend, rng: np.random.Generator, terms: int
+) -> None:
+    shape = 3, 5, 4, 7
+    value = deferred(rng, (60, 7), terms=terms, relu=True)
+    terms_ = [Term(x.reshape(shape), pivot, factor) for x, pivot, factor in value.terms]
+    wide = np.full((3, 8, 4, 7), np.nan)
+    value = Deferred(*terms_, shift=value.shift, relu=True)
+    cpu_backend.fused.evaluate(value, out=wide[:, 2:7])
+    np.testing.assert_array_equal(wide[:, 2:7], cpu_backend.fused.values(value))
+    assert np.isnan(wide[:, :2]).all()
+    assert np.isnan(wide[:, 7:]).all()
+
+
 def test_coefficients_of_the_wrong_length_are_refused(cpu_backend: Backend) -> None:
     value = Deferred(Term(np.ones((4, 3)), np.ones(2)))
     with pytest.raises(ValueError, match="elements"):

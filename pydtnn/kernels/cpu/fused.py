@@ -7,7 +7,7 @@ from typing import Any
 from pydtnn.kernels.cpu._fused import FusedKernels, ready
 from pydtnn.kernels.cpu.compiled import Compiled
 from pydtnn.kernels.cpu.norm import Norm
-from pydtnn.kernels.deferred import Deferred
+from pydtnn.kernels.deferred import Deferred, Term
 from pydtnn.kernels.reference import fused as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -30,9 +30,15 @@ class Fused(Compiled, reference.Fused):
 
     def evaluate(self, value: Deferred, *, out: Array) -> None:
         """Compute the values into `out`, which may be the array of a term."""
-        if not ready(out, value):
-            return super().evaluate(value, out=out)
-        self.kernels.evaluate(value, out, self.threads)
+        if ready(out, value):
+            self.kernels.evaluate(value, out, self.threads)
+        elif out.ndim > 2 and len(out) and ready(out[0], value):  # rows of a larger array
+            for sample, row in enumerate(out):
+                terms = [Term(x[sample], pivot, factor) for x, pivot, factor in value.terms]
+                part = Deferred(*terms, shift=value.shift, relu=value.relu)
+                self.kernels.evaluate(part, row, self.threads)
+        else:
+            super().evaluate(value, out=out)
 
     def gate(
         self,

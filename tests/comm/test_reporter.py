@@ -158,6 +158,7 @@ watchdog.__file__ = path
 comm.barrier()
 comm = MpiCommunicator(MPI, MPI.COMM_WORLD.Dup(), [0, 0, 2])
 end_all_ranks_on_error(comm)
+comm.barrier()  # until then, the process that watches the first communicator expects all ranks
 """
 KILL = """
 if comm.rank == 1:

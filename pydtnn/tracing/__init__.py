@@ -3,5 +3,15 @@
 from __future__ import annotations
 
 from pydtnn.tracing.records import RECORD, RankTrace, read_traces, write_trace
+from pydtnn.tracing.timeline import Steps, Timeline, build_timeline, load_timeline
 
-__all__ = ["RECORD", "RankTrace", "read_traces", "write_trace"]
+__all__ = [
+    "RECORD",
+    "RankTrace",
+    "read_traces",
+    "write_trace",
+    "Timeline",
+    "Steps",
+    "build_timeline",
+    "load_timeline",
+]

@@ -1,0 +1,54 @@
+"""Analysis of traces: where time went, what waited for what, and which rank was slow."""
+
+from __future__ import annotations
+
+from pydtnn.tracing.analysis.blocks import Blocks, find_blocks
+from pydtnn.tracing.analysis.difference import Change, compare, step_durations
+from pydtnn.tracing.analysis.efficiency import Efficiency, efficiency
+from pydtnn.tracing.analysis.labels import Labels, label
+from pydtnn.tracing.analysis.path import CriticalPaths, Part, Path, Segment
+from pydtnn.tracing.analysis.rates import Machine, Rate, machine, rates
+from pydtnn.tracing.analysis.slow import Slow, slow_ranks
+from pydtnn.tracing.analysis.times import (
+    EpochTime,
+    Time,
+    epoch_times,
+    layer_times,
+    operation_times,
+    phase_times,
+    times,
+)
+from pydtnn.tracing.analysis.usage import Usage, traffic, usage, waits
+
+__all__ = [
+    "Blocks",
+    "find_blocks",
+    "Labels",
+    "label",
+    "Time",
+    "times",
+    "phase_times",
+    "layer_times",
+    "operation_times",
+    "EpochTime",
+    "epoch_times",
+    "Usage",
+    "usage",
+    "waits",
+    "traffic",
+    "Rate",
+    "Machine",
+    "machine",
+    "rates",
+    "Efficiency",
+    "efficiency",
+    "CriticalPaths",
+    "Path",
+    "Part",
+    "Segment",
+    "Slow",
+    "slow_ranks",
+    "Change",
+    "compare",
+    "step_durations",
+]

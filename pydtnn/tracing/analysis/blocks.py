@@ -1,0 +1,220 @@
+"""When a rank is inside of its communicator, and on which other rank it depends there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pydtnn.tracing.timeline import Timeline
+from pydtnn.utils.observer import Kind
+
+STARTING = ("iallreduce", "isend", "irecv", "exchange", "test")
+"""Operations that return before their messages are complete."""
+
+COLLECTIVE = (
+    "allreduce",
+    "iallreduce",
+    "broadcast",
+    "reduce_scatter",
+    "allgather",
+    "gather_object",
+    "barrier",
+)
+"""Operations in which all ranks of a group take part."""
+
+
+@dataclass
+class Blocks:
+    """Calls and waits of the main threads, without those nested in others.
+
+    Attributes
+    ----------
+    activity : ndarray of int, shape ``(blocks,)``
+        Positions in `Timeline.activities`, ascending: sorted by rank and start.
+    rank, start, stop : ndarray of int, shape ``(blocks,)``
+        Times in ns.
+    starting : ndarray of bool, shape ``(blocks,)``
+        Whether the call returns before its messages are complete.
+    block, peer, posted, ready, done : ndarray of int, shape ``(dependencies,)``
+        What a block depends on: `peer` made it possible at `ready`, by sending a message or, for a
+        collective call without recorded messages, by entering the communicator. The rank posted its
+        side at `posted` and knew of the completion at `done`. Sorted by block and `done`. Times in
+        ns.
+    message : ndarray of int, shape ``(dependencies,)``
+        Position in `Timeline.messages`; -1 for collective calls.
+    """
+
+    activity: np.ndarray
+    rank: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    starting: np.ndarray
+    block: np.ndarray
+    peer: np.ndarray
+    posted: np.ndarray
+    ready: np.ndarray
+    done: np.ndarray
+    message: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.activity)
+
+    def find(self, rank: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Return the block in which each rank was at each time; -1 if it was in none."""
+        found = np.full(len(times), -1)
+        for one in np.unique(rank):
+            here = np.flatnonzero(self.rank == one)
+            asked = np.flatnonzero(rank == one)
+            position = np.searchsorted(self.start[here], times[asked], side="right") - 1
+            inside = position >= 0
+            asked, position = asked[inside], here[position[inside]]
+            inside = times[asked] <= self.stop[position]
+            found[asked[inside]] = position[inside]
+        return found
+
+    def waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each block the time before its peers made it possible, and the peers' shares.
+
+        Of several peers, the rank waits for the one that is last.
+
+        Returns
+        -------
+        ndarray of int, shape ``(blocks,)``
+            In ns.
+        ndarray of int, shape ``(dependencies,)``
+            The part of this time that a dependency accounts for, in ns.
+        """
+        begin = np.maximum(self.start[self.block], self.posted)
+        end = np.minimum(np.minimum(self.ready, self.done), self.stop[self.block])
+        shares = np.zeros(len(self.block), "i8")
+        late = np.flatnonzero((end > begin) & ~self.starting[self.block])
+        # From the last to the first, each accounts for what those after it do not cover.
+        late = late[np.lexsort((-end[late], self.block[late]))]
+        block, covered = -1, 0
+        for i in late:
+            if self.block[i] != block:
+                block, covered = self.block[i], end[i]
+            shares[i] = max(0, min(end[i], covered) - begin[i])
+            covered = min(covered, begin[i])
+        total = np.zeros(len(self), "i8")
+        np.add.at(total, self.block, shares)
+        return total, shares
+
+
+def find_blocks(timeline: Timeline) -> Blocks:
+    """Return the blocks of all ranks with their dependencies."""
+    activities = timeline.activities
+    inside = np.isin(activities["kind"], (Kind.CALL, Kind.WAIT)) & (activities["lane"] == 0)
+    outer = activities["parent"]
+    nested = np.zeros(len(activities), bool)
+    has = outer >= 0
+    nested[has] = (timeline.ancestor(inside) >= 0)[outer[has]]
+    chosen = np.flatnonzero(inside & ~nested)
+    starting = [timeline.name_id(name) for name in STARTING]
+    of_start = np.isin(activities["name"][chosen], starting)
+    is_call = activities["kind"][chosen] == Kind.CALL
+    is_test = activities["name"][chosen] == timeline.name_id("test")
+    blocks = Blocks(
+        activity=chosen,
+        rank=activities["rank"][chosen].astype("i8"),
+        start=activities["start"][chosen],
+        stop=activities["stop"][chosen],
+        starting=of_start & (is_call | is_test),
+        **dict.fromkeys(("block", "peer", "posted", "ready", "done", "message"), np.zeros(0, "i8")),
+    )
+    found = np.concatenate([_of_messages(timeline, blocks), _of_collectives(timeline, blocks)], 1)
+    found = found[:, np.lexsort((found[4], found[0]))]
+    blocks.block, blocks.peer, blocks.posted, blocks.ready, blocks.done, blocks.message = found
+    return blocks
+
+
+def _of_messages(timeline: Timeline, blocks: Blocks) -> np.ndarray:
+    """Return block, peer, posted, ready, done, message of the messages received in blocks."""
+    sent, received = timeline.messages.sent, timeline.messages.received
+    block = blocks.find(received["target"], received["stop"])
+    here = np.flatnonzero((block >= 0) & (received["lane"] == 0))
+    columns = (received["source"], received["start"], sent["start"], received["stop"])
+    return np.array([block[here], *(column[here] for column in columns), here], "i8")
+
+
+def _of_collectives(timeline: Timeline, blocks: Blocks) -> np.ndarray:
+    """Return the same for collective calls during which no message was recorded.
+
+    The n-th call of an operation in a step is the same operation on all ranks if all ranks make as
+    many and no rank leaves it before the last has entered it. It depends on the rank that entered
+    the communicator last before its end.
+    """
+    names = timeline.activities["name"][blocks.activity]
+    kinds = timeline.activities["kind"][blocks.activity]
+    empty = np.ones(len(blocks), bool)
+    touched = np.append(
+        blocks.find(timeline.messages.received["target"], timeline.messages.received["stop"]),
+        blocks.find(timeline.messages.sent["source"], timeline.messages.sent["start"]),
+    )
+    empty[touched[touched >= 0]] = False
+    found = []
+    for name in COLLECTIVE:
+        chosen = names == timeline.name_id(name)
+        calls = _grid(timeline, blocks, np.flatnonzero(chosen & (kinds == Kind.CALL)))
+        ends = calls
+        if name in STARTING:
+            ends = _grid(timeline, blocks, np.flatnonzero(chosen & (kinds == Kind.WAIT)))
+        if calls is None or ends is None or calls.shape != ends.shape:
+            continue
+        last = blocks.start[calls].max(axis=1)
+        valid = (blocks.stop[ends].min(axis=1) >= last) & empty[calls].all(1) & empty[ends].all(1)
+        calls, ends = calls[valid], ends[valid]
+        for rank in range(timeline.size):
+            entered = _last_entries(blocks, ends, rank)
+            entered[:, rank] = -1
+            peer = entered.argmax(axis=1)
+            ready = entered[np.arange(len(peer)), peer]
+            posted, done = blocks.start[calls[:, rank]], blocks.stop[ends[:, rank]]
+            message = np.full(len(peer), -1)
+            found.append(np.stack([ends[:, rank], peer, posted, ready, done, message]))
+    return np.concatenate([np.zeros((6, 0), "i8"), *found], axis=1)
+
+
+def _last_entries(blocks: Blocks, ends: np.ndarray, rank: int) -> np.ndarray:
+    """Return when each rank entered the communicator last before an operation ended on one rank.
+
+    MPI's collective operations progress only while their ranks are inside of the communicator.
+
+    Parameters
+    ----------
+    blocks : Blocks
+    ends : ndarray of int, shape ``(operations, ranks)``
+        The blocks in which the operations end.
+    rank : int
+
+    Returns
+    -------
+    ndarray of int, shape ``(operations, ranks)``
+    """
+    entered = np.empty_like(ends)
+    for peer in range(ends.shape[1]):
+        starts = blocks.start[blocks.rank == peer]
+        limit = np.minimum(blocks.stop[ends[:, rank]], blocks.start[ends[:, peer]])
+        entered[:, peer] = starts[np.searchsorted(starts, limit, side="right") - 1]
+    return entered
+
+
+def _grid(timeline: Timeline, blocks: Blocks, chosen: np.ndarray) -> np.ndarray | None:
+    """Return the n-th block of each rank in each step, shape ``(operations, ranks)``.
+
+    Only steps in which all ranks have as many.
+    """
+    activities = timeline.activities[blocks.activity[chosen]]
+    keys = np.stack([activities[field].astype("i8") for field in ("epoch", "step")])
+    _, codes = np.unique(keys, axis=1, return_inverse=True)
+    codes = codes.reshape(-1)
+    counts = np.zeros((timeline.size, codes.max(initial=-1) + 1), "i8")
+    np.add.at(counts, (blocks.rank[chosen], codes), 1)
+    equal = (counts == counts[0]).all(axis=0) & (timeline.size > 1)
+    if not equal.any():
+        return None
+    kept = equal[codes]
+    chosen, codes = chosen[kept], codes[kept]
+    order = np.lexsort((blocks.start[chosen], codes, blocks.rank[chosen]))
+    return chosen[order].reshape(timeline.size, -1).T

@@ -1,0 +1,254 @@
+"""The activities of all ranks on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn.tracing.matching import Messages, match_messages
+from pydtnn.tracing.records import RankTrace, read_traces
+from pydtnn.utils.observer import Kind
+
+ACTIVITY = np.dtype(
+    [
+        ("rank", "i4"),
+        ("lane", "u1"),  # thread: 0 is the main one
+        ("kind", "u1"),  # `pydtnn.utils.observer.Kind`
+        ("depth", "u2"),  # number of activities of the thread that it is nested in
+        ("name", "i4"),  # position in `Timeline.names`
+        ("epoch", "i4"),
+        ("step", "i4"),
+        ("start", "i8"),  # ns
+        ("stop", "i8"),  # ns
+        ("own", "i8"),  # ns that are not in a nested activity
+        ("parent", "i8"),  # position of the activity that it is nested in; -1 if there is none
+        ("nbytes", "i8"),  # B
+        ("bucket", "i4"),
+        ("memory", "i8"),  # B in use by the backend at the end; -1 if unknown
+    ]
+)
+"""An activity. Times are those of rank 0's clock, counted from the first record."""
+
+
+@dataclass
+class Timeline:
+    """The traces of all ranks.
+
+    Attributes
+    ----------
+    names : list of str
+        To which the fields `name` refer, for all ranks.
+    activities : ndarray of ACTIVITY
+        Sorted by rank, thread, start and depth. Messages are in `messages`.
+    messages : Messages
+    lanes : list of list of str
+        Names of the threads of each rank.
+    about : list of dict
+        `RankTrace.about` of each rank.
+    """
+
+    names: list[str]
+    activities: np.ndarray
+    messages: Messages
+    lanes: list[list[str]]
+    about: list[dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.about)
+
+    @property
+    def duration(self) -> int:
+        """Time from the first record to the end of the last, in ns."""
+        stops = [
+            array.max() for array in (self.activities["stop"], self.messages.stop) if len(array)
+        ]
+        return int(max(stops, default=0))
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The training steps that all ranks have recorded."""
+        return _find_steps(self)
+
+    def select(self, *, rank: int | None = None, main: bool = False, **fields: int) -> np.ndarray:
+        """Return the positions of activities.
+
+        Parameters
+        ----------
+        rank : int, optional
+        main : bool, default False
+            Only those of the main thread.
+        **fields : int
+            Values of other fields, such as ``kind=Kind.PHASE``.
+        """
+        fields |= {} if rank is None else {"rank": rank}
+        fields |= {"lane": 0} if main else {}
+        chosen = np.ones(len(self.activities), bool)
+        for field, value in fields.items():
+            chosen &= self.activities[field] == value
+        return np.flatnonzero(chosen)
+
+    def name_id(self, name: str) -> int:
+        """Return the position of a name; -1 if no record has it."""
+        return self.names.index(name) if name in self.names else -1
+
+    def ancestor(self, chosen: np.ndarray, fallback: int = -1) -> np.ndarray:
+        """Return, for each activity, the innermost one that contains it and is chosen.
+
+        Parameters
+        ----------
+        chosen : ndarray of bool, shape ``(activities,)``
+        fallback : int, default -1
+            Result if there is none.
+
+        Returns
+        -------
+        ndarray of int, shape ``(activities,)``
+            A chosen activity is its own result.
+        """
+        parents = self.activities["parent"]
+        found = np.where(chosen, np.arange(len(parents)), -1)
+        for depth in range(1, int(self.activities["depth"].max(initial=0)) + 1):
+            here = np.flatnonzero((self.activities["depth"] == depth) & (found < 0))
+            here = here[parents[here] >= 0]
+            found[here] = found[parents[here]]
+        return np.where(found < 0, fallback, found)
+
+
+@dataclass
+class Steps:
+    """Training steps. A step begins with the wait for its batch (phase "data").
+
+    Attributes
+    ----------
+    epochs, numbers : ndarray of int, shape ``(steps,)``
+        Epoch of each step and its number within the epoch, ascending.
+    start, stop : ndarray of int, shape ``(steps, ranks)``
+        In ns.
+    """
+
+    epochs: np.ndarray
+    numbers: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    @property
+    def duration(self) -> float:
+        """Median of the durations of all steps on all ranks, in ns; 0 without steps."""
+        return float(np.median(self.stop - self.start)) if len(self) else 0.0
+
+    def place(self, rank: int, times: np.ndarray) -> np.ndarray:
+        """Return the position of the step in which a rank was at each time; -1 outside of steps."""
+        found = np.searchsorted(self.start[:, rank], times, side="right") - 1
+        inside = (found >= 0) & (times < self.stop[found, rank]) if len(self) else found >= 0
+        return np.where(inside, found, -1)
+
+
+def load_timeline(folder: str | Path) -> Timeline:
+    """Read the traces of a folder. Raises ValueError as `read_traces` does."""
+    return build_timeline(read_traces(folder))
+
+
+def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
+    """Place the traces of all ranks on the clock of rank 0.
+
+    Parameters
+    ----------
+    traces : sequence of RankTrace
+        In the order of the ranks.
+    """
+    names: dict[str, int] = {}
+    activities, messages = [], []
+    for rank, trace in enumerate(traces):
+        ids = np.array([names.setdefault(name, len(names)) for name in trace.names], "i4")
+        records = trace.records
+        start = trace.to_common(records["start"])
+        stop = trace.to_common(records["start"] + records["duration"])
+        is_message = np.isin(records["kind"], (Kind.SENT, Kind.RECEIVED))
+        messages.append((records[is_message], ids, start[is_message], stop[is_message]))
+        activities.append(_place(rank, records, ids, start, stop)[~is_message])
+    origin = min((int(array["start"].min()) for array in activities if len(array)), default=0)
+    origin = min([origin, *(int(start.min()) for _, _, start, _ in messages if len(start))])
+    for array in activities:
+        array["start"] -= origin
+        array["stop"] -= origin
+    return Timeline(
+        names=list(names),
+        activities=_join(activities),
+        messages=match_messages(messages, origin),
+        lanes=[list(trace.about["lanes"]) for trace in traces],
+        about=[trace.about for trace in traces],
+    )
+
+
+def _place(
+    rank: int, records: np.ndarray, ids: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> np.ndarray:
+    """Return the activities of a rank, in the order of the records."""
+    placed = np.zeros(len(records), ACTIVITY)
+    for field in ("lane", "kind", "depth", "epoch", "step", "nbytes", "bucket", "memory"):
+        placed[field] = records[field]
+    placed["rank"] = rank
+    placed["name"] = ids[records["name"]] if len(records) else 0
+    placed["start"], placed["stop"] = start, stop
+    return placed
+
+
+def _join(activities: Sequence[np.ndarray]) -> np.ndarray:
+    """Join the activities of all ranks; find parents and the time outside of children."""
+    joined = np.concatenate(activities)
+    parents = np.full(len(joined), -1)
+    lanes = joined["rank"].astype("i8") << 8 | joined["lane"]
+    for lane in np.unique(lanes):
+        here = np.flatnonzero(lanes == lane)
+        depths = joined["depth"][here]
+        for depth in range(1, int(depths.max()) + 1):
+            children, above = here[depths == depth], here[depths == depth - 1]
+            # Records are in the order of their ends, so a parent is the next one of its depth.
+            following = np.searchsorted(above, children)
+            found = following < len(above)
+            children, candidates = children[found], above[following[found]]
+            inside = joined["start"][candidates] <= joined["start"][children]
+            parents[children[inside]] = candidates[inside]
+    nested = np.zeros(len(joined), "i8")
+    durations = joined["stop"] - joined["start"]
+    np.add.at(nested, parents[parents >= 0], durations[parents >= 0])
+    joined["own"] = durations - nested
+    order = np.lexsort((joined["depth"], joined["start"], joined["lane"], joined["rank"]))
+    position = np.empty(len(joined), "i8")
+    position[order] = np.arange(len(joined))
+    joined["parent"] = np.where(parents >= 0, position[parents], -1)
+    return joined[order]
+
+
+def _find_steps(timeline: Timeline) -> Steps:
+    activities = timeline.activities
+    phases = (activities["kind"] == Kind.PHASE) & (activities["lane"] == 0)
+    is_step = phases & (activities["name"] == timeline.name_id("step"))
+    is_data = phases & (activities["name"] == timeline.name_id("data"))
+    found: list[dict[tuple[int, int], tuple[int, int]]] = []
+    for rank in range(timeline.size):
+        own: dict[tuple[int, int], tuple[int, int]] = {}
+        batches = activities[is_data & (activities["rank"] == rank)]
+        before = -1
+        for step in activities[is_step & (activities["rank"] == rank)]:
+            i = int(np.searchsorted(batches["stop"], step["start"], side="right")) - 1
+            follows = i >= 0 and batches["start"][i] >= before
+            start = int(batches["start"][i] if follows else step["start"])
+            before = int(step["stop"])
+            own[int(step["epoch"]), int(step["step"])] = start, before
+        found.append(own)
+    keys = sorted(set.intersection(*(set(own) for own in found)))
+    times = np.array([[own[key] for own in found] for key in keys], "i8")
+    times = times.reshape(len(keys), timeline.size, 2)
+    numbers = np.array(keys, "i8").reshape(len(keys), 2)
+    return Steps(numbers[:, 0], numbers[:, 1], times[..., 0], times[..., 1])

@@ -1,0 +1,209 @@
+"""Runs whose times are known: every number follows from the durations in `synthetic`."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pydtnn.tracing import load_timeline
+from pydtnn.tracing.analysis import (
+    CriticalPaths,
+    compare,
+    efficiency,
+    epoch_times,
+    find_blocks,
+    layer_times,
+    operation_times,
+    phase_times,
+    rates,
+    slow_ranks,
+    traffic,
+    usage,
+    waits,
+)
+from pydtnn.utils.observer import Kind
+from tests.tracing.synthetic import LAYERS, MS, nothing, write_run
+
+COMPUTE = 20.7e-3  # s per step: data, layers, loss, two updates
+TOLERANCE = 1e-6  # s: clocks are rounded to ns, and steps begin 0.1 ms apart
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Write a run and load it."""
+
+    def load(slower=nothing, name="trace", **options):
+        write_run(tmp_path / name, slower=slower, **options)
+        return load_timeline(tmp_path / name)
+
+    return load
+
+
+def slow(which, activity, extra):
+    return lambda rank, epoch, step, name: extra if (rank, name) == (which, activity) else 0
+
+
+def test_layers_phases_and_operations_have_their_times(run):
+    timeline = run(steps=3)
+    layers = {(time.kind, time.name): time for time in layer_times(timeline)}
+    for name, (forward, backward) in LAYERS.items():
+        for kind, duration in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward)):
+            time = layers[kind, name]
+            assert time.calls == 12
+            assert time.total == pytest.approx(12 * duration / 1e9, abs=TOLERANCE)
+            assert time.median == pytest.approx(duration / 1e9, abs=TOLERANCE)
+    phases = {time.name: time for time in phase_times(timeline, rank=1)}
+    assert phases["data"].calls == 3
+    assert phases["forward"].total == pytest.approx(3 * 6e-3, abs=TOLERANCE)
+    assert phases["forward"].own == pytest.approx(0, abs=TOLERANCE)
+    calls = {(time.kind, time.name): time for time in operation_times(timeline)}
+    assert calls[Kind.CALL, "iallreduce"].nbytes == 3 * 4 * 2 * 3000
+
+
+def test_epochs_are_listed_with_their_phases(run):
+    timeline = run(steps=3, epochs=2)
+    found = {(time.epoch, time.name): time for time in epoch_times(timeline)}
+    assert {epoch for epoch, _ in found} == {1, 2}
+    np.testing.assert_allclose(found[2, "loss"].seconds, 3 * 0.2e-3, atol=TOLERANCE)
+    assert found[1, "update"].calls == 3 * 2 * 4
+
+
+def test_time_is_compute_communication_or_waiting(run):
+    timeline = run(slow(2, "conv1 backward", 8 * MS), steps=4)
+    found = usage(timeline)
+    for rank, one in enumerate(found):
+        extra = 8e-3 * (rank == 2)
+        assert one.compute == pytest.approx(4 * (COMPUTE + extra), abs=TOLERANCE)
+        steps = timeline.steps
+        total = (steps.stop - steps.start)[:, rank].sum() / 1e9
+        assert one.total == pytest.approx(total, abs=TOLERANCE)
+    assert found[2].waiting < 1e-3 < 4 * 7e-3 < found[0].waiting
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_ranks_wait_for_the_slow_one(run, messages):
+    timeline = run(slow(2, "conv1 backward", 8 * MS), steps=4, messages=messages)
+    found = waits(timeline)
+    assert found[:, 2].max() > 4 * 7e-3  # its neighbour in the ring, or all
+    assert found[2].sum() < 1e-3
+    if messages:
+        assert found[3].argmax() == 2
+    else:
+        assert (found.argmax(axis=1)[[0, 1, 3]] == 2).all()
+
+
+def test_the_bytes_that_ranks_send_to_each_other(run):
+    nbytes, count = traffic(run(steps=3))
+    expected = 3 * 2 * 2 * np.roll(np.eye(4, dtype=int), 1, axis=1)  # steps, buckets, rounds
+    np.testing.assert_array_equal(count, expected)
+    np.testing.assert_array_equal(nbytes, 1500 * expected)
+
+
+def test_rates_are_operations_over_time(run):
+    found = {(rate.name, rate.kind): rate for rate in rates(run())}
+    forward = found["conv1", Kind.FORWARD]
+    assert forward.flops == 2 * LAYERS["conv1"][0]
+    assert forward.flops_per_second == pytest.approx(2e9, rel=1e-3)
+    assert forward.bytes_per_second == pytest.approx(1e9, rel=1e-3)
+    assert forward.intensity == 2
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_efficiencies_of_a_balanced_run(run, messages):
+    """Only transfer costs: two rounds for each of two buckets, or one message, and two calls."""
+    found = efficiency(run(steps=20, messages=messages))
+    calls = 2 * 10e-6 + (4 if messages else 2) * 0.1e-3
+    assert found.load_balance == pytest.approx(1, abs=1e-3)
+    assert found.serialisation == pytest.approx(1, abs=2e-3)
+    assert found.transfer == pytest.approx(COMPUTE / (COMPUTE + calls), abs=2e-3)
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_efficiencies_of_a_run_with_a_slow_rank(run, messages):
+    timeline = run(slow(1, "data", 10 * MS), steps=20, messages=messages)
+    found = efficiency(timeline)
+    balance = (COMPUTE + 10e-3 / 4) / (COMPUTE + 10e-3)
+    assert found.load_balance == pytest.approx(balance, abs=1e-3)
+    assert found.serialisation == pytest.approx(1, abs=5e-3)
+    product = found.load_balance * found.serialisation * found.transfer
+    assert found.parallel == pytest.approx(product)
+    assert found.communication == pytest.approx(found.serialisation * found.transfer)
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_ranks_that_are_slow_in_turn_serialise(run, messages):
+    """All ranks have equal loads, but in each step another one is late."""
+
+    def turn(rank, epoch, step, activity):
+        return 20 * MS if activity == "fc forward" and step % 4 == rank else 0
+
+    found = efficiency(run(turn, steps=20, messages=messages))
+    assert found.load_balance == pytest.approx(1, abs=1e-3)
+    expected = (COMPUTE + 5e-3) / (COMPUTE + 20e-3)
+    assert found.serialisation == pytest.approx(expected, abs=5e-3)
+    assert found.transfer > 0.98
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_the_critical_path_names_the_rank_and_the_layer(run, messages):
+    timeline = run(slow(2, "conv2 forward", 9 * MS), steps=4, messages=messages)
+    paths = CriticalPaths(timeline, find_blocks(timeline))
+    for step in range(1, 4):
+        path = paths.find(step)
+        assert (path.late.rank, path.late.kind, path.late.name) == (2, Kind.FORWARD, "conv2")
+        assert path.late.excess == pytest.approx(9e-3, abs=TOLERANCE)
+        assert sum(part.seconds for part in path.parts) == pytest.approx(path.seconds)
+        moments = [(segment.start, segment.stop) for segment in path.segments]
+        assert all(a[1] == b[0] for a, b in pairwise(moments))
+
+
+def test_the_critical_path_of_one_rank_is_the_step(run):
+    timeline = run(ranks=1, steps=2)
+    path = CriticalPaths(timeline).find(1)
+    assert path.seconds == pytest.approx(timeline.steps.duration / 1e9)
+    assert path.late is None
+
+
+@pytest.mark.parametrize(
+    ("activity", "kind", "name"),
+    [
+        ("data", Kind.PHASE, "data"),
+        ("conv2 backward", Kind.BACKWARD, "conv2"),
+        ("conv2 forward", Kind.FORWARD, "conv2"),
+        ("update", Kind.PHASE, "update"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_slow_rank_is_named_with_its_phase_or_layer(run, activity, kind, name, ranks):
+    found = slow_ranks(run(slow(1, activity, 7 * MS), ranks=ranks, noise=0.1, steps=12))
+    assert (found[0].rank, found[0].kind, found[0].name) == (1, kind, name)
+    times = 1 + (activity == "update")
+    assert found[0].excess == pytest.approx(times * 7e-3, rel=0.1)
+    assert all(one.excess < 0.2 * found[0].excess for one in found[1:])
+
+
+def test_no_rank_is_named_if_all_are_alike(run):
+    assert slow_ranks(run(noise=0.1, steps=20)) == []
+    assert slow_ranks(run(ranks=1, name="serial")) == []
+
+
+def test_two_runs_are_compared_by_their_greatest_change(run):
+    before = run(steps=10, noise=0.1)
+    every = {"conv2 forward": 4 * MS, "update": MS}
+    after = run(lambda *where: every.get(where[-1], 0), "after", steps=10, noise=0.1)
+    changes = compare(before, after)
+    assert [(change.kind, change.name) for change in changes[:2]] == [
+        (Kind.FORWARD, "conv2"),
+        (Kind.PHASE, "update"),
+    ]
+    assert changes[0].difference == pytest.approx(4e-3, abs=0.2e-3)
+    assert all(change.significant for change in changes[:2])
+    assert not any(change.significant for change in compare(before, before))
+
+
+def test_a_trace_without_steps_cannot_be_compared(run):
+    timeline = run(steps=0)
+    assert usage(timeline) == []
+    assert efficiency(timeline) is None
+    with pytest.raises(ValueError, match="the first trace has no complete training step"):
+        compare(timeline, timeline)

@@ -33,6 +33,8 @@ PACKAGES = (
     "pooch",
     "pillow",
     "matplotlib",
+    "jinja2",
+    "plotly",
 )
 """The distributions that pydtnn uses; CuPy's name depends on its version of CUDA."""
 

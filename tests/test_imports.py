@@ -44,7 +44,8 @@ AREAS = {
     "models": ["models"],
     "testing": ["testing"],
     "tracing": ["tracing"],
-    "programs": ["cli", "info", "predict", "train", "comm.__main__", "testing.__main__"],
+    "reports": ["reports"],
+    "programs": ["cli", "info", "predict", "report", "train", "comm.__main__", "testing.__main__"],
 }
 
 BELOW_LAYERS = {"utils", "kernels", "random", "parameters"}
@@ -71,7 +72,8 @@ ALLOWED = {
     "models": {"utils", "layers", "parameters"},
     "testing": {*BELOW_TRAINING, "training"},
     "tracing": {"utils", "comm", "version"},
-    "programs": {*BELOW_PROGRAMS, "models", "testing", "tracing"},
+    "reports": {"utils", "tracing", "version"},
+    "programs": {*BELOW_PROGRAMS, "models", "testing", "tracing", "reports"},
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }
 
@@ -81,6 +83,8 @@ CONFINED = {
     "cupy": ["kernels.cuda", "comm.nccl", "info"],
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
+    "jinja2": ["reports.page"],
+    "plotly": ["reports.page"],
 }
 
 INSTALLED_ALWAYS = {

@@ -6,6 +6,7 @@ from pydtnn.callbacks.average import EMA, ExponentialMovingAverage
 from pydtnn.callbacks.best import BestWeights
 from pydtnn.callbacks.checkpointing import Checkpointer
 from pydtnn.callbacks.history import HistoryWriter
+from pydtnn.callbacks.measurements import MeasurementWriter
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
@@ -21,6 +22,7 @@ __all__ = [
     "EarlyStopping",
     "ExponentialMovingAverage",
     "HistoryWriter",
+    "MeasurementWriter",
     "Monitor",
     "ProgressBar",
     "ReduceOnPlateau",

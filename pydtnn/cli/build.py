@@ -18,6 +18,7 @@ from pydtnn.callbacks import (
     EarlyStopping,
     ExponentialMovingAverage,
     HistoryWriter,
+    MeasurementWriter,
     ReduceOnPlateau,
     StopAtMetric,
 )
@@ -324,7 +325,7 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
         callbacks.append(EarlyStopping(monitor, config.early_stopping))
     if config.stop_at is not None:
         callbacks.append(StopAtMetric(monitor, config.stop_at))
-    callbacks.append(HistoryWriter(directory))
+    callbacks += [HistoryWriter(directory), MeasurementWriter(directory)]
     callbacks.append(BestWeights(directory / "best.safetensors", monitor))
     if config.checkpoint_epochs or config.checkpoint_steps:
         callbacks.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,6 +19,7 @@ from pydtnn.comm.staged import Staged
 from pydtnn.info import collect
 from pydtnn.model.summary import align
 from pydtnn.utils.files import write_file
+from pydtnn.utils.machine import peak_memory
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
@@ -28,7 +29,7 @@ _log = logging.getLogger("pydtnn.train")
 
 
 def write_run_file(job: Job) -> None:
-    """Write run.json: configuration, versions, ranks, threads, device and commit.
+    """Write run.json: configuration, command, versions, ranks, threads, device and commit.
 
     With several ranks, call it on one of them.
 
@@ -41,6 +42,7 @@ def write_run_file(job: Job) -> None:
     backend, optimizer = trainer.model.backend, trainer.optimizer
     content = {
         "configuration": asdict(job.config),
+        "command": shlex.join(sys.orig_argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "ranks": trainer.comm.size,
         "mesh": None if trainer.setup.mesh is None else trainer.setup.mesh.shape,
@@ -224,9 +226,3 @@ def _title(name: str) -> str:
     """Return the title of a logged value: "val_loss" is "validation loss"."""
     part = "validation" if name.startswith("val_") else "training"
     return f"{part} {name.removeprefix('val_').replace('_', ' ')}"
-
-
-def peak_memory() -> int:
-    """Return the peak resident memory of this process, in B."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

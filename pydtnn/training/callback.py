@@ -34,6 +34,7 @@ class Training(Protocol):
     logs: Logs
     history: History
     losses: list[float]
+    seconds: dict[str, float]
     stop: bool
     samples_seen: int
 

@@ -1,8 +1,10 @@
-"""Name and model of the CPU, and limits of the CPU time of this process."""
+"""Name and model of the CPU, and CPU time and memory of this process."""
 
 from __future__ import annotations
 
 import platform
+import resource
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,6 +21,12 @@ def cpu_model() -> str:
     """Return the name of the CPU with the numbers that identify its generation."""
     cpu = _cpu()
     return ", ".join([cpu_name(), *(f"{name} {cpu[name]}" for name in NUMBERS if name in cpu)])
+
+
+def peak_memory() -> int:
+    """Return the peak resident memory of this process, in B."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def cpu_quotas(

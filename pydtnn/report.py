@@ -1,0 +1,49 @@
+"""Report of training runs as one HTML page: ``python -m pydtnn.report --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pydtnn.reports import read_runs, render
+from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
+from pydtnn.utils.files import write_file
+from pydtnn.utils.output import printing
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page; return the exit status, 0 on success.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        page = render(read_runs(options.runs)).encode()
+        write_file("report: --output", options.output, page)
+        with printing():
+            print(f"{options.output}: {len(page) / 1e6:.1f} MB")
+    except EXPLAINED as error:
+        print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pydtnn.report",
+        description="Write one HTML page with curves, times, configuration and environment of "
+        "training runs. It contains everything it shows and opens without a network.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that a run printed")
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="page (default: %(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

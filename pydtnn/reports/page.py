@@ -1,0 +1,59 @@
+"""The page: sections, the styles and scripts of this package, and Plotly, in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydtnn import __version__
+from pydtnn.reports.curves import throughput, training
+from pydtnn.reports.overview import configuration, environment, overview
+from pydtnn.reports.phases import phases
+from pydtnn.reports.runs import Run
+from pydtnn.reports.scaling import scaling
+from pydtnn.utils.optional import import_optional
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+BUILDERS = (overview, scaling, training, throughput, phases, configuration, environment)
+"""Functions that return the sections of runs, in the order of the page."""
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page of runs as HTML that refers to no other file.
+
+    Raises
+    ------
+    ImportError
+        If Jinja2 or Plotly is not installed, with the command that installs them.
+    """
+    jinja2 = import_optional("jinja2", "pydtnn[report]", "report")
+    offline = import_optional("plotly.offline", "pydtnn[report]", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [build(runs) for build in BUILDERS]
+    return environment.get_template("page.html").render(
+        title=title(runs),
+        sections=[section for section in sections if not section.empty],
+        absent=[section for section in sections if section.empty],
+        plotly=offline.get_plotlyjs(),
+        styles=(TEMPLATES / "page.css").read_text(),
+        script=(TEMPLATES / "page.js").read_text(),
+        version=__version__,
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def title(runs: Sequence[Run]) -> str:
+    """Return the title: model and data of a run, or the number of runs."""
+    if len(runs) > 1:
+        return f"Comparison of {len(runs)} runs"
+    options = runs[0].configuration
+    names = [str(options[name]) for name in ("model", "dataset") if name in options]
+    return " on ".join(names) or runs[0].label

@@ -1,0 +1,90 @@
+"""Where each rank has spent its time, as runs measure it without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydtnn.reports.runs import Run
+from pydtnn.reports.section import GREY, Figure, Section
+
+COLOURS = {
+    "compute": "#0072B2",
+    "communication": "#D55E00",
+    "waiting for data": "#E69F00",
+    "evaluation": "#56B4E9",
+    "other": GREY,
+}
+"""Activities of a rank, in this order, with their colours."""
+
+SHOWN = 32
+"""Maximum number of ranks in a figure."""
+
+
+def phases(runs: Sequence[Run]) -> Section:
+    """Return the seconds of each rank per activity."""
+    section = Section("phases", "Time per rank")
+    measured = [run for run in runs if run.ranks]
+    if not measured:
+        section.absent = (
+            "no run has the file measurements.jsonl, which python -m pydtnn.train and the "
+            "callback MeasurementWriter write"
+        )
+        return section
+    longest = max(rank["total"] for run in measured for rank in run.totals())
+    section.figures = [_figure(run, 1.02 * longest, len(measured) == 1) for run in measured]
+    section.legend = COLOURS
+    section.text = (
+        "Sums over all measured epochs. Communication is time in which a rank was blocked by a "
+        "message during a step, not time in which messages travelled while it computed; other "
+        "time is that of callbacks, such as writing checkpoints."
+    )
+    return section
+
+
+def activities(rank: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a rank in each activity of `COLOURS`, which add up to its total."""
+    named = rank["steps"] + rank["data"] + rank["evaluation"]
+    return {
+        "compute": max(0.0, rank["steps"] - rank["communication"]),
+        "communication": rank["communication"],
+        "waiting for data": rank["data"],
+        "evaluation": rank["evaluation"],
+        "other": max(0.0, rank["total"] - named),
+    }
+
+
+def _figure(run: Run, longest: float, wide: bool) -> Figure:
+    ranks = [activities(rank) for rank in run.totals()]
+    shown = chosen([rank["compute"] for rank in ranks])
+    names = [f"rank {rank}" for rank in shown]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [ranks[rank][name] for rank in shown],
+            "y": names,
+            "marker": {"color": colour},
+            "hovertemplate": f"%{{y}}, {name}: %{{x:.3g}} s<extra></extra>",
+        }
+        for name, colour in COLOURS.items()
+    ]
+    caption = "" if len(shown) == len(ranks) else f"{len(shown)} of {len(ranks)} ranks, among them "
+    return Figure(
+        run.label,
+        data,
+        {"title": "time (s)", "range": [0, longest]},
+        {"autorange": "reversed", "ticks": "", "showgrid": False},
+        caption and caption + "the slowest and the fastest in compute.",
+        height=70 + 28 * max(2, len(shown)),
+        wide=wide,
+        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+    )
+
+
+def chosen(seconds: Sequence[float]) -> list[int]:
+    """Return the numbers of at most `SHOWN` ranks: all, or some between fastest and slowest."""
+    order = sorted(range(len(seconds)), key=seconds.__getitem__)
+    if len(order) > SHOWN:
+        order = [order[index * (len(order) - 1) // (SHOWN - 1)] for index in range(SHOWN)]
+    return sorted(order)

@@ -1,0 +1,178 @@
+"""Runs as a report reads them: the files of their folders."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydtnn.reports.intervals import Intervals, read_intervals
+from pydtnn.utils.files import read_file
+
+PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
+"""Numbers of a rank in an epoch."""
+
+
+@dataclass
+class Run:
+    """The files of a run.
+
+    Attributes
+    ----------
+    folder : Path
+    label : str
+        Name in figures and tables: the end of the folder's path that differs from other runs.
+    about : dict
+        Content of run.json; empty if a program has trained without it.
+    history : list of dict
+        Loss, metrics and learning rate of each epoch; None if a value is not finite.
+    intervals : list of Intervals
+        One for each epoch that has been measured.
+    ranks : list of list of dict
+        For each of these epochs, and each rank: the numbers of `PARTS`.
+    """
+
+    folder: Path
+    label: str
+    about: dict[str, Any]
+    history: list[dict[str, float | None]]
+    intervals: list[Intervals] = field(default_factory=list)
+    ranks: list[list[dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int | None:
+        """Number of ranks; None if it is unknown."""
+        size = self.about.get("ranks")
+        return size if isinstance(size, int) else len(self.ranks[-1]) if self.ranks else None
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """Options of the command line; empty if they are unknown."""
+        found = self.about.get("configuration")
+        return found if isinstance(found, dict) else {}
+
+    def totals(self) -> list[dict[str, float]]:
+        """Return the numbers of `PARTS` of each rank, summed over the epochs.
+
+        Of an epoch with another number of ranks, as after resuming on others, nothing is added.
+        Memory is the maximum.
+        """
+        last = self.ranks[-1] if self.ranks else []
+        alike = [ranks for ranks in self.ranks if len(ranks) == len(last)]
+        return [
+            {
+                part: (max if part == "peak_memory" else sum)(ranks[rank][part] for ranks in alike)
+                for part in PARTS
+            }
+            for rank in range(len(last))
+        ]
+
+    def samples_per_second(self) -> float | None:
+        """Return the median of the intervals; None if none was measured."""
+        rates = sorted(rate for epoch in self.intervals for rate in epoch.rates())
+        return rates[len(rates) // 2] if rates else None
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """Read the folders of runs.
+
+    Raises
+    ------
+    ValueError, OSError
+        If a folder is given twice, contains no run or no completed epoch, or a file is damaged.
+    """
+    paths = [Path(folder) for folder in folders]
+    resolved = [path.resolve() for path in paths]
+    for index, path in enumerate(paths):
+        if resolved[index] in resolved[:index]:
+            raise ValueError(f"report: {path} is given twice; name each run once")
+    labels = _labels(resolved)
+    return [_read_run(path, label) for path, label in zip(paths, labels, strict=True)]
+
+
+def _read_run(folder: Path, label: str) -> Run:
+    if not folder.is_dir():
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"report: {folder} {reason}; give the folder of a run")
+    if not (folder / "history.json").is_file():
+        raise ValueError(
+            f"report: {folder} contains no run, as history.json is missing; give the folder that "
+            'a run prints as "run folder"'
+        )
+    history = [_numbers(folder, entry) for entry in _parse(folder / "history.json", list)]
+    if not history:
+        raise ValueError(
+            f"report: {folder} contains a run without a completed epoch; wait until its first "
+            "epoch is complete"
+        )
+    about = _parse(folder / "run.json", dict) if (folder / "run.json").is_file() else {}
+    run = Run(folder, label, about, history)
+    for number, entry in sorted(_measurements(folder / "measurements.jsonl").items()):
+        if number <= len(history):  # those after it were repeated from an older checkpoint
+            run.intervals.append(read_intervals(number, entry["intervals"]))
+            run.ranks.append(
+                [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
+            )
+    return run
+
+
+def _measurements(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the last line of each epoch; lines cut short by the end of a process are skipped."""
+    if not file.is_file():
+        return {}
+    found = {}
+    for line in read_file("report", file).splitlines():
+        try:
+            entry = json.loads(line)
+            read_intervals(0, entry["intervals"])
+            complete = all(math.isfinite(rank[part]) for rank in entry["ranks"] for part in PARTS)
+            if complete and entry["ranks"]:
+                found[int(entry["epoch"])] = entry
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _numbers(folder: Path, entry: Any) -> dict[str, float | None]:
+    """Return the finite numbers of an epoch, and None for others."""
+    if not isinstance(entry, Mapping):
+        raise _damaged(folder / "history.json", "it must contain an object for each epoch")
+    numbers = {
+        name: float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        for name, value in entry.items()
+    }
+    numbers.pop("epoch", None)
+    return numbers
+
+
+def _parse(file: Path, kind: type) -> Any:
+    try:
+        content = json.loads(read_file("report", file))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, "it cannot be parsed") from error
+    if not isinstance(content, kind):
+        raise _damaged(file, f"it must contain {'a list' if kind is list else 'an object'}")
+    return content
+
+
+def _damaged(file: Path, reason: str) -> ValueError:
+    return ValueError(f"report: {file} is damaged: {reason}; give the folder of another run")
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Return for each path its shortest end, of whole names, that is unique.
+
+    >>> _labels([Path("/a/x"), Path("/b/x"), Path("/b/y")])
+    ['a/x', 'b/x', 'y']
+    """
+    labels = []
+    for path in paths:
+        for count in range(1, len(path.parts) + 1):
+            end = path.parts[-count:]
+            if sum(other.parts[-count:] == end for other in paths) == 1:
+                break
+        labels.append("/".join(end).replace("//", "/"))
+    return labels

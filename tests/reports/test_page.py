@@ -1,0 +1,110 @@
+"""The page: complete, valid for Plotly, and drawn by a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+from pydtnn.report import main
+from pydtnn.reports.page import BUILDERS
+from pydtnn.reports.runs import read_runs
+from tests.reports import browser
+from tests.reports.folders import write_run
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+
+def written(tmp_path: Path, *ranks: int) -> Path:
+    folders = [str(write_run(tmp_path / f"run-{n}", ranks=n)) for n in ranks]
+    assert main([*folders, "-o", str(tmp_path / "page.html")]) == 0
+    return tmp_path / "page.html"
+
+
+def test_the_page_has_all_figures_escapes_text_and_refers_to_no_other_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, 1, 2)
+    text = file.read_text()
+    assert capsys.readouterr().out == f"{file}: {file.stat().st_size / 1e6:.1f} MB\n"
+    assert file.stat().st_size < 6e6
+    page = re.sub(r"(?s)<script>.*?</script>", "", text)
+    assert "one &lt;b&gt;" in page
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
+    figures = re.findall(r'(?s)<script type="application/json">(.*?)</script>', page)
+    assert len(figures) == page.count("<figure") > 5
+    for figure in figures:
+        json.loads(figure)
+
+
+def test_plotly_knows_all_properties_of_the_figures(tmp_path: Path) -> None:
+    from plotly.graph_objects import Figure
+
+    runs = read_runs([write_run(tmp_path / f"run-{n}", ranks=n) for n in (1, 2)])
+    for figure in (figure for build in BUILDERS for figure in build(runs).figures):
+        Figure(figure.properties())  # raises ValueError for others
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "plotly"])
+def test_a_missing_package_is_a_sentence_with_the_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: str,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, missing, None)
+    assert main([str(write_run(tmp_path / "run")), "-o", str(tmp_path / "page.html")]) == 1
+    said = "report requires pydtnn[report]; install it with: pip install pydtnn[report]\n"
+    assert capsys.readouterr().err == said
+
+
+def test_wrong_folders_and_outputs_are_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert "contains no run, as history.json is missing" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    run = str(write_run(tmp_path / "run"))
+    assert main([run, "-o", str(tmp_path / "file" / "page.html")]) == 1
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"report: --output: cannot write .*; choose another folder\n", told)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not browser.find(), reason="there is no Chromium on the PATH")
+@pytest.mark.parametrize("ranks", [(2,), (1, 2, 4)])
+def test_a_browser_draws_every_figure_without_errors_at_both_widths(
+    tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    file = written(tmp_path, *ranks)
+    with browser.browser(tmp_path / "profile") as tab:
+        for width in (1280, 400):
+            tab.open(file, width)
+            assert tab.complaints == []
+            assert {urlparse(url).scheme for url in tab.requested} == {"file"}
+            assert len(set(tab.requested)) == 1
+            assert tab.value("document.documentElement.scrollWidth") == width
+            drawn = "document.querySelectorAll('figure .main-svg .plot path, .plot .point').length"
+            assert tab.value(drawn) > 0
+            empty = (
+                "[...document.querySelectorAll('figure')]"
+                ".filter(f => !f.querySelector('.trace, .point, .hm')).length"
+            )
+            assert tab.value(empty) == 0
+            assert tab.value(OVERLAPPING) == 0
+
+
+OVERLAPPING = """
+[...document.querySelectorAll("figure")].filter((figure) => {
+  const inner = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll("text")].some((text) => {
+    const box = text.getBoundingClientRect();
+    return box.right > inner.right + 1 || box.left < inner.left - 1;
+  });
+}).length
+"""
+"""Number of figures with a text that is cut off at the side."""

@@ -1,0 +1,136 @@
+"""The sections of a report, from runs whose numbers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.reports.curves import throughput, training
+from pydtnn.reports.overview import configuration, environment, overview
+from pydtnn.reports.phases import SHOWN, chosen, phases
+from pydtnn.reports.runs import Run, read_runs
+from pydtnn.reports.scaling import scaling
+from pydtnn.reports.section import Figure, Section
+from tests.reports.folders import EPOCHS, write_run
+
+
+def runs(tmp_path: Path, *ranks: int, **entries: Any) -> list[Run]:
+    return read_runs([write_run(tmp_path / f"run-{n}", ranks=n, **entries) for n in ranks])
+
+
+def figure(section: Section, title: str) -> Figure:
+    return next(figure for figure in section.figures if figure.title == title)
+
+
+def test_curves_of_training_are_those_of_the_intervals_and_of_validation_those_of_epochs(
+    tmp_path: Path,
+) -> None:
+    section = training(runs(tmp_path, 1))
+    assert [found.title for found in section.figures] == ["Loss", "Accuracy", "Learning rate"]
+    inside, ends = figure(section, "Loss").data
+    assert len(inside["x"]) == 10 * EPOCHS
+    assert (inside["name"], ends["name"]) == ("training", "validation")
+    assert ends["y"] == [None] * EPOCHS
+    assert figure(section, "Accuracy").data[0]["x"] == [1, 2, 3]
+
+
+def test_throughput_is_samples_by_seconds_of_each_interval(tmp_path: Path) -> None:
+    section = throughput(runs(tmp_path, 1, 2))
+    one, two = section.figures[0].data
+    assert one["y"].tolist() == pytest.approx([640] * 30)
+    assert two["y"].tolist() == pytest.approx([1280] * 30)
+
+
+def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
+    section = phases(runs(tmp_path, 2))
+    by_name = {bars["name"]: bars["x"][1] for bars in section.figures[0].data}
+    assert sum(by_name.values()) == pytest.approx(3 * 1.5)
+    assert by_name["compute"] == pytest.approx(3 * 0.7)
+    assert by_name["other"] == pytest.approx(3 * 0.2)
+
+
+def test_of_many_ranks_the_fastest_and_the_slowest_are_shown() -> None:
+    seconds = [float((7 * rank) % 101) for rank in range(101)]
+    shown = chosen(seconds)
+    assert len({*shown}) == SHOWN
+    assert {seconds.index(0.0), seconds.index(100.0)} < {*shown}
+    assert chosen([2.0, 1.0]) == [0, 1]
+
+
+def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path) -> None:
+    four, two = runs(tmp_path, 4, 2)
+    for epoch in four.intervals:
+        epoch.seconds *= 2
+    section = scaling([four, two])
+    [table] = section.tables
+    assert [row[:2] + row[4:6] for row in table.rows] == [
+        ["run-2", "2", "1.00", "100 %"],
+        ["run-4", "4", "1.00", "50 %"],
+    ]
+    ideal, measured = figure(section, "Throughput").data
+    assert ideal["y"] == pytest.approx([1280, 2560])
+    assert measured["y"] == pytest.approx([1280, 1280])
+    parts = {bars["name"]: bars["y"] for bars in figure(section, "Parts of a step").data}
+    assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
+
+
+def test_runs_with_other_options_are_another_series(tmp_path: Path) -> None:
+    pairs = runs(tmp_path / "a", 1, 2) + runs(
+        tmp_path / "b", 1, 2, configuration={"model": "cnn", "dataset": "synthetic"}
+    )
+    names = [trace["name"] for trace in figure(scaling(pairs), "Throughput").data]
+    assert names == ["ideal", "model mlp", "ideal", "model cnn"]
+
+
+def test_scaling_is_absent_if_all_runs_have_as_many_ranks(tmp_path: Path) -> None:
+    section = scaling(runs(tmp_path / "a", 2) + runs(tmp_path / "b", 2))
+    assert section.empty
+    assert "name several RUNs" in section.absent
+
+
+def test_options_that_differ_are_highlighted_and_others_are_folded(tmp_path: Path) -> None:
+    section = configuration(runs(tmp_path, 1) + runs(tmp_path / "b", 2, lr=0.2))
+    differing, equal, facts, _ = section.tables
+    assert differing.rows == [["lr", "0.1", "0.2"]]
+    assert [*differing.differing] == [0]
+    assert equal.folded
+    assert ["model", "mlp"] in equal.rows
+    assert ["ranks", "1", "2"] in facts.rows
+
+
+def test_the_environment_of_equal_machines_is_one_folded_table(tmp_path: Path) -> None:
+    [table] = environment(runs(tmp_path, 1, 2)).tables
+    assert table.folded
+    assert ["cpu cores", "2"] in table.rows
+
+
+def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
+    [table] = overview(runs(tmp_path, 1, 2)).tables
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["training loss"] == ["0.6667", "0.6667"]
+    assert cells["validation loss"] == ["–", "–"]  # noqa: RUF001
+    assert cells["images/s"] == ["640", "1,280"]
+    assert cells["time in epochs"] == ["4.5 s", "4.5 s"]
+    assert len(overview(runs(tmp_path / "many", 1, 2, 3, 4, 5)).tables[0].rows) == 5
+
+
+def test_a_run_without_measurements_says_how_to_get_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for name in ("measurements.jsonl", "run.json"):
+        (folder / name).unlink()
+    found = read_runs([folder])
+    assert "MeasurementWriter" in throughput(found).absent
+    assert "MeasurementWriter" in phases(found).absent
+    assert "python -m pydtnn.train" in configuration(found).absent
+    assert "python -m pydtnn.train" in environment(found).absent
+    assert not training(found).empty
+    assert not overview(found).empty
+
+
+def test_numbers_of_a_figure_are_short_and_its_text_cannot_end_the_script() -> None:
+    text = Figure("t", [{"y": [1 / 3, float("nan")]}], "</script>", "y").json()
+    assert json.loads(text)["data"][0]["y"] == [0.333333, None]
+    assert "<" not in text

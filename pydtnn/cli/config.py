@@ -6,24 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydtnn.cli.device_checks import DeviceChecks
+from pydtnn.cli.exact_checks import ExactChecks
 from pydtnn.cli.mesh import read_axes
-from pydtnn.cli.options import flags, option
+from pydtnn.cli.observing import TraceOptions
+from pydtnn.cli.options import (
+    COMMUNICATION,
+    DEVICE,
+    MODEL,
+    OPTIMIZER,
+    OUTPUT,
+    TRAINING,
+    flags,
+    option,
+)
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.threads import MOST_THREADS
 
-MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT = (
-    "model and data",
-    "training",
-    "optimizer",
-    "communication",
-    "device",
-    "output",
-)
-"""The groups of options, in the order of the help page."""
-
 
 @dataclass(frozen=True)
-class TrainConfig(DeviceChecks):
+class TrainConfig(DeviceChecks, ExactChecks, TraceOptions):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -359,9 +360,9 @@ class TrainConfig(DeviceChecks):
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self.check_device()
+        self.check_trace()
         self._check_partners()
-        if self.exact:
-            self._check_exact()
+        self.check_exact()
 
     def _check_partners(self) -> None:
         """Raise ValueError if an option has no effect because the option it refers to is unset."""
@@ -378,17 +379,6 @@ class TrainConfig(DeviceChecks):
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")
-
-    def _check_exact(self) -> None:
-        for option_, wrong, instead in (
-            ("--global-batch-size", self.global_batch_size is None, "set the number of samples"),
-            ("--accumulation", self.accumulation > 1, "omit it and use more --shards"),
-            ("--compress", self.compress is not None, "omit it"),
-            ("--tuning measure", self.tuning == "measure", "use fixed or direct"),
-        ):
-            if wrong:
-                verb = "requires" if self.global_batch_size is None else "cannot be combined with"
-                raise ValueError(f"train: --exact {verb} {option_}; {instead}")
 
     def course(self) -> dict[str, Any]:
         """Return the options that affect the result of training: no paths, ranks or threads."""

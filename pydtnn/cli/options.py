@@ -8,6 +8,17 @@ from typing import Any
 
 from pydtnn.utils.option import Option, options_of
 
+MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION = GROUPS = (
+    "model and data",
+    "training",
+    "optimizer",
+    "communication",
+    "device",
+    "output",
+    "observation",
+)
+"""The groups of options, in the order of the help page."""
+
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", dict: "JSON"}
 """Placeholders of values on the help page, by the option's type."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydtnn import __version__
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.foreign_options import translate
-from pydtnn.cli.options import Flag, flags
+from pydtnn.cli.options import GROUPS, Flag, flags
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
@@ -217,10 +217,9 @@ def _parser() -> _Parser:
     parser.add_argument("--config", action="append", metavar="FILE", help=read)
     shown = "print all options as YAML and exit"
     parser.add_argument("--print-config", action="store_true", help=shown)
-    groups: dict[str, Any] = {}
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for own in flags(TrainConfig).values():
-        group = groups.setdefault(own.group, None) or parser.add_argument_group(own.group)
-        groups[own.group] = group
+        group = groups[own.group]
         default = f" (default: {own.default})" if own.default and own.default is not True else ""
         help = f"{own.help}{default}".replace("%", "%%")
         if own.name == "resume":

@@ -23,7 +23,9 @@ from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
-from pydtnn.model.recompute import KEPT_ALL, Recorder, Segments, restore
+from pydtnn.model.observed import Reports
+from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, restore
+from pydtnn.utils.observer import Kind
 from pydtnn.utils.split import even_cut
 
 Asked = tuple[Node, Collective]
@@ -46,11 +48,13 @@ def forward_loop(
     joint: bool,
     segments: Segments = KEPT_ALL,
     progress: Callable[[], None] | None = None,
+    reports: Reports | None = None,
 ) -> Loop:
     """Run every node in order; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.forward`; the values of `segments` are dropped
-    for backward to recompute them. `progress` is called after each node.
+    for backward to recompute them. `progress` is called after each node. `reports` tell an observer
+    of each node.
     """
     inputs = x if isinstance(x, tuple) else (x,)
     check_inputs("Model", inputs, [node.shape for node in graph.inputs])
@@ -63,9 +67,11 @@ def forward_loop(
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
     for node in graph.nodes[len(inputs) :]:
-        values[node.index], saved = yield from _forward_node(
-            graph, node, values, context, samples, joint=joint
-        )
+        run = _forward_node(graph, node, values, context, samples, joint=joint)
+        if reports:
+            run = reports.told(run, Kind.FORWARD, node.name)
+        values[node.index], saved = yield from run
+        del run
         if keep:
             recorder.save(node, saved)
         del saved
@@ -114,13 +120,17 @@ def backward_loop(
     *,
     joint: bool,
     shard: int,
+    reports: Reports | None = None,
 ) -> Loop:
     """Run every node's backward; if `joint`, all shards are normalised together.
 
     The parameters and the result are those of `Model.backward`; `on_ready` is given `shard`.
+    `reports` tell an observer of each node.
     """
     sums = _Gradients(graph.backend)
-    run = partial(_forward_node, graph, joint=joint)
+    again: Run = partial(_forward_node, graph, joint=joint)
+    if reports:
+        again = reports.recomputed(again)
     for node, g in zip(graph.outputs, dy if isinstance(dy, tuple) else (dy,), strict=True):
         if g.shape[1:] != node.shape:
             raise ValueError(
@@ -132,25 +142,14 @@ def backward_loop(
     pending = iter(buckets)
     bucket = next(pending, None)
     for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
-        g = sums.take(node)
         if node.index in graph.trained:
-            yield from restore(node, residuals, run)
-            layer, saved = node.layer, residuals[node.index]
-            g = layer.accept(g)
-            if communicates(layer, training=True, joint=joint):
-                if isinstance(layer, CommunicatingFinisher) and _finishes(node, sums):
-                    steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
-                else:
-                    steps = layer.backward_steps(g, saved, joint=joint)
-                dxs = yield from _ask(node, steps)
-            elif isinstance(layer, Finisher) and _finishes(node, sums):
-                dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
-            else:
-                dxs = layer.backward(g, saved)
-            if layer.needs_dx:
-                _deliver(graph, node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
-            del dxs, saved
-        del g
+            yield from restore(node, residuals, again)
+            run = _backward_node(graph, node, residuals, sums, joint=joint)
+            if reports:
+                run = reports.told(run, Kind.BACKWARD, node.name)
+            yield from run
+        else:
+            sums.take(node)
         residuals[node.index] = None
         while bucket and bucket.ready_at == node.index:
             if on_ready:
@@ -161,6 +160,26 @@ def backward_loop(
     dxs = ((node, sums.take(node)) for node in graph.inputs)
     dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
     return dx if len(dx) > 1 else dx[0]
+
+
+def _backward_node(
+    graph: Graph, node: Node, residuals: list[Saved], sums: _Gradients, *, joint: bool
+) -> Generator[Asked, Pending, None]:
+    """Run the backward pass of one node, and add the gradients of its inputs to `sums`."""
+    layer, saved = node.layer, residuals[node.index]
+    g = layer.accept(sums.take(node))
+    if communicates(layer, training=True, joint=joint):
+        if isinstance(layer, CommunicatingFinisher) and _finishes(node, sums):
+            steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
+        else:
+            steps = layer.backward_steps(g, saved, joint=joint)
+        dxs = yield from _ask(node, steps)
+    elif isinstance(layer, Finisher) and _finishes(node, sums):
+        dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
+    else:
+        dxs = layer.backward(g, saved)
+    if layer.needs_dx:
+        _deliver(graph, node, dxs if isinstance(dxs, tuple) else (dxs,), sums)
 
 
 def part_of_batch(

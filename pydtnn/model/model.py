@@ -22,6 +22,7 @@ from pydtnn.model.fusion import fuse as fuse_graph
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.load_report import LoadReport, checksum
 from pydtnn.model.named import Layers
+from pydtnn.model.observed import Reports
 from pydtnn.model.partition.apply import MeshLike, Plan, partition
 from pydtnn.model.prediction import Predictor
 from pydtnn.model.recomputing import Recompute, Recomputing
@@ -30,6 +31,7 @@ from pydtnn.model.stage import create_stage
 from pydtnn.model.summary import represent_model, summarize
 from pydtnn.model.whole import Whole
 from pydtnn.utils.foreign_names import NotCallable
+from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
 
 
@@ -95,7 +97,11 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
     given : dict of str to ndarray
         If ranks have parts of parameters, the whole arrays of the last `load`, until ranks train
         together.
+    observer : Observer or None
+        Is told of the forward and backward pass of each layer; set by a trainer with observers.
     """
+
+    observer: Observer | None = None
 
     def __init__(
         self,
@@ -217,6 +223,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
             For each shard, the result of `forward`.
         """
         self.refresh()
+        reports = Reports.to(self.observer, len(xs))
         loops = [
             forward_loop(
                 self.graph,
@@ -227,6 +234,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
                 joint=joint,
                 progress=progress,
                 segments=self.segments,
+                reports=reports,
             )
             for x, context in zip(xs, contexts, strict=True)
         ]
@@ -320,6 +328,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
                 buffer.accumulate = slots is None and (accumulate or shard > 0)
                 buffer.write_to(slots[shard] if slots else 0)
 
+        reports = Reports.to(self.observer, len(dys))
         loops = [
             backward_loop(
                 self.graph,
@@ -330,6 +339,7 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
                 after_node,
                 joint=joint,
                 shard=shard,
+                reports=reports,
             )
             for shard, (dy, saved) in enumerate(zip(dys, residuals, strict=True))
         ]

@@ -8,6 +8,7 @@ observers there are no calls.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 
 
@@ -16,7 +17,8 @@ class Kind(IntEnum):
 
     `PHASE` is a phase of training, by name: "start", "epoch", "data" (waiting for a batch), "step",
     and inside a step "forward", "loss", "backward", "exchange" and "update"; "evaluation",
-    "checkpoint", "callback". `FORWARD` and `BACKWARD` are those of a layer, `KERNEL` a call of a
+    "checkpoint", "callback". `FORWARD` and `BACKWARD` are those of a layer, by name; a forward pass
+    that is repeated by recomputation has the suffix " (recomputed)". `KERNEL` is a call of a
     backend's kernel. `CALL` is a call of a communicator ("allreduce", "isend", ...), `WAIT` one
     that waits for a request. `SENT` and `RECEIVED` are the messages of a rank, from the start of
     the operation to its completion, those of the rounds of a schedule included. `LOAD` is the work
@@ -45,7 +47,13 @@ class Observer:
         return self
 
     def step(self, epoch: int, step: int) -> None:
-        """Called when a step begins: its epoch and its number within the epoch."""
+        """Called before a step's phases "data" and "step".
+
+        Parameters
+        ----------
+        epoch, step : int
+            The epoch, and the number of the step within it, from 0.
+        """
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
         """Called when an activity begins.
@@ -58,7 +66,8 @@ class Observer:
         nbytes : int
             Bytes that this rank sends, as counted by its communicator, in B.
         bucket : int
-            Number of the bucket that is exchanged or updated; -1 for none.
+            Number of the bucket that is exchanged or updated, or of the micro-batch that a stage of
+            a pipeline computes; -1 for none.
         """
 
     def end(self) -> None:
@@ -139,3 +148,32 @@ class Observers(Observer):
 def combine(observers: Sequence[Observer]) -> Observer | None:
     """Return one observer for several; None if there are none."""
     return None if not observers else observers[0] if len(observers) == 1 else Observers(observers)
+
+
+class Activity(AbstractContextManager[None]):
+    """An activity that begins and ends with a ``with`` block, also if the block raises.
+
+    Parameters
+    ----------
+    observer : Observer
+    kind, name, bucket
+        See `Observer.begin`.
+    """
+
+    def __init__(self, observer: Observer, kind: Kind, name: str, bucket: int = -1) -> None:
+        self._observer, self._kind, self._name, self._bucket = observer, kind, name, bucket
+
+    def __enter__(self) -> None:
+        self._observer.begin(self._kind, self._name, bucket=self._bucket)
+
+    def __exit__(self, *error: object) -> None:
+        self._observer.end()
+
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+"""The context of an activity without observer."""
+
+
+def phase(observer: Observer | None, name: str, bucket: int = -1) -> AbstractContextManager[None]:
+    """Return the context of a phase of training, which an observer is told, if there is one."""
+    return NOTHING if observer is None else Activity(observer, Kind.PHASE, name, bucket)

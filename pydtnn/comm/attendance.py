@@ -20,6 +20,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pydtnn.comm.stacks import OWN
+from pydtnn.comm.supervision import Supervision
+
 INTERVAL = 0.5
 """Seconds between two checks, and before a rank that exits alone notifies the others."""
 
@@ -60,14 +63,30 @@ class Attendance:
         Number of collective calls so far, by group.
     waiting : Wait or None
         The call that the main thread is currently in.
+    supervision : Supervision or None
+        Where the calls are made known to the process beside the ranks.
     """
 
     def __init__(self) -> None:
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.waiting: Wait | None = None
+        self.supervision: Supervision | None = None
         self._left: dict[int, dict[str, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def enter(self, wait: Wait) -> None:
+        """Called before this rank waits in a call."""
+        self.waiting = wait
+        if self.supervision is not None:
+            peer = wait.members[wait.peer] if wait.peer >= 0 else -1
+            self.supervision.activity.call(wait.what, wait.group, wait.number, peer)
+
+    def exit(self) -> None:
+        """Called when the wait is over."""
+        self.waiting = None
+        if self.supervision is not None:
+            self.supervision.activity.called()
 
     def watch(self, mpi: Any, comm: Any, report: Callable[[str], None]) -> None:
         """Start checking in a thread. Collective: all ranks call it.
@@ -82,7 +101,8 @@ class Attendance:
             Terminates all ranks; its argument is the reason.
         """
         self._mpi, self._comm, self._report = mpi, comm, report
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        name = f"{OWN}-attendance"
+        self._thread = threading.Thread(target=self._look, daemon=True, name=name)
         self._thread.start()
 
     def leave(self) -> None:

@@ -23,6 +23,7 @@ from pydtnn.comm.checks import (
     check_reduction,
     check_tag,
 )
+from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.foreign_names import SuggestsNames
 
@@ -129,6 +130,11 @@ class Communicator(SuggestsNames, ABC):
         self.hosts = tuple(first.setdefault(host, index) for index, host in enumerate(hosts))
         self.local_rank = self.hosts[:rank].count(self.hosts[rank])
         self.local_size = self.hosts.count(self.hosts[rank])
+
+    @property
+    def supervision(self) -> Supervision | None:
+        """What this rank shares with the process beside the ranks of its host; None without one."""
+        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size})"

@@ -13,12 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.reporter import Reporter
 from pydtnn.comm.signals import SIGNALS, SignalWatch
+from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError, describe, requested_traceback
 
 _PATIENCE = 1.0
@@ -31,7 +31,7 @@ _FORWARDING = 0.3
 """Seconds for the launcher to forward the line, as an abort may overtake its pipes."""
 
 
-def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
+def end_all_ranks_on_error(comm: Communicator) -> Failure:
     """Terminate all ranks on an uncaught error of one of them. Collective: all ranks call it.
 
     From then on an uncaught exception, in any thread, prints "rank 3: reason" to the standard error
@@ -50,29 +50,42 @@ def end_all_ranks_on_error(comm: Communicator) -> Callable[[str], None]:
 
     Returns
     -------
-    callable
-        Terminates all ranks; its argument is the reason.
+    Failure
     """
-    failure = _Failure(comm)
+    failure = Failure(comm)
     failure.install()
-    return failure.end_because
+    return failure
 
 
 def watched() -> Communicator | None:
     """Return the communicator given to `end_all_ranks_on_error`, or None."""
     failure = getattr(sys.excepthook, "__self__", None)
-    return failure.comm if isinstance(failure, _Failure) else None
+    return failure.comm if isinstance(failure, Failure) else None
 
 
-class _Failure:
+class Failure:
+    """The hooks of `end_all_ranks_on_error`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    """
+
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self._reporter = Reporter(comm)
         self._signals: SignalWatch | None = None
 
+    @property
+    def supervision(self) -> Supervision:
+        """What this rank shares with the process beside the ranks of its host."""
+        return self._reporter.supervision
+
     def install(self) -> None:
+        self._reporter.connect(self._end_with, self._end_by_signal)
         before = getattr(sys.excepthook, "__self__", None)
-        if isinstance(before, _Failure):  # of an earlier communicator of this run
+        if isinstance(before, Failure):  # of an earlier communicator of this run
             before._withdraw()
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
@@ -106,9 +119,14 @@ class _Failure:
             self._end_by(error)  # code that joins this thread would deadlock, with one rank as well
 
     def end_because(self, reason: str) -> None:
-        """Terminate all ranks."""
+        """Terminate all ranks; `reason` is printed once."""
         exit_after(_LONGEST, 1)
         self._end(reason, "", 1)
+
+    def _end_with(self, code: int) -> None:
+        """Terminate all ranks; the reason has been printed."""
+        exit_after(_LONGEST, code)
+        self.comm.abort(code)
 
     def _end_by(self, error: BaseException) -> None:
         """Terminate all ranks, even if describing the error fails."""

@@ -24,6 +24,7 @@ from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
+from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.launcher import launched_ranks
 
 
@@ -65,9 +66,10 @@ def _create_root(mpi: Any) -> MpiCommunicator:
     leader = on_host.bcast(world.rank)
     on_host.Free()
     root = MpiCommunicator(mpi, world, world.allgather(leader))
-    end = end_all_ranks_on_error(root)
+    failure = end_all_ranks_on_error(root)
+    root.attendance.supervision = failure.supervision
     if world.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-        root.attendance.watch(mpi, world.Dup(), end)
+        root.attendance.watch(mpi, world.Dup(), failure.end_because)
         atexit.register(root.attendance.leave)
     return root
 
@@ -179,6 +181,10 @@ class MpiCommunicator(Communicator):
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
         self._group = _Group(comm, members=range(self.size))
 
+    @property
+    def supervision(self) -> Supervision | None:
+        return self.attendance.supervision
+
     def barrier(self) -> None:
         self._call("barrier", self._comm.Barrier)
 
@@ -194,11 +200,11 @@ class MpiCommunicator(Communicator):
 
     def _call(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking collective call."""
-        self.attendance.waiting = self._counted(what)
+        self.attendance.enter(self._counted(what))
         try:
             return call(*args)
         finally:
-            self.attendance.waiting = None
+            self.attendance.exit()
 
     def _free(self) -> None:
         self._comm.Free()
@@ -302,11 +308,11 @@ class _MpiRequest(Request):
 
     def wait(self) -> None:
         attendance = self._comm.attendance
-        attendance.waiting = self._wait
+        attendance.enter(self._wait)
         try:
             self._complete(self._request.Wait)
         finally:
-            attendance.waiting = None
+            attendance.exit()
 
     def test(self) -> bool:
         return self._complete(self._request.Test)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
+from pydtnn.comm.stacks import OWN
+
 SIGNALS: dict[int, str] = {
     signal.SIGINT: "interrupted (Ctrl-C)",
     signal.SIGTERM: "terminated (SIGTERM)",
@@ -67,7 +69,8 @@ class SignalWatch:
             if number in always or signal.getsignal(number) is not signal.SIG_IGN
         }
         self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True)
+        name = f"{OWN}-signals"
+        self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True, name=name)
         self._thread.start()
 
     def stop(self) -> None:

@@ -10,18 +10,23 @@ has just increased, this is the cause. Otherwise the cause can be determined onl
 on one host: the launcher terminates the ranks of every host in the same way, and no process
 observes on which host the first one ended.
 
-The file is run by its path and imports no other module of this package, so that it is small and
-starts fast.
+The process also observes what each rank is doing (`pydtnn.comm.monitor`). The file is run by its
+path and imports no NumPy, so that it is small and starts fast.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import mmap
 import os
 import select
 import socket
 import sys
+import time
+import types
 from collections.abc import Callable
+from typing import Any, Protocol
 
 LEAVING = b"."
 """Last message of a rank that ends normally; the first one is its number and a line feed."""
@@ -36,6 +41,31 @@ COUNTERS = "/proc/vmstat"
 LATELY = 30.0
 """Seconds during which a kill counts as recent, as a large process takes a while to terminate."""
 
+INTERVAL = 0.5
+"""Seconds between two looks at what the ranks are doing."""
+
+
+class Service(Protocol):
+    """An object that handles the messages of ranks, and observes them at intervals."""
+
+    def begin(self, poll: select.epoll) -> None:
+        """Register further files."""
+
+    def joined(self, rank: int, connection: socket.socket) -> None:
+        """Called when a rank has connected."""
+
+    def left(self, rank: int) -> None:
+        """Called when a rank has ended normally."""
+
+    def event(self, number: int) -> bool:
+        """Handle an event of a file; return whether it belongs to this object."""
+
+    def heard(self, rank: int, line: str) -> None:
+        """Handle a message of a rank."""
+
+    def look(self) -> None:
+        """Observe the ranks; called every `INTERVAL` seconds."""
+
 
 class Kills:
     """Number of processes that the system has killed because memory was exhausted.
@@ -49,10 +79,12 @@ class Kills:
     def __init__(self, path: str = COUNTERS) -> None:
         self._path = path
         self._before = self._newer = self._count()
+        self._at = time.monotonic()
 
-    def remember(self) -> None:
-        """Regard the kills counted at the previous call of this method as past."""
-        self._before, self._newer = self._newer, self._count()
+    def remember(self, seconds: float = 0.0) -> None:
+        """Regard the kills counted at the previous call as past, if it is `seconds` ago."""
+        if time.monotonic() >= self._at + seconds:
+            self._before, self._newer, self._at = self._newer, self._count(), time.monotonic()
 
     def recent(self) -> bool:
         """Return whether there were kills that are not past."""
@@ -72,6 +104,7 @@ def watch(
     ranks: int,
     pause: Callable[[], None] = lambda: None,
     seconds: float = LATELY,
+    service: Service | None = None,
 ) -> int | None:
     """Wait until all ranks have ended normally, or one has terminated unexpectedly.
 
@@ -84,6 +117,8 @@ def watch(
     pause : callable
         Called whenever no event has occurred for `seconds`.
     seconds : float
+    service : Service, optional
+        Handles the lines that ranks send between the first message and the last.
 
     Returns
     -------
@@ -92,8 +127,11 @@ def watch(
     """
     connections: dict[int, socket.socket] = {}
     words: dict[int, bytes] = {}
+    numbers: dict[int, int] = {}
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)
+        if service is not None:
+            service.begin(poll)
         told = False
         while len(connections) < ranks or words:
             # Events arrive in the order in which they occurred, however late they are read: ranks
@@ -114,12 +152,23 @@ def watch(
                     connections[connection.fileno()] = connection
                     words[connection.fileno()] = b""
                     poll.register(connection, select.EPOLLIN)
+                elif service is not None and service.event(number):
+                    continue
                 elif said := _receive(connections[number]):
-                    words[number] += said
+                    *lines, words[number] = (words[number] + said).split(b"\n")
+                    if number not in numbers and lines:
+                        numbers[number] = int(lines.pop(0))
+                        if service is not None:
+                            service.joined(numbers[number], connections[number])
+                    if service is not None:
+                        for line in lines:
+                            service.heard(numbers[number], line.decode())
                 else:
-                    rank, _, last = words.pop(number).partition(b"\n")
-                    if last != LEAVING:
-                        return int(rank)
+                    rank = numbers.get(number, -1)
+                    if words.pop(number) != LEAVING:
+                        return rank
+                    if service is not None:
+                        service.left(rank)
                     poll.unregister(number)
     return None
 
@@ -127,7 +176,7 @@ def watch(
 def _receive(connection: socket.socket) -> bytes:
     """Return the message of a rank; empty if it has ended."""
     try:
-        return connection.recv(64)
+        return connection.recv(1 << 12)
     except ConnectionResetError:  # it ended before it had read `READY`
         return b""
 
@@ -164,18 +213,45 @@ def explain(rank: int, for_memory: bool, all_here: bool) -> str | None:
 def main() -> None:
     """Watch the ranks.
 
-    The arguments are two open file descriptors, of the listener and of the file of `is_first`, the
-    number of ranks to watch, and the number of all ranks.
+    The arguments are four open file descriptors, of the listener, of the file of `is_first`, of the
+    slots and of the listener of other hosts' processes (-1 for none), the number of ranks to watch,
+    that of all ranks, and the folder of this package. The standard input has the other facts.
     """
-    listener, file, ranks, of = map(int, sys.argv[1:])
+    *numbers, folder = sys.argv[1:]
+    listener, file, slots, links, ranks, of = map(int, numbers)
+    facts = json.load(sys.stdin)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
     kills = Kills()
-    rank = watch(socket.socket(fileno=listener), ranks, kills.remember)
+    service = _create_service(folder, facts, slots, links, lambda: is_first(file))
+
+    def pause() -> None:
+        kills.remember(LATELY)
+        service.look()
+
+    rank = watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, service)
     if rank is None:
         return
     told = explain(rank, kills.recent(), ranks == of)
     if told is not None and is_first(file):
         os.write(2, f"{told}\n".encode())
+
+
+def _create_service(
+    folder: str, facts: dict[str, Any], slots: int, links: int, claim: Callable[[], object]
+) -> Service:
+    """Return the monitor, whose packages are imported without `__init__`, which imports NumPy."""
+    for name in ("pydtnn", "pydtnn.comm"):
+        module = types.ModuleType(name)
+        module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
+        sys.modules[name] = module
+    from pydtnn.comm.monitor.monitor import Facts, Monitor
+    from pydtnn.comm.monitor.slots import SLOT, Slot
+
+    own = Facts(**facts)
+    memory = memoryview(mmap.mmap(slots, len(own.ranks) * SLOT))
+    places = [Slot(memory, place) for place in range(len(own.ranks))]
+    listener = socket.socket(fileno=links) if links >= 0 else None
+    return Monitor(own, places, claim, listener)
 
 
 if __name__ == "__main__":

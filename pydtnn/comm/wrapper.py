@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.supervision import Supervision
 
 
 class Wrapper(Communicator):
@@ -25,6 +26,10 @@ class Wrapper(Communicator):
         self.inner = inner
         self.capturable = inner.capturable
         self._frees_inner = False
+
+    @property
+    def supervision(self) -> Supervision | None:
+        return self.inner.supervision
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking call."""

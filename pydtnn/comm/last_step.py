@@ -1,0 +1,96 @@
+"""The last step of a run that a signal ends, on this rank: see `pydtnn.comm.monitor.last_step`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+PATIENCE = 20.0
+"""Seconds in which the step in progress must be complete; then the run ends without it."""
+
+
+class Last(NamedTuple):
+    """The last step: its number among those begun, and the signal, with the rank that it reached.
+
+    Attributes
+    ----------
+    step : int
+        -1 if a rank is not in training, so that the run ends at once.
+    signal, rank : int
+    """
+
+    step: int
+    signal: int
+    rank: int
+
+
+class LastStep:
+    """Counts the steps that this rank begins, and holds it until all ranks know the last one.
+
+    Parameters
+    ----------
+    ask : callable, optional
+        Asks for the end of the run, with the signal. By default there is no other rank.
+
+    Attributes
+    ----------
+    reached : threading.Event
+        Set when the last step is complete on this rank.
+    """
+
+    def __init__(self, ask: Callable[[int], None] | None = None) -> None:
+        self._ask = ask
+        self._changed = threading.Condition()
+        self._active = self._held = False
+        self._begun = 0
+        self._last: Last | None = None
+        self.reached = threading.Event()
+
+    def start(self) -> None:
+        """Allow the run to end after a step from now on; called when training starts."""
+        with self._changed:
+            self._active = True
+
+    def stop(self) -> None:
+        """The run ends at once from now on; called when training has ended."""
+        with self._changed:
+            self._active = False
+
+    def passed(self) -> Last | None:
+        """Called before each step and after the last one: return the end if it has been reached.
+
+        Waits while the ranks agree on it.
+        """
+        with self._changed:
+            while self._held:
+                self._changed.wait()
+            if self._last is not None and 0 <= self._last.step <= self._begun:
+                self.reached.set()
+                self._active = False
+                return self._last
+            self._begun += 1
+            return None
+
+    def request(self, signal: int) -> bool:
+        """Ask for the end after the step in progress; return whether that is possible now."""
+        with self._changed:
+            if not self._active:
+                return False
+            if self._ask is None:
+                self._last = self._last or Last(self._begun, signal, 0)
+        if self._ask is not None:
+            self._ask(signal)
+        return True
+
+    def hold(self) -> int:
+        """Begin no further step; return the number of those begun, or -1 outside of training."""
+        with self._changed:
+            self._held = self._active
+            return self._begun if self._active else -1
+
+    def decide(self, last: Last) -> None:
+        """End after this step."""
+        with self._changed:
+            self._held, self._last = False, last
+            self._changed.notify_all()

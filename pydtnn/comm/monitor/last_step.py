@@ -1,0 +1,44 @@
+"""Agreement of all ranks on the last step of a run that a signal ends.
+
+Ranks send no message for it while they train. When a rank is signalled, every rank is asked how
+many steps it has begun, and begins no other until all have answered; the largest number is the last
+step. No rank has then begun a later one, and none waits for another in an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class LastStep:
+    """Agreement of the ranks, in the process that watches those of the first host.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    tell : callable
+        Sends a line to every rank.
+    """
+
+    def __init__(self, ranks: int, tell: Callable[[str], None]) -> None:
+        self._ranks, self._tell = ranks, tell
+        self._asked: tuple[int, int] | None = None  # signal, rank
+        self._begun: dict[int, int] = {}
+
+    def request(self, signal: int, rank: int) -> None:
+        """End the run, as a rank has received a signal; later ones are part of the same request."""
+        if self._asked is None:
+            self._asked = signal, rank
+            self._tell("freeze")
+
+    def answer(self, rank: int, begun: int) -> None:
+        """Store how many steps a rank has begun; -1 if it is not in training."""
+        self._begun[rank] = begun
+        if self._asked is not None and len(self._begun) == self._ranks:
+            signal, first = self._asked
+            steps = self._begun.values()
+            step = max(steps) if min(steps) >= 0 else -1
+            self._asked = None
+            self._begun.clear()
+            self._tell(f"last {step} {signal} {first}")

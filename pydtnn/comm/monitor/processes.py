@@ -1,0 +1,51 @@
+"""The state of a process, as the system reports it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+
+
+class Condition(NamedTuple):
+    """Why a process does not run; `why` is empty if it can run.
+
+    Attributes
+    ----------
+    why : str
+        "stopped by a signal ...", "swapped out (120 MiB in swap)", "has ended", ...
+    frozen : bool
+        Whether it cannot act, so that the time that passes is not time that it waits.
+    """
+
+    why: str = ""
+    frozen: bool = False
+
+
+def condition_of(pid: int, proc: Path = PROC) -> Condition:
+    """Return why a process does not run, from its state and its memory in swap."""
+    try:
+        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return Condition("has ended", frozen=True)
+    if state in "Tt":
+        return Condition("stopped by a signal (SIGSTOP) or a debugger", frozen=True)
+    if state in "ZX":
+        return Condition("has ended", frozen=True)
+    if state == "D":
+        swapped = _swapped(proc / str(pid) / "status")
+        if swapped:
+            return Condition(f"swapped out ({swapped >> 20} MiB in swap)")
+        return Condition("waits for a disk or a file system")
+    return Condition()
+
+
+def _swapped(status: Path) -> int:
+    """Return the memory of a process that is in swap, in B."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in status.read_text().splitlines():
+            if line.startswith("VmSwap:"):
+                return 1024 * int(line.split()[1])
+    return 0

@@ -23,6 +23,7 @@ from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
 from pydtnn.layers.parameters import Bucket
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
+from pydtnn.model.late import LatePasses, may_be_late
 from pydtnn.model.observed import Reports
 from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, restore
 from pydtnn.utils.observer import Kind
@@ -66,21 +67,32 @@ def forward_loop(
     values: list[Array | Deferred] = [None] * len(graph.nodes)
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
+    late = LatePasses()
+
+    def store(node: Node, result: tuple[Array | Deferred, Saved]) -> None:
+        values[node.index] = result[0]
+        if keep:
+            recorder.save(node, result[1])
+
     for node in graph.nodes[len(inputs) :]:
+        for source in late.of(node):
+            store(source, (yield from late.finish(source)))
+        waits = after_node is None and not segments.parts and may_be_late(node)
         run = _forward_node(graph, node, values, context, samples, joint=joint)
         if reports:
-            run = reports.told(run, Kind.FORWARD, node.name)
-        values[node.index], saved = yield from run
-        del run
-        if keep:
-            recorder.save(node, saved)
-        del saved
+            run = reports.told(run, Kind.FORWARD, node.name, interrupted=waits)
+        begun, result = (yield from late.begin(node, run)) if waits else (False, (yield from run))
+        if not begun:
+            store(node, result)
+        del run, result
         for index in node.releases:
             values[index] = None
         if progress:
             progress()
         if after_node:
             after_node(node, node.layer.array(values[node.index]))
+    for node in late.of_all():
+        store(node, (yield from late.finish(node)))
     outputs = tuple(n.layer.wide(n.layer.array(values[n.index])) for n in graph.outputs)
     return (outputs if len(outputs) > 1 else outputs[0]), recorder.residuals
 
@@ -141,13 +153,18 @@ def backward_loop(
     del dy
     pending = iter(buckets)
     bucket = next(pending, None)
+    late = LatePasses()
     for node in graph.nodes[: len(graph.inputs) - 1 : -1]:
+        for reader in late.towards((node, *node.inputs)):
+            yield from late.finish(reader)
         if node.index in graph.trained:
             yield from restore(node, residuals, again)
+            waits = may_be_late(node)
             run = _backward_node(graph, node, residuals, sums, joint=joint)
             if reports:
-                run = reports.told(run, Kind.BACKWARD, node.name)
-            yield from run
+                run = reports.told(run, Kind.BACKWARD, node.name, interrupted=waits)
+            yield from late.begin(node, run) if waits else run
+            del run
         else:
             sums.take(node)
         residuals[node.index] = None
@@ -157,6 +174,8 @@ def backward_loop(
             bucket = next(pending, None)
         if after_node:
             after_node(node)
+    for reader in late.of_all():
+        yield from late.finish(reader)
     dxs = ((node, sums.take(node)) for node in graph.inputs)
     dx = tuple(None if g is None else node.layer.wide(g) for node, g in dxs)
     return dx if len(dx) > 1 else dx[0]

@@ -31,12 +31,12 @@ class Reports:
         """Return the reports to an observer, None if there is none."""
         return None if observer is None else cls(observer, shards)
 
-    def told(self, run: Pass, kind: Kind, name: str) -> Pass:
-        """Run the pass of a layer as an activity."""
+    def told(self, run: Pass, kind: Kind, name: str, interrupted: bool = False) -> Pass:
+        """Run the pass of a layer as an activity; `interrupted` if others run while it waits."""
         observer = self._observer
         observer.begin(kind, name)
         try:
-            if not self._interrupted:
+            if not (self._interrupted or interrupted):
                 return (yield from run)
             pending: Any = None
             while True:

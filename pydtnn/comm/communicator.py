@@ -26,6 +26,7 @@ from pydtnn.comm.checks import (
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.observer import Observer
 
 
 class Request(ABC):
@@ -113,6 +114,8 @@ class Communicator(SuggestsNames, ABC):
         The host of every rank, identified by the first rank on it: (0, 0, 2, 2).
     local_rank, local_size : int
         This rank among those on its host, and their number.
+    members : sequence of int
+        The ranks of this group, numbered among all ranks of the run.
     capturable : bool
         Whether collectives on device arrays can be captured in a CUDA graph: they run only on the
         device, and the host does not wait for them.
@@ -130,6 +133,7 @@ class Communicator(SuggestsNames, ABC):
         self.hosts = tuple(first.setdefault(host, index) for index, host in enumerate(hosts))
         self.local_rank = self.hosts[:rank].count(self.hosts[rank])
         self.local_size = self.hosts.count(self.hosts[rank])
+        self.members: Sequence[int] = range(self.size)
 
     @property
     def supervision(self) -> Supervision | None:
@@ -320,6 +324,13 @@ class Communicator(SuggestsNames, ABC):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or issubclass(kind, AgreedError):  # otherwise not all ranks are here
             self.free()
+
+    def observe(self, observer: Observer | None) -> None:
+        """Report every message between this rank and another one to an observer, None to end it.
+
+        Of this group and of all groups with a common origin, also the messages of schedules. The
+        other rank is numbered as in this group. Communicators without such messages do nothing.
+        """
 
     @abstractmethod
     def abort(self, code: int) -> None:

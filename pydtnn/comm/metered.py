@@ -10,6 +10,10 @@ from typing import Any
 
 from pydtnn.comm.communicator import Communicator, Message, Request
 from pydtnn.comm.wrapper import Wrapper
+from pydtnn.utils.observer import Kind, Observer
+
+STARTS = {"send": "isend", "recv": "irecv"}
+"""Names under which calls that start messages are reported."""
 
 
 @dataclass
@@ -24,30 +28,37 @@ class Traffic:
         Bytes that this rank must send for them, in B: of a collective, the minimum of algorithms.
     seconds : float
         Time spent inside communication calls, in s, hence not overlapped with computation.
+    observer : Observer or None
+        Is told of every call, with the bytes that are counted for it, and of every wait.
     """
 
     messages: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    observer: Observer | None = None
 
-    def count(self, sent: float) -> None:
-        """Count one call that sends `sent` bytes."""
+    def count(self, sent: float) -> int:
+        """Count one call that sends `sent` bytes, and return them as an integer."""
+        nbytes = round(sent)
         self.messages += 1
-        self.bytes += round(sent)
+        self.bytes += nbytes
+        return nbytes
 
     @contextmanager
     def apart(self) -> Iterator[Traffic]:
         """Count the messages of the ``with`` block separately; time is counted as usual.
 
         Yields the separate counters. The messages of a step that is captured in a CUDA graph are
-        counted this way, and added by `repeat` for each replay, which makes no calls.
+        counted this way, and added by `repeat` for each replay, which makes no calls. The observer
+        is told of the replays only.
         """
-        before, part = (self.messages, self.bytes), Traffic()
+        before, part = (self.messages, self.bytes, self.observer), Traffic()
+        self.observer = None
         try:
             yield part
         finally:
             part.messages, part.bytes = self.messages - before[0], self.bytes - before[1]
-            self.messages, self.bytes = before
+            self.messages, self.bytes, self.observer = before
 
     @contextmanager
     def counted(self, also: Traffic) -> Iterator[None]:
@@ -63,6 +74,9 @@ class Traffic:
         """Add the messages of `part`, which were counted separately, once more."""
         self.messages += part.messages
         self.bytes += part.bytes
+        if self.observer is not None:
+            self.observer.begin(Kind.CALL, "replay", nbytes=part.bytes)
+            self.observer.end()
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call and add its duration."""
@@ -72,14 +86,28 @@ class Traffic:
         finally:
             self.seconds += time.perf_counter() - start
 
+    def reported(
+        self, kind: Kind, what: str, nbytes: int, call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Make a call, add its duration and tell the observer of it."""
+        observer = self.observer
+        if observer is None:
+            return self.timed(call, *args)
+        observer.begin(kind, what, nbytes=nbytes)
+        try:
+            return self.timed(call, *args)
+        finally:
+            observer.end()
+
 
 class _MeteredRequest(Request):
-    def __init__(self, inner: Request, traffic: Traffic) -> None:
+    def __init__(self, inner: Request, traffic: Traffic, what: str) -> None:
         self.inner = inner
         self.traffic = traffic
+        self.what = what
 
     def wait(self) -> None:
-        self.traffic.timed(self.inner.wait)
+        self.traffic.reported(Kind.WAIT, self.what, 0, self.inner.wait)
 
     def test(self) -> bool:
         return bool(self.traffic.timed(self.inner.test))
@@ -113,19 +141,21 @@ class Metered(Wrapper):
 
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call and count its bytes and its duration."""
-        if what in self._sends:
-            self.traffic.count(self._sends[what] * args[0].nbytes)
-        return self.traffic.timed(call, *args)
+        nbytes = (
+            self.traffic.count(self._sends[what] * args[0].nbytes) if what in self._sends else 0
+        )
+        return self.traffic.reported(Kind.CALL, STARTS.get(what, what), nbytes, call, *args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         """Start an operation whose request is timed as well."""
-        return _MeteredRequest(self.called(what, call, *args), self.traffic)
+        return _MeteredRequest(self.called(what, call, *args), self.traffic, STARTS.get(what, what))
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
         """Forward a round as a whole, as some communicators treat it as one operation."""
-        for array, _ in sends:
-            self.traffic.count(array.nbytes)
-        return self.started("exchange", self.inner._exchange, sends, receives, tag)
+        nbytes = sum(self.traffic.count(array.nbytes) for array, _ in sends)
+        call, arguments = self.inner._exchange, (sends, receives, tag)
+        request = self.traffic.reported(Kind.CALL, "exchange", nbytes, call, *arguments)
+        return _MeteredRequest(request, self.traffic, "exchange")
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Count the calls of a group as well."""

@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,8 +25,10 @@ from pydtnn.comm.attendance import Attendance, Wait
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
+from pydtnn.comm.messages import Messages
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.launcher import launched_ranks
+from pydtnn.utils.observer import Kind, Observer
 
 
 def create_mpi() -> MpiCommunicator:
@@ -122,7 +125,7 @@ class _Group:
 
     comm: Any
     name: str = "all"
-    members: Sequence[int] = ()
+    members: Sequence[int] = ()  # numbers of its ranks among all
     owner: Callable[[], MpiCommunicator | None] = field(default=lambda: None)
     splits: dict[int, _Group] = field(default_factory=dict)
     made: int = 0
@@ -179,7 +182,8 @@ class MpiCommunicator(Communicator):
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
-        self._group = _Group(comm, members=range(self.size))
+        self._messages: Messages = Messages() if parent is None else parent._messages
+        self._group = _Group(comm, members=self.members)
 
     @property
     def supervision(self) -> Supervision | None:
@@ -205,6 +209,9 @@ class MpiCommunicator(Communicator):
             return call(*args)
         finally:
             self.attendance.exit()
+
+    def observe(self, observer: Observer | None) -> None:
+        self._messages.observe(observer, self.members)
 
     def _free(self) -> None:
         self._comm.Free()
@@ -254,12 +261,31 @@ class MpiCommunicator(Communicator):
         )
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        start = time.perf_counter_ns()
         request = self._comm.Isend(self._bytes(array), to, tag)
-        return _MpiRequest(self, request, self._message("send", to))
+        sent = _MpiRequest(self, request, self._message("send", to))
+        return self._reported(sent, Kind.SENT, start, array, to, tag)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+        start = time.perf_counter_ns()
         request = self._comm.Irecv(self._bytes(array), source, tag)
-        return _MpiReceive(self, request, self._message("recv", source), array.nbytes)
+        received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
+        return self._reported(received, Kind.RECEIVED, start, array, source, tag)
+
+    def _reported(
+        self, request: Request, kind: Kind, start: int, array: np.ndarray, peer: int, tag: int
+    ) -> Request:
+        if self._messages.observer is None:
+            return request
+        return self._messages.reported(
+            request,
+            kind,
+            self._group.name,
+            start=start,
+            peer=self.members[peer],
+            tag=tag,
+            size=array.nbytes,
+        )
 
     def _message(self, what: str, peer: int) -> Wait:
         return Wait(self._group.name, self._group.members, what, 0, peer)
@@ -276,6 +302,7 @@ class MpiCommunicator(Communicator):
         hosts, members = zip(*comm.allgather(own), strict=True)
         child = MpiCommunicator(self._mpi, comm, list(hosts), self)
         name = f"{mine.name}/{mine.made}.{color}"
+        child.members = members
         child._group = _Group(comm, name, members, weakref.ref(child))
         mine.splits[mine.made] = child._group
         mine.made += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.mailbox import Mailbox, Message
+from pydtnn.comm.messages import Messages
 from pydtnn.comm.world import Ended, World
 from pydtnn.utils.errors import RankError
+from pydtnn.utils.observer import Kind, Observer
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -82,7 +85,7 @@ def run_threads(
     if len(hosts) != n:
         raise ValueError(f"run_threads: expected a host for each of {n} ranks, got {len(hosts)}.")
     world = World(n)
-    group = _Group(world, hosts)
+    group = _Group(world, hosts, "all", range(n))
     results: list[Any] = [None] * n
 
     def run(rank: int) -> None:
@@ -147,9 +150,12 @@ class _Meeting:
 class _Group:
     """State shared by the communicators of one group."""
 
-    def __init__(self, world: World, hosts: Sequence[Hashable]) -> None:
+    def __init__(
+        self, world: World, hosts: Sequence[Hashable], name: str, members: Sequence[int]
+    ) -> None:
         self.world = world
         self.hosts = hosts
+        self.name, self.members = name, members
         self.meetings: dict[int, _Meeting] = {}
         self.mailbox = Mailbox()
 
@@ -157,9 +163,11 @@ class _Group:
 class ThreadCommunicator(Communicator):
     """One rank of a group of threads; created by `run_threads` and `split`."""
 
-    def __init__(self, group: _Group, rank: int) -> None:
+    def __init__(self, group: _Group, rank: int, messages: Messages | None = None) -> None:
         super().__init__(rank, group.hosts)
+        self.members = group.members
         self._group = group
+        self._messages = messages or Messages()
         self._world = group.world
         self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
 
@@ -170,6 +178,9 @@ class ThreadCommunicator(Communicator):
         # Through pickle, as between processes: ranks must not share what they seem to have copied.
         pickles = self._meet("gather_object", pickle.dumps(value), lambda values: values)
         return [pickle.loads(data) for data in pickles]
+
+    def observe(self, observer: Observer | None) -> None:
+        self._messages.observe(observer, self.members)
 
     def abort(self, code: int) -> NoReturn:
         self._world.end(RankError(self.rank, f"aborted with status {code}"))
@@ -198,30 +209,54 @@ class ThreadCommunicator(Communicator):
         out[:] = self._meet(call, array, np.concatenate)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        start = time.perf_counter_ns()
         with self._world.lock:
             message = self._group.mailbox.send((self.rank, to, tag), array)
             if message.met is not None:
                 self._world.wake(message.met)
-        return _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
+        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
+        return self._reported(sent, Kind.SENT, start, to, tag)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+        start = time.perf_counter_ns()
         with self._world.lock:
             message = self._group.mailbox.receive((source, self.rank, tag), array)
             if message.met is not None:
                 self._world.wake(message.met)
-        return _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", message)
+        received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", message)
+        return self._reported(received, Kind.RECEIVED, start, source, tag)
+
+    def _reported(self, request: _Transfer, kind: Kind, start: int, peer: int, tag: int) -> Request:
+        if self._messages.observer is None:
+            return request
+        return self._messages.reported(
+            request,
+            kind,
+            self._group.name,
+            start=start,
+            peer=self.members[peer],
+            tag=tag,
+            size=request.message.array.nbytes,
+        )
 
     def _split(self, color: int, key: int) -> ThreadCommunicator:
+        name = f"{self._group.name}/{self._turn}"  # equal on all ranks, whichever is the last
+
         def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[_Group, int]]:
             places = {}
-            for _, chosen in groupby(sorted(wishes), key=itemgetter(0)):
+            for color, chosen in groupby(sorted(wishes), key=itemgetter(0)):
                 members = [rank for _, _, rank in chosen]
-                group = _Group(self._world, [self.hosts[rank] for rank in members])
+                group = _Group(
+                    self._world,
+                    [self.hosts[rank] for rank in members],
+                    f"{name}.{color}",
+                    [self.members[rank] for rank in members],
+                )
                 places.update({rank: (group, place) for place, rank in enumerate(members)})
             return places
 
         group, place = self._meet("split", (color, key, self.rank), combine)[self.rank]
-        return ThreadCommunicator(group, place)
+        return ThreadCommunicator(group, place, self._messages)
 
     def _free(self) -> None:
         self._meet("free", None, lambda values: None)

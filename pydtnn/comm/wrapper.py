@@ -9,6 +9,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.supervision import Supervision
+from pydtnn.utils.observer import Observer
 
 
 class Wrapper(Communicator):
@@ -24,6 +25,7 @@ class Wrapper(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.hosts)
         self.inner = inner
+        self.members = inner.members
         self.capturable = inner.capturable
         self._frees_inner = False
 
@@ -57,6 +59,9 @@ class Wrapper(Communicator):
 
     def gather_object(self, value: Any) -> list[Any]:
         return list(self.called("gather_object", self.inner.gather_object, value))
+
+    def observe(self, observer: Observer | None) -> None:
+        self.inner.observe(observer)
 
     def abort(self, code: int) -> None:
         self.inner.abort(code)

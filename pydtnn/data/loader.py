@@ -14,10 +14,12 @@ from numpy.typing import DTypeLike, NDArray
 from pydtnn.data.augment import Augmentation
 from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
+from pydtnn.data.lanes import Lanes
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
 from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.observer import NOTHING, Observer
 from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
@@ -58,6 +60,10 @@ class Loader(SuggestsNames):
         `Batch.inputs`. Other samples are prepared here in any case.
     cuts : sequence of (tuple of slice or None)
         The part of each sample, for each input, that this rank reads, if not all of it.
+    observer : Observer, optional
+        Is told of every batch that is prepared, on the lane of the thread that prepares it.
+    lanes : str, default "loader"
+        Prefix of the names of these lanes: "loader 0".
 
     Attributes
     ----------
@@ -93,6 +99,8 @@ class Loader(SuggestsNames):
         shards: int | None = None,
         raw: bool = False,
         cuts: Sequence[tuple[slice, ...] | None] = (),
+        observer: Observer | None = None,
+        lanes: str = "loader",
     ) -> None:
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
         if shards is not None and shards < size:
@@ -101,6 +109,8 @@ class Loader(SuggestsNames):
                 "fewer ranks or more shards"
             )
         self.cuts = cuts
+        own_threads = lanes if prefetch else ""
+        self._lanes = None if observer is None else Lanes(observer, own_threads)
         raw = raw and not any(cuts)
         steps = -(-len(dataset) // global_batch_size)
         if steps_per_epoch is not None and not 1 <= steps_per_epoch <= steps:
@@ -183,6 +193,10 @@ class Loader(SuggestsNames):
                 future.cancel()
 
     def _load(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
+        with NOTHING if self._lanes is None else self._lanes.loading():
+            return self._make(order, epoch, step)
+
+    def _make(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]

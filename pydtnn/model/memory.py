@@ -24,6 +24,7 @@ from pydtnn.model.execution import Communicate
 from pydtnn.model.graph import Graph
 from pydtnn.model.partition.dry import DryMesh, MeshLike, Volume
 from pydtnn.model.stage import Stage
+from pydtnn.utils.observer import Observer
 
 PROCESS = 8 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
@@ -43,6 +44,7 @@ class Network(Protocol):
     mesh: MeshLike | None
     stage: Stage | None
     communicate: Communicate | None
+    observer: Observer | None
     cuts: tuple[int, ...]
 
     def cut(self, cuts: Sequence[int]) -> None:
@@ -231,7 +233,7 @@ class _Rehearsal:
 
 def _dry_copy(model: Network, backend: Backend) -> Network:
     """Copy a model onto a dry backend, with parameters without values."""
-    known: dict[int, Any] = {id(model.backend): backend}
+    known: dict[int, Any] = {id(model.backend): backend, id(model.observer): None}
     if model.mesh is not None:
         dry = DryMesh(model.mesh)
         known |= {id(model.mesh): dry, id(model.communicate): dry.communicate}

@@ -21,6 +21,7 @@ from pydtnn.model.recompute import Segments, cut
 from pydtnn.model.segments import Cuts, named_cuts
 from pydtnn.model.stage import Stage
 from pydtnn.model.summary import quantity
+from pydtnn.utils.observer import Observer
 from pydtnn.utils.validate import whole
 
 AUTO = "auto"
@@ -50,6 +51,7 @@ class Recomputing:
     statistics: RunningStatistics
     mesh: MeshLike | None
     communicate: Communicate | None
+    observer: Observer | None
     recompute: int | tuple[str, ...] | None
     memory_limit: int | None
     segments: Segments

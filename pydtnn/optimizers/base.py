@@ -27,15 +27,17 @@ from pydtnn.optimizers.clipping import Clipping
 from pydtnn.optimizers.groups import Group, Groups, Options
 from pydtnn.optimizers.loss_scale import LossScale
 from pydtnn.optimizers.parts import Parts
+from pydtnn.optimizers.rate import LearningRate
 from pydtnn.optimizers.saved import check_saved
 from pydtnn.optimizers.share import Share, Whole, views_of
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.observer import Observer, phase
 from pydtnn.utils.validate import number, whole
 
 
-class Optimizer(SuggestsNames, StoresArguments, ABC):
+class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     """Base class of update rules and their state.
 
     Parameters
@@ -80,6 +82,8 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         A new object after each `bind`, to detect state of an earlier one.
     loss_scale : LossScale or None
         Divisor of the gradients before an update, see `scale_loss`.
+    observer : Observer or None
+        Is told of each bucket's exchange and update; set by a trainer with observers.
     """
 
     slots: tuple[str, ...] = ()
@@ -89,6 +93,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
     backend: Backend
     binding: object = None
     loss_scale: LossScale | None = None
+    observer: Observer | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -234,29 +239,6 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
         self.bind(self.backend, buffers, share)
         self.load({name: before.get(name, value) for name, value in self.state().items()})
 
-    @property
-    def lr(self) -> float:
-        """Learning rate of the last update; assigning it replaces the schedule by a constant.
-
-        Checkpoints do not contain the schedule: a run that is to be continued with another rate
-        uses a schedule or `lr_factor`.
-        """
-        return self.lr_now
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.schedule = Constant(self.number("lr (the learning rate)", value, at_least=0))
-        self.lr_factor = 1.0
-
-    @property
-    def lr_now(self) -> float:
-        """Learning rate of the last update; before the first update, of the first."""
-        return self._lr_of(max(self.iterations - 1, 0))
-
-    def _lr_of(self, step: int) -> float:
-        lr = self.number(f"lr of the schedule at step {step}", self.schedule(step), at_least=0)
-        return lr * self.lr_factor
-
     def step(self, wait: Callable[[Bucket], None] | None = None) -> None:
         """Update all parameters: `begin_step`, then `step_bucket` for all buckets in order.
 
@@ -267,16 +249,20 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
             bucket, in order: immediately before the bucket's update, or before the first one if all
             gradients are needed.
         """
-        buckets = self._buckets()
+        buckets, observer = self._buckets(), self.observer
         early, late = (wait, None) if self.needs_all_gradients else (None, wait)
         if early:
             for bucket in buckets:
-                early(bucket)
-        self.begin_step()
+                with phase(observer, "exchange", bucket.index):
+                    early(bucket)
+        with phase(observer, "update"):
+            self.begin_step()
         for bucket in buckets:
             if late:
-                late(bucket)
-            self.step_bucket(bucket)
+                with phase(observer, "exchange", bucket.index):
+                    late(bucket)
+            with phase(observer, "update", bucket.index):
+                self.step_bucket(bucket)
 
     def skip(self) -> None:
         """Count an update without changing parameters, for a rank without samples in this step.
@@ -306,7 +292,7 @@ class Optimizer(SuggestsNames, StoresArguments, ABC):
 
     def next_terms(self) -> dict[str, float]:
         """Count an update; return its varying numbers: lr, step, and its `terms`."""
-        lr = self._lr_of(self.iterations)
+        lr = self.lr_of(self.iterations)
         self.iterations += 1
         return {"lr": lr, "step": self.iterations, **self.terms(self.iterations)}
 

@@ -25,7 +25,9 @@ def evaluate(setup: Setup, dataset: Dataset, batch_size: int) -> dict[str, float
     if not model.backend.autotuner.frozen:
         largest = -(-min(batch_size, len(dataset)) // at_least)
         autotune(model, setup.comm, largest, training=False)
-    with setup.loader(dataset, max(batch_size, at_least), at_least, shuffle=False) as loader:
+    with setup.loader(
+        dataset, max(batch_size, at_least), at_least, shuffle=False, lanes="evaluation loader"
+    ) as loader:
         cuts = [even_cut(at_least, data.size, rank) for rank in (data.rank, data.rank + 1)]
         present = min(at_least, len(dataset))  # shards that have a sample; the others come last
         own = range(cuts[0], min(cuts[1], present))

@@ -59,38 +59,44 @@ class StagePasses(Passes):
         backwards = [action for action in self._actions if action.kind == "backward"]
         self._receive_ahead(AHEAD)
         for action in self._actions:
-            arrays = self._receive(action)
+            number = action.micro_batch
+            with self.setup.phase("exchange", number):
+                arrays = self._receive(action)
             if action.kind == "forward":
-                self._forward_of(action.micro_batch, arrays)
+                self._forward_of(number, arrays)
             else:
                 first, last = action is backwards[0], action is backwards[-1]
-                self._backward_of(action.micro_batch, arrays, first=first, last=last)
-        if self._summed is not None:
-            self._summed.wait()
-        self.stage.broadcast(self.totals.values)
-        self.fold_statistics()
-        for sent in self._sent:
-            sent.wait()
+                with self.setup.phase("backward", number):
+                    self._backward_of(number, arrays, first=first, last=last)
+        with self.setup.phase("loss"):
+            if self._summed is not None:
+                self._summed.wait()
+            self.stage.broadcast(self.totals.values)
+            self.fold_statistics()
+        with self.setup.phase("exchange"):
+            for sent in self._sent:
+                sent.wait()
 
     def _forward_of(self, number: int, received: tuple[Array, ...]) -> None:
         model, shard = self.model, self.shards[number]
-        inputs = self.stage.inputs(self.batch.inputs(model.backend, shard.rows), received)
-        context = replace(self.context, samples=self.batch.samples[shard.rows])
-        self.in_flight = [shard.number]
-        ((y, saved),) = model.forward_shards(
-            [inputs],
-            [context],
-            communicate=self.communicate,
-            progress=self._progress,
-        )
-        del inputs, received
-        if not self.stage.last:
-            self._sent.append(self.stage.send_values(y, number))
+        with self.setup.phase("forward", number):
+            inputs = self.stage.inputs(self.batch.inputs(model.backend, shard.rows), received)
+            context = replace(self.context, samples=self.batch.samples[shard.rows])
+            self.in_flight = [shard.number]
+            ((y, saved),) = model.forward_shards(
+                [inputs],
+                [context],
+                communicate=self.communicate,
+                progress=self._progress,
+            )
+            del inputs, received
+            if not self.stage.last:
+                self._sent.append(self.stage.send_values(y, number))
         self._kept[number] = self.compute_loss(shard, y) if self.stage.last else None, saved
         self.most_kept = max(self.most_kept, len(self._kept))
         self.take_statistics(shard)
         if self.stage.last and len(self.losses) == len(self.shards):  # overlapped with backward
-            self.totals.values, self._summed = self.sums.add_up(self.losses)
+            self._summed = self.add_up_losses()
 
     def _backward_of(
         self, number: int, received: tuple[Array, ...], *, first: bool, last: bool

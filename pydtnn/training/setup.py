@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
+from pydtnn.utils.observer import Observer, phase
 from pydtnn.utils.represent import enclose, represent
 
 
@@ -43,6 +45,8 @@ class Setup:
         The ranks, if the network is distributed too.
     schedule : Schedule
         Order of the micro-batches, if the model is a stage of a pipeline.
+    observer : Observer or None
+        Is told what training does.
     """
 
     model: Model
@@ -53,6 +57,7 @@ class Setup:
     sync_batch_norm: bool
     mesh: Mesh | None = None
     schedule: Schedule = gpipe
+    observer: Observer | None = None
 
     @property
     def comm(self) -> Metered:
@@ -68,6 +73,27 @@ class Setup:
     def equal_statistics(self) -> bool:
         """Whether all ranks have the same running statistics after every step."""
         return self.sync_batch_norm or self.exchange.sums.shards is not None
+
+    def phase(self, name: str, number: int = -1) -> AbstractContextManager[None]:
+        """Return the context of a phase, of which the observer is told; see `Observer.begin`."""
+        return phase(self.observer, name, number)
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Context in which model, optimizer, exchange and communicators report to the observer."""
+        parts = (self.model, self.optimizer, self.exchange, self.comm.traffic)
+        if self.observer is None or self.model.observer is self.observer:  # or in this context
+            yield
+            return
+        for part in parts:
+            part.observer = self.observer
+        self.comm.observe(self.observer)
+        try:
+            yield
+        finally:
+            self.comm.observe(None)
+            for part in parts:
+                part.observer = None
 
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
@@ -109,6 +135,7 @@ class Setup:
             dtype=self.model.dtype,
             raw=self.model.backend.images is not None,
             cuts=[node.part for node in self.model.graph.inputs],
+            observer=self.observer,
             **options,
         )
 
@@ -122,12 +149,23 @@ def create_setup(
     *,
     sync_batch_norm: bool,
     schedule: Schedule,
+    observer: Observer | None,
 ) -> Setup:
     """Return the parts of a run, with the default mesh and scheme: see `Trainer`."""
     mesh = choose_mesh(model, mesh)
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
-    return Setup(model, optimizer, exchange, objective, loss_scale, sync_batch_norm, mesh, schedule)
+    return Setup(
+        model,
+        optimizer,
+        exchange,
+        objective,
+        loss_scale,
+        sync_batch_norm,
+        mesh,
+        schedule,
+        observer,
+    )
 
 
 def bind_optimizer(setup: Setup) -> None:

@@ -72,21 +72,33 @@ class Passes:
         summed: Request | None = None
         for group in groups:
             dys, residuals = self.forward(group)
-            if group is groups[-1]:  # overlapped with backward
-                self.totals.values, summed = self.sums.add_up(self.losses)
-            self.backward(group, dys, residuals, first=group is groups[0], last=summed is not None)
+            if group is groups[-1]:
+                summed = self.add_up_losses()
+            with self.setup.phase("backward"):
+                last = summed is not None
+                self.backward(group, dys, residuals, first=group is groups[0], last=last)
         assert summed is not None
-        summed.wait()
-        self.fold_statistics()
+        with self.setup.phase("loss"):
+            summed.wait()
+            self.fold_statistics()
+
+    def add_up_losses(self) -> Request:
+        """Start to sum the losses and metrics of all ranks, overlapped with backward."""
+        with self.setup.phase("loss"):
+            self.totals.values, summed = self.sums.add_up(self.losses)
+        return summed
 
     def forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
         """Compute outputs and losses; return the gradients of the losses and the saved values."""
         model, batch = self.model, self.batch
-        xs = [batch.inputs(model.backend, shard.rows) for shard in group]
-        contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
-        self.in_flight = [shard.number for shard in group]
-        outputs = model.forward_shards(xs, contexts, communicate=self.communicate, joint=self.joint)
-        del xs
+        with self.setup.phase("forward"):
+            xs = [batch.inputs(model.backend, shard.rows) for shard in group]
+            contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
+            self.in_flight = [shard.number for shard in group]
+            outputs = model.forward_shards(
+                xs, contexts, communicate=self.communicate, joint=self.joint
+            )
+            del xs
         dys, residuals = [], []
         for shard, (y, saved) in zip(group, outputs, strict=True):
             dys.append(self.compute_loss(shard, y))
@@ -96,11 +108,12 @@ class Passes:
 
     def compute_loss(self, shard: Shard, y: Any) -> Any:
         """Compute loss and metrics of a shard; return the gradient of the outputs."""
-        totals = self.setup.new_totals(self.model.backend.xp)
-        target = self.batch.targets(shard.rows)
-        dy = self.setup.objective.compute(y, target, self.scale, totals)
-        self.losses.append((shard.number, totals.values))
-        return dy
+        with self.setup.phase("loss"):
+            totals = self.setup.new_totals(self.model.backend.xp)
+            target = self.batch.targets(shard.rows)
+            dy = self.setup.objective.compute(y, target, self.scale, totals)
+            self.losses.append((shard.number, totals.values))
+            return dy
 
     def take_statistics(self, shard: Shard) -> None:
         """Keep the statistics of a shard apart if they are added in a fixed order."""

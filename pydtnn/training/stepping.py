@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from pydtnn.data import Batch
+from pydtnn.comm.metered import Metered
+from pydtnn.data import Batch, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
 from pydtnn.training import checks
+from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
 from pydtnn.training.logs import Logs
 from pydtnn.training.metric_sums import Totals
+from pydtnn.training.progress import with_progress
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
 
@@ -27,12 +30,18 @@ class Stepping:
     model: Model
     optimizer: Optimizer
     setup: Setup
+    comm: Metered
+    callbacks: Sequence[Callback]
     binding: object
     global_batch_size: int
     losses: list[float]
     totals: Totals
     logs: Logs
     seconds: dict[str, float]
+    epoch: int
+    step: int
+    samples_seen: int
+    _progress: list[Callback]
     _graph: bool
     _results: deque[Result]
 
@@ -40,6 +49,33 @@ class Stepping:
     def steps(self) -> Steps:
         """The implementation of steps, selected before the first."""
         return create_steps(self.setup, self._graph)
+
+    def _run_steps(self, loader: Loader, seed: int) -> None:
+        """Run the remaining steps of an epoch."""
+        setup, observer = self.setup, self.setup.observer
+        batches = loader.epoch(self.epoch, start=self.step)
+        while self.step < len(loader):
+            if observer is not None:
+                observer.step(self.epoch, self.step)
+            with setup.phase("data"):
+                batch = self._clocked("data", next, batches)
+            before = self.comm.traffic.seconds
+            with setup.phase("step"):
+                self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
+                self.samples_seen += batch.total
+                self.step += 1
+                self.drain(self.steps.late)
+            self.seconds["communication"] += self.comm.traffic.seconds - before
+            self._notify("on_step_end")
+        self.drain()
+
+    def _notify(self, event: str, *args: Any) -> None:
+        """Call a method of every callback."""
+        callbacks = with_progress(self._progress, self.callbacks)
+        if callbacks:
+            with self.setup.phase("callback"):
+                for callback in callbacks:
+                    getattr(callback, event)(self, *args)
 
     @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:
@@ -73,7 +109,8 @@ class Stepping:
         NotFiniteError
             On all ranks, if the loss is NaN or infinite; the parameters are not changed.
         """
-        return self._begin(batch, epoch, seed)()
+        with self.setup.observed(), self.setup.phase("step"):
+            return self._begin(batch, epoch, seed)()
 
     def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()

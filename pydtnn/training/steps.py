@@ -62,7 +62,8 @@ class Eager:
         if not np.isfinite(totals.values).all():
             exchange.abandon()
             raise not_finite_at(setup, batch, epoch, seed, totals)
-        statistics.fold()
+        with setup.phase("update"):
+            statistics.fold()
         statistics.samples += len(batch)
         exchange.samples += len(batch)
         exchange.update(setup.optimizer)

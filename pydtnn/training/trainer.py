@@ -31,6 +31,7 @@ from pydtnn.training.stepping import Stepping
 from pydtnn.training.steps import Result
 from pydtnn.training.tuning import autotune
 from pydtnn.utils.foreign_names import SuggestsNames
+from pydtnn.utils.observer import Observer, combine
 from pydtnn.utils.validate import whole
 
 
@@ -73,6 +74,9 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         How rank 0 shows the progress of `fit`: "auto" (or True) is a bar on a terminal and plain
         lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
         replaces it.
+    observers : sequence of Observer
+        Are told of phases, layers, messages and batches during `fit`, `evaluate` and `train_step`:
+        docs/tracing.md.
 
     Attributes
     ----------
@@ -125,6 +129,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         sync_batch_norm: bool = False,
         graph: bool = True,
         progress: str | bool = "auto",
+        observers: Sequence[Observer] = (),
     ) -> None:
         optimizer = get_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
@@ -140,6 +145,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             mesh,
             sync_batch_norm=sync_batch_norm,
             schedule=find(pipeline_schedule),
+            observer=combine(observers),
         )
         self.exchange, self.loss_scale = self.setup.exchange, self.setup.loss_scale
         self.comm = self.setup.comm
@@ -225,35 +231,35 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         epochs = last_epoch(self.epoch, epochs, more_epochs)
         ranks = self.exchange.comm.size
         total = batch_size * ranks if global_batch_size is None else global_batch_size
-        loader, plan = prepare(
-            self.setup,
-            train,
-            validation,
-            self._plan if self._loaded else {},
-            batch_size=total,
-            epochs=epochs,
-            accumulation=self.accumulation,
-            loader_threads=loader_threads,
-            seed=seed,
-            augment=augment,
-            steps_per_epoch=steps_per_epoch,
-        )
-        rebound = self.rebind()
-        self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
-        self._warned = checks.warn_of_statistics(self.setup, validation)
-        if rebound or not self._loaded:
-            start_equal(self.setup)
-        self.model.loaded, self.model.given = None, {}
-        self._plan, self._loaded, self.stop = plan, False, False
-        self.global_batch_size = total
-        self._results.clear()
-        largest = -(-min(total, len(train)) // loader.shards)
-        autotune(self.model, self.comm, largest, training=True)
+        with self.setup.observed():
+            return self._fit(
+                train,
+                validation,
+                batch_size=total,
+                epochs=epochs,
+                loader_threads=loader_threads,
+                seed=seed,
+                augment=augment,
+                steps_per_epoch=steps_per_epoch,
+            )
+
+    def _fit(
+        self,
+        train: Dataset,
+        validation: Dataset | None,
+        *,
+        epochs: int,
+        seed: int,
+        **options: Any,
+    ) -> History:
+        with self.setup.phase("start"):
+            loader = self._start(train, validation, epochs=epochs, seed=seed, **options)
         try:
             self._notify("on_fit_start", epochs, len(loader))
             with loader:
                 while self.epoch < epochs and not self.stop:
-                    self._run_epoch(loader, seed, validation, total)
+                    with self.setup.phase("epoch"):
+                        self._run_epoch(loader, seed, validation)
             self.synchronise()
             if not self.exchange.equal:
                 self.exchange.average_parameters()
@@ -263,26 +269,34 @@ class Trainer(SuggestsNames, Averaging, Stepping):
                 callback.close()
         return self.history
 
-    def _run_epoch(
-        self, loader: Loader, seed: int, validation: Dataset | None, batch_size: int
-    ) -> None:
+    def _start(self, train: Dataset, validation: Dataset | None, **options: Any) -> Loader:
+        """Check everything before the first step, and make all ranks equal."""
+        was = self._plan if self._loaded else {}
+        loader, plan = prepare(
+            self.setup, train, validation, was, accumulation=self.accumulation, **options
+        )
+        rebound = self.rebind()
+        self.model.inputs = self.comm.gather_object(inputs_of(train))[0]
+        self._warned = checks.warn_of_statistics(self.setup, validation)
+        if rebound or not self._loaded:
+            start_equal(self.setup)
+        self.model.loaded, self.model.given = None, {}
+        self._plan, self._loaded, self.stop = plan, False, False
+        self.global_batch_size = loader.global_batch_size
+        self._results.clear()
+        largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
+        autotune(self.model, self.comm, largest, training=True)
+        return loader
+
+    def _run_epoch(self, loader: Loader, seed: int, validation: Dataset | None) -> None:
         self.logs = Logs()
         self._notify("on_epoch_start")
-        batches = loader.epoch(self.epoch, start=self.step)
-        while (batch := self._clocked("data", next, batches, None)) is not None:
-            before = self.comm.traffic.seconds
-            self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
-            self.samples_seen += batch.total
-            self.step += 1
-            self.drain(self.steps.late)
-            self.seconds["communication"] += self.comm.traffic.seconds - before
-            self._notify("on_step_end")
-        self.drain()
+        self._run_steps(loader, seed)
         checks.check_scale(self.setup)
         self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
         with self.averaged():
             if validation is not None:
-                results = self.evaluate(validation, batch_size=batch_size)
+                results = self.evaluate(validation, batch_size=self.global_batch_size)
                 self.logs |= {f"val_{name}": value for name, value in results.items()}
             self.history.append(self.logs)
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
@@ -326,7 +340,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         whole("Trainer", "batch_size", batch_size, at_least=1)
         check_loaded(self.comm, self.model.loaded, before_broadcast=False)
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
-        with evaluated(self):
+        with self.setup.observed(), self.setup.phase("evaluation"), evaluated(self):
             return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
 
     def state(self) -> dict[str, Any]:
@@ -357,7 +371,3 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             self.model.inputs = inputs_from_json(state["trained_on"])[1]
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = position
-
-    def _notify(self, event: str, *args: Any) -> None:
-        for callback in with_progress(self._progress, self.callbacks):
-            getattr(callback, event)(self, *args)

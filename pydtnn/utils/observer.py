@@ -146,7 +146,19 @@ class Observers(Observer):
 
 
 def combine(observers: Sequence[Observer]) -> Observer | None:
-    """Return one observer for several; None if there are none."""
+    """Return one observer for several; None if there are none.
+
+    Raises
+    ------
+    TypeError
+        If one is not an `Observer`.
+    """
+    for observer in observers:
+        if not isinstance(observer, Observer):
+            raise TypeError(
+                f"observers: expected objects of a subclass of Observer, got {observer!r}; derive "
+                "the class from pydtnn.utils.observer.Observer"
+            )
     return None if not observers else observers[0] if len(observers) == 1 else Observers(observers)
 
 

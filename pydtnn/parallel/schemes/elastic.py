@@ -51,7 +51,8 @@ class ElasticAveraging(GradientExchange):
 
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations % self.period == 0:
-            self.pull()
+            with self.exchanging():
+                self.pull()
         self.step_alone(optimizer)
 
     def pull(self) -> None:

@@ -60,9 +60,10 @@ class ParameterServer(Partition):
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.add)
-        for bucket in self.buckets:
-            self.pull(bucket)
-        self.drain()
+        with self.exchanging():
+            for bucket in self.buckets:
+                self.pull(bucket)
+            self.drain()
 
     def add(self, bucket: Bucket) -> None:
         """Wait for pushed gradients and add them to the server's own."""

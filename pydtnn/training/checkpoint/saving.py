@@ -59,13 +59,18 @@ def save_checkpoint(
         On all ranks, if it cannot be written, for example on a full disk or without permission.
         Earlier checkpoints are kept.
     """
+    with trainer.setup.phase("checkpoint"):
+        return _save(directory, trainer, dict(config or {}), keep)
+
+
+def _save(directory: str | Path, trainer: Training, config: dict[str, Any], keep: int) -> Path:
     with trainer.averaged():
         parts, local = _gather(trainer)
     path = checkpoint_path(directory, trainer.optimizer.iterations)
     about = {
         "step": trainer.optimizer.iterations,
         "seed": trainer.model.seed,
-        "configuration": dict(config or {}),
+        "configuration": config,
     }
     if local and trainer.setup.mesh is not None:
         about["mesh"], about["local"] = trainer.setup.mesh.shape, local

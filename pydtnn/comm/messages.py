@@ -1,0 +1,93 @@
+"""Reports of messages between ranks to an observer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pydtnn.comm.communicator import Request
+from pydtnn.utils.observer import Kind, Observer
+
+
+class Messages:
+    """The messages of this rank, in a group and in all groups split off from it or its parents.
+
+    Attributes
+    ----------
+    observer : Observer or None
+        Is told of messages that start from now on; set by `observe`.
+    """
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        self._places: dict[int, int] = {}
+
+    def observe(self, observer: Observer | None, members: Sequence[int]) -> None:
+        """Report to an observer, or to none.
+
+        Parameters
+        ----------
+        observer : Observer or None
+        members : sequence of int
+            The ranks of the run (`Communicator.members`); messages with others have the peer -1.
+        """
+        self._places = {rank: place for place, rank in enumerate(members)}
+        self.observer = observer
+
+    def reported(
+        self,
+        request: Request,
+        kind: Kind,
+        group: str,
+        *,
+        start: int,
+        peer: int,
+        tag: int,
+        size: int,
+    ) -> Request:
+        """Return a request that reports its message once it is complete.
+
+        Parameters
+        ----------
+        request : Request
+        kind, group, tag
+            See `Observer.message`.
+        start : int
+            Time at which the message was started, in ns.
+        peer : int
+            The other rank, numbered as in `members`.
+        size : int
+            Length of the message in B.
+        """
+        observer = self.observer
+        if observer is None:
+            return request
+        place = self._places.get(peer, -1)
+
+        def report(stop: int) -> None:
+            observer.message(kind, group, start, stop, peer=place, tag=tag, nbytes=size)
+
+        return _Reported(request, report)
+
+
+class _Reported(Request):
+    """A request that reports when it was first known to be complete."""
+
+    def __init__(self, inner: Request, report: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._report: Callable[[int], None] | None = report
+
+    def wait(self) -> None:
+        self._inner.wait()
+        self._complete()
+
+    def test(self) -> bool:
+        done = self._inner.test()
+        if done:
+            self._complete()
+        return done
+
+    def _complete(self) -> None:
+        if self._report is not None:
+            report, self._report = self._report, None
+            report(time.perf_counter_ns())

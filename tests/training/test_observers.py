@@ -1,0 +1,272 @@
+"""What trainers report to observers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn import Mesh
+from pydtnn.callbacks import Checkpointer
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.data import ArrayDataset
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import RankError
+from pydtnn.utils.observer import Kind, Observer, Observers, combine, phase
+from tests.small_mesh import SHAPE, Axes, mesh_fit, ranks_of, small_net
+from tests.small_training import Interrupt, Interrupted, small_data, small_fit, small_model
+
+
+class Log(Observer):
+    """Keeps what it is told, with the path of each activity."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Kind, str]] = []
+        self.paths: list[tuple[tuple[Kind, str], ...]] = []
+        self.buckets: list[tuple[str, int]] = []
+        self.bytes = 0
+        self.steps: list[tuple[int, int]] = []
+        self.messages: list[tuple[Kind, str, int, int, int]] = []
+        self.lanes: dict[str, Log] = {}
+
+    def lane(self, name: str) -> Observer:
+        return self.lanes.setdefault(name, Log())
+
+    def step(self, epoch: int, step: int) -> None:
+        self.steps.append((epoch, step))
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        self.open.append((kind, name))
+        self.paths.append(tuple(self.open))
+        self.buckets.append((name, bucket))
+        assert nbytes == 0 or kind is Kind.CALL
+        self.bytes += nbytes
+
+    def end(self) -> None:
+        self.open.pop()
+
+    def message(
+        self, kind: Kind, name: str, start: int, stop: int, *, peer: int, tag: int, nbytes: int
+    ) -> None:
+        assert start <= stop
+        self.messages.append((kind, name, peer, tag, nbytes))
+
+    def phases(self) -> Counter[str]:
+        """Count the phases by name."""
+        return Counter(name for *_, (kind, name) in self.paths if kind is Kind.PHASE)
+
+
+def observed_trainer(comm: Communicator, *observers: Observer, **options: Any) -> Trainer:
+    options = {"exchange": AllReduce(comm), "progress": False} | options
+    return Trainer(small_model(), SGD(0.1, momentum=0.9), observers=observers, **options)
+
+
+def matched(logs: list[Log]) -> int:
+    """Assert that each message of a rank is one of its peer, in order, and return their number."""
+    sent, received = (
+        [
+            (*((rank, peer) if kind is Kind.SENT else (peer, rank)), name, tag, nbytes)
+            for rank, log in enumerate(logs)
+            for what, name, peer, tag, nbytes in log.messages
+            if what is kind
+        ]
+        for kind in (Kind.SENT, Kind.RECEIVED)
+    )
+    assert Counter(sent) == Counter(received)
+    return len(sent)
+
+
+def test_a_run_is_phases_of_steps_layers_and_batches(tmp_path: Path) -> None:
+    log = Log()
+    trainer = observed_trainer(Serial(), log, callbacks=[Checkpointer(tmp_path)])
+    small_fit(trainer)
+    assert not log.open
+    phases = log.phases()
+    assert phases["start"] == 1
+    assert phases["epoch"] == phases["evaluation"] == phases["checkpoint"] == 2
+    assert phases["data"] == phases["step"] == phases["forward"] == phases["backward"] == 8
+    assert log.steps == [(epoch, step) for epoch in range(2) for step in range(4)]
+    layers = [node.name for node in trainer.model.graph.nodes[1:]]
+
+    def within(name: str) -> list[tuple[Kind, str]]:
+        above = ((Kind.PHASE, "epoch"), (Kind.PHASE, "step"), (Kind.PHASE, name))
+        return [path[3] for path in log.paths if path[:3] == above and len(path) == 4]
+
+    forward = within("forward")
+    backward = [activity for activity in within("backward") if activity[0] is Kind.BACKWARD]
+    assert forward == [(Kind.FORWARD, name) for name in layers] * 8
+    assert backward == [(Kind.BACKWARD, name) for name in reversed(layers)] * 8
+    loads = {name: len(lane.paths) for name, lane in log.lanes.items()}
+    assert loads == {"loader 0": 8, "evaluation loader 0": 4}
+    assert {path for lane in log.lanes.values() for path in lane.paths} == {((Kind.LOAD, "batch"),)}
+
+
+def test_without_threads_batches_are_loaded_in_the_phase_data() -> None:
+    log = Log()
+    train, _ = small_data()
+    observed_trainer(Serial(), log).fit(train, global_batch_size=8, loader_threads=0)
+    loads = [path for path in log.paths if path[-1] == (Kind.LOAD, "batch")]
+    assert len(loads) == 4
+    assert {path[-2] for path in loads} == {(Kind.PHASE, "data")}
+    assert not log.lanes
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks"), [("allreduce", 2), *((scheme, 4) for scheme in SCHEMES)]
+)
+def test_bytes_of_calls_are_those_that_the_communicator_counts(scheme: str, ranks: int) -> None:
+    def rank(comm: Communicator) -> Log:
+        log = Log()
+        with_scheme = create_scheme(scheme, comm)
+        trainer = observed_trainer(comm, log, exchange=with_scheme)
+        small_fit(trainer)
+        assert log.bytes == trainer.comm.traffic.bytes > 0
+        assert not log.open
+        return log
+
+    logs = run_threads(ranks, rank, hosts=[r // 2 for r in range(ranks)])
+    matched(logs)
+    for log in logs:
+        updated = {bucket for name, bucket in log.buckets if name == "update"}
+        assert updated >= {0}
+        communication = [path for path in log.paths if path[-1][0] in (Kind.CALL, Kind.WAIT)]
+        within = {path[2][1] for path in communication if len(path) > 3 and path[1][1] == "step"}
+        assert within <= {"forward", "loss", "backward", "exchange"}
+
+
+@pytest.mark.parametrize(
+    "axes", [{"data": 2, "height": 2}, {"filter": 2}, {"data": 2, "pipeline": 2}], ids=str
+)
+def test_bytes_on_a_mesh_are_those_that_the_communicator_counts(axes: Axes) -> None:
+    def rank(comm: Communicator) -> Log:
+        log, mesh = Log(), Mesh(comm, **axes)
+        model = Model(small_net(True), SHAPE, backend="numpy", dtype="float64", mesh=mesh)
+        trainer = Trainer(
+            model,
+            SGD(0.1),
+            exchange=AllReduce(mesh.data),
+            micro_batches=2 if "pipeline" in axes else None,
+            progress=False,
+            observers=[log],
+        )
+        before = trainer.comm.traffic.bytes
+        mesh_fit(trainer)
+        assert log.bytes == trainer.comm.traffic.bytes - before > 0
+        assert not log.open
+        return log
+
+    logs = run_threads(ranks_of(axes), rank)
+    assert matched(logs) > 0
+    if "pipeline" in axes:
+        numbers = {n for log in logs for name, n in log.buckets if name in ("forward", "backward")}
+        assert numbers == {0, 1}
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+def test_the_rounds_of_schedules_are_messages(algorithm: str) -> None:
+    def rank(comm: Communicator) -> Log:
+        log = Log()
+        trainer = observed_trainer(create_allreduce(algorithm, comm), log)
+        small_fit(trainer, epochs=1)
+        return log
+
+    logs = run_threads(4, rank)
+    assert matched(logs) > 4 * 4
+    assert {peer for _, _, peer, _, _ in logs[0].messages} == (
+        {1, 3} if algorithm == "ring" else {1, 2}
+    )
+
+
+def test_peers_are_numbered_in_the_group_that_trains() -> None:
+    def rank(comm: Communicator) -> Log:
+        with comm.split(comm.rank // 2, -comm.rank) as group:
+            log = Log()
+            small_fit(observed_trainer(create_allreduce("ring", group), log), epochs=1)
+        return log
+
+    logs = run_threads(4, rank)
+    assert [{peer for _, _, peer, _, _ in log.messages} for log in logs] == [{0}, {1}, {0}, {1}]
+
+
+def test_a_recomputed_pass_has_a_name_of_its_own() -> None:
+    log = Log()
+    model = Model(small_net(True), SHAPE, backend="numpy", recompute=2)
+    trainer = Trainer(model, "sgd", progress=False, observers=[log])
+    mesh_fit(trainer)
+    again = [path for path in log.paths if path[-1][1].endswith(" (recomputed)")]
+    assert again
+    assert {path[-2] for path in again} == {(Kind.PHASE, "backward")}
+    assert {path[-1][0] for path in again} == {Kind.FORWARD}
+
+
+def test_layers_of_several_shards_are_properly_nested() -> None:
+    """Shards take turns at batch norms, which add up their sums."""
+    log = Log()
+    trainer = observed_trainer(Serial(), log, accumulation=2, sync_batch_norm=True)
+    small_fit(trainer, epochs=1)
+    assert not log.open
+    kinds = (Kind.FORWARD, Kind.BACKWARD)
+    assert all(sum(kind in kinds for kind, _ in path) <= 1 for path in log.paths)
+    norms = [path for path in log.paths if path[-1] == (Kind.FORWARD, "batchnorm1")]
+    assert len(norms) > 2 * 4  # before and after the sum
+
+
+def test_a_failure_ends_all_activities_and_the_observation() -> None:
+    log = Log()
+    trainer = observed_trainer(Serial(), log, callbacks=[Interrupt(2)])
+    with pytest.raises(Interrupted):
+        small_fit(trainer)
+    assert not log.open
+    assert len(log.steps) == 2
+    told = len(log.paths)
+    other = Trainer(trainer.model, SGD(0.1), exchange=trainer.exchange, progress=False)
+    small_fit(other)
+    assert len(log.paths) == told
+
+
+def test_an_observer_of_another_class_is_refused() -> None:
+    with pytest.raises(TypeError, match="expected objects of a subclass of Observer, got 'trace'"):
+        Trainer(small_model(), SGD(0.1), observers=["trace"], progress=False)  # type: ignore[list-item]
+
+
+def test_several_observers_are_told_the_same() -> None:
+    both, first, second = Log(), Log(), Log()
+    small_fit(observed_trainer(Serial(), both))
+    small_fit(observed_trainer(Serial(), first, second))
+    assert first.paths == second.paths == both.paths
+    assert isinstance(combine([first, second]), Observers)
+
+
+def test_a_phase_without_observer_does_nothing() -> None:
+    with phase(None, "step") as nothing:
+        assert nothing is None
+
+
+def test_one_rank_that_fails_ends_the_observation_of_all() -> None:
+    logs = [Log(), Log()]
+
+    class Failing(ArrayDataset):
+        def read(self, indices: Any) -> Any:
+            if Failing.reads > 3:
+                raise OSError("the disk is gone")
+            Failing.reads += 1
+            return super().read(indices)
+
+        reads = 0
+
+    def rank(comm: Communicator) -> None:
+        train, _ = small_data()
+        data = Failing(train.x, train.y) if comm.rank else train
+        observed_trainer(comm, logs[comm.rank]).fit(data, global_batch_size=8)
+
+    with pytest.raises(RankError, match="the disk is gone"):
+        run_threads(2, rank)
+    assert not logs[0].open
+    assert not logs[1].open

@@ -52,4 +52,5 @@ def test_if_a_side_recorded_more_steps_messages_match_within_steps():
     receiver = records(*((Kind.RECEIVED, 0, 0, 0, step, 10 * step + 1) for step in (2, 3)))
     found = match(sender, receiver)
     assert found.sent["step"].tolist() == found.received["step"].tolist() == [2, 3]
-    assert found.unmatched["step"].tolist() == [1]
+    assert found.unmatched_sent["step"].tolist() == [1]
+    assert len(found.unmatched_received) == 0

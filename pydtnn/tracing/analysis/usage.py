@@ -92,8 +92,7 @@ def traffic(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     ndarray of int, shape ``(ranks, ranks)``
         Number of these messages.
     """
-    sent, unmatched = timeline.messages.sent, timeline.messages.unmatched
-    messages = np.append(sent, unmatched)
+    messages = np.concatenate([timeline.messages.sent, timeline.messages.unmatched_sent])
     shape = (timeline.size, timeline.size)
     nbytes, count = np.zeros(shape, "i8"), np.zeros(shape, "i8")
     np.add.at(nbytes, (messages["source"], messages["target"]), messages["nbytes"])

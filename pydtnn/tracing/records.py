@@ -155,6 +155,6 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
     if (records["duration"] < 0).any():
         return "a record has a negative duration"
     messages = records[np.isin(records["kind"], (Kind.SENT, Kind.RECEIVED))]
-    if ((messages["peer"] < 0) | (messages["peer"] >= size)).any():
+    if (messages["peer"] >= size).any():
         return f"a message has a peer that is not one of {size} ranks"
     return ""

@@ -93,6 +93,7 @@ def traffic(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
         Number of these messages.
     """
     messages = np.concatenate([timeline.messages.sent, timeline.messages.unmatched_sent])
+    messages = messages[messages["target"] >= 0]
     shape = (timeline.size, timeline.size)
     nbytes, count = np.zeros(shape, "i8"), np.zeros(shape, "i8")
     np.add.at(nbytes, (messages["source"], messages["target"]), messages["nbytes"])

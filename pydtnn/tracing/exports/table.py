@@ -58,7 +58,7 @@ def rows(timeline: Timeline) -> list[tuple[object, ...]]:
             rank = int(row[near])
             first = (rank, timeline.lanes[rank][row["lane"]], kind.name.lower())
             middle = (*_common(timeline, row, row["group"]), int(row["nbytes"]))
-            found.append((*first, *middle, int(row[far]), int(row["tag"]), "", ""))
+            found.append((*first, *middle, _known(row[far]), int(row["tag"]), "", ""))
     return sorted(found, key=lambda row: (float(str(row[6])), row[0]))
 
 

@@ -172,8 +172,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
     from pydtnn.comm.cores import threads_per_rank
     from pydtnn.comm.gpus import shared_gpu
-    from pydtnn.model.summary import align
     from pydtnn.utils.machine import cpu_model
+    from pydtnn.utils.text_table import align
     from pydtnn.utils.threads import limit_blas_threads
 
     _log.debug("imports: %.2f s", time.perf_counter() - begin)

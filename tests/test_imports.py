@@ -45,7 +45,16 @@ AREAS = {
     "testing": ["testing"],
     "tracing": ["tracing"],
     "reports": ["reports"],
-    "programs": ["cli", "info", "predict", "report", "train", "comm.__main__", "testing.__main__"],
+    "programs": [
+        "cli",
+        "info",
+        "predict",
+        "report",
+        "trace",
+        "train",
+        "comm.__main__",
+        "testing.__main__",
+    ],
 }
 
 BELOW_LAYERS = {"utils", "kernels", "random", "parameters"}
@@ -83,6 +92,7 @@ CONFINED = {
     "cupy": ["kernels.cuda", "comm.nccl", "info"],
     "cupy_backends": ["kernels.cuda"],
     "cupyx": ["kernels.cuda"],
+    "otf2": ["tracing.exports"],
     "jinja2": ["reports.page"],
     "plotly": ["reports.page"],
 }

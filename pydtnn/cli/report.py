@@ -17,9 +17,9 @@ from pydtnn.comm.schedules.auto import RULE, Auto, Choice
 from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
 from pydtnn.info import collect
-from pydtnn.model.summary import align
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
+from pydtnn.utils.text_table import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job

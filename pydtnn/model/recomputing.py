@@ -20,8 +20,8 @@ from pydtnn.model.partition.draft import MeshLike
 from pydtnn.model.recompute import Segments, cut
 from pydtnn.model.segments import Cuts, named_cuts
 from pydtnn.model.stage import Stage
-from pydtnn.model.summary import quantity
 from pydtnn.utils.observer import Observer
+from pydtnn.utils.text_table import quantity
 from pydtnn.utils.validate import whole
 
 AUTO = "auto"

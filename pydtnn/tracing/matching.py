@@ -35,13 +35,14 @@ class Messages:
     sent, received : ndarray of MESSAGE, shape ``(messages,)``
         The same message as its source and its target have recorded it; sorted by the start of the
         sending. Times are in ns of the common clock, counted from the first record.
-    unmatched : ndarray of MESSAGE
+    unmatched_sent, unmatched_received : ndarray of MESSAGE
         Messages that only one side has recorded, as at the ends of ``--trace-steps``.
     """
 
     sent: np.ndarray
     received: np.ndarray
-    unmatched: np.ndarray
+    unmatched_sent: np.ndarray
+    unmatched_received: np.ndarray
 
     def __len__(self) -> int:
         return len(self.sent)
@@ -91,8 +92,8 @@ def _match(sent: np.ndarray, received: np.ndarray) -> Messages:
     more, also = _pair(sent[left], received[right], [*channel, "epoch", "step"])
     first, second = np.append(first, left[more]), np.append(second, right[also])
     order = np.argsort(sent["start"][first], kind="stable")
-    unmatched = np.append(np.delete(sent, first), np.delete(received, second))
-    return Messages(sent[first[order]], received[second[order]], unmatched)
+    lonely = sent[_without(len(sent), first)], received[_without(len(received), second)]
+    return Messages(sent[first[order]], received[second[order]], *lonely)
 
 
 def _pair(

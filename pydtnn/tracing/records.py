@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.utils.observer import Kind
+
 RECORD = np.dtype(
     [
         ("kind", "u1"),  # `pydtnn.utils.observer.Kind`
@@ -104,6 +106,12 @@ def read_traces(folder: str | Path) -> list[RankTrace]:
         raise ValueError(f"trace: {folder} has no rank-*.npz; give the folder of --trace")
     traces = [_read(path) for path in paths]
     size = traces[0].about["size"]
+    other = [trace.rank for trace in traces if trace.about["size"] != size]
+    if other:
+        raise ValueError(
+            f"trace: {folder} has files of several runs: rank {other[0]} was one of "
+            f"{traces[other[0]].about['size']} ranks, rank 0 one of {size}; keep those of one run"
+        )
     if [trace.rank for trace in traces] != [*range(size)]:
         found = ", ".join(str(trace.rank) for trace in traces)
         raise ValueError(f"trace: {folder} has the files of ranks {found} of {size}; copy all")
@@ -112,11 +120,41 @@ def read_traces(folder: str | Path) -> list[RankTrace]:
 
 def _read(path: Path) -> RankTrace:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             records, names = file["records"], file["names"].tolist()
             about = json.loads(str(file["about"]))
     except Exception as error:
-        raise ValueError(f"trace: {path} is damaged ({error})") from error
-    if about.get("version") != VERSION or records.dtype != RECORD:
+        raise ValueError(f"trace: {path} is damaged ({error}); trace the run again") from error
+    if not isinstance(about, dict) or about.get("version") != VERSION or records.dtype != RECORD:
         raise ValueError(f"trace: {path} is of another version; trace the run again")
+    problem = _problem(path, records, names, about)
+    if problem:
+        raise ValueError(f"trace: {path} is damaged ({problem}); trace the run again")
     return RankTrace(records, names, about)
+
+
+def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[str, Any]) -> str:
+    """Return what is wrong with the content of a file; empty if it is consistent."""
+    rank, size, lanes = (about.get(key) for key in ("rank", "size", "lanes"))
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+        return f"its rank is {rank} of {size}"
+    if path != file_of(path.parent, rank):
+        return f"it contains rank {rank}"
+    clock = about.get("clock")
+    keys = ("offset", "drift", "origin")
+    if not isinstance(clock, dict) or not all(
+        isinstance(clock.get(key), int | float) and np.isfinite(clock[key]) for key in keys
+    ):
+        return "it has no clock"
+    if not isinstance(lanes, list) or records.ndim != 1:
+        return "it has no threads"
+    limits = {"kind": len(Kind), "lane": len(lanes), "name": len(names)}
+    for key, limit in limits.items():
+        if len(records) and records[key].max() >= limit:
+            return f"a record has {key} {records[key].max()} of {limit}"
+    if (records["duration"] < 0).any():
+        return "a record has a negative duration"
+    messages = records[np.isin(records["kind"], (Kind.SENT, Kind.RECEIVED))]
+    if (messages["peer"] >= size).any():
+        return f"a message has a peer that is not one of {size} ranks"
+    return ""

@@ -52,4 +52,12 @@ def test_if_a_side_recorded_more_steps_messages_match_within_steps():
     receiver = records(*((Kind.RECEIVED, 0, 0, 0, step, 10 * step + 1) for step in (2, 3)))
     found = match(sender, receiver)
     assert found.sent["step"].tolist() == found.received["step"].tolist() == [2, 3]
-    assert found.unmatched["step"].tolist() == [1]
+    assert found.unmatched_sent["step"].tolist() == [1]
+    assert len(found.unmatched_received) == 0
+
+
+def test_messages_with_processes_that_are_no_ranks_of_the_run_have_no_other_side():
+    found = match(records((Kind.SENT, 0, -1, 0, 0, 10), (Kind.RECEIVED, 0, -1, 0, 0, 10)))
+    assert len(found) == 0
+    assert found.unmatched_sent["target"].tolist() == [-1]
+    assert found.unmatched_received["source"].tolist() == [-1]

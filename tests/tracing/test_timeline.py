@@ -59,7 +59,7 @@ def test_the_innermost_activity_that_contains_another_is_found(timeline):
 def test_every_message_arrives_after_it_was_sent(timeline):
     messages = timeline.messages
     assert len(messages) == 8 * 4 * 2 * 2  # steps, ranks, buckets, rounds
-    assert len(messages.unmatched) == 0
+    assert len(messages.unmatched_sent) == len(messages.unmatched_received) == 0
     assert (messages.received["stop"] > messages.sent["start"]).all()
     for field in ("group", "source", "target", "tag", "nbytes", "epoch", "step"):
         np.testing.assert_array_equal(messages.sent[field], messages.received[field])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydtnn.tracing.analysis.blocks import Blocks, find_blocks
 from pydtnn.tracing.analysis.difference import Change, compare, step_durations
 from pydtnn.tracing.analysis.efficiency import Efficiency, efficiency
-from pydtnn.tracing.analysis.labels import Labels, label
+from pydtnn.tracing.analysis.labels import Labels, describe_label, label
 from pydtnn.tracing.analysis.path import CriticalPaths, Part, Path, Segment
 from pydtnn.tracing.analysis.rates import Machine, Rate, machine, rates
 from pydtnn.tracing.analysis.slow import Slow, slow_ranks
@@ -25,6 +25,7 @@ __all__ = [
     "find_blocks",
     "Labels",
     "label",
+    "describe_label",
     "Time",
     "times",
     "phase_times",

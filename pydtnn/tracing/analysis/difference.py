@@ -74,6 +74,8 @@ def compare(before: Timeline, after: Timeline) -> list[Change]:
     for kind, name in dict.fromkeys([*both[0], *both[1]]):
         series = [run.get((kind, name), np.zeros(1)) for run in both]
         first, second = (float(np.median(one)) for one in series)
+        if not first and not second:
+            continue
         noise = sum(_standard_error(one) ** 2 for one in series) ** 0.5
         found.append(Change(kind, name, first, second, noise))
     return sorted(found, key=lambda change: -abs(change.difference))

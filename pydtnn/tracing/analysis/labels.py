@@ -72,7 +72,7 @@ def label(timeline: Timeline) -> Labels:
     return Labels(table, positions[codes.reshape(-1)])
 
 
-def describe(kind: Kind, name: str) -> str:
+def describe_label(kind: Kind, name: str) -> str:
     """Return a label in words, such as "layer conv1 (forward)"."""
     if kind in (Kind.FORWARD, Kind.BACKWARD):
         return f"layer {name} ({kind.name.lower()})"

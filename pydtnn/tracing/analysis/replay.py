@@ -16,9 +16,10 @@ def replay(timeline: Timeline, blocks: Blocks, start: np.ndarray, stop: np.ndarr
 
     Compute takes as long as recorded. A message arrives when it is sent. It is sent when the
     preceding events of its group and tag on that rank are complete and, unless it follows a message
-    that was received in the same call or wait, when the main thread is there. A wait ends when the messages that arrived in it do; a collective
-    call without recorded messages ends when all ranks have entered it. All dependencies are in the
-    order of the recorded times, so the result is not longer than the recorded run.
+    that was received in the same call or wait, when the main thread is there. A wait ends when the
+    messages that arrived in it do; a collective call without recorded messages ends when the rank
+    that entered the communicator last has done so. All dependencies are in the order of the
+    recorded times, so the result is not longer than the recorded run.
 
     Parameters
     ----------

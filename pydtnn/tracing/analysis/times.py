@@ -28,7 +28,7 @@ class Time:
     median : float
         Of the durations, in s.
     share : float
-        Total over the time of the threads that it ran on.
+        Total over the duration of the trace, or of the steps, on all ranks that were asked for.
     nbytes : int
         Bytes sent, in B.
     """
@@ -56,16 +56,18 @@ def phase_times(timeline: Timeline, rank: int | None = None) -> list[Time]:
 
 
 def layer_times(timeline: Timeline, rank: int | None = None) -> list[Time]:
-    """Return the time of each layer, forward and backward."""
-    return times(timeline, (Kind.FORWARD, Kind.BACKWARD), rank)
+    """Return the time of each layer, forward and backward, in training steps."""
+    return times(timeline, (Kind.FORWARD, Kind.BACKWARD), rank, in_steps=True)
 
 
 def operation_times(timeline: Timeline, rank: int | None = None) -> list[Time]:
-    """Return the time of each communicator call and wait, and of each kernel."""
-    return times(timeline, (Kind.CALL, Kind.WAIT, Kind.KERNEL), rank)
+    """Return the time of each communicator call and wait, and of each kernel, in steps."""
+    return times(timeline, (Kind.CALL, Kind.WAIT, Kind.KERNEL), rank, in_steps=True)
 
 
-def times(timeline: Timeline, kinds: Sequence[Kind], rank: int | None = None) -> list[Time]:
+def times(
+    timeline: Timeline, kinds: Sequence[Kind], rank: int | None = None, *, in_steps: bool = False
+) -> list[Time]:
     """Return the time of the activities of some kinds, the longest first.
 
     Parameters
@@ -74,11 +76,21 @@ def times(timeline: Timeline, kinds: Sequence[Kind], rank: int | None = None) ->
     kinds : sequence of Kind
     rank : int, optional
         Default: all ranks.
+    in_steps : bool, default False
+        Only activities within training steps; shares are those of the time of the steps.
     """
-    chosen = timeline.activities
-    if rank is not None:
-        chosen = chosen[chosen["rank"] == rank]
-    whole = timeline.duration * (timeline.size if rank is None else 1) or 1
+    ranks = range(timeline.size) if rank is None else (rank,)
+    chosen = timeline.activities[np.isin(timeline.activities["rank"], ranks)]
+    whole = timeline.duration * len(ranks) or 1
+    if in_steps:
+        steps = timeline.steps
+        parts = [chosen[chosen["rank"] == one] for one in ranks]
+        parts = [
+            part[steps.place(one, part["start"]) >= 0]
+            for one, part in zip(ranks, parts, strict=True)
+        ]
+        chosen = np.concatenate(parts)
+        whole = int((steps.stop - steps.start)[:, ranks].sum()) or 1
     chosen = chosen[np.isin(chosen["kind"], kinds)]
     durations = chosen["stop"] - chosen["start"]
     keys = chosen["kind"].astype("i8") << 32 | chosen["name"]

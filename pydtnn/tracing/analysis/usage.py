@@ -62,7 +62,7 @@ def usage(timeline: Timeline, blocks: Blocks | None = None) -> list[Usage]:
 
 
 def waits(timeline: Timeline, blocks: Blocks | None = None) -> np.ndarray:
-    """Return how long each rank has waited for each other.
+    """Return how long each rank has waited for each other during the training steps.
 
     Parameters
     ----------
@@ -76,9 +76,12 @@ def waits(timeline: Timeline, blocks: Blocks | None = None) -> np.ndarray:
         Element (r, q): time that rank r has waited for rank q, in s.
     """
     blocks = blocks or find_blocks(timeline)
-    shares = blocks.waiting()[1]
+    shares = blocks.waiting()[1] / 1e9
     found = np.zeros((timeline.size, timeline.size))
-    np.add.at(found, (blocks.rank[blocks.block], blocks.peer), shares / 1e9)
+    for rank in range(timeline.size):
+        here = np.flatnonzero(blocks.rank[blocks.block] == rank)
+        here = here[timeline.steps.place(rank, blocks.start[blocks.block[here]]) >= 0]
+        np.add.at(found[rank], blocks.peer[here], shares[here])
     return found
 
 
@@ -92,8 +95,8 @@ def traffic(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     ndarray of int, shape ``(ranks, ranks)``
         Number of these messages.
     """
-    sent, unmatched = timeline.messages.sent, timeline.messages.unmatched
-    messages = np.append(sent, unmatched)
+    messages = np.concatenate([timeline.messages.sent, timeline.messages.unmatched_sent])
+    messages = messages[messages["target"] >= 0]
     shape = (timeline.size, timeline.size)
     nbytes, count = np.zeros(shape, "i8"), np.zeros(shape, "i8")
     np.add.at(nbytes, (messages["source"], messages["target"]), messages["nbytes"])

@@ -1,0 +1,109 @@
+"""The command line of traces: export, summary, compare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pydtnn.tracing.exports import FORMATS
+from pydtnn.tracing.summary import describe_changes, summarize
+from pydtnn.tracing.timeline import load_timeline
+from pydtnn.utils.errors import describe, printable, requested_traceback
+from pydtnn.utils.output import printing
+
+EXAMPLES = """examples:
+  python -m pydtnn.train --model resnet20 --trace traces/run
+  python -m pydtnn.trace summary traces/run
+  python -m pydtnn.trace export traces/run --to chrome --output run.json
+  python -m pydtnn.trace compare traces/run traces/other
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    try:
+        with printing():
+            options = _parser().parse_args(arguments)
+            options.command(options)
+    except Exception as error:
+        text = describe(error).removeprefix("trace: ")
+        print(f"{requested_traceback(error)}pydtnn.trace: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that raises its errors as exceptions with a one-sentence message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m pydtnn.trace",
+        description="Export, summarise and compare traces that --trace has written.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    export = commands.add_parser("export", help="write a trace in the format of another tool")
+    export.add_argument("folder", help="folder of --trace")
+    export.add_argument(
+        "--to",
+        required=True,
+        choices=FORMATS,
+        help="chrome: JSON for ui.perfetto.dev; paraver; otf2: for Vampir; csv: a row per record",
+    )
+    export.add_argument("--output", help="file or, for otf2, new folder; default: in the folder")
+    export.set_defaults(command=_export)
+    summary = commands.add_parser("summary", help="print where time went")
+    summary.add_argument("folder", help="folder of --trace")
+    summary.add_argument("--top", type=_rows, default=12, help="rows of each table; default: 12")
+    summary.set_defaults(command=_summary)
+    compare = commands.add_parser("compare", help="print what is slower or faster in a second run")
+    compare.add_argument("before", help="folder of --trace")
+    compare.add_argument("after", help="folder of --trace of the second run")
+    compare.add_argument("--top", type=_rows, default=25, help="rows of the table; default: 25")
+    compare.set_defaults(command=_compare)
+    return parser
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number of rows from 1, got {text!r}")
+    return int(text)
+
+
+def _export(options: argparse.Namespace) -> None:
+    chosen = FORMATS[options.to]
+    path = Path(options.output or Path(options.folder) / chosen.output)
+    timeline = load_timeline(options.folder)
+    chosen.write(timeline, path)
+    records = len(timeline.activities)
+    messages = timeline.messages
+    print(printable(f"{path}: {records:,} activities and {len(messages):,} messages"))
+    alone = len(messages.unmatched_sent) + len(messages.unmatched_received)
+    if alone:
+        print(f"{alone:,} messages were recorded by one of their ranks only and are not drawn")
+
+
+def _summary(options: argparse.Namespace) -> None:
+    print(printable("\n".join(summarize(load_timeline(options.folder), top=options.top))))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    before, after = load_timeline(options.before), load_timeline(options.after)
+    print(printable("\n".join(describe_changes(before, after, top=options.top))))

@@ -178,6 +178,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
 
     _log.debug("imports: %.2f s", time.perf_counter() - begin)
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
+    if comm.supervision is not None:
+        comm.supervision.limit(config.timeout)
     cupy = _together(comm, take_gpu, config, comm)
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}

@@ -92,7 +92,14 @@ class Failure:
         if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
             leave = _defer_to_signal_thread
             always = (signal.SIGINT, signal.SIGTERM)  # even if the launcher ignores them
-            self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
+            self._signals = SignalWatch(
+                leave,
+                leave,
+                self._end_by_signal,
+                always,
+                self.supervision.last_step,
+                self.supervision.request_table,
+            )
 
     def _withdraw(self) -> None:
         """Uninstall the handlers when a later communicator installs its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,8 +36,8 @@ class LastStep:
 
     Attributes
     ----------
-    reached : threading.Event
-        Set when the last step is complete on this rank.
+    reached : bool
+        Whether the last step is complete on this rank.
     """
 
     def __init__(self, ask: Callable[[int], None] | None = None) -> None:
@@ -45,7 +46,8 @@ class LastStep:
         self._active = self._held = False
         self._begun = 0
         self._last: Last | None = None
-        self.reached = threading.Event()
+        self._asked_at: float | None = None
+        self.reached = False
 
     def start(self) -> None:
         """Allow the run to end after a step from now on; called when training starts."""
@@ -66,7 +68,7 @@ class LastStep:
             while self._held:
                 self._changed.wait()
             if self._last is not None and 0 <= self._last.step <= self._begun:
-                self.reached.set()
+                self.reached = True
                 self._active = False
                 return self._last
             self._begun += 1
@@ -77,11 +79,17 @@ class LastStep:
         with self._changed:
             if not self._active:
                 return False
+            self._asked_at = time.monotonic()
             if self._ask is None:
                 self._last = self._last or Last(self._begun, signal, 0)
         if self._ask is not None:
             self._ask(signal)
         return True
+
+    def overdue(self) -> bool:
+        """Return whether the step that `request` waits for has not been completed in time."""
+        since = self._asked_at
+        return since is not None and not self.reached and time.monotonic() > since + PATIENCE
 
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""

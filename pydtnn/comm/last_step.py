@@ -11,6 +11,10 @@ PATIENCE = 20.0
 """Seconds in which the step in progress must be complete; then the run ends without it."""
 
 
+TWICE = 0.5
+"""Seconds in which a second signal is the same one, sent by the terminal and by the launcher."""
+
+
 class Last(NamedTuple):
     """The last step: its number among those begun, and the signal, with the rank that it reached.
 
@@ -32,7 +36,8 @@ class LastStep:
     Parameters
     ----------
     ask : callable, optional
-        Asks for the end of the run, with the signal. By default there is no other rank.
+        Asks for the end of the run, with the signal; returns whether that is possible. By default
+        there is no other rank.
 
     Attributes
     ----------
@@ -40,7 +45,7 @@ class LastStep:
         Whether the last step is complete on this rank.
     """
 
-    def __init__(self, ask: Callable[[int], None] | None = None) -> None:
+    def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
         self._ask = ask
         self._changed = threading.Condition()
         self._active = self._held = False
@@ -75,16 +80,18 @@ class LastStep:
             return None
 
     def request(self, signal: int) -> bool:
-        """Ask for the end after the step in progress; return whether that is possible now."""
+        """Ask for the end after the step in progress; return whether that is possible now.
+
+        A later signal ends the run at once.
+        """
         with self._changed:
-            if not self._active:
+            now = time.monotonic()
+            if not self._active or (self._asked_at is not None and now > self._asked_at + TWICE):
                 return False
-            self._asked_at = time.monotonic()
+            self._asked_at = self._asked_at or now
             if self._ask is None:
                 self._last = self._last or Last(self._begun, signal, 0)
-        if self._ask is not None:
-            self._ask(signal)
-        return True
+        return self._ask is None or self._ask(signal)
 
     def overdue(self) -> bool:
         """Return whether the step that `request` waits for has not been completed in time."""

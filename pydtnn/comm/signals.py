@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Protocol
 
+from pydtnn.comm.last_step import TWICE
 from pydtnn.comm.stacks import OWN
 
 SIGNALS: dict[int, str] = {
@@ -35,9 +36,6 @@ GRACE = 1.5
 
 _STOP = 0
 """Written into the pipe to end the thread; no signal has this number."""
-
-TWICE = 0.5
-"""Seconds in which a second signal is the same one, sent by the terminal and by the launcher."""
 
 Handler = Callable[[int, FrameType | None], Any]
 

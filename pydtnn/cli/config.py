@@ -362,6 +362,7 @@ class TrainConfig(DeviceChecks, ExactChecks, TraceOptions, WaitOptions):
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self.check_device()
         self.check_trace()
+        self.check_waits()
         self._check_partners()
         self.check_exact()
 

@@ -22,8 +22,10 @@ from pydtnn.cli.header import describe_job, first_line
 from pydtnn.cli.logs import show_logs
 from pydtnn.cli.parser import Arguments
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
-from pydtnn.comm.signals import SIGNALS, SignalWatch
-from pydtnn.utils.errors import EXPLAINED, AgreedError, describe, requested_traceback
+from pydtnn.comm.serial import Serial
+from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
+from pydtnn.comm.supervision import supervise_alone
+from pydtnn.utils.errors import EXPLAINED, AgreedError, Interrupted, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.output import discard
 from pydtnn.utils.terminal import terminal_of
@@ -84,6 +86,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         alike = comm is None and isinstance(error, ImportError | ValueError)
         if not alike or is_first_on_host():
             print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
+        if isinstance(error, Interrupted):
+            return 128 + error.signal
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -93,6 +97,7 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
     """Convert signals of a single rank to exceptions, so that terminal and files are restored.
 
     If that takes too long, as in a kernel, or a second signal arrives, the process ends at once.
+    During training, SIGINT and SIGTERM end the run after the step.
     """
     told = threading.Lock()
 
@@ -103,13 +108,26 @@ def _terminated_in_order(comm: Communicator) -> Iterator[None]:
             os.write(2, f"{SIGNALS[number]}\n".encode())
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if number in DEFERRED and supervision.last_step.request(number):
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         report_signal(number)
         raise SystemExit(128 + number)
 
     if comm.size > 1 or threading.current_thread() is not threading.main_thread():
         yield  # the communicator handles signals, or this thread cannot install handlers
         return
-    watch = SignalWatch(leave, act=report_signal)
+    supervision = comm.supervision or supervise_alone()
+    if isinstance(comm, Serial):
+        comm.supervise(supervision)
+    watch = SignalWatch(
+        leave,
+        leave,
+        act=report_signal,
+        orderly=supervision.last_step,
+        report=supervision.request_table,
+    )
     try:
         yield
     finally:
@@ -178,6 +196,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
 
     _log.debug("imports: %.2f s", time.perf_counter() - begin)
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
+    if comm.supervision is not None:
+        comm.supervision.limit(config.timeout)
     cupy = _together(comm, take_gpu, config, comm)
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}

@@ -9,6 +9,7 @@ from pydtnn.callbacks.history import HistoryWriter
 from pydtnn.callbacks.measurements import MeasurementWriter
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
+from pydtnn.callbacks.slow_ranks import SlowRanks
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
 from pydtnn.training.progress import ProgressBar
@@ -26,6 +27,7 @@ __all__ = [
     "Monitor",
     "ProgressBar",
     "ReduceOnPlateau",
+    "SlowRanks",
     "StopAtMetric",
 ]
 

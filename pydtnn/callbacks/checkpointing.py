@@ -95,6 +95,10 @@ class Checkpointer(Callback):
         """Save the last state if it is not saved. Collective: all ranks call it."""
         self._save(trainer)
 
+    def on_interrupt(self, trainer: Training) -> None:
+        """Save the state after the last step. Collective: all ranks call it."""
+        self._save(trainer)
+
     def _save(self, trainer: Training) -> None:
         position = trainer.epoch, trainer.step
         if position != self._saved:

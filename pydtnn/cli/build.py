@@ -20,6 +20,7 @@ from pydtnn.callbacks import (
     HistoryWriter,
     MeasurementWriter,
     ReduceOnPlateau,
+    SlowRanks,
     StopAtMetric,
 )
 from pydtnn.cli.config import TrainConfig
@@ -140,13 +141,15 @@ def create_job(
     if config.save and not config.saves_weights:
         check_saveable(model)
         model.inputs = inputs_of(train)  # also if it is only evaluated
+    slow = create_slow_ranks(config, comm)
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),
         loss=loss,
         metrics=metrics,
         exchange=create_exchange(config, data),
-        callbacks=create_callbacks(config, directory, monitor),
+        callbacks=[*slow, *create_callbacks(config, directory, monitor)],
+        observers=[one.times for one in slow],
         accumulation=config.accumulation,
         micro_batches=config.micro_batches,
         pipeline_schedule=config.pipeline_schedule,
@@ -307,6 +310,12 @@ def create_schedule(config: TrainConfig, usual: Any, global_batch: int, steps: i
         warmup_steps=round(config.warmup_epochs * steps),
         **options,
     )
+
+
+def create_slow_ranks(config: TrainConfig, comm: Communicator) -> list[SlowRanks]:
+    """Create the callback that names slow ranks, if there are several ranks and it is wanted."""
+    wanted = comm.size > 1 and config.straggler_factor and not config.evaluate_only
+    return [SlowRanks(config.straggler_factor)] if wanted else []
 
 
 def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list[Callback]:

@@ -19,12 +19,13 @@ from pydtnn.cli.options import (
     flags,
     option,
 )
+from pydtnn.cli.waiting import WaitOptions
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.threads import MOST_THREADS
 
 
 @dataclass(frozen=True)
-class TrainConfig(DeviceChecks, ExactChecks, TraceOptions):
+class TrainConfig(DeviceChecks, ExactChecks, TraceOptions, WaitOptions):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -361,6 +362,7 @@ class TrainConfig(DeviceChecks, ExactChecks, TraceOptions):
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self.check_device()
         self.check_trace()
+        self.check_waits()
         self._check_partners()
         self.check_exact()
 

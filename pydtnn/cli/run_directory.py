@@ -162,6 +162,10 @@ class RunFolder(Callback):
         """
         on_rank_0(trainer.comm, self._look)
 
+    def on_interrupt(self, trainer: Training) -> None:
+        """Check the folder. Collective: all ranks call it."""
+        on_rank_0(trainer.comm, self._look)
+
     def close(self) -> None:
         """Release the lock of the new folder."""
         self._held.close()

@@ -53,7 +53,9 @@ def choose_transport(config: TrainConfig, comm: Communicator, cupy: Any) -> Comm
     if config.comm == "nccl" or (config.comm == "auto" and comm.size > 1):
         return create_nccl(comm, cupy)
     if config.comm == "auto":
-        return Serial()  # one rank sends no messages, even if mpirun started it
+        serial = Serial()  # one rank sends no messages, even if mpirun started it
+        serial.supervise(comm.supervision)
+        return serial
     return CudaAware(comm, cupy) if config.cuda_aware else Staged(comm, cupy)
 
 

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-def create_communicator(name: str = "auto") -> Communicator:
+def create_communicator(name: str = "auto", *, timeout: float | None = None) -> Communicator:
     """Create the communicator of all ranks of this run. Collective: all ranks call it.
 
     Parameters
@@ -35,6 +35,9 @@ def create_communicator(name: str = "auto") -> Communicator:
     name : {"auto", "serial", "mpi"}
         "auto" is the rank's communicator within `run_threads`; otherwise "mpi" if an MPI launcher
         (mpirun, srun) started this process, else "serial".
+    timeout : float, optional
+        Over MPI, the longest wait for other ranks or for a batch, in s; by default 300. Then a
+        table of what each rank is doing is printed, and all ranks end with status 75. 0: no limit.
 
     Returns
     -------
@@ -50,6 +53,10 @@ def create_communicator(name: str = "auto") -> Communicator:
     ValueError
         If the name is unknown, or the launcher's processes do not form one group.
     """
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(
+            f"create_communicator: timeout must be at least 0 s, got {timeout}; 0 is no limit"
+        )
     if name == "auto":
         own = communicator_of_thread()
         if own is not None:
@@ -61,7 +68,10 @@ def create_communicator(name: str = "auto") -> Communicator:
         from pydtnn.comm.mpi import create_mpi
         from pydtnn.comm.schedules.rule import by_rule
 
-        return by_rule(create_mpi())
+        comm = create_mpi()
+        if timeout is not None and comm.supervision is not None:
+            comm.supervision.limit(timeout)
+        return by_rule(comm)
     raise ValueError(unknown("communicator", name, ("auto", "serial", "mpi")))
 
 

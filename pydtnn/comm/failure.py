@@ -19,7 +19,7 @@ from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.reporter import Reporter
 from pydtnn.comm.signals import SIGNALS, SignalWatch
 from pydtnn.comm.supervision import Supervision
-from pydtnn.utils.errors import AgreedError, describe, requested_traceback
+from pydtnn.utils.errors import AgreedError, Interrupted, describe, requested_traceback
 
 _PATIENCE = 1.0
 """Seconds during which a rank lets a rank that failed before it print and abort."""
@@ -92,7 +92,14 @@ class Failure:
         if self.comm.size > 1 and threading.current_thread() is threading.main_thread():
             leave = _defer_to_signal_thread
             always = (signal.SIGINT, signal.SIGTERM)  # even if the launcher ignores them
-            self._signals = SignalWatch(leave, leave, self._end_by_signal, always)
+            self._signals = SignalWatch(
+                leave,
+                leave,
+                self._end_by_signal,
+                always,
+                self.supervision.last_step,
+                self.supervision.request_table,
+            )
 
     def _withdraw(self) -> None:
         """Uninstall the handlers when a later communicator installs its own."""
@@ -108,6 +115,8 @@ class Failure:
                 _print(f"{describe(error)}\n")
             if self.comm.rank in error.ranks[:1]:
                 _print(requested_traceback(error))
+            if isinstance(error, Interrupted):
+                raise SystemExit(128 + error.signal)
         elif self.comm.size == 1:
             _print(f"{requested_traceback(error)}{describe(error)}\n")
         else:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 PATIENCE = 20.0
 """Seconds in which the step in progress must be complete; then the run ends without it."""
+
+
+TWICE = 0.5
+"""Seconds in which a second signal is the same one, sent by the terminal and by the launcher."""
 
 
 class Last(NamedTuple):
@@ -31,21 +36,23 @@ class LastStep:
     Parameters
     ----------
     ask : callable, optional
-        Asks for the end of the run, with the signal. By default there is no other rank.
+        Asks for the end of the run, with the signal; returns whether that is possible. By default
+        there is no other rank.
 
     Attributes
     ----------
-    reached : threading.Event
-        Set when the last step is complete on this rank.
+    reached : bool
+        Whether the last step is complete on this rank.
     """
 
-    def __init__(self, ask: Callable[[int], None] | None = None) -> None:
+    def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
         self._ask = ask
         self._changed = threading.Condition()
         self._active = self._held = False
         self._begun = 0
         self._last: Last | None = None
-        self.reached = threading.Event()
+        self._asked_at: float | None = None
+        self.reached = False
 
     def start(self) -> None:
         """Allow the run to end after a step from now on; called when training starts."""
@@ -66,22 +73,30 @@ class LastStep:
             while self._held:
                 self._changed.wait()
             if self._last is not None and 0 <= self._last.step <= self._begun:
-                self.reached.set()
+                self.reached = True
                 self._active = False
                 return self._last
             self._begun += 1
             return None
 
     def request(self, signal: int) -> bool:
-        """Ask for the end after the step in progress; return whether that is possible now."""
+        """Ask for the end after the step in progress; return whether that is possible now.
+
+        A later signal ends the run at once.
+        """
         with self._changed:
-            if not self._active:
+            now = time.monotonic()
+            if not self._active or (self._asked_at is not None and now > self._asked_at + TWICE):
                 return False
+            self._asked_at = self._asked_at or now
             if self._ask is None:
                 self._last = self._last or Last(self._begun, signal, 0)
-        if self._ask is not None:
-            self._ask(signal)
-        return True
+        return self._ask is None or self._ask(signal)
+
+    def overdue(self) -> bool:
+        """Return whether the step that `request` waits for has not been completed in time."""
+        since = self._asked_at
+        return since is not None and not self.reached and time.monotonic() > since + PATIENCE
 
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""

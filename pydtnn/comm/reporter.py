@@ -71,7 +71,7 @@ class Reporter:
             self._file = os.open(os.path.join(folder, _FILE), os.O_WRONLY | os.O_APPEND)
             memory = _share(folder, comm)
             connection = _connect(folder, comm.rank) if watched else None
-        self.supervision = Supervision(Slot(memory))
+        self.supervision = Supervision(Slot(memory), alone=not watched)
         self.supervision.slot.clear(comm.rank, DEFAULT_TIMEOUT)
         if listener is not None and self._file is not None and folder is not None:
             _start(listener, self._file, os.path.join(folder, _SLOTS), links, facts)

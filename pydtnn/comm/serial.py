@@ -11,6 +11,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Completed, Request
 from pydtnn.comm.mailbox import Mailbox, Message
+from pydtnn.comm.supervision import Supervision
 
 
 class Serial(Communicator):
@@ -21,6 +22,15 @@ class Serial(Communicator):
     def __init__(self) -> None:
         super().__init__(0, [0])
         self._mailbox = Mailbox()
+        self._supervision: Supervision | None = None
+
+    @property
+    def supervision(self) -> Supervision | None:
+        return self._supervision
+
+    def supervise(self, supervision: Supervision | None) -> None:
+        """Set what this rank shares with other processes."""
+        self._supervision = supervision
 
     def barrier(self) -> None:
         return None

@@ -1,9 +1,10 @@
-"""Signals that terminate a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
+"""Signals that terminate a run, SIGINT (Ctrl-C), SIGTERM and SIGHUP, and SIGUSR1, which reports.
 
 A handler written in Python runs in the main thread between two instructions, hence not while that
 thread is in a kernel or inside MPI. But the C-level handler writes the number of the signal into a
 pipe, which a separate thread reads at once. That thread also ends the process if it has not ended
-otherwise in time, or if a second signal arrives.
+otherwise in time, or if a second signal arrives. After the first signal a run may complete its
+step, if it is in one; then the second signal is as the first one is elsewhere.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
+from pydtnn.comm.last_step import TWICE
 from pydtnn.comm.stacks import OWN
 
 SIGNALS: dict[int, str] = {
@@ -26,6 +28,9 @@ SIGNALS: dict[int, str] = {
 }
 """The signals that end a run, and the text by which each is reported."""
 
+DEFERRED = (signal.SIGINT, signal.SIGTERM)
+"""The signals after which a step may be completed."""
+
 GRACE = 1.5
 """Seconds that a run may take to end after the first signal."""
 
@@ -33,6 +38,28 @@ _STOP = 0
 """Written into the pipe to end the thread; no signal has this number."""
 
 Handler = Callable[[int, FrameType | None], Any]
+
+
+class Orderly(Protocol):
+    """The end of a run after its step."""
+
+    def request(self, number: int) -> bool:
+        """Ask for the end after the step in progress; return whether that is possible."""
+
+    def overdue(self) -> bool:
+        """Return whether the step has taken too long."""
+
+
+class Never:
+    """A run that ends at once."""
+
+    def request(self, number: int) -> bool:
+        """Return False."""
+        return False
+
+    def overdue(self) -> bool:
+        """Return True."""
+        return True
 
 
 class SignalWatch:
@@ -51,6 +78,11 @@ class SignalWatch:
         Called with the number of the first signal, at once and in a separate thread.
     always : collection of int
         Signals that are handled even if they are ignored.
+    orderly : Orderly, optional
+        Ends the run after its step on the first SIGINT or SIGTERM, if that is possible. Then `act`
+        is called on the second signal, or when the step is overdue.
+    report : callable, optional
+        Called when SIGUSR1 arrives, in a separate thread; without it, SIGUSR1 is not handled.
     """
 
     def __init__(
@@ -59,8 +91,12 @@ class SignalWatch:
         interrupt: Handler = signal.default_int_handler,
         act: Callable[[int], None] = lambda number: None,
         always: Collection[int] = (),
+        orderly: Orderly | None = None,
+        report: Callable[[], None] | None = None,
     ) -> None:
         self._act = act
+        self._orderly = orderly or Never()
+        self._report = report
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._former = {
@@ -68,6 +104,9 @@ class SignalWatch:
             for number in SIGNALS
             if number in always or signal.getsignal(number) is not signal.SIG_IGN
         }
+        if report is not None:
+            self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _continue)
+            signal.siginterrupt(signal.SIGUSR1, False)
         self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         name = f"{OWN}-signals"
         self._thread = threading.Thread(target=self._watch, args=(reader,), daemon=True, name=name)
@@ -86,11 +125,25 @@ class SignalWatch:
     def _watch(self, reader: int) -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             number = self._next(pipe, None)
+            if number is not None and number in DEFERRED and self._orderly.request(number):
+                number = self._after_step(pipe, number)
             if number is None or number == _STOP:
                 return
             threading.Thread(target=self._act, args=(number,), daemon=True).start()
             if self._next(pipe, GRACE) != _STOP:
                 os._exit(128 + number)
+
+    def _after_step(self, pipe: Any, number: int) -> int:
+        """Wait for the end of the run; return `_STOP`, or the signal that ends it at once."""
+        begin = time.monotonic()
+        while True:
+            again = self._next(pipe, 0.2)
+            if again == _STOP:
+                return _STOP
+            if again is not None and time.monotonic() > begin + TWICE:
+                return again
+            if again is None and self._orderly.overdue():
+                return number
 
     def _next(self, pipe: Any, seconds: float | None) -> int | None:
         """Return the next signal that ends the run, or `_STOP`; None if none arrives in time."""
@@ -100,5 +153,11 @@ class SignalWatch:
             if not select.select([pipe], [], [], left)[0]:
                 return None
             number = pipe.read(1)[0]
-            if number in self._former or number == _STOP:
+            if number == signal.SIGUSR1 and self._report is not None:
+                self._report()
+            elif number in self._former or number == _STOP:
                 return int(number)
+
+
+def _continue(number: int, frame: FrameType | None) -> None:
+    """Handle SIGUSR1 in the main thread, which goes on; the thread of the pipe reports."""

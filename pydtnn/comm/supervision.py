@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from pydtnn.comm import watchdog
 from pydtnn.comm.activity import CurrentActivity
 from pydtnn.comm.last_step import Last, LastStep
-from pydtnn.comm.monitor.slots import Slot
+from pydtnn.comm.monitor.rows import Watched
+from pydtnn.comm.monitor.slots import SLOT, Slot
+from pydtnn.comm.monitor.table import table
 from pydtnn.comm.stacks import OWN, stacks
 
 DEFAULT_TIMEOUT = 300.0
 """Longest duration of a wait for other ranks or for a batch, in s."""
+
+
+def supervise_alone() -> Supervision:
+    """Return the supervision of a rank without others, in memory of its own."""
+    slot = Slot(memoryview(bytearray(SLOT)))
+    slot.clear(0, DEFAULT_TIMEOUT)
+    return Supervision(slot, alone=True)
 
 
 class Supervision:
@@ -24,6 +35,8 @@ class Supervision:
     ----------
     slot : Slot
         Shared with the process beside the ranks.
+    alone : bool
+        Whether there is no other rank.
 
     Attributes
     ----------
@@ -32,10 +45,10 @@ class Supervision:
     last_step : LastStep
     """
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: Slot, *, alone: bool = False) -> None:
         self.slot = slot
         self.activity = CurrentActivity(slot)
-        self.last_step = LastStep(self._request)
+        self.last_step = LastStep(None if alone else self._request)
         self._connection: socket.socket | None = None
 
     def connect(
@@ -57,18 +70,15 @@ class Supervision:
         self._connection, self._end, self._end_by_signal = connection, end, end_by_signal
         threading.Thread(target=self._listen, daemon=True, name=f"{OWN}-process").start()
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a process."""
-        return self._connection is not None
-
     def limit(self, seconds: float) -> None:
         """Set the longest duration of a wait for other ranks or for a batch, in s; 0: no limit."""
         self.slot.limit(seconds)
 
     def request_table(self) -> None:
-        """Have the table of ranks printed."""
-        self._say("table")
+        """Have the table of ranks printed; that of this rank alone, if there is no process."""
+        if not self._say("table"):
+            rows = Watched([self.slot], socket.gethostname()).look(time.monotonic())
+            os.write(2, f"{table(rows)}{stacks()}".encode())
 
     def leave(self) -> None:
         """Unregister this rank, so that its end is expected."""
@@ -77,13 +87,16 @@ class Supervision:
                 self._connection.sendall(watchdog.LEAVING)
             self._connection = None
 
-    def _request(self, signal: int) -> None:
-        self._say(f"signal {signal}")
+    def _request(self, signal: int) -> bool:
+        return self._say(f"signal {signal}")
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str) -> bool:
+        """Send a line to the process; return whether that is possible."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.sendall(f"{line}\n".encode())
+                return True
+        return False
 
     def _listen(self) -> None:
         assert self._connection is not None

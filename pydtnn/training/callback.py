@@ -88,6 +88,9 @@ class Callback(SuggestsNames, StoresArguments):
     def on_fit_end(self, trainer: Training) -> None:
         """Called when training ends."""
 
+    def on_interrupt(self, trainer: Training) -> None:
+        """Called instead of `on_fit_end` when a signal ends training after a step."""
+
     def evaluated(self, trainer: Training) -> AbstractContextManager[None]:
         """Return a context in which the model has the parameters to evaluate; by default its own.
 

@@ -22,7 +22,7 @@ from pydtnn.training.axis_sums import further_axes
 from pydtnn.training.mesh import choose_exchange, choose_mesh, create_parts
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.objective import Objective
-from pydtnn.utils.observer import Observer, phase
+from pydtnn.utils.observer import Observer, combine, phase
 from pydtnn.utils.represent import enclose, represent
 
 
@@ -95,6 +95,19 @@ class Setup:
             for part in parts:
                 part.observer = None
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Context in which a signal ends training after a step, if signals are handled."""
+        supervision = self.comm.supervision
+        if supervision is None:
+            yield
+            return
+        supervision.last_step.start()
+        try:
+            yield
+        finally:
+            supervision.last_step.stop()
+
     def new_totals(self, xp: Any = np) -> Totals:
         """Return sums of the loss and the metrics, initially 0, as arrays of a module."""
         return Totals(self.objective.names, xp)
@@ -155,6 +168,9 @@ def create_setup(
     mesh = choose_mesh(model, mesh)
     loss_scale = LossScale(model.backend) if model.dtype == np.float16 else None
     exchange = choose_exchange(exchange, mesh)
+    supervision = (exchange.comm if mesh is None else mesh.comm).supervision
+    if supervision is not None and exchange.comm.size > 1:
+        observer = combine([*filter(None, [observer]), supervision.activity])
     return Setup(
         model,
         optimizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.progress import with_progress
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.utils.errors import Interrupted
 
 
 class Stepping:
@@ -55,6 +57,7 @@ class Stepping:
         setup, observer = self.setup, self.setup.observer
         batches = loader.epoch(self.epoch, start=self.step)
         while self.step < len(loader):
+            self._end_if_signalled()
             if observer is not None:
                 observer.step(self.epoch, self.step)
             with setup.phase("data"):
@@ -67,7 +70,28 @@ class Stepping:
                 self.drain(self.steps.late)
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
+        self._end_if_signalled()  # before the evaluation
         self.drain()
+
+    def _end_if_signalled(self) -> None:
+        """End training if a signal has asked for it and all ranks have completed their last step.
+
+        Raises
+        ------
+        Interrupted
+            On all ranks.
+        """
+        supervision = self.comm.supervision
+        last = None if supervision is None else supervision.last_step.passed()
+        if last is not None:
+            self.drain()
+            self._notify("on_interrupt")
+            name = signal.Signals(last.signal).name
+            raise Interrupted(
+                f"rank {last.rank} received {name}: training has ended after step {self.step} of "
+                f"epoch {self.epoch + 1}",
+                last.signal,
+            )
 
     def _notify(self, event: str, *args: Any) -> None:
         """Call a method of every callback."""

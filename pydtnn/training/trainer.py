@@ -231,7 +231,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         epochs = last_epoch(self.epoch, epochs, more_epochs)
         ranks = self.exchange.comm.size
         total = batch_size * ranks if global_batch_size is None else global_batch_size
-        with self.setup.observed():
+        with self.setup.observed(), self.setup.interruptible():
             return self._fit(
                 train,
                 validation,

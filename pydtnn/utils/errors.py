@@ -28,6 +28,21 @@ class AgreedError(Exception):
         self.ranks = tuple(ranks)
 
 
+class Interrupted(AgreedError):
+    """Training has ended after a step because of a signal, on all ranks after the same one.
+
+    Parameters
+    ----------
+    message : str
+    signal : int
+        Number of the signal; the exit status of the process is 128 + this number.
+    """
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 class RankError(RuntimeError):
     """An error of one rank, raised on another: its message begins with "rank r:".
 

@@ -1,0 +1,118 @@
+"""A warning of ranks that are slower than the others, with the phase that takes longer."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from time import perf_counter
+
+from pydtnn.training.callback import Callback, Training
+from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.validate import number
+
+COMPARED = ("data", "step", "forward", "loss", "backward", "exchange", "update")
+"""Phases of a training step, each without those in it."""
+
+_log = logging.getLogger("pydtnn.train")
+
+
+class PhaseTimes(Observer):
+    """Adds up the time of each phase, without phases in it and without communication.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        Time of each phase, in s.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._timed: list[bool] = []
+        self._open: list[tuple[str, float]] = []
+        self._inner = [0.0]
+
+    def lane(self, name: str) -> Observer:
+        """Return an observer without effect: other threads are not measured."""
+        return Observer()
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        timed = kind in (Kind.PHASE, Kind.CALL, Kind.WAIT)
+        self._timed.append(timed)
+        if timed:
+            self._open.append((name if kind == Kind.PHASE else "", perf_counter()))
+            self._inner.append(0.0)
+
+    def end(self) -> None:
+        if self._timed.pop():
+            name, start = self._open.pop()
+            duration = perf_counter() - start
+            if name:
+                self.seconds[name] += duration - self._inner[-1]
+            self._inner.pop()
+            self._inner[-1] += duration
+
+
+class SlowRanks(Callback):
+    """Name ranks that compute longer than the others, once per epoch.
+
+    The logger "pydtnn.train" of rank 0 emits a warning for each rank whose time in the phases of
+    training steps, without waiting for other ranks, is more than `factor` times the median of the
+    others. The phase is the one with the largest difference.
+
+    Parameters
+    ----------
+    factor : float
+        At least 1.
+
+    Attributes
+    ----------
+    times : PhaseTimes
+        To be passed to the trainer: ``Trainer(callbacks=[slow], observers=[slow.times])``.
+    """
+
+    def __init__(self, factor: float = 1.5) -> None:
+        self.factor = number("SlowRanks", "factor", factor, at_least=1)
+        self.times = PhaseTimes()
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Begin to measure."""
+        self.times.seconds.clear()
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Compare the times of all ranks. Collective: all ranks call it."""
+        own = {name: self.times.seconds[name] for name in COMPARED if name in self.times.seconds}
+        everywhere = trainer.comm.gather_object(own)
+        if trainer.comm.rank == 0:
+            for line in slow_ranks(everywhere, self.factor):
+                _log.warning("epoch %d: %s", trainer.epoch, line)
+
+
+def slow_ranks(times: Sequence[Mapping[str, float]], factor: float) -> list[str]:
+    """Return a sentence for each rank that is slower than the median of the others.
+
+    Parameters
+    ----------
+    times : sequence of mapping of str to float
+        Time of each phase on each rank, in s.
+    factor : float
+
+    Examples
+    --------
+    >>> slow_ranks([{"data": 1.0, "forward": 4.0}, {"data": 6.0, "forward": 4.0}], 1.5)
+    ['rank 1 computes 2.0 times as long as the others, mostly in data: 6.0 s instead of 1.0 s']
+    """
+    found = []
+    for rank, own in enumerate(times):
+        others = [other for place, other in enumerate(times) if place != rank]
+        usual = median(sum(other.values()) for other in others) if others else 0.0
+        if not 0 < factor * usual < sum(own.values()):
+            continue
+        of = {name: median(other.get(name, 0.0) for other in others) for name in own}
+        name = max(own, key=lambda phase: own[phase] - of[phase])
+        found.append(
+            f"rank {rank} computes {sum(own.values()) / usual:.1f} times as long as the others, "
+            f"mostly in {name}: {own[name]:.1f} s instead of {of[name]:.1f} s"
+        )
+    return found

@@ -1,0 +1,32 @@
+"""The processes of the ranks of a program under mpiexec, to be stopped and signalled."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from tests.launch import Program
+
+VARIABLES = ("PMI_RANK=", "OMPI_COMM_WORLD_RANK=")
+
+
+def rank_processes(program: Program) -> dict[int, int]:
+    """Return the process of each rank, without those that ranks have started."""
+    found: dict[int, int] = {}
+    for process in program.descendants():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            for entry in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0"):
+                if entry.startswith(VARIABLES) and b"watchdog" not in command:
+                    found.setdefault(int(entry.partition("=")[2]), process)
+    return found
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    """Call a function until what it returns is true."""
+    end = time.monotonic() + seconds
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

@@ -11,6 +11,7 @@ from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
 from pydtnn.training.callback import Callback
+from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
 from pydtnn.utils.foreign_names import suggesting_getattr
 
@@ -18,6 +19,7 @@ __all__ = [
     "EMA",
     "BestWeights",
     "Callback",
+    "CheckEqual",
     "Checkpointer",
     "EarlyStopping",
     "ExponentialMovingAverage",

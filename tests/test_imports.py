@@ -85,6 +85,7 @@ CONFINED = {
     "cupyx": ["kernels.cuda"],
     "jinja2": ["reports.page"],
     "plotly": ["reports.page"],
+    "tensorboardX": ["callbacks.event_file"],
 }
 
 INSTALLED_ALWAYS = {

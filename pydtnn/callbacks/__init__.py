@@ -10,6 +10,7 @@ from pydtnn.callbacks.measurements import MeasurementWriter
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
+from pydtnn.callbacks.tensorboard import TensorBoard
 from pydtnn.training.callback import Callback
 from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
@@ -29,6 +30,7 @@ __all__ = [
     "ProgressBar",
     "ReduceOnPlateau",
     "StopAtMetric",
+    "TensorBoard",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

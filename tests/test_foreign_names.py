@@ -200,7 +200,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "callbacks.ModelCheckpoint": (AttributeError, "BestWeights.*Checkpointer"),
     "callbacks.ReduceLROnPlateau": (AttributeError, "ReduceOnPlateau"),
     "callbacks.LearningRateScheduler": (AttributeError, "lambda step"),
-    "callbacks.TensorBoard": (AttributeError, "HistoryWriter"),
+    "callbacks.TensorBoardLogger": (AttributeError, "TensorBoard"),
     # calls of classes
     "Linear(784, 10)": (TypeError, r"use Linear\(features\)"),
     "Conv2d(3, 16, 3)": (TypeError, r"use Conv2d\(filters, kernel_size\)"),

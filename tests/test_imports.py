@@ -95,6 +95,7 @@ CONFINED = {
     "otf2": ["tracing.exports"],
     "jinja2": ["reports.page"],
     "plotly": ["reports.page"],
+    "tensorboardX": ["callbacks.event_file"],
 }
 
 INSTALLED_ALWAYS = {

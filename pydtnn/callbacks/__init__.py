@@ -11,7 +11,9 @@ from pydtnn.callbacks.monitor import Monitor
 from pydtnn.callbacks.plateau import ReduceOnPlateau
 from pydtnn.callbacks.slow_ranks import SlowRanks
 from pydtnn.callbacks.stopping import EarlyStopping, StopAtMetric
+from pydtnn.callbacks.tensorboard import TensorBoard
 from pydtnn.training.callback import Callback
+from pydtnn.training.equality import CheckEqual
 from pydtnn.training.progress import ProgressBar
 from pydtnn.utils.foreign_names import suggesting_getattr
 
@@ -19,6 +21,7 @@ __all__ = [
     "EMA",
     "BestWeights",
     "Callback",
+    "CheckEqual",
     "Checkpointer",
     "EarlyStopping",
     "ExponentialMovingAverage",
@@ -29,6 +32,7 @@ __all__ = [
     "ReduceOnPlateau",
     "SlowRanks",
     "StopAtMetric",
+    "TensorBoard",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -22,6 +22,7 @@ from pydtnn.callbacks import (
     ReduceOnPlateau,
     SlowRanks,
     StopAtMetric,
+    TensorBoard,
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import create_exchange
@@ -155,6 +156,7 @@ def create_job(
         pipeline_schedule=config.pipeline_schedule,
         sync_batch_norm=config.sync_batch_norm,
         graph=config.graph,
+        check_equal=config.check_equal,
         progress="none" if config.quiet else config.progress,
     )
     loaded = load_initial_weights(config, model)
@@ -335,6 +337,8 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
     if config.stop_at is not None:
         callbacks.append(StopAtMetric(monitor, config.stop_at))
     callbacks += [HistoryWriter(directory), MeasurementWriter(directory)]
+    if config.tensorboard:
+        callbacks.append(create_tensorboard(config, directory))
     callbacks.append(BestWeights(directory / "best.safetensors", monitor))
     if config.checkpoint_epochs or config.checkpoint_steps:
         callbacks.append(
@@ -347,3 +351,12 @@ def create_callbacks(config: TrainConfig, directory: Path, monitor: str) -> list
             )
         )
     return callbacks
+
+
+def create_tensorboard(config: TrainConfig, directory: Path) -> TensorBoard:
+    """Create the callback of `--tensorboard`: options that affect results are hyper-parameters."""
+    return TensorBoard(
+        directory / "tensorboard",
+        histograms=config.tensorboard_histograms,
+        hyper_parameters={n: v for n, v in config.course().items() if v not in (None, {}, "")},
+    )

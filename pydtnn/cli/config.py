@@ -8,6 +8,7 @@ from typing import Any
 from pydtnn.cli.device_checks import DeviceChecks
 from pydtnn.cli.exact_checks import ExactChecks
 from pydtnn.cli.mesh import read_axes
+from pydtnn.cli.monitoring import MonitoringOptions
 from pydtnn.cli.observing import TraceOptions
 from pydtnn.cli.options import (
     COMMUNICATION,
@@ -25,7 +26,7 @@ from pydtnn.utils.threads import MOST_THREADS
 
 
 @dataclass(frozen=True)
-class TrainConfig(DeviceChecks, ExactChecks, TraceOptions, WaitOptions):
+class TrainConfig(DeviceChecks, ExactChecks, MonitoringOptions, TraceOptions, WaitOptions):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -361,6 +362,7 @@ class TrainConfig(DeviceChecks, ExactChecks, TraceOptions, WaitOptions):
             other = "--verbose" if self.verbose else f"--progress {self.progress}"
             raise ValueError(f"train: --quiet cannot be combined with {other}; omit one of them")
         self.check_device()
+        self.check_tensorboard()
         self.check_trace()
         self.check_waits()
         self._check_partners()

@@ -187,8 +187,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             who = type(self).__name__
             raise TypeError(f"{who}: __init__ must call super().__init__(lr, ...) first")
         self.backend, self.binding = backend, object()
-        self._buffers = tuple(buffers)
-        self._share = share or Whole()
+        self._buffers, self._share = tuple(buffers), share or Whole()
         self._own, self._slots, self._runs = {}, {}, {}
         self.iterations, self.lr_factor = 0, 1.0
         for buffer in self._buffers:
@@ -284,7 +283,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             )
         self._terms = self.next_terms() if self._given is None else self._given
         if self.loss_scale is not None:
-            self.loss_scale.unscale(self._own_gradients(), self._count)
+            grads = [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
+            self.loss_scale.unscale(grads, self._count)
             self.loss_scale.adjust()
         if self._clipping is not None:
             grads = [buffer.grads for buffer in self._buffers]
@@ -304,9 +304,6 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             yield
         finally:
             self._given = None
-
-    def _own_gradients(self) -> list[Array]:
-        return [bucket.grads[self._own[bucket.index]] for bucket in self._buckets()]
 
     def _count(self, value: Number) -> Number:
         """Sum a number over all ranks; ranks with the same gradients may each add theirs."""
@@ -343,6 +340,12 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             for entry in bucket.parameters
         }
 
+    def stored(self) -> Iterator[tuple[str, Bucket, slice, Array]]:
+        """Yield each slot's name, a bucket, and this rank's range of the bucket with its values."""
+        for bucket in self._buckets():
+            for slot, part in zip(self.slots, self._slots[bucket.index], strict=True):
+                yield slot, bucket, self._own[bucket.index], part
+
     def state(self) -> dict[str, Any]:
         """Return a copy of the state. Collective if the state is distributed over ranks.
 
@@ -354,12 +357,10 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             ranks.
         """
         state: dict[str, Any] = {}
-        for bucket in self._buckets():
-            for slot, part in zip(self.slots, self._slots[bucket.index], strict=True):
-                whole = self._share.gather(bucket, part)
-                for entry in bucket.parameters:
-                    array = whole[entry.slice].reshape(entry.shape)
-                    state[f"{slot}/{entry.name}"] = self.backend.to_numpy(array).copy()
+        for slot, bucket, _, part in self.stored():
+            whole = self.backend.to_numpy(self._share.gather(bucket, part))
+            for entry in bucket.parameters:
+                state[f"{slot}/{entry.name}"] = whole[entry.slice].reshape(entry.shape).copy()
         return state | {"iterations": self.iterations, "lr_factor": self.lr_factor}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -371,8 +372,7 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             If a name is missing or unexpected, an array has a wrong shape, or a number is out of
             its limits.
         """
-        who = type(self).__name__
-        places = self._places()
+        who, places = type(self).__name__, self._places()
         check_saved(who, {name: entry.shape for name, (_, _, entry) in places.items()}, state)
         iterations = whole(who, "iterations", state["iterations"], at_least=0)
         lr_factor = number(who, "lr_factor", state["lr_factor"], at_least=0)

@@ -213,6 +213,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
         totals=trainer.setup.new_totals(),
         seconds=dict(trainer.seconds),
         _progress=[],
+        _check=[],
         _results=deque(),
         _plan={},
         _loaded=False,

@@ -18,6 +18,7 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
+from pydtnn.training.equality import with_check
 from pydtnn.training.logs import Logs
 from pydtnn.training.metric_sums import Totals
 from pydtnn.training.progress import with_progress
@@ -44,6 +45,7 @@ class Stepping:
     step: int
     samples_seen: int
     _progress: list[Callback]
+    _check: list[Callback]
     _graph: bool
     _results: deque[Result]
 
@@ -95,7 +97,7 @@ class Stepping:
 
     def _notify(self, event: str, *args: Any) -> None:
         """Call a method of every callback."""
-        callbacks = with_progress(self._progress, self.callbacks)
+        callbacks = self._all_callbacks()
         if callbacks:
             with self.setup.phase("callback"):
                 for callback in callbacks:
@@ -142,3 +144,6 @@ class Stepping:
             return call(*args)
         finally:
             self.seconds[what] += time.perf_counter() - start
+
+    def _all_callbacks(self) -> list[Callback]:
+        return with_check(self._check, with_progress(self._progress, self.callbacks))

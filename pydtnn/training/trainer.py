@@ -18,6 +18,7 @@ from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
+from pydtnn.training.equality import create_check
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
@@ -25,7 +26,7 @@ from pydtnn.training.logs import History, Logs
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.pipeline_checks import micro_batches_of
 from pydtnn.training.preparation import prepare, read_position, start_equal
-from pydtnn.training.progress import create_progress, with_progress
+from pydtnn.training.progress import create_progress
 from pydtnn.training.setup import bind_optimizer, create_setup, represent_setup
 from pydtnn.training.stepping import Stepping
 from pydtnn.training.steps import Result
@@ -70,6 +71,10 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         with those of each rank, micro-batch or shard.
     graph : bool
         Whether steps on a GPU are captured as one CUDA graph, if possible.
+    check_equal : int, optional
+        Steps from one comparison of the ranks to the next (`CheckEqual`): by default 100 if there
+        are several ranks, and they must be equal; with 0 they are not compared. A `CheckEqual`
+        among the callbacks replaces it.
     progress : {"auto", "bar", "plain", "none"} or bool
         How rank 0 shows the progress of `fit`: "auto" (or True) is a bar on a terminal and plain
         lines elsewhere, "none" (or False) shows nothing. A `ProgressBar` among the callbacks
@@ -128,6 +133,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         pipeline_schedule: str | Schedule = "1f1b",
         sync_batch_norm: bool = False,
         graph: bool = True,
+        check_equal: int | None = None,
         progress: str | bool = "auto",
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -151,6 +157,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self.comm = self.setup.comm
         self.callbacks = list(callbacks)
         self._progress = create_progress(progress)
+        self._check = create_check(check_equal, self.setup)
         self.accumulation = micro_batches_of(self.setup, accumulation, micro_batches)
         self.sync_batch_norm = sync_batch_norm
         checks.check_options(self.setup, self.accumulation)
@@ -265,7 +272,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
         finally:
-            for callback in with_progress(self._progress, self.callbacks):
+            for callback in self._all_callbacks():
                 callback.close()
         return self.history
 

@@ -52,6 +52,7 @@ _TRAINER = "use pydtnn.Trainer(model, optimizer).fit(train, validation)"
 _ARRAYS = "arrays are those of NumPy, or of CuPy with backend='cuda'"
 _DEVICE = "use pydtnn.Model(net, input_shape, backend='cuda')"
 _SEED = "use pydtnn.Model(net, input_shape, seed=0) and Trainer.fit(train, seed=0)"
+_TENSORBOARD = "use pydtnn.callbacks.TensorBoard(directory)"
 _HISTORY = "use pydtnn.callbacks.HistoryWriter(directory)"
 _MPI = "start the program with mpirun, or use pydtnn.run_threads"
 _INFERENCE = "not needed: Model.predict and Trainer.evaluate keep nothing for backward"
@@ -246,9 +247,8 @@ ANSWERS = {
         "pydtnn.callbacks.Checkpointer(directory) to continue training"
     ),
     "BackupAndRestore": "use pydtnn.callbacks.Checkpointer(directory)",
-    "TensorBoard": _HISTORY,
-    "TensorBoardLogger": _HISTORY,
-    "SummaryWriter": _HISTORY,
+    "TensorBoardLogger": _TENSORBOARD,
+    "SummaryWriter": _TENSORBOARD,
     "CSVLogger": _HISTORY,
     "History": "Trainer.fit returns the history; " + _HISTORY,
     "LambdaCallback": "write a subclass of pydtnn.callbacks.Callback",

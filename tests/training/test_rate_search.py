@@ -43,6 +43,9 @@ SCHEMES: dict[str, Callable[[Communicator], GradientExchange]] = {
 search = partial(find_learning_rate, train=small_data()[0], steps=9, global_batch_size=8)
 
 
+OBJECTS = ("callbacks", "_progress", "_check")
+
+
 def everything(trainer: Trainer) -> list[Any]:
     """All that training may change, to the last bit."""
     traffic, model = trainer.comm.traffic, trainer.model
@@ -52,7 +55,7 @@ def everything(trainer: Trainer) -> list[Any]:
     numbers = {n: v for n, v in vars(trainer).items() if isinstance(v, int | float | dict | list)}
     return [
         *map(checksums, states),
-        copy.deepcopy({n: v for n, v in numbers.items() if n not in ("callbacks", "_progress")}),
+        copy.deepcopy({n: v for n, v in numbers.items() if n not in OBJECTS}),
         (model.loaded, model.statistics.samples, trainer.exchange.samples),
         (traffic.messages, traffic.bytes, trainer.totals.values.tolist()),
     ]

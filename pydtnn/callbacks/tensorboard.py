@@ -1,0 +1,156 @@
+"""Curves, histograms, graph and hyper-parameters for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydtnn.callbacks.event_file import EventFile, require_package
+from pydtnn.comm.arrays import to_host
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.training.callback import Callback, Training
+from pydtnn.utils.validate import whole
+
+FLUSH = 10.0
+"""Seconds after which values of steps are visible in TensorBoard."""
+
+
+class TensorBoard(Callback):
+    """Write event files for TensorBoard (``tensorboard --logdir directory``) on rank 0.
+
+    - Curves: after every epoch what `Trainer.history` contains ("loss", "val_accuracy", "lr", ...)
+      and "samples_per_second"; during an epoch "step/loss", "step/lr" and
+      "step/samples_per_second". Their horizontal axis is the number of updates since the beginning
+      of training, so that runs that are resumed continue their curves.
+    - Histograms of each parameter and its gradient, if requested. Gradients are those of the last
+      step as rank 0 has them: the sums over all ranks or, in schemes that distribute or do not
+      compute these sums, its own part. On a mesh, both are those of rank 0's part of the network.
+    - The graph of layers after fusion, with shapes of outputs and numbers of parameters; on a mesh
+      that of rank 0.
+    - Hyper-parameters with the results, when training ends.
+
+    Requires the package tensorboardX (``pip install pydtnn[tensorboard]``).
+
+    Parameters
+    ----------
+    directory : str or Path
+        Created if necessary; one folder per run.
+    every_steps : int, optional
+        Steps between two points of the curves within epochs; None writes none.
+    histograms : int, optional
+        Epochs between two histograms; by default there are none.
+    hyper_parameters : mapping, optional
+        Further values to compare runs by, besides those of the trainer: "optimizer", "lr",
+        "weight_decay", "scheme", "ranks", "dtype" and "parameters".
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if the package is missing when training starts, or a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int | None = 10,
+        histograms: int | None = None,
+        hyper_parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        who = type(self).__name__
+        self.directory = Path(directory)
+        self.every_steps, self.histograms = (
+            None if value is None else whole(who, name, value, at_least=1)
+            for name, value in (("every_steps", every_steps), ("histograms", histograms))
+        )
+        self.hyper_parameters = dict(hyper_parameters or {})
+        self._file: EventFile | None = None
+        self._error: OSError | None = None  # of a step, until all ranks can be told
+        self._first = 0  # updates before the first of `Trainer.losses`
+        self._seen, self._begin = 0, 0.0  # samples and time at the last point
+        self._epoch_seen, self._epoch_begin, self._flushed = 0, 0.0, 0.0
+        self._lr = 0.0
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Create the file and write the graph. Collective: all ranks call it; rank 0 writes."""
+        self._first = trainer.optimizer.iterations - len(trainer.losses)
+        self._lr, self._error = trainer.optimizer.lr_now, None
+        on_rank_0(trainer.comm, self._open, trainer)
+
+    def _open(self, trainer: Training) -> None:
+        require_package()
+        self.close()
+        self._file = EventFile(self.directory, trainer.optimizer.iterations)
+        self._file.graph(trainer.model)
+        self._file.flush()
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Start the clock."""
+        self._epoch_begin = self._begin = self._flushed = time.perf_counter()
+        self._epoch_seen = self._seen = trainer.samples_seen
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Write points of curves, if it is time."""
+        every, step = self.every_steps, trainer.optimizer.iterations
+        if self._file is None or not every or step % every or self._error or not trainer.losses:
+            return
+        now = time.perf_counter()
+        speed = (trainer.samples_seen - self._seen) / (now - self._begin)
+        last = self._first + len(trainer.losses)  # a captured step is not complete yet
+        try:
+            self._file.scalars(last, {"step/loss": trainer.losses[-1]})
+            rate = trainer.optimizer.lr_now
+            self._file.scalars(step, {"step/lr": rate, "step/samples_per_second": speed})
+            if now - self._flushed > FLUSH:
+                self._file.flush()
+                self._flushed = now
+        except OSError as error:
+            self._error = error
+        self._seen, self._begin = trainer.samples_seen, now
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Write the results of the epoch. Collective: all ranks call it; rank 0 writes."""
+        on_rank_0(trainer.comm, self._write_epoch, trainer)
+
+    def _write_epoch(self, trainer: Training) -> None:
+        assert self._file is not None
+        if self._error is not None:
+            raise self._error
+        step, seconds = trainer.optimizer.iterations, time.perf_counter() - self._epoch_begin
+        speed = (trainer.samples_seen - self._epoch_seen) / seconds
+        self._file.scalars(step, {**trainer.logs, "samples_per_second": speed})
+        if self.histograms and trainer.epoch % self.histograms == 0:
+            for name, p in reversed(trainer.model.parameters.items()):
+                self._file.histogram(step, f"parameters/{name}", to_host(p.master).reshape(-1))
+                if p.grad is not None:
+                    self._file.histogram(step, f"gradients/{name}", to_host(p.grad).reshape(-1))
+        self._file.flush()
+
+    def on_fit_end(self, trainer: Training) -> None:
+        """Write the hyper-parameters. Collective: all ranks call it; rank 0 writes."""
+        on_rank_0(trainer.comm, self._write_end, trainer)
+
+    def _write_end(self, trainer: Training) -> None:
+        assert self._file is not None
+        optimizer, model = trainer.optimizer, trainer.model
+        values = {
+            "optimizer": type(optimizer).__name__,
+            "lr": self._lr,
+            "weight_decay": optimizer.weight_decay,
+            "scheme": type(trainer.exchange).__name__,
+            "ranks": trainer.comm.size,
+            "dtype": str(model.dtype),
+            "parameters": model.whole.size,
+            **self.hyper_parameters,
+        }
+        results = trainer.history[-1] if trainer.history else {}
+        self._file.hyper_parameters(values, {n: v for n, v in results.items() if n != "lr"})
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,190 @@
+"""The check that ranks which must be equal are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pydtnn.training.callback import Callback, Training
+from pydtnn.training.equality.arrays import Watched, places_of, watched_arrays
+from pydtnn.training.equality.difference import error_of, find_differences, groups
+from pydtnn.training.equality.hashes import Hashes, Pace, hash_all
+from pydtnn.training.setup import Setup
+from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.validate import whole
+
+EVERY = 100
+"""Default number of steps between two comparisons."""
+
+
+class CheckEqual(Callback):
+    """Compare parameters, optimizer and running statistics of all ranks, and stop if they differ.
+
+    Ranks of synchronous schemes have the same bytes between steps. Where they do not, because a bit
+    in the memory of one rank has changed or code has changed one rank only, training continues
+    without any sign of it, and its results depend on the rank that saves them. Every `every` steps,
+    and when training starts and ends, all ranks compare a 64-bit hash of each array: parameters,
+    the optimizer's state, running statistics, and the learning rate. Ranks of a mesh compare the
+    arrays that they must have in common. What differs by design is not compared: running statistics
+    of ranks that average them before an evaluation, and the state of an optimizer of which every
+    rank stores another part.
+
+    The error names the array that was different first, the ranks that are in the minority, the
+    number of elements that differ and the largest difference, and the step. For the step, arrays
+    are hashed after each step too, without messages. If this would take more than 0.25 % of the
+    time of a step, an array is hashed only once every few steps, and the error names the steps from
+    one hash to the next. Arrays on a GPU are hashed only for comparisons. Results of training do
+    not depend on it.
+
+    A `Trainer` with several ranks has this callback by default: see its argument `check_equal`.
+
+    Parameters
+    ----------
+    every : int
+        Steps from one comparison to the next.
+
+    Attributes
+    ----------
+    spread : int
+        Steps within which each array is hashed once; 0 if only comparisons hash.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if they differ; when training starts, also if the scheme has different
+        parameters on each rank, such as local SGD.
+
+    References
+    ----------
+    Y. Collet, "xxHash fast digest algorithm", version 0.1.1: XXH64.
+    """
+
+    def __init__(self, every: int = EVERY) -> None:
+        self.every = whole(type(self).__name__, "every", every, at_least=1)
+        self._numbers = np.zeros(2)
+        self._watched: list[Watched] = []
+        self._places: list[dict[str, int]] = []
+        self._kinds: list[tuple[str, ...]] = []  # the axes along which some array is cut
+        self._members: list[np.ndarray] = []  # this rank's arrays of each of them
+        self._hashes: Hashes | None = None
+        self._pace: Pace | None = None
+        self._safe = -1
+
+    @property
+    def spread(self) -> int:
+        """Steps within which each array is hashed once; 0 if only comparisons hash."""
+        return 0 if self._hashes is None else self._hashes.spread
+
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
+        """Find the arrays to compare, and compare them. Collective: all ranks call it."""
+        who = type(self).__name__
+        if not trainer.exchange.equal:
+            raise AgreedError(
+                f"{who}: all ranks must train the same parameters, {_not_equal(trainer.setup)}; "
+                "use a scheme such as AllReduce, or omit the check"
+            )
+        spread, self._hashes, self._safe = self.spread, None, -1
+        if trainer.comm.size == 1:
+            return
+        self._watched = watched_arrays(trainer.setup, self._numbers)
+        self._places = places_of(trainer.setup)
+        cuts = [w.cut for w in self._watched]
+        self._kinds = sorted({cut for own in trainer.comm.gather_object(cuts) for cut in own})
+        self._members = [
+            np.array([i for i, cut in enumerate(cuts) if cut == kind], int) for kind in self._kinds
+        ]
+        self._hashes = Hashes([w.array for w in self._watched], self.every)
+        self._pace = Pace() if self._hashes.spread else None
+        if spread > 1:
+            self._hashes.set_spread(spread)
+        self._compare(trainer)
+
+    def on_epoch_start(self, trainer: Training) -> None:
+        """Do not count an evaluation as part of a step."""
+        if self._pace is not None:
+            self._pace.pause()
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Hash arrays, and compare them if it is time. Collective: all ranks call it."""
+        if self._hashes is None:
+            return
+        step = trainer.optimizer.iterations
+        self._read_numbers(trainer)
+        if step % self.every == 0:
+            self._compare(trainer)
+            if self._pace is not None:
+                self._pace.pause()
+        elif self._pace is None:
+            self._hashes.after(step)
+        elif self._pace.measure(self._hashes, step):
+            self._hashes.set_spread(trainer.comm.gather_object(self._pace.spread())[0])
+            self._pace = None
+
+    def on_fit_end(self, trainer: Training) -> None:
+        """Compare the results of training. Collective: all ranks call it."""
+        if self._hashes is not None and self._safe != trainer.optimizer.iterations:
+            self._compare(trainer)
+
+    def close(self) -> None:
+        """Release the arrays."""
+        self._watched, self._members = [], []
+
+    def _read_numbers(self, trainer: Training) -> None:
+        self._numbers[:] = trainer.optimizer.iterations, trainer.optimizer.lr_now
+
+    def _compare(self, trainer: Training) -> None:
+        """Raise AgreedError on all ranks if arrays differ. Collective: all ranks call it."""
+        assert self._hashes is not None
+        comm, step = trainer.comm, trainer.optimizer.iterations
+        self._read_numbers(trainer)
+        hashes = self._hashes.complete(step)
+        own = hash_all([hashes[members] for members in self._members])
+        everywhere = np.empty(comm.size * len(own), np.uint64)
+        comm.allgather(own, [len(own)] * comm.size, everywhere)
+        table = everywhere.reshape(comm.size, len(own))
+        if any(
+            len({*table[ranks, column].tolist()}) > 1
+            for column, kind in enumerate(self._kinds)
+            for ranks in groups(self._places, kind)
+        ):
+            found = find_differences(comm, self._places, self._watched, self._hashes)
+            raise error_of(comm, found[0], self._watched, len(found) - 1, self._safe)
+        self._hashes.forget()
+        self._safe = step
+
+
+def create_check(every: int | None, setup: Setup) -> list[Callback]:
+    """Return the callback of a trainer that compares its ranks, or nothing.
+
+    Parameters
+    ----------
+    every : int or None
+        Steps between comparisons, 0: none. By default `EVERY`, where ranks must be equal.
+    setup : Setup
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `every` is not a number of steps, or ranks differ by design.
+    """
+    if every is not None:
+        whole("Trainer", "check_equal", every, at_least=0)
+    if every and not setup.exchange.equal:
+        raise ValueError(
+            f"Trainer: check_equal requires the same parameters on all ranks, {_not_equal(setup)}; "
+            "use a scheme such as AllReduce, or check_equal=0"
+        )
+    if every == 0 or setup.comm.size == 1 or not setup.exchange.equal:
+        return []
+    return [CheckEqual(EVERY if every is None else every)]
+
+
+def with_check(own: Sequence[Callback], callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return callbacks before a trainer's own check, unless they include one."""
+    checked = any(isinstance(callback, CheckEqual) for callback in callbacks)
+    return [*callbacks, *(() if checked else own)]
+
+
+def _not_equal(setup: Setup) -> str:
+    return f"got {type(setup.exchange).__name__}, with different ones on each rank"

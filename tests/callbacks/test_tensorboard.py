@@ -1,0 +1,207 @@
+"""Event files are read back, record by record, with tensorboardX's protocol buffers."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback, TensorBoard
+from pydtnn.callbacks.event_file import EventFile
+from pydtnn.comm import Communicator
+from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
+from pydtnn.utils.errors import AgreedError
+from tests.small_training import STEPS, small_fit, small_trainer
+
+pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Read TFRecords: length, its checksum, content, its checksum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    with path.open("rb") as file:
+        while header := file.read(8):
+            assert struct.unpack("<I", file.read(4))[0] == masked_crc32c(header)
+            content = file.read(struct.unpack("<Q", header)[0])
+            assert struct.unpack("<I", file.read(4))[0] == masked_crc32c(content)
+            yield content
+
+
+def events(folder: Path) -> list[Any]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    files = sorted(folder.iterdir(), key=lambda path: int(path.suffix[1:]))
+    return [Event.FromString(content) for path in files for content in records(path)]
+
+
+def values(folder: Path) -> Iterator[tuple[int, Any]]:
+    return ((event.step, value) for event in events(folder) for value in event.summary.value)
+
+
+def curves(folder: Path) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for step, value in values(folder):
+        if value.WhichOneof("value") == "simple_value":
+            found[value.tag][step] = value.simple_value
+    return found
+
+
+@pytest.mark.threads(1, 2)
+def test_curves_have_the_history_and_the_losses_of_steps(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    trainer = small_trainer(comm, TensorBoard(tmp_path, every_steps=2))
+    history = small_fit(trainer, epochs=2)
+    trainer.comm.barrier()
+    found = curves(tmp_path)
+    steps = [STEPS, 2 * STEPS]
+    for name in history[0]:
+        points = {step: logs[name] for step, logs in zip(steps, history, strict=True)}
+        assert found.pop(name) == pytest.approx(points)
+    shown = range(2, 2 * STEPS + 1, 2)
+    assert found.pop("step/loss") == pytest.approx({s: trainer.losses[s - 1] for s in shown})
+    assert [*found["step/lr"]] == [*shown]
+    assert found.pop("step/lr")[2 * STEPS] == pytest.approx(trainer.optimizer.lr_now)
+    for name, at in (("samples_per_second", steps), ("step/samples_per_second", shown)):
+        speeds = found.pop(name)
+        assert [*speeds] == [*at]
+        assert all(speed > 0 for speed in speeds.values())
+    assert not found
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+    class Stop(Callback):
+        """Save a checkpoint after the first epoch."""
+
+        def on_epoch_end(self, trainer: Any) -> None:
+            if trainer.epoch == 1:
+                save_checkpoint(tmp_path / "saved", trainer)
+
+    folder = tmp_path / "events"
+    first = small_trainer(None, TensorBoard(folder, every_steps=1), Stop())
+    small_fit(first, epochs=2)
+    second = small_trainer(None, TensorBoard(folder, every_steps=1), Stop())
+    load_checkpoint(tmp_path / "saved", second)
+    small_fit(second, epochs=3)
+    starts = [event.step for event in events(folder) if event.HasField("session_log")]
+    assert starts == [1, STEPS + 1]  # what has been written of later steps is not shown
+    again = curves(folder)["step/loss"]
+    losses = [*first.losses[:STEPS], *second.losses]
+    assert again == pytest.approx(dict(enumerate(losses, start=1)))
+
+
+def test_histograms_are_those_of_parameters_and_gradients(tmp_path: Path) -> None:
+    trainer = small_trainer(None, TensorBoard(tmp_path, histograms=2))
+    small_fit(trainer, epochs=3)
+    found = {(step, v.tag): v.histo for step, v in values(tmp_path) if v.HasField("histo")}
+    names = [f"{what}/{name}" for name in trainer.model.parameters for what in KINDS]
+    assert sorted(found) == sorted((2 * STEPS, name) for name in names)
+    p = trainer.model.parameters["head.w"]
+    histogram = found[2 * STEPS, "parameters/head.w"]
+    assert histogram.num == sum(histogram.bucket) == p.size
+    assert histogram.min < histogram.sum / p.size < histogram.max
+    assert found[2 * STEPS, "gradients/head.w"].sum_squares > 0
+
+
+KINDS = ("parameters", "gradients")
+
+
+def test_values_that_are_not_finite_are_left_out_of_histograms(tmp_path: Path) -> None:
+    file = EventFile(tmp_path, 0)
+    file.histogram(1, "some", np.array([1.0, np.nan, np.inf, 3.0]))
+    file.histogram(1, "none", np.array([np.nan]))
+    file.close()
+    (found,) = [v for _, v in values(tmp_path) if v.HasField("histo")]
+    assert (found.tag, found.histo.num, found.histo.min, found.histo.max) == ("some", 2, 1, 3)
+
+
+def test_the_graph_has_the_layers_with_their_inputs_shapes_and_parameters(tmp_path: Path) -> None:
+    from tensorboardX.proto.graph_pb2 import GraphDef
+
+    trainer = small_trainer(None, TensorBoard(tmp_path))
+    small_fit(trainer)
+    (graph,) = [
+        GraphDef.FromString(event.graph_def) for event in events(tmp_path) if event.graph_def
+    ]
+    nodes = {node.name: node for node in graph.node}
+    for node in trainer.model.graph.nodes:
+        own = nodes.pop(node.name.replace(".", "/"))
+        assert [*own.input] == [source.name.replace(".", "/") for source in node.inputs]
+        dims = own.attr["_output_shapes"].list.shape[0].dim
+        assert [dim.size for dim in dims] == [-1, *node.shape]
+        count = sum(p.size for p in node.layer.parameters)
+        assert own.attr["parameters"].s == (str(count).encode() if count else b"")
+    assert not nodes
+    assert graph.node[0].op == "Input"
+    assert graph.node[-1].op == "Linear"
+
+
+def test_hyper_parameters_are_written_with_the_results(tmp_path: Path) -> None:
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    own = {"crop": 4, "widths": [1, 2], "seed": None, "flip": True}
+    trainer = small_trainer(None, TensorBoard(tmp_path, hyper_parameters=own))
+    small_fit(trainer, epochs=2)
+    contents = {
+        value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for _, value in values(tmp_path)
+        if value.metadata.plugin_data.plugin_name == "hparams"
+    }
+    given = contents["_hparams_/session_start_info"].session_start_info.hparams
+    assert given["optimizer"].string_value == "SGD"
+    assert given["ranks"].number_value == 1
+    assert given["parameters"].number_value == trainer.model.whole.size
+    assert (given["crop"].number_value, given["widths"].string_value) == (4, "[1, 2]")
+    assert given["flip"].bool_value
+    assert "seed" not in given
+    metrics = contents["_hparams_/experiment"].experiment.metric_infos
+    assert {info.name.tag for info in metrics} == {*trainer.history[-1]} - {"lr"}
+    assert "_hparams_/session_end_info" in contents
+
+
+@pytest.mark.threads(2)
+def test_a_folder_that_cannot_be_written_is_an_error_of_all_ranks(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    trainer = small_trainer(comm, TensorBoard(tmp_path / "file"))
+    with pytest.raises(AgreedError, match=r"TensorBoard: cannot write .*; choose another folder"):
+        small_fit(trainer)
+    assert trainer.optimizer.iterations == 0
+
+
+@pytest.mark.threads(2)
+def test_an_error_within_an_epoch_ends_all_ranks_after_it(
+    comm: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: EventFile, step: int, found: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EventFile, "scalars", full)
+    trainer = small_trainer(comm, TensorBoard(tmp_path, every_steps=1))
+    with pytest.raises(AgreedError, match="No space left on device"):
+        small_fit(trainer)
+    assert len(trainer.losses) == STEPS
+
+
+@pytest.mark.threads(2)
+def test_without_the_package_all_ranks_are_told_how_to_install_it(
+    comm: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    trainer = small_trainer(comm, TensorBoard(tmp_path))
+    with pytest.raises(AgreedError, match="TensorBoard requires .*: pip install tensorboardX"):
+        small_fit(trainer)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match="TensorBoard: histograms must be at least 1, got 0"):
+        TensorBoard("runs", histograms=0)

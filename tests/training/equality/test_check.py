@@ -1,0 +1,292 @@
+"""Ranks that must be equal: what is found, what is named, and what is left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import EMA, Callback, CheckEqual
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.optimizers import SGD, Adam, Optimizer
+from pydtnn.parallel.compression import PowerSGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import LocalSGD, ParameterServer, ShardedOptimizer, StaleGradients
+from pydtnn.training.equality.hashes import Hashes
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError
+from tests.small_mesh import mesh_fit, mesh_trainer, on_ranks
+
+Find = Callable[[Trainer], Array]
+
+
+class Flip(Callback):
+    """Change one bit of one array on one rank after a step."""
+
+    def __init__(self, rank: int, step: int, find: Find, bit: int = 20) -> None:
+        self.rank, self.step, self.find, self.bit = rank, step, find, bit
+
+    def on_step_end(self, trainer: Any) -> None:
+        if (trainer.comm.rank, trainer.optimizer.iterations) == (self.rank, self.step):
+            array = self.find(trainer).reshape(-1)
+            array.view(f"u{array.itemsize}")[1] ^= 1 << self.bit
+
+
+def parameter(name: str) -> Find:
+    return lambda trainer: trainer.model.parameters[name].master
+
+
+def slot(name: str) -> Find:
+    def find(trainer: Trainer) -> Array:
+        for slot, bucket, _, values in trainer.optimizer.stored():
+            for entry in bucket.parameters:
+                if f"{slot}/{entry.name}" == name:
+                    return values[entry.slice]
+        raise KeyError(name)
+
+    return find
+
+
+def data() -> ArrayDataset:
+    rng = np.random.default_rng(0)
+    return ArrayDataset(rng.normal(size=(16, 5, 5, 2)), rng.integers(0, 3, 16))
+
+
+def trainer_of(
+    comm: Communicator,
+    *callbacks: Callback,
+    optimizer: Callable[[], Optimizer] = lambda: SGD(0.05, momentum=0.9),
+    scheme: Any = AllReduce,
+    sums: Any = None,
+    **options: Any,
+) -> Trainer:
+    net = Sequential(Conv2d(4, 3), BatchNorm(), ReLU(), Flatten(), Linear(3, name="head"))
+    return Trainer(
+        Model(net, (5, 5, 2), backend="cpu"),
+        optimizer(),
+        exchange=scheme(comm, **({} if sums is None else {"sums": sums})),
+        callbacks=callbacks,
+        progress=False,
+        **options,
+    )
+
+
+def steps(trainer: Trainer, number: int, **options: Any) -> None:
+    trainer.fit(data(), epochs=number // 2, global_batch_size=8, **options)
+
+
+def found_by(ranks: int, run: Callable[[Communicator], Any]) -> AgreedError:
+    """Return the error that all ranks raise."""
+    errors: list[str] = []
+
+    def rank(comm: Communicator) -> None:
+        try:
+            run(comm)
+        except AgreedError as error:
+            errors.append(str(error))
+            raise
+
+    with pytest.raises(AgreedError) as raised:
+        run_threads(ranks, rank)
+    assert errors == [str(raised.value)] * ranks
+    return raised.value
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_flipped_bit_of_a_parameter_is_named_with_rank_and_step(ranks: int) -> None:
+    flip = Flip(1, 250, parameter("conv2d0.w"))
+    error = found_by(ranks, lambda comm: steps(trainer_of(comm, flip, CheckEqual(100)), 400))
+    given = "another one on rank 1" if ranks == 4 else "different ones"
+    assert re.search(
+        f"^CheckEqual: expected the same parameter conv2d0.w on all ranks, got {given} since (step "
+        r"250|one of the steps \d+ to \d+): 1 of 72 elements differs, by at most \S+ \(\S+ on "
+        r"rank 0, \S+ on rank 1\); .* continue from a checkpoint of step 200 or an earlier one$",
+        str(error),
+    )
+    assert error.ranks == ((1,) if ranks == 4 else ())
+
+
+def test_the_step_is_exact_if_every_array_is_hashed_after_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time of so small a step would have arrays take turns."""
+    monkeypatch.setattr("pydtnn.training.equality.hashes.Pace.spread", lambda self: 1)
+    flip = Flip(2, 250, parameter("head.b"))
+    error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=100), 400))
+    assert "parameter head.b on all ranks, got another one on rank 2 since step 250:" in str(error)
+
+
+def test_steps_between_two_hashes_of_an_array_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydtnn.training.equality.hashes.Pace.spread", lambda self: 8)
+    flip = Flip(0, 37, parameter("conv2d0.b"))
+    error = found_by(4, lambda comm: steps(trainer_of(comm, flip, check_equal=50), 60))
+    found = re.search(r"on rank 0 since one of the steps (\d+) to (\d+):", str(error))
+    assert found
+    first, last = map(int, found.groups())
+    assert first <= 37 <= last == first + 7
+
+
+@pytest.mark.parametrize(
+    ("name", "find", "options"),
+    [
+        ("velocity of head.w", slot("velocity/head.w"), {}),
+        ("v of head.w", slot("v/head.w"), {"optimizer": lambda: Adam(0.01)}),
+        (
+            "running_mean of batchnorm1",
+            lambda t: t.model.statistics.statistics[0].mean,
+            {"sync_batch_norm": True},
+        ),
+        ("parameter conv2d0.w", parameter("conv2d0.w"), {"sums": PowerSGD}),
+        ("parameter conv2d0.w", parameter("conv2d0.w"), {"scheme": StaleGradients}),
+    ],
+)
+def test_the_first_array_that_differs_is_named(
+    name: str, find: Find, options: dict[str, Any]
+) -> None:
+    def run(comm: Communicator) -> None:
+        steps(trainer_of(comm, Flip(1, 6, find), **options), 20)
+
+    error = found_by(3, run)
+    assert f"expected the same {name} on all ranks, got another one on rank 1 " in str(error)
+
+
+def test_the_last_steps_are_compared_when_training_ends() -> None:
+    flip = Flip(1, 20, parameter("head.b"), bit=0)
+    error = found_by(3, lambda comm: steps(trainer_of(comm, flip), 20))
+    assert re.search(r"on rank 1 since (step 20|one of the steps \d+ to 20): ", str(error))
+
+
+def test_a_state_that_differs_before_the_first_step_is_found() -> None:
+    def run(comm: Communicator) -> None:
+        trainer = trainer_of(comm)
+        if comm.rank == 2:
+            slot("velocity/head.b")(trainer)[0] = np.nan
+        steps(trainer, 2)
+
+    error = found_by(3, run)
+    assert "velocity of head.b on all ranks, got another one on rank 2 when training sta" in str(
+        error
+    )
+    assert "by at most inf (0 on rank 0, nan on rank 2)" in str(error)
+    assert str(error).endswith("start again")
+
+
+def test_a_learning_rate_of_one_rank_is_named_before_the_parameters_that_it_changes() -> None:
+    def run(comm: Communicator) -> None:
+        def course(step: int) -> float:
+            return 0.1 + 0.1 * (comm.rank == 1 and step >= 4)
+
+        steps(trainer_of(comm, optimizer=lambda: SGD(course), check_equal=10), 20)
+
+    error = found_by(3, run)
+    assert "the same number of updates or learning rate on all ranks, got another one on" in str(
+        error
+    )
+    assert "further arrays differ" in str(error)
+    assert "(0.1 on rank 0, 0.2 on rank 1)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scheme": ShardedOptimizer},
+        {"sums": PowerSGD},
+        {"sync_batch_norm": True, "optimizer": lambda: Adam(0.01)},
+        {"scheme": ParameterServer},
+    ],
+    ids=["allreduce", "sharded", "power-sgd", "adam", "parameter-server"],
+)
+def test_equal_ranks_train_as_without_the_check(options: dict[str, Any]) -> None:
+    def run(comm: Communicator, every: int) -> tuple[bytes, ...]:
+        trainer = trainer_of(comm, EMA(0.9), check_equal=every, **options)
+        steps(trainer, 6)
+        return tuple(np.asarray(value).tobytes() for value in trainer.model.state().values())
+
+    assert run_threads(3, lambda comm: run(comm, 2)) == run_threads(3, lambda comm: run(comm, 0))
+
+
+@pytest.mark.parametrize(
+    ("axes", "flipped", "place", "whole"),
+    [
+        ({"data": 2, "filter": 2}, 3, "conv2d0.w", False),  # each half on two ranks
+        ({"data": 1, "filter": 2}, 1, "head.w", False),
+        ({"spatial": 4}, 2, "conv2d0.w", True),
+        ({"data": 2, "pipeline": 2}, 3, "head.w", False),
+    ],
+)
+def test_ranks_of_a_mesh_compare_what_they_have_in_common(
+    axes: dict[str, int], flipped: int, place: str, whole: bool
+) -> None:
+    def run(comm: Communicator, *callbacks: Callback) -> Any:
+        norm = "pipeline" not in axes
+        mesh_fit(mesh_trainer(comm, axes, *callbacks, norm=norm), epochs=2)
+
+    on_ranks(axes, run)
+    if axes.get("data") == 1:  # no other rank has this part
+        on_ranks(axes, lambda comm: run(comm, Flip(flipped, 2, parameter(place))))
+        return
+    ranks = int(np.prod([*axes.values()]))
+    error = found_by(ranks, lambda comm: run(comm, Flip(flipped, 2, parameter(place))))
+    where = "all ranks, got another one" if whole else "ranks"
+    assert f"expected the same parameter {place} on {where}" in str(error)
+    assert str(flipped) in str(error)
+
+
+def test_ranks_that_differ_by_design_are_not_compared() -> None:
+    run_threads(2, lambda comm: steps(trainer_of(comm, scheme=LocalSGD), 4))
+    trainer = trainer_of(Serial(), CheckEqual(1))
+    steps(trainer, 4)
+    assert trainer.callbacks[0].spread == 0
+
+
+def test_a_comparison_of_ranks_that_differ_by_design_is_refused() -> None:
+    sentence = "check_equal requires the same parameters on all ranks, got LocalSGD, with differ"
+    with pytest.raises(ValueError, match=sentence):
+        trainer_of(Serial(), scheme=LocalSGD, check_equal=100)
+    error = found_by(2, lambda c: steps(trainer_of(c, CheckEqual(), scheme=LocalSGD), 2))
+    assert "CheckEqual: all ranks must train the same parameters, got LocalSGD" in str(error)
+    with pytest.raises(ValueError, match="check_equal must be at least 0, got -1"):
+        trainer_of(Serial(), check_equal=-1)
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        CheckEqual(0)
+
+
+def test_a_check_among_the_callbacks_replaces_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    complete = Hashes.complete
+
+    def counted(self: Hashes, step: int) -> np.ndarray:
+        compared.append(step)
+        return complete(self, step)
+
+    monkeypatch.setattr(Hashes, "complete", counted)
+    cases: Sequence[tuple[Any, list[int]]] = [
+        ({"check_equal": 0}, []),
+        ({"check_equal": 4}, [0, 4, 6]),
+        ({}, [0, 6]),
+    ]
+    for options, expected in cases:
+        compared.clear()
+        run_threads(2, lambda comm, options=options: steps(trainer_of(comm, **options), 6))
+        assert sorted(compared) == sorted(2 * expected)
+    compared.clear()
+    run_threads(2, lambda comm: steps(trainer_of(comm, CheckEqual(3), check_equal=1), 6))
+    assert sorted(compared) == [0, 0, 3, 3, 6, 6]
+
+
+def test_training_that_continues_is_compared_again() -> None:
+    def run(comm: Communicator) -> None:
+        trainer = trainer_of(comm, Flip(1, 6, parameter("head.b")))
+        steps(trainer, 4)
+        trainer.model.freeze("conv2d0")
+        steps(trainer, 8)
+
+    assert "parameter head.b on all ranks, got another one on rank 1 " in str(found_by(3, run))

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import pytest
 
 from pydtnn.report import main
-from pydtnn.reports.page import BUILDERS
+from pydtnn.reports.page import sections_of
 from pydtnn.reports.runs import read_runs
 from tests.reports import browser
 from tests.reports.folders import write_run
@@ -45,7 +45,7 @@ def test_plotly_knows_all_properties_of_the_figures(tmp_path: Path) -> None:
     from plotly.graph_objects import Figure
 
     runs = read_runs([write_run(tmp_path / f"run-{n}", ranks=n) for n in (1, 2)])
-    for figure in (figure for build in BUILDERS for figure in build(runs).figures):
+    for figure in (figure for section in sections_of(runs) for figure in section.figures):
         Figure(figure.properties())  # raises ValueError for others
 
 

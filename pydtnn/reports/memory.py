@@ -64,7 +64,7 @@ def _figure(run: Run, trace: Traced) -> Figure:
             }
         )
     used = {"title": "memory in use (MB)", "rangemode": "tozero"}
-    return Figure(run.label, data, "time from the start of the step (ms)", used)
+    return Figure(run.label, data, "time in the step (ms)", used)
 
 
 def peaks_of(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

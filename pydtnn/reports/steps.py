@@ -33,7 +33,7 @@ PATHS = 50
 
 def steps(runs: Sequence[Run]) -> Section:
     """Return the time of the steps per rank and activity, efficiencies and ranks that are late."""
-    section = Section("steps", "Steps")
+    section = Section("steps", "Parts of a step")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
         section.absent = f"no run has a trace; {HOW}"

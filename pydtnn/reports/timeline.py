@@ -162,7 +162,7 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
         "tickfont": {"size": 11},
     }
     x = {
-        "title": "time from the start of the step (ms)",
+        "title": "time in the step (ms)",
         "range": [0, trace.milliseconds(position)],
     }
     return Figure(

@@ -73,7 +73,7 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path)
     ideal, measured = figure(section, "Throughput").data
     assert ideal["y"] == pytest.approx([1280, 2560])
     assert measured["y"] == pytest.approx([1280, 1280])
-    parts = {bars["name"]: bars["y"] for bars in figure(section, "Parts of a step").data}
+    parts = {bars["name"]: bars["y"] for bars in figure(section, "Time per step").data}
     assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pydtnn.reports import read_runs, render
+from pydtnn.reports import Step, read_runs, render
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import write_file
 from pydtnn.utils.output import printing
@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        page = render(read_runs(options.runs)).encode()
+        runs = read_runs(options.runs, options.trace)
+        page = render(runs, [*map(read_step, options.step)]).encode()
         write_file("report: --output", options.output, page)
         with printing():
             print(f"{options.output}: {len(page) / 1e6:.1f} MB")
@@ -30,6 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def read_step(text: str) -> Step:
+    """Return the step of "EPOCH:STEP".
+
+    >>> read_step("0:12")
+    Step(epoch=0, number=12)
+    """
+    epoch, _, number = text.partition(":")
+    if not (epoch.isdecimal() and number.isdecimal()):
+        raise ValueError(f"report: --step: expected EPOCH:STEP, such as 0:12, got {text!r}")
+    return Step(int(epoch), int(number))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +54,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that a run printed")
     parser.add_argument(
         "-o", "--output", default="report.html", metavar="FILE", help="page (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trace",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="trace of the first RUN; repeated, of the next ones (default: that of the run)",
+    )
+    parser.add_argument(
+        "--step",
+        action="append",
+        default=[],
+        metavar="EPOCH:STEP",
+        help="step of the timeline; can be repeated (default: one of median duration)",
     )
     return parser
 

@@ -1,8 +1,9 @@
-"""Reports of runs: one HTML page with curves, times, scaling, configuration and environment."""
+"""Reports of runs: one HTML page with curves, times, scaling, traces and configuration."""
 
 from __future__ import annotations
 
 from pydtnn.reports.page import render
 from pydtnn.reports.runs import Run, read_runs
+from pydtnn.reports.traced import Step
 
-__all__ = ["Run", "read_runs", "render"]
+__all__ = ["Run", "Step", "read_runs", "render"]

@@ -8,20 +8,39 @@ from pathlib import Path
 
 from pydtnn import __version__
 from pydtnn.reports.curves import throughput, training
+from pydtnn.reports.layers import layers
+from pydtnn.reports.memory import memory
+from pydtnn.reports.messages import messages
 from pydtnn.reports.overview import configuration, environment, overview
 from pydtnn.reports.phases import phases
 from pydtnn.reports.runs import Run
 from pydtnn.reports.scaling import scaling
+from pydtnn.reports.section import Section
+from pydtnn.reports.steps import steps
+from pydtnn.reports.timeline import timeline
+from pydtnn.reports.traced import Step
 from pydtnn.utils.optional import import_optional
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-BUILDERS = (overview, scaling, training, throughput, phases, configuration, environment)
-"""Functions that return the sections of runs, in the order of the page."""
+
+def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section]:
+    """Return the sections of runs, in the order of the page; the timeline has the steps `shown`."""
+    return [
+        *(build(runs) for build in (overview, scaling, training, throughput, phases, steps)),
+        timeline(runs, shown),
+        *(build(runs) for build in (layers, messages, memory, configuration, environment)),
+    ]
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], shown: Sequence[Step] = ()) -> str:
     """Return the page of runs as HTML that refers to no other file.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    shown : sequence of Step
+        Steps of the timeline; by default one of median duration and the slowest one.
 
     Raises
     ------
@@ -37,7 +56,7 @@ def render(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = [build(runs) for build in BUILDERS]
+    sections = sections_of(runs, shown)
     return environment.get_template("page.html").render(
         title=title(runs),
         sections=[section for section in sections if not section.empty],

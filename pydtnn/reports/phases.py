@@ -55,7 +55,7 @@ def activities(rank: Mapping[str, float]) -> dict[str, float]:
 
 def _figure(run: Run, longest: float, wide: bool) -> Figure:
     ranks = [activities(rank) for rank in run.totals()]
-    shown = chosen([rank["compute"] for rank in ranks])
+    shown = chosen([rank["compute"] for rank in ranks], SHOWN)
     names = [f"rank {rank}" for rank in shown]
     data = [
         {
@@ -82,9 +82,9 @@ def _figure(run: Run, longest: float, wide: bool) -> Figure:
     )
 
 
-def chosen(seconds: Sequence[float]) -> list[int]:
-    """Return the numbers of at most `SHOWN` ranks: all, or some between fastest and slowest."""
-    order = sorted(range(len(seconds)), key=seconds.__getitem__)
-    if len(order) > SHOWN:
-        order = [order[index * (len(order) - 1) // (SHOWN - 1)] for index in range(SHOWN)]
+def chosen(values: Sequence[float], count: int) -> list[int]:
+    """Return the numbers of at most `count` ranks: all, or some from smallest to largest value."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    if len(order) > count:
+        order = [order[index * (len(order) - 1) // (count - 1)] for index in range(count)]
     return sorted(order)

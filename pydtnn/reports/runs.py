@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.reports.intervals import Intervals, read_intervals
+from pydtnn.reports.traced import Traced, read_traced
 from pydtnn.utils.files import read_file
 
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
@@ -33,6 +34,8 @@ class Run:
         One for each epoch that has been measured.
     ranks : list of list of dict
         For each of these epochs, and each rank: the numbers of `PARTS`.
+    traced : Traced or None
+        Its trace, if there is one with a step.
     """
 
     folder: Path
@@ -41,6 +44,7 @@ class Run:
     history: list[dict[str, float | None]]
     intervals: list[Intervals] = field(default_factory=list)
     ranks: list[list[dict[str, float]]] = field(default_factory=list)
+    traced: Traced | None = None
 
     @property
     def size(self) -> int | None:
@@ -76,24 +80,37 @@ class Run:
         return rates[len(rates) // 2] if rates else None
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list[Run]:
     """Read the folders of runs.
+
+    Parameters
+    ----------
+    folders : sequence of str or Path
+    traces : sequence of str
+        Folders of the traces of the first runs; those of others are found by `read_traced`.
 
     Raises
     ------
     ValueError, OSError
-        If a folder is given twice, contains no run or no completed epoch, or a file is damaged.
+        If a folder is given twice, contains no run or no completed epoch, or a file is damaged;
+        or if there are more traces than runs.
     """
+    if len(traces) > len(folders):
+        raise ValueError(
+            f"report: --trace: expected at most one trace per run, got {len(traces)} for "
+            f"{len(folders)}; name each run"
+        )
     paths = [Path(folder) for folder in folders]
     resolved = [path.resolve() for path in paths]
     for index, path in enumerate(paths):
         if resolved[index] in resolved[:index]:
             raise ValueError(f"report: {path} is given twice; name each run once")
     labels = _labels(resolved)
-    return [_read_run(path, label) for path, label in zip(paths, labels, strict=True)]
+    places = [*traces, *[None] * (len(paths) - len(traces))]
+    return [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
 
 
-def _read_run(folder: Path, label: str) -> Run:
+def _read_run(folder: Path, label: str, trace: str | None) -> Run:
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"report: {folder} {reason}; give the folder of a run")
@@ -109,7 +126,7 @@ def _read_run(folder: Path, label: str) -> Run:
             "epoch is complete"
         )
     about = _parse(folder / "run.json", dict) if (folder / "run.json").is_file() else {}
-    run = Run(folder, label, about, history)
+    run = Run(folder, label, about, history, traced=read_traced(folder, about, trace))
     for number, entry in sorted(_measurements(folder / "measurements.jsonl").items()):
         if number <= len(history):  # those after it were repeated from an older checkpoint
             run.intervals.append(read_intervals(number, entry["intervals"]))

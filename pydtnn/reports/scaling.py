@@ -152,7 +152,7 @@ def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
         for name in STEP
     ]
     return Figure(
-        "Parts of a step",
+        "Time per step",
         data,
         {"type": "category"},
         {"title": "time per step (ms)", "rangemode": "tozero"},

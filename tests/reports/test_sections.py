@@ -54,10 +54,10 @@ def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
 
 def test_of_many_ranks_the_fastest_and_the_slowest_are_shown() -> None:
     seconds = [float((7 * rank) % 101) for rank in range(101)]
-    shown = chosen(seconds)
+    shown = chosen(seconds, SHOWN)
     assert len({*shown}) == SHOWN
     assert {seconds.index(0.0), seconds.index(100.0)} < {*shown}
-    assert chosen([2.0, 1.0]) == [0, 1]
+    assert chosen([2.0, 1.0], SHOWN) == [0, 1]
 
 
 def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_efficiency_is_relative_to_the_run_with_the_fewest_ranks(tmp_path: Path)
     ideal, measured = figure(section, "Throughput").data
     assert ideal["y"] == pytest.approx([1280, 2560])
     assert measured["y"] == pytest.approx([1280, 1280])
-    parts = {bars["name"]: bars["y"] for bars in figure(section, "Parts of a step").data}
+    parts = {bars["name"]: bars["y"] for bars in figure(section, "Time per step").data}
     assert parts["communication"] == pytest.approx([10, 10])  # ms: 0.2 s in 20 steps
 
 

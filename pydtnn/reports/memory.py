@@ -1,0 +1,83 @@
+"""The memory in use over a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pydtnn.reports.phases import chosen
+from pydtnn.reports.runs import Run
+from pydtnn.reports.section import Figure, Section, colour
+from pydtnn.reports.traced import HOW, Traced
+
+POINTS = 600
+"""Maximum number of points of a rank."""
+
+RANKS = 8
+"""Maximum number of ranks in a figure."""
+
+
+def memory(runs: Sequence[Run]) -> Section:
+    """Return the bytes in use by each rank over a step of median duration."""
+    section = Section("memory", "Memory over a step")
+    traced = [(run, run.traced) for run in runs if run.traced]
+    if not traced:
+        section.absent = f"no run has a trace; {HOW}"
+        return section
+    figures = [_figure(run, trace) for run, trace in traced]
+    section.figures = [figure for figure in figures if figure.data]
+    section.text = (
+        "Memory of the backend's pool that is in use, in the step of median duration: "
+        "activations and gradients of layers; parameters are not included."
+    )
+    section.absent = "the backend of the traces does not count its memory; --device cpu does"
+    return section
+
+
+def _figure(run: Run, trace: Traced) -> Figure:
+    position = trace.typical()
+    start, _ = trace.span(position)
+    activities = trace.timeline.activities[trace.within(position)]
+    activities = activities[(activities["memory"] >= 0) & (activities["lane"] == 0)]
+    size = trace.timeline.size
+    curves = {}
+    for rank in np.unique(activities["rank"]).tolist():
+        own = np.sort(activities[activities["rank"] == rank], order="stop")
+        own = own[own["stop"] <= trace.timeline.steps.stop[position, rank]]
+        if len(own):
+            curves[rank] = (own["stop"] - start) / 1e6, own["memory"] / 1e6
+    peaks = [curves[rank][1].max() if rank in curves else -1.0 for rank in range(size)]
+    shown = [rank for rank in chosen(peaks, RANKS) if rank in curves]
+    data = []
+    for place, rank in enumerate(shown):
+        x, y = peaks_of(*curves[rank], POINTS)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"rank {rank}",
+                "x": x,
+                "y": y,
+                "line": {"shape": "hv", "width": 1.6, "color": colour(place)},
+                "hovertemplate": f"rank {rank}, %{{x:.4g}} ms: %{{y:.4g}} MB<extra></extra>",
+            }
+        )
+    used = {"title": "memory in use (MB)", "rangemode": "tozero"}
+    return Figure(run.label, data, "time in the step (ms)", used)
+
+
+def peaks_of(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return at most `count` points: of neighbours the one with the largest y.
+
+    >>> peaks_of(np.arange(4), np.array([1, 5, 2, 3]), 2)
+    (array([1, 3]), array([5, 3]))
+    """
+    if len(x) <= count:
+        return x, y
+    first = np.unique(np.arange(count) * len(x) // count)
+    largest = [
+        begin + int(np.argmax(y[begin:end]))
+        for begin, end in zip(first, [*first[1:], len(x)], strict=True)
+    ]
+    return x[largest], y[largest]

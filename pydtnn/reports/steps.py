@@ -1,0 +1,151 @@
+"""Where the time of the traced steps went, on which rank, and how efficient they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydtnn.reports.phases import SHOWN, chosen
+from pydtnn.reports.runs import Run
+from pydtnn.reports.section import Figure, Section, Table
+from pydtnn.reports.timeline import PHASES
+from pydtnn.reports.traced import HOW, Traced
+from pydtnn.tracing.analysis import CriticalPaths, efficiency, slow_ranks, usage
+from pydtnn.tracing.analysis.labels import COMMUNICATION, describe
+from pydtnn.utils.observer import Kind
+
+COLOURS = {
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "loss": "#CC79A7",
+    "update": "#009E73",
+    "communication": "#D55E00",
+    "waiting for a rank": "#F4C7A1",
+    "data": "#E69F00",
+    "other": "#8a8a8a",
+}
+"""Activities of a step, in this order, with their colours."""
+
+LAYERS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+PATHS = 50
+"""Maximum number of steps whose critical paths are followed."""
+
+
+def steps(runs: Sequence[Run]) -> Section:
+    """Return the time of the steps per rank and activity, efficiencies and ranks that are late."""
+    section = Section("steps", "Parts of a step")
+    traced = [(run, run.traced) for run in runs if run.traced]
+    if not traced:
+        section.absent = f"no run has a trace; {HOW}"
+        return section
+    found = [(run, seconds_of(trace)) for run, trace in traced]
+    longest = max(sum(rank.values()) for _, ranks in found for rank in ranks)
+    section.figures = [_figure(run, ranks, 1020 * longest, len(found) == 1) for run, ranks in found]
+    section.legend = COLOURS
+    section.tables = [_efficiencies(traced), *_slow(traced), *_late(traced)]
+    section.text = (
+        "Means over the traced steps. Waiting for a rank is time in a call or wait before the "
+        "other rank had sent its message or entered the operation; communication is the rest of "
+        "the time in calls and waits. Parallel efficiency is useful time over total time: load "
+        "balance x serialisation x transfer (POP)."
+    )
+    return section
+
+
+def seconds_of(trace: Traced) -> list[dict[str, float]]:
+    """Return for each rank the mean seconds per step in each activity of `COLOURS`."""
+    seconds = trace.labels.seconds(trace.timeline).mean(axis=1)  # (labels, ranks)
+    count = len(trace.steps)
+    ranks = []
+    for used in usage(trace.timeline, trace.blocks):
+        found = dict.fromkeys(COLOURS, 0.0)
+        for (kind, name), value in zip(trace.labels.table, seconds[:, used.rank], strict=True):
+            if (kind, name) != COMMUNICATION:
+                group = LAYERS.get(kind) or PHASES.get(name, "other")
+                found[group if group in found else "communication"] += float(value)
+        found["communication"] += used.communication / count
+        found["waiting for a rank"] = used.waiting / count
+        found["other"] += max(0.0, used.total / count - sum(found.values()))  # between phases
+        ranks.append(found)
+    return ranks
+
+
+def _figure(run: Run, ranks: Sequence[dict[str, float]], longest: float, wide: bool) -> Figure:
+    shown = chosen([rank["forward"] + rank["backward"] for rank in ranks], SHOWN)
+    names = [f"rank {rank}" for rank in shown]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [1e3 * ranks[rank][name] for rank in shown],
+            "y": names,
+            "marker": {"color": colour},
+            "hovertemplate": f"%{{y}}, {name}: %{{x:.4g}} ms<extra></extra>",
+        }
+        for name, colour in COLOURS.items()
+    ]
+    return Figure(
+        run.label,
+        data,
+        {"title": "time per step (ms)", "range": [0, longest]},
+        {"autorange": "reversed", "ticks": "", "showgrid": False},
+        height=70 + 28 * max(2, len(shown)),
+        wide=wide,
+        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+    )
+
+
+def _efficiencies(traced: Sequence[tuple[Run, Traced]]) -> Table:
+    columns = ["run", "steps", "median", "parallel efficiency", "load balance", "serialisation"]
+    rows = []
+    for run, trace in traced:
+        found = efficiency(trace.timeline, trace.blocks)
+        assert found is not None  # there are steps
+        values = found.parallel, found.load_balance, found.serialisation, found.transfer
+        duration = trace.timeline.steps.duration / 1e6
+        shares = [f"{100 * value:.1f} %" for value in values]
+        rows.append([run.label, str(len(trace.steps)), f"{duration:.2f} ms", *shares])
+    return Table("", [*columns, "transfer"], rows, numbers=True)
+
+
+def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
+    """Return the table of what is slower on a rank than on the others, if there is such a rank."""
+    rows = [
+        [
+            run.label,
+            f"rank {slow.rank}",
+            describe(slow.kind, slow.name),
+            f"{1e3 * slow.seconds:.3g} ms",
+            f"{1e3 * slow.others:.3g} ms",
+            f"{100 * slow.share:.0f} %",
+        ]
+        for run, trace in traced
+        for slow in slow_ranks(trace.timeline, trace.labels)[:10]
+    ]
+    columns = ["run", "rank", "where", "per step", "other ranks", "excess, share of the step"]
+    return [Table("Slower than the other ranks", columns, rows)] if rows else []
+
+
+def _late(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
+    """Return the table of what made steps late: the greatest excess on their critical paths."""
+    rows = []
+    for run, trace in traced:
+        paths = CriticalPaths(trace.timeline, trace.blocks)
+        every = -(-len(trace.steps) // PATHS)
+        positions = range(0, len(trace.steps), every)
+        late: dict[tuple[int, Kind, str], list[float]] = {}
+        for part in (path.late for path in map(paths.find, positions) if path.late):
+            late.setdefault((part.rank, part.kind, part.name), []).append(part.excess)
+        for (rank, kind, name), excess in sorted(late.items(), key=lambda item: -len(item[1]))[:3]:
+            rows.append(
+                [
+                    run.label,
+                    f"rank {rank}",
+                    describe(kind, name),
+                    f"{len(excess)} of {len(positions)}",
+                    f"{1e3 * sum(excess) / len(excess):.3g} ms",
+                ]
+            )
+    columns = ["run", "rank", "where", "steps", "mean excess"]
+    return [Table("What made steps late (critical path)", columns, rows)] if rows else []

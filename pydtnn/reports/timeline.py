@@ -1,0 +1,222 @@
+"""What every rank did in a step, as bars over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pydtnn.reports.phases import chosen
+from pydtnn.reports.runs import Run
+from pydtnn.reports.section import GREY, Figure, Section
+from pydtnn.reports.traced import HOW, Step, Traced
+from pydtnn.utils.observer import Kind
+
+COLOURS = {
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "loss": "#CC79A7",
+    "exchange, calls": "#D55E00",
+    "waiting for a message": "#F4C7A1",
+    "message in flight": "#222222",
+    "update": "#009E73",
+    "data": "#E69F00",
+    "other": GREY,
+}
+"""Groups of activities with their colours."""
+
+PHASES = {
+    "forward": "forward",
+    "backward": "backward",
+    "loss": "loss",
+    "update": "update",
+    "exchange": "exchange, calls",
+    "data": "data",
+}
+"""Group of phases; those that enclose others have no bar."""
+
+ENCLOSING = ("start", "epoch", "step", "evaluation")
+
+KINDS = {
+    Kind.FORWARD: ("layers", "forward"),
+    Kind.BACKWARD: ("layers", "backward"),
+    Kind.KERNEL: ("kernels", "other"),
+    Kind.CALL: ("calls", "exchange, calls"),
+    Kind.WAIT: ("calls", "waiting for a message"),
+    Kind.LOAD: ("loader", "data"),
+}
+"""Row and group of the kinds of activities besides phases."""
+
+ROWS = ("phases", "layers", "kernels", "calls", "received", "loader")
+
+RANKS = 8
+"""Maximum number of ranks in a figure."""
+
+BARS = 8000
+"""Maximum number of bars on a page."""
+
+
+class Bar(NamedTuple):
+    """An activity: rank and row, group, start and duration in ms, and description."""
+
+    row: tuple[int, str]
+    group: str
+    start: float
+    duration: float
+    text: str
+
+
+def timeline(runs: Sequence[Run], given: Sequence[Step] = ()) -> Section:
+    """Return the bars of some steps.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    given : sequence of Step
+        By default a step of median duration of each run; if there is one run, also the slowest.
+
+    Raises
+    ------
+    ValueError
+        If a trace does not contain a given step.
+    """
+    section = Section("timeline", "Timeline")
+    traced = [(run, run.traced) for run in runs if run.traced]
+    if not traced:
+        section.absent = f"no run has a trace; {HOW}"
+        return section
+    shown = [
+        (run, trace, position, words)
+        for run, trace in traced
+        for position, words in _positions(run, trace, given, len(traced) == 1).items()
+    ]
+    section.figures = [
+        _figure(f"{run.label}: {words}", trace, position, BARS // len(shown))
+        for run, trace, position, words in shown
+    ]
+    section.legend = COLOURS
+    section.text = (
+        "Drag over a figure to zoom into a part of a step; double-click to return. A step begins "
+        "with the wait for its batch; all times are on the clock of rank 0."
+    )
+    return section
+
+
+def _positions(run: Run, trace: Traced, given: Sequence[Step], slowest: bool) -> dict[int, str]:
+    """Return the positions of the steps to show, with their description."""
+    for step in given:
+        if step not in trace.steps:
+            first, last = trace.steps[0], trace.steps[-1]
+            raise ValueError(
+                f"report: --step: the trace of {run.label} does not contain step {step.number} of "
+                f"epoch {step.epoch}; choose one from {first.epoch}:{first.number} to "
+                f"{last.epoch}:{last.number}"
+            )
+    words = {trace.steps.index(step): "" for step in given}
+    if not words:
+        words = {trace.typical(): "median duration, "}
+        if slowest:
+            words.setdefault(trace.slowest(), "the slowest step, ")
+    return {
+        position: f"{text}step {trace.steps[position].number} of epoch "
+        f"{trace.steps[position].epoch}, {trace.milliseconds(position):.1f} ms"
+        for position, text in words.items()
+    }
+
+
+def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
+    steps = trace.timeline.steps
+    ranks = chosen((steps.stop[position] - steps.start[position]).tolist(), RANKS)
+    bars = [bar for bar in _bars(trace, position) if bar.row[0] in ranks]
+    caption = ""
+    if len(bars) > limit:
+        bars.sort(key=lambda bar: -bar.duration)
+        caption = f"Activities below {1e3 * bars[limit].duration:.3g} µs are left out."
+        bars = bars[:limit]
+    rows = sorted({bar.row for bar in bars}, key=lambda row: (row[0], ROWS.index(row[1])))
+    first = [place for place, row in enumerate(rows) if not place or row[0] != rows[place - 1][0]]
+    labels = [
+        f"<b>rank {rank}</b>  {row}" if place in first else row
+        for place, (rank, row) in enumerate(rows)
+    ]
+    data = [
+        _trace(group, [bar for bar in bars if bar.group == group], rows)
+        for group in COLOURS
+        if any(bar.group == group for bar in bars)
+    ]
+    dividers = [
+        {
+            **{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "layer": "below"},
+            **{"y0": place - 0.5, "y1": place - 0.5, "line": {"color": "#999999", "width": 1}},
+        }
+        for place in first[1:]
+    ]
+    y = {
+        "tickvals": [*range(len(rows))],
+        "ticktext": labels,
+        "range": [len(rows) - 0.5, -0.5],
+        "fixedrange": True,
+        "showgrid": False,
+        "ticks": "",
+        "tickfont": {"size": 11},
+    }
+    x = {
+        "title": "time in the step (ms)",
+        "range": [0, trace.milliseconds(position)],
+    }
+    return Figure(
+        title,
+        data,
+        x,
+        y,
+        caption,
+        height=70 + 21 * max(4, len(rows)),
+        wide=True,
+        layout={"barmode": "overlay", "showlegend": False, "shapes": dividers},
+    )
+
+
+def _trace(group: str, bars: Sequence[Bar], rows: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    edge = 0.5 if group in ("forward", "backward") else 0  # neighbouring layers are told apart
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": group,
+        "base": [bar.start for bar in bars],
+        "x": [bar.duration for bar in bars],
+        "y": [rows.index(bar.row) for bar in bars],
+        "text": [bar.text for bar in bars],
+        "textposition": "none",
+        "width": 0.84,
+        "marker": {"color": COLOURS[group], "line": {"width": edge, "color": "#ffffff"}},
+        "hovertemplate": "%{text}<br>%{x:.4g} ms from %{base:.4g} ms<extra></extra>",
+    }
+
+
+def _bars(trace: Traced, position: int) -> Iterator[Bar]:
+    """Return the bars of all ranks, cut at the ends of the step."""
+    begin, end = trace.span(position)
+    timeline = trace.timeline
+    for activity in timeline.activities[trace.within(position)]:
+        kind, name = Kind(int(activity["kind"])), timeline.names[activity["name"]]
+        if kind is Kind.PHASE and name in ENCLOSING:
+            continue
+        row, group = ("phases", PHASES.get(name, "other")) if kind is Kind.PHASE else KINDS[kind]
+        words = name if kind in (Kind.PHASE, Kind.CALL) else f"{kind.name.lower()} {name}"
+        if activity["bucket"] >= 0:
+            words += f", bucket {activity['bucket']}"
+        yield _cut(activity["rank"], row, group, activity, begin, end, words)
+    received = timeline.messages.received
+    inside = (received["start"] < end) & (received["stop"] > begin)
+    for message in received[np.flatnonzero(inside)]:
+        words = f"message from rank {message['source']}"
+        yield _cut(message["target"], "received", "message in flight", message, begin, end, words)
+
+
+def _cut(rank: int, row: str, group: str, record: np.void, begin: int, end: int, words: str) -> Bar:
+    """Return the bar of the part of an activity or message that lies within a step."""
+    start, stop = max(int(record["start"]), begin), min(int(record["stop"]), end)
+    if record["nbytes"] > 0:
+        words += f", {record['nbytes'] / 1e3:.4g} kB"
+    return Bar((int(rank), row), group, (start - begin) / 1e6, (stop - start) / 1e6, words)

@@ -1,0 +1,169 @@
+"""The sections of a report that need a trace, from a trace whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.reports.layers import layers
+from pydtnn.reports.memory import memory, peaks_of
+from pydtnn.reports.messages import messages
+from pydtnn.reports.page import sections_of
+from pydtnn.reports.runs import Run, read_runs
+from pydtnn.reports.section import Section
+from pydtnn.reports.steps import COLOURS, steps
+from pydtnn.reports.timeline import timeline
+from pydtnn.reports.traced import Step
+from tests.reports.folders import write_run as write_folder
+from tests.tracing.synthetic import LAYERS, MS, write_run
+
+SLOW = 3 * MS
+
+
+def traced(tmp_path: Path, *, ranks: int = 4, messages: bool = True) -> Run:
+    """A run whose rank 1 needs 3 ms more in backward of conv2."""
+    folder = write_folder(tmp_path / "run", ranks=ranks)
+
+    def slower(rank: int, epoch: int, step: int, activity: str) -> int:
+        return SLOW * (rank == 1 and activity == "conv2 backward") + step * MS // 100
+
+    write_run(folder / "trace", ranks=ranks, slower=slower, messages=messages)
+    return read_runs([folder])[0]
+
+
+def cells(section: Section, title: str) -> list[str]:
+    return [*next(table for table in section.tables if table.title.startswith(title)).rows[0]]
+
+
+def test_the_parts_of_a_step_add_up_to_it_and_the_slow_rank_and_layer_are_named(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path)
+    assert run.traced
+    section = steps([run])
+    bars = {bar["name"]: np.array(bar["x"]) for bar in section.figures[0].data}
+    durations = run.traced.timeline.steps
+    whole = (durations.stop - durations.start).mean(axis=0) / 1e6
+    assert [*bars] == [*COLOURS]
+    np.testing.assert_allclose(sum(bars.values()), whole, rtol=0.01)
+    forward = sum(forward for forward, _ in LAYERS.values()) / MS
+    np.testing.assert_allclose(bars["forward"], forward, rtol=0.02)
+    assert bars["waiting for a rank"][0] > 2.5 > 0.5 > bars["waiting for a rank"][1]
+    assert cells(section, "Slower")[1:3] == ["rank 1", "layer conv2 (backward)"]
+    assert cells(section, "What made")[1:4] == ["rank 1", "layer conv2 (backward)", "5 of 5"]
+
+
+def test_the_timeline_has_the_activities_of_the_step_of_median_duration_and_of_the_slowest(
+    tmp_path: Path,
+) -> None:
+    median, slowest = timeline([traced(tmp_path)]).figures
+    assert median.title.startswith("run: median duration, step 2 of epoch 1, ")
+    assert slowest.title.startswith("run: the slowest step, step 4 of epoch 1, ")
+    bars = {bar["name"]: bar for bar in median.data}
+    assert len(bars["backward"]["x"]) == 4 * (1 + len(LAYERS))  # per rank a phase and its layers
+    assert max(bars["backward"]["x"]) == pytest.approx(16.05, rel=0.02)
+    labels = median.properties()["layout"]["yaxis"]["ticktext"]
+    assert labels[:5] == ["<b>rank 0</b>  phases", "layers", "calls", "received", "loader"]
+    assert len(labels) == 4 * 5
+    places = [place for bar in median.data for place in bar["y"]]
+    assert {*places} == {*range(len(labels))}
+
+
+def test_the_timeline_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    run = traced(tmp_path, ranks=2)
+    [figure] = timeline([run], [Step(1, 3)]).figures
+    assert figure.title.startswith("run: step 3 of epoch 1, ")
+    said = "report: --step: the trace of run does not contain step 9 of epoch 1; .* 1:0 to 1:4"
+    with pytest.raises(ValueError, match=said):
+        timeline([run], [Step(1, 9)])
+
+
+def test_short_activities_are_left_out_if_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = traced(tmp_path)
+    monkeypatch.setattr("pydtnn.reports.timeline.BARS", 40)
+    figure = timeline([run], [Step(1, 0)]).figures[0]
+    assert sum(len(bar["x"]) for bar in figure.data) == 40
+    assert figure.caption.startswith("Activities below ")
+
+
+def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path: Path) -> None:
+    sent, waited = messages([traced(tmp_path)]).figures
+    z = sent.data[0]["z"]
+    assert sent.title == "run: bytes sent per step"
+    expected = np.roll(np.eye(4), 1, axis=1) * 2 * 2 * 1.5  # kB: buckets x rounds x 1500 B
+    np.testing.assert_allclose(np.nan_to_num(z), expected)
+    assert np.isnan(z[0, 0])
+    assert np.nanargmax(waited.data[0]["z"][2]) == 1  # a ring: rank 2 waits for rank 1
+
+
+def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:
+    [waited] = messages([traced(tmp_path, messages=False)]).figures
+    assert waited.title == "run: waiting per step"
+    z = np.nan_to_num(waited.data[0]["z"])
+    assert z[0].argmax() == z[2].argmax() == z[3].argmax() == 1
+
+
+def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> None:
+    section = layers([traced(tmp_path)])
+    forward, backward = section.figures[0].data
+    assert len(forward["x"]) == len(backward["x"]) == len(LAYERS)
+    np.testing.assert_allclose(forward["x"], 2)  # flop/B
+    np.testing.assert_allclose(forward["y"], 2, rtol=0.02)  # Gflop/s: 2 flop per ns
+    [table] = section.tables
+    assert table.rows[0][:3] == ["conv2", "Linear", "backward"]
+
+
+def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_path: Path) -> None:
+    run = traced(tmp_path)
+    assert run.traced
+    limits = {"flops_per_second": 8e9, "bytes_per_second": 2e9}
+    run.traced.timeline.about[0]["machine"] = limits
+    section = layers([run])
+    line = section.figures[0].data[0]
+    assert line["name"] == "machine"
+    np.testing.assert_allclose(line["x"], [1, 4, 8])
+    np.testing.assert_allclose(line["y"], [2, 8, 8])
+    assert section.tables[0].rows[0][-1] == "50 %"
+
+
+def test_memory_over_a_step_is_that_of_the_main_thread_of_each_rank(tmp_path: Path) -> None:
+    [figure] = memory([traced(tmp_path)]).figures
+    assert [curve["name"] for curve in figure.data] == [f"rank {rank}" for rank in range(4)]
+    assert all(np.diff(curve["x"]).min() >= 0 for curve in figure.data)
+    np.testing.assert_allclose(figure.data[0]["y"], 1e-3)
+
+
+def test_of_neighbouring_points_the_highest_are_kept() -> None:
+    y = np.random.default_rng(0).random(1000)
+    x, peaks = peaks_of(np.arange(1000), y, 90)
+    assert len(x) == 90
+    assert peaks.max() == y.max()
+    np.testing.assert_array_equal(peaks, y[x])
+
+
+def test_a_run_without_a_trace_says_how_to_record_one(tmp_path: Path) -> None:
+    found = sections_of(read_runs([write_folder(tmp_path / "run")]))
+    absent = {section.name: section.absent for section in found if section.empty}
+    for name in ("steps", "timeline", "layers", "messages", "memory"):
+        assert "--trace FOLDER --trace-steps 10:20" in absent[name]
+
+
+def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path: Path) -> None:
+    options = {"configuration": {"model": "mlp", "trace": str(tmp_path / "elsewhere")}}
+    folders = [write_folder(tmp_path / name, **options) for name in ("a", "b")]
+    assert read_runs(folders)[0].traced is None
+    write_run(tmp_path / "elsewhere", ranks=1, steps=2)
+    write_run(tmp_path / "given", ranks=2, steps=3)
+    sizes = [
+        run.traced.timeline.size if run.traced else 0
+        for run in read_runs(folders, [str(tmp_path / "given")])
+    ]
+    assert sizes == [2, 1]
+    with pytest.raises(ValueError, match=r"trace: .*nothing has no rank-\*\.npz; give the folder"):
+        read_runs(folders, [str(tmp_path / "nothing")])
+    with pytest.raises(ValueError, match="report: --trace: expected at most one trace per run"):
+        read_runs(folders[:1], ["a", "b"])

@@ -1,6 +1,7 @@
 """Build of the compiled kernels; all metadata lives in ``pyproject.toml``.
 
-Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu`` and ``pydtnn/comm`` becomes one extension module.
+Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/tracing`` becomes one
+extension module.
 Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED`` adds, are templates:
 each is compiled once per instruction set and real type, and all its objects are linked into the
 extensions that use it. So one package carries every variant, and the choice is made at run time.
@@ -26,6 +27,7 @@ from setuptools.modified import newer_group
 
 CPU = Path("pydtnn/kernels/cpu")
 COMM = Path("pydtnn/comm")
+TRACING = Path("pydtnn/tracing")
 SRC = CPU / "src"  # with the headers that all templates share
 SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
 PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
@@ -202,7 +204,7 @@ def extensions() -> list[Extension]:
                 ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
             ],
         )
-        for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx")])
+        for path in sorted([*CPU.glob("_*.pyx"), *COMM.glob("_*.pyx"), *TRACING.glob("_*.pyx")])
     ]
 
 

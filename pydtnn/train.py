@@ -190,6 +190,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.cli.transport import choose_transport, gpu_facts, take_gpu
     from pydtnn.comm.cores import threads_per_rank
     from pydtnn.comm.gpus import shared_gpu
+    from pydtnn.tracing.writing import check_folder
     from pydtnn.utils.machine import cpu_model
     from pydtnn.utils.text_table import align
     from pydtnn.utils.threads import limit_blas_threads
@@ -209,6 +210,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     mesh = _together(comm, create_mesh, config.parallel, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _say(config, comm, f"{shared}, which reduces the speed of each")
+    if config.trace is not None:
+        check_folder(config.trace, comm, "--trace")
     if config.download:
         _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
@@ -229,6 +232,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
 
 def _carry_out(job: Job) -> None:
     from pydtnn.cli.report import print_report, write_run_file
+    from pydtnn.cli.tracing import describe_trace, traced
     from pydtnn.comm.rank0 import on_rank_0
     from pydtnn.training.callback import evaluated
     from pydtnn.training.progress import format_logs
@@ -240,8 +244,10 @@ def _carry_out(job: Job) -> None:
     if config.resume:
         _resume(job)
     complete = not config.evaluate_only and trainer.epoch >= config.epochs
+    trace = None
     if config.evaluate_only:
-        results = trainer.evaluate(job.validation, batch_size=job.global_batch_size)
+        with traced(job) as trace:
+            results = trainer.evaluate(job.validation, batch_size=job.global_batch_size)
     elif complete:
         _say(
             config,
@@ -251,16 +257,17 @@ def _carry_out(job: Job) -> None:
         )
     else:
         on_rank_0(trainer.comm, write_run_file, job)
-        trainer.fit(
-            job.train,
-            job.validation,
-            epochs=config.epochs,
-            global_batch_size=job.global_batch_size,
-            augment=job.augment,
-            steps_per_epoch=config.steps_per_epoch,
-            seed=config.seed,
-            loader_threads=config.loader_threads,
-        )
+        with traced(job) as trace:
+            trainer.fit(
+                job.train,
+                job.validation,
+                epochs=config.epochs,
+                global_batch_size=job.global_batch_size,
+                augment=job.augment,
+                steps_per_epoch=config.steps_per_epoch,
+                seed=config.seed,
+                loader_threads=config.loader_threads,
+            )
     if config.save and config.saves_weights:
         with evaluated(trainer):
             state = trainer.model.state()
@@ -272,6 +279,8 @@ def _carry_out(job: Job) -> None:
             print(format_logs(results if config.evaluate_only else trainer.history[-1]), flush=True)
     else:
         print_report(job)
+    if trace is not None:
+        _say(config, trainer.comm, describe_trace(trace))
 
 
 def _resume(job: Job) -> None:

@@ -43,6 +43,7 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
+from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
@@ -77,6 +78,8 @@ class Job:
         Folder of the run.
     loaded : LoadReport or None
         The arrays that `--load` has loaded, if any.
+    recorder : Recorder or None
+        The observer of `--trace`, if it is set.
     """
 
     config: TrainConfig
@@ -88,6 +91,7 @@ class Job:
     augment: tuple[Augmentation, ...]
     directory: Path
     loaded: LoadReport | None = None
+    recorder: Recorder | None = None
 
 
 def create_job(
@@ -143,6 +147,7 @@ def create_job(
         check_saveable(model)
         model.inputs = inputs_of(train)  # also if it is only evaluated
     slow = create_slow_ranks(config, comm)
+    recorder = None if config.trace is None else Recorder(config.traced_steps())
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),
@@ -150,7 +155,7 @@ def create_job(
         metrics=metrics,
         exchange=create_exchange(config, data),
         callbacks=[*slow, *create_callbacks(config, directory, monitor)],
-        observers=[one.times for one in slow],
+        observers=[*(one.times for one in slow), *filter(None, [recorder])],
         accumulation=config.accumulation,
         micro_batches=config.micro_batches,
         pipeline_schedule=config.pipeline_schedule,
@@ -162,7 +167,18 @@ def create_job(
     loaded = load_initial_weights(config, model)
     if loaded is not None:
         _log.debug("%s from %s", loaded, config.load)
-    return Job(config, trainer, train, validation, global_batch, steps, augment, directory, loaded)
+    return Job(
+        config,
+        trainer,
+        train,
+        validation,
+        global_batch,
+        steps,
+        augment,
+        directory,
+        loaded,
+        recorder,
+    )
 
 
 def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:

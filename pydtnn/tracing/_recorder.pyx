@@ -161,9 +161,6 @@ cdef class Lane:
             free(self.chunks[i])
         free(self.chunks)
 
-    def __len__(self):
-        return self.full * CHUNK + self.used
-
     def step(self, int epoch, int step):
         if self.number == 0:
             self.course.advance(epoch, step)
@@ -244,7 +241,7 @@ cdef class Lane:
     def copy(self, dtype):
         """Return the records so far as an array of a type of `RECORD_BYTES` bytes."""
         cdef Py_ssize_t i, n
-        cdef cnp.ndarray array = np.empty(len(self), dtype)
+        cdef cnp.ndarray array = np.empty(self.full * CHUNK + self.used, dtype)
         cdef char *to = <char *>cnp.PyArray_DATA(array)
         for i in range(self.full + 1):
             n = self.used if i == self.full else CHUNK

@@ -10,22 +10,23 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.comm.metered import Metered
 from pydtnn.tracing.clock import Reading, describe_clock, read_clock
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.tracing.records import file_of, write_trace
+from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.files import unwritable
 
 
 class Trace:
     """A context manager that writes what a recorder has recorded into a folder.
 
-    Collective: all ranks enter and leave the context. Clocks are compared at both ends. If the
-    context ends with an error, each rank that is still there writes its records, without comparing
-    clocks again.
+    Collective: all ranks enter and leave the context. Clocks are compared at both ends. If an error
+    of a single rank ends the context, each rank that is still there writes its records, without
+    comparing clocks again.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ class Trace:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.recorder.watch(None)
         self.recorder.count(None)
-        if kind is not None:
+        if kind is not None and not issubclass(kind, AgreedError):  # not all ranks are here
             with contextlib.suppress(OSError):  # the error that has ended the context is raised
                 self._write(None)
             return
@@ -124,15 +125,22 @@ class Trace:
         return len(records), int(clock["error"])
 
 
-def check_folder(folder: Path, comm: Communicator) -> None:
+def check_folder(folder: str | Path, comm: Communicator, who: str = "trace") -> None:
     """Create the folder of a trace on each host, and test it. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    folder : str or Path
+    comm : Communicator
+    who : str
+        First word of errors.
 
     Raises
     ------
     AgreedError
         On all ranks, if it is not writable on any rank, or contains a trace.
     """
-    problem: Exception | None = None
+    folder, problem = Path(folder), cast("Exception | None", None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -140,11 +148,11 @@ def check_folder(folder: Path, comm: Communicator) -> None:
         found = sorted(folder.glob("rank-*.npz"))
         if found:
             problem = ValueError(
-                f"trace: expected a folder without a trace, got {folder} with {found[0].name}; "
+                f"{who}: expected a folder without a trace, got {folder} with {found[0].name}; "
                 "remove it, or choose another folder"
             )
     except OSError as error:
-        problem = unwritable("trace", folder, error)
+        problem = unwritable(who, folder, error)
     agree(comm, problem)
 
 

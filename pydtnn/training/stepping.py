@@ -69,7 +69,8 @@ class Stepping:
                 self._results.append(self._clocked("steps", self._begin, batch, self.epoch, seed))
                 self.samples_seen += batch.total
                 self.step += 1
-                self.drain(self.steps.late)
+                with setup.phase("loss"):
+                    self.drain(self.steps.late)
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
         self._end_if_signalled()  # before the evaluation

@@ -56,12 +56,14 @@ class Eager:
         """Run a whole step; the parameters are not changed if the loss is not finite."""
         setup = self._setup
         exchange, statistics = setup.exchange, setup.model.statistics
-        passes = create_passes(setup, batch, epoch, seed)
+        with setup.phase("forward"):
+            passes = create_passes(setup, batch, epoch, seed)
         passes.run()
-        totals = setup.to_host(passes.totals)
-        if not np.isfinite(totals.values).all():
-            exchange.abandon()
-            raise not_finite_at(setup, batch, epoch, seed, totals)
+        with setup.phase("loss"):
+            totals = setup.to_host(passes.totals)
+            if not np.isfinite(totals.values).all():
+                exchange.abandon()
+                raise not_finite_at(setup, batch, epoch, seed, totals)
         with setup.phase("update"):
             statistics.fold()
         statistics.samples += len(batch)

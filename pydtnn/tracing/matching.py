@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,21 @@ MESSAGE = np.dtype(
     ]
 )
 """A message as one of its ranks has recorded it."""
+
+
+class Message(NamedTuple):
+    """A message with the fields of `MESSAGE`, which are faster to access one by one."""
+
+    group: int
+    source: int
+    target: int
+    tag: int
+    nbytes: int
+    epoch: int
+    step: int
+    lane: int
+    start: int
+    stop: int
 
 
 @dataclass
@@ -47,10 +63,19 @@ class Messages:
     def __len__(self) -> int:
         return len(self.sent)
 
+    def pairs(self) -> Iterator[tuple[Message, Message]]:
+        """Yield each message as its source and as its target have recorded it."""
+        return zip(message_rows(self.sent), message_rows(self.received), strict=True)
+
     @property
     def stop(self) -> np.ndarray:
         """When each was known to be complete on both sides, in ns."""
         return np.maximum(self.sent["stop"], self.received["stop"])
+
+
+def message_rows(messages: np.ndarray) -> Iterator[Message]:
+    """Yield the elements of an array of `MESSAGE`."""
+    return (Message(*values) for values in messages.tolist())
 
 
 def match_messages(

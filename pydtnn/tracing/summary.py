@@ -31,6 +31,7 @@ from pydtnn.tracing.analysis import (
     waits,
 )
 from pydtnn.tracing.timeline import Timeline
+from pydtnn.utils.observer import Kind
 from pydtnn.utils.text_table import align, quantity
 
 COLUMNS = 100
@@ -129,6 +130,19 @@ def _slow(timeline: Timeline, labels: Labels) -> Iterator[str]:
             f"{_ms(one.seconds)} per step, {_ms(one.others)} on the other ranks "
             f"({one.share:.0%} of a step)"
         )
+        if (one.kind, one.name) == (Kind.PHASE, "data"):
+            yield from _loader(timeline, one.rank)
+
+
+def _loader(timeline: Timeline, slow: int) -> Iterator[str]:
+    """Compare the loader of a rank that waits for its batches with those of the others."""
+    medians = [
+        [time.median for time in phase_times(timeline, rank) if time.kind == Kind.LOAD]
+        for rank in range(timeline.size)
+    ]
+    if all(medians):
+        others = float(np.median([one[0] for one in medians[:slow] + medians[slow + 1 :]]))
+        yield f"  its loader needs {_ms(medians[slow][0])} per batch, the others {_ms(others)}"
 
 
 def _times(title: str, times: Sequence[Time], top: int) -> Iterator[str]:

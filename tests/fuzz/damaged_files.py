@@ -34,6 +34,8 @@ from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.model import Model
 from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
+from pydtnn.tracing import RankTrace, build_timeline, read_traces
+from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE, write_checkpoint
 from pydtnn.training.trainer import Trainer
@@ -45,6 +47,7 @@ from pydtnn.weights import WEIGHTS, encode, load_weights, save_weights
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
 from tests.small_training import checksums, small_model, small_trainer, trained
+from tests.tracing.synthetic import write_run
 
 ROOM = 256 << 20
 """Memory that reading small files may take, in B."""
@@ -433,6 +436,24 @@ class OwnCode(Kind):
         """Whatever is called so in the file."""
 
 
+class Traces(Kind):
+    """The files of two ranks; each member of the archives has a checksum."""
+
+    def prepare(self) -> None:
+        write_run(self.folder, ranks=2, steps=2)
+        self.right = read_traces(self.folder)
+
+    def read(self) -> list[RankTrace]:
+        traces = read_traces(self.folder)
+        summarize(build_timeline(traces))
+        return traces
+
+    def check(self, found: list[RankTrace], name: str, data: bytes) -> None:
+        for trace, right in zip(found, self.right, strict=True):
+            np.testing.assert_array_equal(trace.records, right.records)
+            assert (trace.names, trace.about) == (right.names, right.about)
+
+
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "configuration": Configuration,
     "run file": RunFile,
@@ -445,6 +466,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "cifar pickles": CifarPickles,
     "choices": Choices,
     "own code": OwnCode,
+    "traces": Traces,
 }
 
 

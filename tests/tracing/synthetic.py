@@ -98,7 +98,8 @@ def write_run(
                 rank.step = step
                 before = rank.now
                 work(rank, Kind.PHASE, "data", "data", MS // 2)
-                rank.other(Kind.LOAD, "batch", before, 4 * MS, lane=1)
+                loading = 4 * MS + slower(rank.rank, epoch, step, "data")
+                rank.other(Kind.LOAD, "batch", before, loading, lane=1)
                 rank.begin(Kind.PHASE, "step")
                 rank.begin(Kind.PHASE, "forward")
                 for name, (forward, _) in LAYERS.items():

@@ -49,6 +49,7 @@ def test_the_summary_names_the_rank_and_the_layer_that_are_slow(folder, capsys):
 def test_the_summary_names_the_rank_that_waits_for_its_batches(folder, capsys):
     text = output(capsys, "summary", folder / "loader")
     assert 'rank 3 is slow in phase "data": 8.500 ms per step, 0.500 ms on the other ranks' in text
+    assert "its loader needs 12.000 ms per batch, the others 4.000 ms" in text
     assert text.count("is slow in") == 1
 
 

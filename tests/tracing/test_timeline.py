@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from pydtnn.tracing import RECORD, load_timeline, write_trace
+from pydtnn.tracing.matching import MESSAGE, Message
+from pydtnn.tracing.timeline import ACTIVITY, Activity
 from pydtnn.utils.observer import Kind
 from tests.tracing.synthetic import LAYERS, MS, write_run
 
@@ -91,3 +93,14 @@ def test_an_empty_trace_is_a_timeline(tmp_path):
     timeline = load_timeline(tmp_path)
     assert timeline.duration == 0
     assert len(timeline.activities) == len(timeline.messages) == len(timeline.steps) == 0
+
+
+def test_rows_have_the_fields_of_the_arrays(timeline):
+    assert Activity._fields == ACTIVITY.names
+    assert Message._fields == MESSAGE.names
+    chosen = timeline.select(kind=Kind.FORWARD, rank=2)
+    rows = list(timeline.rows(chosen))
+    assert [row.start for row in rows] == timeline.activities["start"][chosen].tolist()
+    sent, received = next(timeline.messages.pairs())
+    assert sent.start == timeline.messages.sent["start"][0]
+    assert received.stop == timeline.messages.received["stop"][0]

@@ -7,6 +7,7 @@ asynchronous events ("b", "e"), counters ("C") and names ("M").
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +27,19 @@ Event = dict[str, Any]
 
 
 def write_chrome(timeline: Timeline, path: Path) -> None:
-    """Write a trace as JSON. Raises OSError if the file cannot be written."""
+    """Write a trace as JSON, compressed if the path ends with ``.gz``.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events(timeline))
     about = {str(rank): about for rank, about in enumerate(timeline.about)}
     other = json.dumps({"ranks": about}, default=str)
     text = f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
-    write_file("trace export", path, text.encode())
+    data = text.encode()
+    write_file("trace export", path, gzip.compress(data, 6) if path.suffix == ".gz" else data)
 
 
 def events(timeline: Timeline) -> Iterator[Event]:
@@ -57,49 +65,42 @@ def _meta(what: str, rank: int, lane: int, **args: Any) -> Event:
 
 
 def _activities(timeline: Timeline) -> Iterator[Event]:
-    for row in timeline.activities:
-        kind = Kind(int(row["kind"]))
-        args = {field: int(row[field]) for field in ("epoch", "step", "bucket") if row[field] >= 0}
-        if row["nbytes"]:
-            args["bytes"] = int(row["nbytes"])
+    for row in timeline.rows():
+        args = {"epoch": row.epoch, "step": row.step, "bucket": row.bucket}
+        args = {field: value for field, value in args.items() if value >= 0}
+        if row.nbytes:
+            args["bytes"] = row.nbytes
         yield {
             "ph": "X",
-            "name": title(timeline, row),
-            "cat": kind.name.lower(),
-            "pid": int(row["rank"]),
-            "tid": int(row["lane"]) + 1,
-            "ts": int(row["start"]) / 1000,
-            "dur": int(row["stop"] - row["start"]) / 1000,
+            "name": timeline.title(row.kind, row.name),
+            "cat": Kind(row.kind).name.lower(),
+            "pid": row.rank,
+            "tid": row.lane + 1,
+            "ts": row.start / 1000,
+            "dur": (row.stop - row.start) / 1000,
             "args": args,
         }
 
 
-def title(timeline: Timeline, row: np.void) -> str:
-    """Return the name of an activity, with its direction if it is a layer."""
-    name, kind = timeline.names[row["name"]], Kind(int(row["kind"]))
-    return f"{name} ({kind.name.lower()})" if kind in (Kind.FORWARD, Kind.BACKWARD) else name
-
-
 def _messages(timeline: Timeline) -> Iterator[Event]:
-    both = zip(timeline.messages.sent, timeline.messages.received, strict=True)
-    for number, (sent, received) in enumerate(both):
-        group = timeline.names[sent["group"]]
-        source, target = int(sent["source"]), int(sent["target"])
-        args = {"bytes": int(sent["nbytes"]), "tag": int(sent["tag"]), "group": group}
+    for number, (sent, received) in enumerate(timeline.messages.pairs()):
+        source, target = sent.source, sent.target
+        args = {"bytes": sent.nbytes, "tag": sent.tag, "group": timeline.names[sent.group]}
         flow: Event = {"cat": "message", "name": "message", "id": number}
         # A flow is attached to the slice that encloses it, which ends when the message arrives.
-        arrived = max(int(received["start"]), int(received["stop"]) - 1)
-        lanes = int(sent["lane"]), int(received["lane"])
-        begin: Event = {"pid": source, "tid": lanes[0] + 1, "ts": int(sent["start"]) / 1000}
-        end: Event = {"pid": target, "tid": lanes[1] + 1, "ts": arrived / 1000}
+        arrived = max(received.start, received.stop - 1)
+        begin: Event = {"pid": source, "tid": sent.lane + 1, "ts": sent.start / 1000}
+        end: Event = {"pid": target, "tid": received.lane + 1, "ts": arrived / 1000}
         yield {"ph": "s", **flow, **begin, "args": args}
         yield {"ph": "f", "bp": "e", **flow, **end}
-        for what, side, rank in (("send to", sent, source), ("receive from", received, target)):
-            peer = target if rank == source else source
+        for what, side, rank, peer in (
+            ("send to", sent, source, target),
+            ("receive from", received, target, source),
+        ):
             span: Event = {"cat": what, "name": f"{what} {peer}", "id": f"{what} {number}"}
             span |= {"pid": rank, "tid": MESSAGES}
-            yield {"ph": "b", **span, "ts": int(side["start"]) / 1000, "args": args}
-            yield {"ph": "e", **span, "ts": int(side["stop"]) / 1000}
+            yield {"ph": "b", **span, "ts": side.start / 1000, "args": args}
+            yield {"ph": "e", **span, "ts": side.stop / 1000}
 
 
 def _counters(timeline: Timeline) -> Iterator[Event]:
@@ -107,15 +108,13 @@ def _counters(timeline: Timeline) -> Iterator[Event]:
         rows = timeline.activities[timeline.select(rank=rank)]
         known = rows[rows["memory"] >= 0]
         known = known[np.argsort(known["stop"], kind="stable")]
-        changed = np.diff(known["memory"], prepend=-1) != 0
-        for row in known[changed]:
-            yield _counter("memory in use", rank, row["stop"], "B", row["memory"])
+        known = known[np.diff(known["memory"], prepend=-1) != 0]
         sending = rows[rows["nbytes"] > 0]
         sending = sending[np.argsort(sending["start"], kind="stable")]
-        for row, total in zip(sending, np.cumsum(sending["nbytes"]), strict=True):
-            yield _counter("bytes sent", rank, row["start"], "B", total)
-
-
-def _counter(name: str, rank: int, time: int, unit: str, value: int) -> Event:
-    args = {unit: int(value)}
-    return {"ph": "C", "name": name, "pid": rank, "tid": 1, "ts": int(time) / 1000, "args": args}
+        for name, times, values in (
+            ("memory in use", known["stop"], known["memory"]),
+            ("bytes sent", sending["start"], np.cumsum(sending["nbytes"])),
+        ):
+            for time, value in zip(times.tolist(), values.tolist(), strict=True):
+                where: Event = {"pid": rank, "tid": 1, "ts": time / 1000}
+                yield {"ph": "C", "name": name, **where, "args": {"B": value}}

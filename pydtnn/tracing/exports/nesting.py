@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydtnn.tracing.timeline import Timeline
+from pydtnn.tracing.timeline import Activity, Timeline
 
 
 def threads(timeline: Timeline) -> list[tuple[int, int]]:
@@ -17,29 +17,24 @@ def thread_name(timeline: Timeline, rank: int, lane: int) -> str:
     return f"rank {rank} {timeline.lanes[rank][lane]}"
 
 
-def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int, int, bool]]:
+def transitions(timeline: Timeline, rank: int, lane: int) -> Iterator[tuple[int, Activity, bool]]:
     """Yield the beginnings and ends of a thread's activities, which are properly nested.
 
     Yields
     ------
     int
         Time in ns, ascending.
-    int
-        Position in `Timeline.activities`.
+    Activity
     bool
         Whether the activity begins.
     """
-    chosen = timeline.select(rank=rank, lane=lane)
-    rows = timeline.activities[chosen]
-    depths, starts = rows["depth"].tolist(), rows["start"].tolist()
-    stops = rows["stop"].tolist()
-    open_rows: list[int] = []
-    for i, position in enumerate(chosen.tolist()):
-        while open_rows and depths[open_rows[-1]] >= depths[i]:
+    open_rows: list[Activity] = []
+    for row in timeline.rows(timeline.select(rank=rank, lane=lane)):
+        while open_rows and open_rows[-1].depth >= row.depth:
             last = open_rows.pop()
-            yield stops[last], int(chosen[last]), False
-        open_rows.append(i)
-        yield starts[i], position, True
+            yield last.stop, last, False
+        open_rows.append(row)
+        yield row.start, row, True
     while open_rows:
         last = open_rows.pop()
-        yield stops[last], int(chosen[last]), False
+        yield last.stop, last, False

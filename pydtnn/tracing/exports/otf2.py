@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.tracing.exports.nesting import threads, transitions
-from pydtnn.tracing.timeline import Timeline
+from pydtnn.tracing.matching import Message
+from pydtnn.tracing.timeline import Activity, Timeline
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.optional import import_optional
 
@@ -81,20 +82,17 @@ class _Archive:
 
     def _activities(self, rank: int, lane: int) -> list[tuple[int, int, Any]]:
         events = self.otf2.events
-        rows = self.timeline.activities
         return [
-            (time, NESTED, (events.Enter if begins else events.Leave)(time, self._region(rows[i])))
-            for time, i, begins in transitions(self.timeline, rank, lane)
+            (time, NESTED, (events.Enter if begins else events.Leave)(time, self._region(row)))
+            for time, row, begins in transitions(self.timeline, rank, lane)
         ]
 
-    def _region(self, row: Any) -> Any:
-        key = int(row["kind"]), int(row["name"])
+    def _region(self, row: Activity) -> Any:
+        key = row.kind, row.name
         if key not in self.regions:
-            kind, name = Kind(key[0]), self.timeline.names[key[1]]
-            direction = f" ({kind.name.lower()})" * (kind in (Kind.FORWARD, Kind.BACKWARD))
-            communicates = kind in (Kind.CALL, Kind.WAIT)
+            communicates = row.kind in (Kind.CALL, Kind.WAIT)
             paradigm = self.otf2.Paradigm.MPI if communicates else self.otf2.Paradigm.USER
-            region = self.definitions.region(name + direction, paradigm=paradigm)
+            region = self.definitions.region(self.timeline.title(*key), paradigm=paradigm)
             self.regions[key] = region
         return self.regions[key]
 
@@ -106,22 +104,20 @@ class _Archive:
 
     def _add_messages(self, found: dict[tuple[int, int], list[tuple[int, int, Any]]]) -> None:
         events = self.otf2.events
-        both = zip(self.timeline.messages.sent, self.timeline.messages.received, strict=True)
-        for number, (sent, received) in enumerate(both):
-            source, target = int(sent["source"]), int(sent["target"])
-            rest = self._communicator(int(sent["group"])), int(sent["tag"]), int(sent["nbytes"])
-            start, stop = int(sent["start"]), int(sent["stop"])
-            posted = events.MpiIsend(start, target, *rest, number)
-            done = events.MpiIsendComplete(stop, number)
-            side = found[source, int(sent["lane"])]
-            side.append((start, POSTED, posted))
-            side.append((stop, COMPLETED if stop > start else POSTED, done))
-            start, stop = int(received["start"]), int(received["stop"])
-            posted = events.MpiIrecvRequest(start, number)
-            done = events.MpiIrecv(stop, source, *rest, number)
-            side = found[target, int(received["lane"])]
-            side.append((start, POSTED, posted))
-            side.append((stop, COMPLETED if stop > start else POSTED, done))
+        for number, (sent, received) in enumerate(self.timeline.messages.pairs()):
+            rest = self._communicator(sent.group), sent.tag, sent.nbytes
+            posted = events.MpiIsend(sent.start, sent.target, *rest, number)
+            done = events.MpiIsendComplete(sent.stop, number)
+            found[sent.source, sent.lane] += _pair(sent, posted, done)
+            posted = events.MpiIrecvRequest(received.start, number)
+            done = events.MpiIrecv(received.stop, sent.source, *rest, number)
+            found[sent.target, received.lane] += _pair(received, posted, done)
+
+
+def _pair(side: Message, posted: Any, done: Any) -> list[tuple[int, int, Any]]:
+    """Return the events of a message on one side, the completion last."""
+    place = COMPLETED if side.stop > side.start else POSTED
+    return [(side.start, POSTED, posted), (side.stop, place, done)]
 
 
 def _host(about: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ from pydtnn.tracing.exports.paraver_names import (
     rows_file,
     states_view,
 )
-from pydtnn.tracing.timeline import Timeline
+from pydtnn.tracing.timeline import Activity, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 
@@ -125,10 +125,10 @@ class _Records:
     def _states(self, where: str, rank: int, lane: int) -> Iterator[Line]:
         """States from the start to the end of the trace, without gaps."""
         open_states, last = [State.IDLE], 0
-        for time, position, begins in transitions(self.timeline, rank, lane):
+        for time, row, begins in transitions(self.timeline, rank, lane):
             before = open_states[-1]
             if begins:
-                open_states.append(self._state(position, before))
+                open_states.append(self._state(row, before))
             else:
                 open_states.pop()
             if open_states[-1] != before and time > last:
@@ -138,16 +138,15 @@ class _Records:
             end = self.timeline.duration
             yield last, 1, f"1:{where}:{last}:{end}:{open_states[-1].value}"
 
-    def _state(self, position: int, outer: State) -> State:
-        row = self.timeline.activities[position]
-        name = self.timeline.names[row["name"]]
+    def _state(self, row: Activity, outer: State) -> State:
+        name = self.timeline.names[row.name]
         if outer not in (State.IDLE, State.RUNNING, State.INPUT):
             return outer
-        if row["kind"] == Kind.WAIT:
+        if row.kind == Kind.WAIT:
             return State.WAITING
-        if row["kind"] == Kind.CALL:
+        if row.kind == Kind.CALL:
             return State.POSTING if name.startswith("i") else State.COMMUNICATION
-        if row["kind"] == Kind.PHASE and name == "data":
+        if row.kind == Kind.PHASE and name == "data":
             return State.INPUT
         return State.RUNNING if outer == State.IDLE else outer
 
@@ -156,13 +155,12 @@ class _Records:
         values: dict[int, int] = {}
         before = 0
         open_values: dict[int, list[int]] = {}
-        for time, position, begins in transitions(self.timeline, rank, lane):
+        for time, row, begins in transitions(self.timeline, rank, lane):
             if time > before and values:
                 yield before, 2, _event(where, before, values)
                 values = {}
             before = time
-            row = self.timeline.activities[position]
-            kind, name = Kind(int(row["kind"])), self.timeline.names[row["name"]]
+            kind, name = Kind(row.kind), self.timeline.names[row.name]
             code = TYPES[kind][0]
             stack = open_values.setdefault(code, [0])
             if begins:
@@ -171,14 +169,14 @@ class _Records:
                 stack.pop()
             values[code] = stack[-1]
             if kind == Kind.PHASE and name == "step":
-                values[EPOCH] = int(row["epoch"]) + 1 if begins else 0
-                values[STEP] = int(row["step"]) + 1 if begins else 0
-            if begins and row["nbytes"]:
-                values[BYTES] = values.get(BYTES, 0) + int(row["nbytes"])
-            if row["bucket"] >= 0:
-                values[BUCKET] = int(row["bucket"]) + 1 if begins else 0
-            if not begins and row["memory"] >= 0:
-                values[MEMORY] = int(row["memory"])
+                values[EPOCH] = row.epoch + 1 if begins else 0
+                values[STEP] = row.step + 1 if begins else 0
+            if begins and row.nbytes:
+                values[BYTES] = values.get(BYTES, 0) + row.nbytes
+            if row.bucket >= 0:
+                values[BUCKET] = row.bucket + 1 if begins else 0
+            if not begins and row.memory >= 0:
+                values[MEMORY] = row.memory
         if values:
             yield before, 2, _event(where, before, values)
 
@@ -188,17 +186,15 @@ class _Records:
 
     def _communications(self) -> Iterator[Line]:
         """A message is sent when it is posted, and received when it is known to be complete."""
-        both = zip(self.timeline.messages.sent, self.timeline.messages.received, strict=True)
-        for sent, received in both:
-            source = self.objects.name(int(sent["source"]), int(sent["lane"]))
-            target = self.objects.name(int(received["target"]), int(received["lane"]))
-            start = int(sent["start"])
-            times = (received["start"], received["stop"])
+        for sent, received in self.timeline.messages.pairs():
+            source = self.objects.name(sent.source, sent.lane)
+            target = self.objects.name(received.target, received.lane)
+            start = sent.start
             yield (
                 start,
                 3,
-                f"3:{source}:{start}:{start}:{target}:{times[0]}:{times[1]}:"
-                f"{sent['nbytes']}:{sent['tag']}",
+                f"3:{source}:{start}:{start}:{target}:{received.start}:{received.stop}:"
+                f"{sent.nbytes}:{sent.tag}",
             )
 
 

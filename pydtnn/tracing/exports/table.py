@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from pydtnn.tracing.timeline import Timeline
+from pydtnn.tracing.matching import Message, message_rows
+from pydtnn.tracing.timeline import Activity, Timeline
 from pydtnn.utils.files import write_file
 from pydtnn.utils.observer import Kind
 
@@ -41,33 +43,33 @@ def write_table(timeline: Timeline, path: Path) -> None:
 
 def rows(timeline: Timeline) -> list[tuple[object, ...]]:
     """Return the rows of all activities and messages; fields that do not apply are empty."""
-    found = []
-    for row in timeline.activities:
-        thread = timeline.lanes[row["rank"]][row["lane"]]
-        first = (int(row["rank"]), thread, Kind(int(row["kind"])).name.lower())
-        last = (*map(_known, (row["bucket"], row["memory"])),)
-        middle = (*_common(timeline, row, row["name"]), int(row["nbytes"]), "", "")
-        found.append((*first, *middle, *last))
+    found: list[tuple[int, int, tuple[object, ...]]] = []
+    for row in timeline.rows():
+        rest = (row.nbytes, "", "", _known(row.bucket), _known(row.memory))
+        where = (row.rank, timeline.lanes[row.rank][row.lane], Kind(row.kind).name.lower())
+        cells = (*where, timeline.names[row.name], *_times(row), *rest)
+        found.append((row.start, row.rank, cells))
     messages = timeline.messages
-    lonely = messages.unmatched_sent, messages.unmatched_received
-    for kind, near, far, parts in (
-        (Kind.SENT, "source", "target", (messages.sent, lonely[0])),
-        (Kind.RECEIVED, "target", "source", (messages.received, lonely[1])),
+    for kind, parts in (
+        (Kind.SENT, (messages.sent, messages.unmatched_sent)),
+        (Kind.RECEIVED, (messages.received, messages.unmatched_received)),
     ):
-        for row in np.concatenate(parts):
-            rank = int(row[near])
-            first = (rank, timeline.lanes[rank][row["lane"]], kind.name.lower())
-            middle = (*_common(timeline, row, row["group"]), int(row["nbytes"]))
-            found.append((*first, *middle, _known(row[far]), int(row["tag"]), "", ""))
-    return sorted(found, key=lambda row: (float(str(row[6])), row[0]))
+        for message in message_rows(np.concatenate(parts)):
+            rank, peer = message.source, message.target
+            if kind == Kind.RECEIVED:
+                rank, peer = peer, rank
+            where = (rank, timeline.lanes[rank][message.lane], kind.name.lower())
+            ends = (message.nbytes, _known(peer), message.tag, "", "")
+            cells = (*where, timeline.names[message.group], *_times(message), *ends)
+            found.append((message.start, rank, cells))
+    return [cells for *_, cells in sorted(found, key=itemgetter(0, 1))]
 
 
-def _common(timeline: Timeline, row: np.void, name: int) -> tuple[object, ...]:
-    """Return name, epoch, step, start and duration."""
-    times = (int(row["start"]), int(row["stop"] - row["start"]))
-    steps = (_known(row["epoch"]), _known(row["step"]))
-    return (timeline.names[name], *steps, *(f"{time / 1e9:.9f}" for time in times))
+def _times(row: Activity | Message) -> tuple[object, ...]:
+    """Return epoch, step, start and duration."""
+    times = (row.start, row.stop - row.start)
+    return (_known(row.epoch), _known(row.step), *(f"{time / 1e9:.9f}" for time in times))
 
 
 def _known(value: int) -> int | str:
-    return int(value) if value >= 0 else ""
+    return value if value >= 0 else ""

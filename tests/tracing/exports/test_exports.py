@@ -1,6 +1,7 @@
 """Traces of 4 ranks in each format, read by readers that check the format."""
 
 import csv
+import gzip
 import json
 import math
 
@@ -58,6 +59,11 @@ def chrome(timeline, folder):
 def paraver(timeline, folder):
     FORMATS["paraver"].write(timeline, folder / "trace.prv")
     return read_paraver(folder / "trace.prv")
+
+
+def test_chrome_is_compressed_if_its_name_says_so(timeline, folder, chrome):
+    FORMATS["chrome"].write(timeline, folder / "trace.json.gz")
+    assert json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes())) == chrome
 
 
 def of_phase(chrome, phase):

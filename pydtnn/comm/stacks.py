@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import thread as _pool
 from types import FrameType
 
 INNER = 8
@@ -18,17 +19,17 @@ def stacks() -> str:
     """Return a line for each thread, with its innermost calls, the last one innermost."""
     frames = sys._current_frames()
     shown = (thread for thread in threading.enumerate() if not thread.name.startswith(OWN))
-    return "".join(
-        f"  {thread.name}: {_calls(frames[thread.ident])}\n"
-        for thread in shown
-        if thread.ident in frames
-    )
+    calls = ((thread.name, _calls(frames.get(thread.ident or 0))) for thread in shown)
+    return "".join(f"  {name}: {text}\n" for name, text in calls if text)
 
 
 def _calls(frame: FrameType | None) -> str:
+    """Return the innermost calls, without those that start threads; empty for idle threads."""
     calls: list[str] = []
     while frame is not None and len(calls) < INNER:
         code = frame.f_code
+        if code.co_filename in (threading.__file__, _pool.__file__):
+            break
         calls.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return " > ".join(reversed(calls))

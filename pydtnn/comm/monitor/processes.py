@@ -31,7 +31,8 @@ def condition_of(pid: int, proc: Path = PROC) -> Condition:
     except (OSError, IndexError):
         return Condition("has ended", frozen=True)
     if state in "Tt":
-        return Condition("stopped by a signal (SIGSTOP) or a debugger", frozen=True)
+        by = "a signal (SIGSTOP)" if state == "T" else "a debugger"
+        return Condition(f"stopped by {by}", frozen=True)
     if state in "ZX":
         return Condition("has ended", frozen=True)
     if state == "D":

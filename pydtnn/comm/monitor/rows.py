@@ -79,6 +79,8 @@ def describe(stack: Sequence[Doing]) -> str:
         return f"in {Kind(last.kind).name.lower()} of {last.name}"
     if last.kind == Kind.PHASE:
         return "in the loader, waits for a batch" if last.name == "data" else f"in {last.name}"
+    if last.kind == Kind.LOAD:
+        return "prepares a batch"
     if last.kind == Kind.KERNEL:
         return f"in the kernel {last.name}, {describe(stack[:-1])}"
     around = describe(stack[:-1]) if len(stack) > 1 else ""

@@ -1,0 +1,90 @@
+"""A signal ends training after a step, on all ranks, and a resumed run has the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from pydtnn.training.checkpoint import find_checkpoints
+from tests.launch import Finished, Program, run, why_not
+from tests.ranks import rank_processes, wait_for
+from tests.small_run import TINY, TRAIN, only_line, processes_in
+
+RANKS = 3
+EPOCHS = 60
+OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "--momentum=0.9"]
+
+
+@functools.cache
+def reference() -> dict[str, bytes]:
+    """Return the files of the last checkpoint of a run that no signal ends."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        finished = run(RANKS, [*TRAIN, *OPTIONS], directory=folder)
+        assert finished.returncode == 0, finished
+        return files(folder / "run")
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Return the files of the last checkpoint."""
+    last = find_checkpoints(directory)[-1]
+    return {"name": last.name.encode()} | {f.name: f.read_bytes() for f in last.iterdir()}
+
+
+def interrupted(folder: Path, number: int, to: int | None, seconds: float) -> Finished:
+    """Signal a rank, or mpiexec, during training; return what the run left."""
+    with Program(RANKS, [*TRAIN, *OPTIONS], directory=folder) as program:
+        wait_for(lambda: "epoch 1/" in program.finished().stdout)
+        time.sleep(seconds)
+        if to is None:
+            program.signal(number)
+        else:
+            os.kill(rank_processes(program)[to], number)
+        assert program.wait(30)
+        wait_for(lambda: not processes_in(folder), 5)
+        return program.finished()
+
+
+def check_end(finished: Finished, number: int, folder: Path) -> None:
+    """Check status and message, and that there is a checkpoint of the last step."""
+    assert finished.returncode == 128 + number, finished
+    told = only_line(finished.stderr)
+    name = signal.Signals(number).name
+    found = re.fullmatch(
+        rf"rank \d received {name}: training has ended after step (\d+) of epoch (\d+)", told
+    )
+    assert found, told
+    step = int(found[1]) + 8 * (int(found[2]) - 1)
+    assert find_checkpoints(folder / "run")[-1].name == f"checkpoint-{step:08}"
+
+
+def check_resumed(folder: Path) -> None:
+    """Check that the resumed run has the same bytes as one that no signal has ended."""
+    resumed = run(RANKS, [*TRAIN, "--resume", "run"], directory=folder)
+    assert resumed.returncode == 0, resumed
+    assert files(folder / "run") == reference()
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(("number", "to"), [(signal.SIGTERM, 1)])
+def test_a_signal_ends_all_ranks_after_the_same_step(number: int, to: int, tmp_path: Path) -> None:
+    check_end(interrupted(tmp_path, number, to, 0.1), number, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("case", range(10))
+def test_signals_at_random_moments_lose_no_step(case: int, tmp_path: Path) -> None:
+    random_ = random.Random(case)
+    to = random_.choice([None, *range(RANKS)])
+    number = random_.choice([signal.SIGTERM, signal.SIGINT])
+    check_end(interrupted(tmp_path, number, to, random_.uniform(0, 1)), number, tmp_path)
+    check_resumed(tmp_path)

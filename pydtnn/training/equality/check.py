@@ -98,7 +98,7 @@ class CheckEqual(Callback):
         self._pace = Pace() if self._hashes.spread else None
         if spread > 1:
             self._hashes.set_spread(spread)
-        self._compare(trainer)
+        self.compare(trainer)
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Do not count an evaluation as part of a step."""
@@ -112,7 +112,7 @@ class CheckEqual(Callback):
         step = trainer.optimizer.iterations
         self._read_numbers(trainer)
         if step % self.every == 0:
-            self._compare(trainer)
+            self.compare(trainer)
             if self._pace is not None:
                 self._pace.pause()
         elif self._pace is None:
@@ -124,7 +124,7 @@ class CheckEqual(Callback):
     def on_fit_end(self, trainer: Training) -> None:
         """Compare the results of training. Collective: all ranks call it."""
         if self._hashes is not None and self._safe != trainer.optimizer.iterations:
-            self._compare(trainer)
+            self.compare(trainer)
 
     def close(self) -> None:
         """Release the arrays."""
@@ -133,7 +133,7 @@ class CheckEqual(Callback):
     def _read_numbers(self, trainer: Training) -> None:
         self._numbers[:] = trainer.optimizer.iterations, trainer.optimizer.lr_now
 
-    def _compare(self, trainer: Training) -> None:
+    def compare(self, trainer: Training) -> None:
         """Raise AgreedError on all ranks if arrays differ. Collective: all ranks call it."""
         assert self._hashes is not None
         comm, step = trainer.comm, trainer.optimizer.iterations

@@ -11,7 +11,10 @@ from pydtnn.reports.runs import Run
 from pydtnn.reports.section import Figure, Section, colour
 
 POINTS = 800
-"""Maximum number of intervals in a curve."""
+"""Maximum number of points of a curve."""
+
+ALL = 6000
+"""Maximum number of points of the curves of a figure."""
 
 VALIDATION = "val_"
 
@@ -23,7 +26,8 @@ def training(runs: Sequence[Run]) -> Section:
     names = dict.fromkeys(name for run in runs for logs in run.history for name in logs)
     values = [name for name in names if name != "lr" and not name.startswith(VALIDATION)]
     figures = [_value(runs, name) for name in values]
-    figures.append(_curve(runs, "lr", "Learning rate", "learning rate"))
+    if "lr" in names:
+        figures.append(_curve(runs, "lr", "Learning rate", "learning rate"))
     text = (
         "Solid lines are means over the steps of training, dashed lines results on the validation "
         "set at the end of each epoch."
@@ -93,8 +97,10 @@ def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
 
 def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, Any]:
     """Return a line through the intervals of a run."""
-    count = max(1, POINTS // len(run.intervals))
-    intervals = [epoch.merged(count) for epoch in run.intervals]
+    points = min(POINTS, ALL // len(runs))
+    every = -(-len(run.intervals) // points)
+    count = max(1, points // len(run.intervals))
+    intervals = [epoch.merged(count) for epoch in run.intervals[::every]]
     of = {"rate": lambda epoch: epoch.samples / epoch.seconds}
     values = of.get(name, lambda epoch: getattr(epoch, name))
     return {
@@ -111,7 +117,7 @@ def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, A
 
 def _ends(run: Run, name: str, runs: Sequence[Run]) -> dict[str, Any]:
     """Return a line through the ends of the epochs of a run."""
-    every = -(-len(run.history) // POINTS)
+    every = -(-len(run.history) // min(POINTS, ALL // len(runs)))
     epochs = [*range(len(run.history), 0, -every)][::-1]
     own = colour(runs.index(run))
     return {

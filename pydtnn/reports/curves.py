@@ -18,8 +18,6 @@ ALL = 6000
 
 VALIDATION = "val_"
 
-EPOCH = {"title": "epoch", "rangemode": "tozero"}
-
 
 def training(runs: Sequence[Run]) -> Section:
     """Return the curves of loss, metrics and learning rate."""
@@ -49,7 +47,7 @@ def throughput(runs: Sequence[Run]) -> Section:
         Figure(
             "Throughput over time",
             [_line(run, runs, "rate", len(measured) > 1) for run in measured],
-            EPOCH,
+            _epochs(measured),
             {"title": "images/s", "rangemode": "tozero"},
             "All ranks together, in training steps with the time spent waiting for data and in "
             "callbacks; evaluations are not included.",
@@ -92,7 +90,12 @@ def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
         else:
             trace["legendgroup"] = run.label
         data.append(trace)
-    return Figure(title, data, EPOCH, unit)
+    return Figure(title, data, _epochs(runs), unit)
+
+
+def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the axis of the epochs."""
+    return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
 def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, Any]:

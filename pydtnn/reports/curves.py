@@ -11,11 +11,12 @@ from pydtnn.reports.runs import Run
 from pydtnn.reports.section import Figure, Section, colour
 
 POINTS = 800
-"""Maximum number of intervals in a curve."""
+"""Maximum number of points of a curve."""
+
+ALL = 6000
+"""Maximum number of points of the curves of a figure."""
 
 VALIDATION = "val_"
-
-EPOCH = {"title": "epoch", "rangemode": "tozero"}
 
 
 def training(runs: Sequence[Run]) -> Section:
@@ -23,7 +24,8 @@ def training(runs: Sequence[Run]) -> Section:
     names = dict.fromkeys(name for run in runs for logs in run.history for name in logs)
     values = [name for name in names if name != "lr" and not name.startswith(VALIDATION)]
     figures = [_value(runs, name) for name in values]
-    figures.append(_curve(runs, "lr", "Learning rate", "learning rate"))
+    if "lr" in names:
+        figures.append(_curve(runs, "lr", "Learning rate", "learning rate"))
     text = (
         "Solid lines are means over the steps of training, dashed lines results on the validation "
         "set at the end of each epoch."
@@ -45,7 +47,7 @@ def throughput(runs: Sequence[Run]) -> Section:
         Figure(
             "Throughput over time",
             [_line(run, runs, "rate", len(measured) > 1) for run in measured],
-            EPOCH,
+            _epochs(measured),
             {"title": "images/s", "rangemode": "tozero"},
             "All ranks together, in training steps with the time spent waiting for data and in "
             "callbacks; evaluations are not included.",
@@ -88,13 +90,20 @@ def _curve(runs: Sequence[Run], name: str, title: str, unit: str) -> Figure:
         else:
             trace["legendgroup"] = run.label
         data.append(trace)
-    return Figure(title, data, EPOCH, unit)
+    return Figure(title, data, _epochs(runs), unit)
+
+
+def _epochs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the axis of the epochs."""
+    return {"title": "epoch", "range": [0, 1.02 * max(len(run.history) for run in runs)]}
 
 
 def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, Any]:
     """Return a line through the intervals of a run."""
-    count = max(1, POINTS // len(run.intervals))
-    intervals = [epoch.merged(count) for epoch in run.intervals]
+    points = min(POINTS, ALL // len(runs))
+    every = -(-len(run.intervals) // points)
+    count = max(1, points // len(run.intervals))
+    intervals = [epoch.merged(count) for epoch in run.intervals[::every]]
     of = {"rate": lambda epoch: epoch.samples / epoch.seconds}
     values = of.get(name, lambda epoch: getattr(epoch, name))
     return {
@@ -111,7 +120,7 @@ def _line(run: Run, runs: Sequence[Run], name: str, legend: bool) -> dict[str, A
 
 def _ends(run: Run, name: str, runs: Sequence[Run]) -> dict[str, Any]:
     """Return a line through the ends of the epochs of a run."""
-    every = -(-len(run.history) // POINTS)
+    every = -(-len(run.history) // min(POINTS, ALL // len(runs)))
     epochs = [*range(len(run.history), 0, -every)][::-1]
     own = colour(runs.index(run))
     return {

@@ -32,6 +32,12 @@ class Intervals:
     loss: np.ndarray
     lr: np.ndarray
 
+    @property
+    def steps(self) -> int:
+        """Number of steps that the intervals cover; the first may be cut off by resuming."""
+        first = self.step[1] - self.step[0] if len(self.step) > 1 else self.step[0]
+        return round(self.step[-1] - self.step[0] + min(first, self.step[0]))
+
     def position(self) -> np.ndarray:
         """Return the number of epochs completed at the end of each interval, with fractions."""
         return self.epoch - 1 + self.step / self.step[-1]

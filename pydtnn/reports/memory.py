@@ -14,6 +14,9 @@ from pydtnn.reports.traced import HOW, Traced
 POINTS = 600
 """Maximum number of points of a rank."""
 
+ALL = 12_000
+"""Maximum number of points of all ranks and runs."""
+
 RANKS = 8
 """Maximum number of ranks in a figure."""
 
@@ -25,7 +28,8 @@ def memory(runs: Sequence[Run]) -> Section:
     if not traced:
         section.absent = f"no run has a trace; {HOW}"
         return section
-    figures = [_figure(run, trace) for run, trace in traced]
+    curves = sum(min(RANKS, trace.timeline.size) for _, trace in traced)
+    figures = [_figure(run, trace, min(POINTS, ALL // curves)) for run, trace in traced]
     section.figures = [figure for figure in figures if figure.data]
     section.text = (
         "Memory of the backend's pool that is in use, in the step of median duration: "
@@ -35,7 +39,7 @@ def memory(runs: Sequence[Run]) -> Section:
     return section
 
 
-def _figure(run: Run, trace: Traced) -> Figure:
+def _figure(run: Run, trace: Traced, points: int) -> Figure:
     position = trace.typical()
     start, _ = trace.span(position)
     activities = trace.timeline.activities[trace.within(position)]
@@ -51,7 +55,7 @@ def _figure(run: Run, trace: Traced) -> Figure:
     shown = [rank for rank in chosen(peaks, RANKS) if rank in curves]
     data = []
     for place, rank in enumerate(shown):
-        x, y = peaks_of(*curves[rank], POINTS)
+        x, y = peaks_of(*curves[rank], points)
         data.append(
             {
                 "type": "scatter",

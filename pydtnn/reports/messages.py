@@ -11,6 +11,9 @@ from pydtnn.reports.section import Figure, Section
 from pydtnn.reports.traced import HOW
 from pydtnn.tracing.analysis import traffic, waits
 
+SHOWN = 64
+"""Maximum number of rows; of more ranks, neighbours are added up."""
+
 LABELLED = 8
 """Maximum number of ranks whose numbers are written into the cells."""
 
@@ -44,11 +47,23 @@ def messages(runs: Sequence[Run]) -> Section:
     return section
 
 
+def blocks(values: np.ndarray) -> np.ndarray:
+    """Return the sums over blocks of consecutive ranks, if there are more than `SHOWN` ranks."""
+    every = -(-len(values) // SHOWN)
+    first = range(0, len(values), every)
+    return np.add.reduceat(np.add.reduceat(values, first, axis=0), first, axis=1)
+
+
 def _figure(title: str, values: np.ndarray, unit: str, rows: str, columns: str) -> Figure:
+    every, values = -(-len(values) // SHOWN), blocks(values)
     size = len(values)
     ticks = {"dtick": 1, "showgrid": False} if size <= 16 else {"showgrid": False}
     data = {
         "type": "heatmap",
+        "x0": (every - 1) / 2,
+        "y0": (every - 1) / 2,
+        "dx": every,
+        "dy": every,
         "z": np.where(values > 0, values, np.nan),
         "colorscale": [[0, "#e8f1fa"], [0.5, "#5a9fd4"], [1, "#08306b"]],
         "zauto": False,
@@ -61,6 +76,12 @@ def _figure(title: str, values: np.ndarray, unit: str, rows: str, columns: str) 
         "xgap": 1,
         "ygap": 1,
     }
-    y = {"title": rows, "range": [size - 0.5, -0.5], "scaleanchor": "x", "constrain": "domain"}
-    x = {"title": columns, "range": [-0.5, size - 0.5], "constrain": "domain"}
-    return Figure(title, [data], x | ticks, y | ticks)
+    y = {
+        "title": rows,
+        "range": [size * every - 0.5, -0.5],
+        "scaleanchor": "x",
+        "constrain": "domain",
+    }
+    x = {"title": columns, "range": [-0.5, size * every - 0.5], "constrain": "domain"}
+    caption = f"Cells are blocks of {every} x {every} ranks." if every > 1 else ""
+    return Figure(title, [data], x | ticks, y | ticks, caption)

@@ -19,6 +19,9 @@ COLOURS = {
 SHOWN = 32
 """Maximum number of ranks in a figure."""
 
+EPOCHS = 100
+"""Maximum number of epochs in a figure."""
+
 
 def phases(runs: Sequence[Run]) -> Section:
     """Return the seconds of each rank per activity."""
@@ -31,12 +34,15 @@ def phases(runs: Sequence[Run]) -> Section:
         )
         return section
     longest = max(rank["total"] for run in measured for rank in run.totals())
-    section.figures = [_figure(run, 1.02 * longest, len(measured) == 1) for run in measured]
+    section.figures = [
+        *(_per_rank(run, 1.02 * longest, len(measured) == 1) for run in measured),
+        *(_per_epoch(run, len(measured) == 1) for run in measured if len(run.ranks) > 1),
+    ]
     section.legend = COLOURS
     section.text = (
-        "Sums over all measured epochs. Communication is time in which a rank was blocked by a "
-        "message during a step, not time in which messages travelled while it computed; other "
-        "time is that of callbacks, such as writing checkpoints."
+        "Sums over all measured epochs, and means over the ranks for each epoch. Communication is "
+        "time in which a rank was blocked by a message during a step, not time in which messages "
+        "travelled while it computed; other time is that of callbacks, such as writing checkpoints."
     )
     return section
 
@@ -53,7 +59,7 @@ def activities(rank: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _figure(run: Run, longest: float, wide: bool) -> Figure:
+def _per_rank(run: Run, longest: float, wide: bool) -> Figure:
     ranks = [activities(rank) for rank in run.totals()]
     shown = chosen([rank["compute"] for rank in ranks], SHOWN)
     names = [f"rank {rank}" for rank in shown]
@@ -71,12 +77,41 @@ def _figure(run: Run, longest: float, wide: bool) -> Figure:
     ]
     caption = "" if len(shown) == len(ranks) else f"{len(shown)} of {len(ranks)} ranks, among them "
     return Figure(
-        run.label,
+        f"{run.label}: time of each rank",
         data,
         {"title": "time (s)", "range": [0, longest]},
         {"autorange": "reversed", "ticks": "", "showgrid": False},
         caption and caption + "the slowest and the fastest in compute.",
         height=70 + 28 * max(2, len(shown)),
+        wide=wide,
+        layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
+    )
+
+
+def _per_epoch(run: Run, wide: bool) -> Figure:
+    every = -(-len(run.ranks) // EPOCHS)
+    shown = [
+        (epoch.epoch, [activities(rank) for rank in ranks])
+        for epoch, ranks in zip(run.intervals[::every], run.ranks[::every], strict=True)
+    ]
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [epoch for epoch, _ in shown],
+            "y": [sum(rank[name] for rank in ranks) / len(ranks) for _, ranks in shown],
+            "marker": {"color": colour},
+            "hovertemplate": f"epoch %{{x}}, {name}: %{{y:.3g}} s<extra></extra>",
+        }
+        for name, colour in COLOURS.items()
+    ]
+    return Figure(
+        f"{run.label}: time of each epoch",
+        data,
+        {"title": "epoch", "showgrid": False, **({"dtick": 1} if len(shown) <= 12 else {})},
+        {"title": "time (s)", "rangemode": "tozero"},
+        f"One of {every} epochs is shown." if every > 1 else "",
+        height=260,
         wide=wide,
         layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pydtnn.reports.intervals import Intervals, read_intervals
@@ -76,8 +77,8 @@ class Run:
 
     def samples_per_second(self) -> float | None:
         """Return the median of the intervals; None if none was measured."""
-        rates = sorted(rate for epoch in self.intervals for rate in epoch.rates())
-        return rates[len(rates) // 2] if rates else None
+        rates = [rate for epoch in self.intervals for rate in epoch.rates()]
+        return median(rates) if rates else None
 
 
 def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list[Run]:

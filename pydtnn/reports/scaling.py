@@ -165,16 +165,9 @@ def _mean_step(run: Run) -> dict[str, float]:
     """Return the seconds of each part of `STEP` per step, the mean over all ranks."""
     ranks = run.totals()
     alike = [i for i, found in enumerate(run.ranks) if len(found) == len(ranks)]
-    steps = sum(len_of(run, i) for i in alike)
+    steps = sum(run.intervals[i].steps for i in alike)
     found = [activities(rank) for rank in ranks]
     return {name: sum(each[name] for each in found) / len(found) / steps for name in STEP}
-
-
-def len_of(run: Run, epoch: int) -> int:
-    """Return the number of steps that an epoch's measurements cover."""
-    step = run.intervals[epoch].step
-    every = step[1] - step[0] if len(step) > 1 else step[0]
-    return round(step[-1] - step[0] + every)
 
 
 def _table(series: Mapping[str, Sequence[Point]]) -> Table:

@@ -9,8 +9,14 @@ from pydtnn.reports.runs import Run
 from pydtnn.reports.section import Figure, Section, Table
 from pydtnn.reports.timeline import PHASES
 from pydtnn.reports.traced import HOW, Traced
-from pydtnn.tracing.analysis import CriticalPaths, efficiency, slow_ranks, usage
-from pydtnn.tracing.analysis.labels import COMMUNICATION, describe
+from pydtnn.tracing.analysis import (
+    CriticalPaths,
+    describe_label,
+    efficiency,
+    slow_ranks,
+    usage,
+)
+from pydtnn.tracing.analysis.labels import COMMUNICATION
 from pydtnn.utils.observer import Kind
 
 COLOURS = {
@@ -115,7 +121,7 @@ def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
         [
             run.label,
             f"rank {slow.rank}",
-            describe(slow.kind, slow.name),
+            describe_label(slow.kind, slow.name),
             f"{1e3 * slow.seconds:.3g} ms",
             f"{1e3 * slow.others:.3g} ms",
             f"{100 * slow.share:.0f} %",
@@ -142,7 +148,7 @@ def _late(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
                 [
                     run.label,
                     f"rank {rank}",
-                    describe(kind, name),
+                    describe_label(kind, name),
                     f"{len(excess)} of {len(positions)}",
                     f"{1e3 * sum(excess) / len(excess):.3g} ms",
                 ]

@@ -44,16 +44,17 @@ KINDS = {
     Kind.KERNEL: ("kernels", "other"),
     Kind.CALL: ("calls", "exchange, calls"),
     Kind.WAIT: ("calls", "waiting for a message"),
-    Kind.LOAD: ("loader", "data"),
+    Kind.LOAD: ("loading", "data"),
 }
 """Row and group of the kinds of activities besides phases."""
 
-ROWS = ("phases", "layers", "kernels", "calls", "received", "loader")
+ROWS = ("phases", "layers", "kernels", "calls", "received")
+"""Rows of the main thread; other threads have a row each, below them."""
 
 RANKS = 8
 """Maximum number of ranks in a figure."""
 
-BARS = 8000
+BARS = 6000
 """Maximum number of bars on a page."""
 
 
@@ -134,7 +135,10 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
         bars.sort(key=lambda bar: -bar.duration)
         caption = f"Activities below {1e3 * bars[limit].duration:.3g} µs are left out."
         bars = bars[:limit]
-    rows = sorted({bar.row for bar in bars}, key=lambda row: (row[0], ROWS.index(row[1])))
+    order = {row: place for place, row in enumerate(ROWS)}
+    rows = sorted(
+        {bar.row for bar in bars}, key=lambda row: (row[0], order.get(row[1], len(ROWS)), row[1])
+    )
     first = [place for place, row in enumerate(rows) if not place or row[0] != rows[place - 1][0]]
     labels = [
         f"<b>rank {rank}</b>  {row}" if place in first else row
@@ -178,7 +182,7 @@ def _figure(title: str, trace: Traced, position: int, limit: int) -> Figure:
 
 
 def _trace(group: str, bars: Sequence[Bar], rows: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    edge = 0.5 if group in ("forward", "backward") else 0  # neighbouring layers are told apart
+    bars = sorted(bars, key=lambda bar: (bar.row, bar.start))
     return {
         "type": "bar",
         "orientation": "h",
@@ -189,7 +193,14 @@ def _trace(group: str, bars: Sequence[Bar], rows: Sequence[tuple[int, str]]) -> 
         "text": [bar.text for bar in bars],
         "textposition": "none",
         "width": 0.84,
-        "marker": {"color": COLOURS[group], "line": {"width": edge, "color": "#ffffff"}},
+        "marker": {
+            "color": COLOURS[group],
+            "line": {"width": 0},
+            # Neighbouring layers have different shades.
+            "opacity": [
+                0.65 if i % 2 and bar.row[1] == "layers" else 1 for i, bar in enumerate(bars)
+            ],
+        },
         "hovertemplate": "%{text}<br>%{x:.4g} ms from %{base:.4g} ms<extra></extra>",
     }
 
@@ -203,6 +214,8 @@ def _bars(trace: Traced, position: int) -> Iterator[Bar]:
         if kind is Kind.PHASE and name in ENCLOSING:
             continue
         row, group = ("phases", PHASES.get(name, "other")) if kind is Kind.PHASE else KINDS[kind]
+        if activity["lane"]:
+            row = timeline.lanes[activity["rank"]][activity["lane"]]
         words = name if kind in (Kind.PHASE, Kind.CALL) else f"{kind.name.lower()} {name}"
         if activity["bucket"] >= 0:
             words += f", bucket {activity['bucket']}"

@@ -28,6 +28,13 @@ def test_positions_are_fractions_of_epochs() -> None:
     assert intervals(4).position().tolist() == [1.25, 1.5, 1.75, 2]
 
 
+def test_the_steps_of_an_epoch_that_was_resumed_are_those_after_it() -> None:
+    columns = {name: [1.0] * 3 for name in ("seconds", "samples", "loss", "lr")}
+    assert read_intervals(1, {**columns, "step": [2, 4, 6]}).steps == 6
+    assert read_intervals(1, {**columns, "step": [14, 16, 17]}).steps == 5
+    assert intervals(50).merged(7).steps == 50
+
+
 @pytest.mark.parametrize(
     "change", [{"step": [2, 1]}, {"seconds": [0, 1]}, {"loss": [1]}, {"lr": None}, {"step": []}]
 )

@@ -46,10 +46,14 @@ def test_throughput_is_samples_by_seconds_of_each_interval(tmp_path: Path) -> No
 
 def test_parts_of_a_rank_add_up_to_its_time(tmp_path: Path) -> None:
     section = phases(runs(tmp_path, 2))
-    by_name = {bars["name"]: bars["x"][1] for bars in section.figures[0].data}
+    ranks, epochs = section.figures
+    by_name = {bars["name"]: bars["x"][1] for bars in ranks.data}
     assert sum(by_name.values()) == pytest.approx(3 * 1.5)
     assert by_name["compute"] == pytest.approx(3 * 0.7)
     assert by_name["other"] == pytest.approx(3 * 0.2)
+    assert {bars["name"]: bars["y"][0] for bars in epochs.data} == pytest.approx(
+        {name: seconds / 3 for name, seconds in by_name.items()}
+    )
 
 
 def test_of_many_ranks_the_fastest_and_the_slowest_are_shown() -> None:

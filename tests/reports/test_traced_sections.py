@@ -9,7 +9,7 @@ import pytest
 
 from pydtnn.reports.layers import layers
 from pydtnn.reports.memory import memory, peaks_of
-from pydtnn.reports.messages import messages
+from pydtnn.reports.messages import blocks, messages
 from pydtnn.reports.page import sections_of
 from pydtnn.reports.runs import Run, read_runs
 from pydtnn.reports.section import Section
@@ -65,7 +65,7 @@ def test_the_timeline_has_the_activities_of_the_step_of_median_duration_and_of_t
     assert len(bars["backward"]["x"]) == 4 * (1 + len(LAYERS))  # per rank a phase and its layers
     assert max(bars["backward"]["x"]) == pytest.approx(16.05, rel=0.02)
     labels = median.properties()["layout"]["yaxis"]["ticktext"]
-    assert labels[:5] == ["<b>rank 0</b>  phases", "layers", "calls", "received", "loader"]
+    assert labels[:5] == ["<b>rank 0</b>  phases", "layers", "calls", "received", "loader 0"]
     assert len(labels) == 4 * 5
     places = [place for bar in median.data for place in bar["y"]]
     assert {*places} == {*range(len(labels))}
@@ -98,6 +98,15 @@ def test_messages_are_counted_from_rank_to_rank_per_step(tmp_path: Path) -> None
     np.testing.assert_allclose(np.nan_to_num(z), expected)
     assert np.isnan(z[0, 0])
     assert np.nanargmax(waited.data[0]["z"][2]) == 1  # a ring: rank 2 waits for rank 1
+
+
+def test_of_many_ranks_neighbours_are_added_up() -> None:
+    values = np.arange(130.0 * 130).reshape(130, 130)
+    sums = blocks(values)
+    assert sums.shape == (44, 44)
+    assert sums[0, 1] == values[:3, 3:6].sum()
+    assert sums.sum() == values.sum()
+    np.testing.assert_array_equal(blocks(values[:64, :64]), values[:64, :64])
 
 
 def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:

@@ -17,12 +17,18 @@ from pydtnn.tracing.records import RECORD
 
 @pytest.mark.threads(1, 3)
 @pytest.mark.mpi(2, 4)
-def test_clocks_of_one_host_are_equal_within_the_error(comm: Communicator) -> None:
-    before = time.perf_counter_ns()
+def test_ranks_of_one_host_have_the_same_clock(comm: Communicator) -> None:
     reading = read_clock(comm)
-    assert before <= reading.time <= time.perf_counter_ns()
-    assert abs(reading.offset) <= reading.error
-    assert (reading.error == 0) == (comm.rank == 0)
+    assert reading.time <= time.perf_counter_ns()
+    assert (reading.offset, reading.error) == (0, 0)
+
+
+def test_ranks_of_other_hosts_are_compared_once_per_host() -> None:
+    readings = run_threads(4, read_clock, hosts=["a", "b", "b", "a"])
+    assert readings[0] == readings[3]
+    assert readings[1] == readings[2]
+    assert readings[0].error == 0 < readings[1].error
+    assert abs(readings[1].offset) <= readings[1].error  # they are threads: the clock is the same
 
 
 def test_the_offset_of_a_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

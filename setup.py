@@ -1,9 +1,10 @@
 """Build of the compiled kernels; all metadata lives in ``pyproject.toml``.
 
 Every ``_<family>.pyx`` of ``pydtnn/kernels/cpu``, ``pydtnn/comm`` and ``pydtnn/tracing`` becomes
-one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED`` adds, are templates:
-each is compiled once per instruction set and real type, and all its objects are linked into the
-extensions that use it. So one package carries every variant, and the choice is made at run time.
+one extension module. Its C sources, ``src/<family>.c``, ``src/<family>_*.c`` and what ``SHARED``
+adds, are templates: each is compiled once per instruction set and real type, and all its objects
+are linked into the extensions that use it. So one package carries every variant, and the choice is
+made at run time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import create_backend
-from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.utils.observer import Kind, Observer
 
@@ -37,10 +36,3 @@ def test_calls_of_kernels_are_activities_within_the_context(name: str) -> None:
     assert out.tolist() == [[3.0] * 3] * 2
     assert log.told == ["elementwise.add", "end", "linear.forward", "end"]
     assert [set(vars(family)) for family in (backend.elementwise, backend.linear)] == before
-
-
-def test_the_limits_of_the_host_are_measured() -> None:
-    limits = measure_limits(create_backend("cpu", threads=1))
-    assert set(limits) == {"flops_per_second", "bytes_per_second"}
-    assert all(value > 1e6 for value in limits.values())
-    assert measure_limits(create_backend("numpy")) == {}

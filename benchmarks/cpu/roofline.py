@@ -19,18 +19,16 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.report import Report
 from benchmarks.common.work import VARIANTS, WORK, Ours
 from benchmarks.cpu.bandwidth import bandwidth
 from benchmarks.cpu.peak import Peak
 from pydtnn.kernels import ConvGeometry
-from pydtnn.layers.base import Finisher
 from pydtnn.model.graph import Node
+from pydtnn.utils.observer import Kind, Observer
 
 WARM_UP = 3  # steps; the first one chooses algorithms
 ENOUGH = 0.85
@@ -59,38 +57,29 @@ class Part:
         return max(self.flops / peak, self.bytes / rate)
 
 
-class Clock:
+class Clock(Observer):
     """Times what a model's layers do, step by step."""
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self.step: dict[tuple[int, str], float] = defaultdict(float)
-        self.steps: list[dict[tuple[int, str], float]] = []
-        for node in nodes:
-            layer: Any = node.layer
-            layer.forward = self.timed(layer.forward, (node.index, "forward"))
-            layer.backward = self.timed(layer.backward, (node.index, "backward"))
-            if isinstance(layer, Finisher):
-                layer.finish_backward = self.timed(layer.finish_backward, (node.index, "backward"))
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, Kind], float] = defaultdict(float)
+        self.steps: list[dict[tuple[str, Kind], float]] = []
+        self._open: list[tuple[Kind, str, float]] = []
 
-    def timed(self, function: Callable[..., Any], key: tuple[int, str]) -> Callable[..., Any]:
-        """Wrap a method so that its time is added up under `key`."""
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        self._open.append((kind, name, time.perf_counter()))
 
-        def call(*args: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*args, **options)
-            self.step[key] += time.perf_counter() - start
-            return result
-
-        return call
+    def end(self) -> None:
+        kind, name, start = self._open.pop()
+        self._sums[name, kind] += time.perf_counter() - start
 
     def end_step(self) -> None:
         """Keep the sums of a step and begin the next."""
-        self.steps.append(dict(self.step))
-        self.step.clear()
+        self.steps.append(dict(self._sums))
+        self._sums.clear()
 
-    def median(self, index: int, direction: str) -> float:
+    def median(self, node: Node, kind: Kind) -> float:
         """Median time of a node over the steps, in s; 0 if it had nothing to do."""
-        return statistics.median(step.get((index, direction), 0.0) for step in self.steps)
+        return statistics.median(step.get((node.name, kind), 0.0) for step in self.steps)
 
 
 def name_of(node: Node) -> str:
@@ -119,7 +108,8 @@ def measure(ours: Ours, steps: int, *, single: bool) -> tuple[list[Part], float,
     nodes = graph.nodes[len(graph.inputs) :]
     for _ in range(WARM_UP):
         ours.step()
-    clock, meter = Clock(nodes), Peak(ours.model.backend.isa)
+    clock, meter = Clock(), Peak(ours.model.backend.isa)
+    ours.model.observer = clock
     whole, peaks = [], []
     for _ in range(steps):
         start = time.perf_counter()
@@ -130,13 +120,14 @@ def measure(ours: Ours, steps: int, *, single: bool) -> tuple[list[Part], float,
     parts: dict[tuple[str, str], Part] = {}
     for node in nodes:
         cost = node.layer.cost(len(ours.batch.x))
-        for direction, flops, moved in (
-            ("forward", cost.flops_forward, cost.bytes_forward),
-            ("backward", cost.flops_backward, cost.bytes_backward),
+        for kind, flops, moved in (
+            (Kind.FORWARD, cost.flops_forward, cost.bytes_forward),
+            (Kind.BACKWARD, cost.flops_backward, cost.bytes_backward),
         ):
+            direction = kind.name.lower()
             name = node.name if single else name_of(node)
             part = parts.setdefault((name, direction), Part(name, direction))
-            part.add(flops, moved, clock.median(node.index, direction))
+            part.add(flops, moved, clock.median(node, kind))
     return list(parts.values()), statistics.median(whole), statistics.median(peaks)
 
 

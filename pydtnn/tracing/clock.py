@@ -3,6 +3,8 @@
 Rank 0 sends a message to each other rank in turn, which answers with the time of its clock. If both
 ways take the same time, the answer was sent in the middle between sending and receiving; whatever
 they take, the error is at most half of the round trip. The shortest of many round trips is used.
+Ranks of one host have the same clock, and therefore the reading of the first of them, unless their
+own contradicts it.
 
 References
 ----------
@@ -53,10 +55,13 @@ def read_clock(comm: Communicator) -> Reading:
     Ranks wait without using a core, so that the round trips of others are short.
     """
     if comm.rank > 0:
-        return _answer(comm)
-    for rank in range(1, comm.size):
-        comm.send(_measure(comm, rank), rank, TAG)
-    return Reading(time.perf_counter_ns(), 0, 0)
+        own = _answer(comm)
+    else:
+        for rank in range(1, comm.size):
+            comm.send(_measure(comm, rank), rank, TAG)
+        own = Reading(time.perf_counter_ns(), 0, 0)
+    first = comm.gather_object(own)[comm.hosts[comm.rank]]
+    return first if abs(own.offset - first.offset) <= own.error + first.error else own
 
 
 def _measure(comm: Communicator, rank: int) -> np.ndarray:

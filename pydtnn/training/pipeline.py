@@ -53,9 +53,6 @@ class StagePasses(Passes):
 
     def run(self) -> None:
         """Compute all micro-batches. Collective: all stages call it."""
-        statistics = self.model.statistics
-        self.sums.begin(self.batch.total)
-        statistics.begin_step()
         backwards = [action for action in self._actions if action.kind == "backward"]
         self._receive_ahead(AHEAD)
         for action in self._actions:

@@ -61,12 +61,11 @@ class Passes:
         self.losses: list[Part] = []
         self.statistics: list[Part] = []
         self.in_flight: list[int | None] = []
+        self.sums.begin(batch.total)
+        self.model.statistics.begin_step()
 
     def run(self) -> None:
         """Compute all shards. Collective: all ranks call it."""
-        self.sums.begin(self.batch.total)
-        statistics = self.model.statistics
-        statistics.begin_step()
         shards = self.shards
         groups = [shards] if self.joint else [(shard,) for shard in shards]
         summed: Request | None = None

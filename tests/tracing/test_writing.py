@@ -1,0 +1,182 @@
+"""Traces of training runs, from the first step to the files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.callbacks import Callback
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.comm.schedules.auto import create_allreduce
+from pydtnn.optimizers import SGD
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.tracing import load_timeline, read_traces
+from pydtnn.tracing.recorder import Recorder
+from pydtnn.tracing.writing import Trace
+from pydtnn.training.trainer import Trainer
+from pydtnn.utils.errors import AgreedError, RankError
+from pydtnn.utils.observer import Kind
+from tests.small_training import Interrupt, Interrupted, small_fit, small_model
+
+
+def traced_fit(
+    folder: Path,
+    comm: Communicator,
+    *callbacks: Callback,
+    epochs: int = 1,
+    steps: range | None = None,
+) -> Trace:
+    recorder = Recorder(steps)
+    trainer = Trainer(
+        small_model(),
+        SGD(0.1, momentum=0.9),
+        exchange=AllReduce(comm),
+        callbacks=callbacks,
+        observers=[recorder],
+        progress=False,
+    )
+    with Trace(folder, recorder, trainer.comm, layers={"conv": {"type": "Conv2d"}}) as trace:
+        small_fit(trainer, epochs)
+    return trace
+
+
+def early_messages(folder: Path) -> int:
+    """Count the messages that arrive before they are sent, on the clock of rank 0."""
+    messages = load_timeline(folder).messages
+    assert len(messages)
+    assert not len(messages.unmatched_sent)
+    assert not len(messages.unmatched_received)
+    return int((messages.received["stop"] < messages.sent["start"]).sum())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_files_contain_what_the_communicator_has_counted(ranks: int, tmp_path: Path) -> None:
+    traces = run_threads(ranks, lambda comm: traced_fit(tmp_path, comm))
+    found = read_traces(tmp_path)
+    assert len(found) == ranks
+    assert {trace.records for trace in traces} == {sum(len(trace.records) for trace in found)}
+    for rank, trace in enumerate(found):
+        calls = trace.records[trace.records["kind"] == Kind.CALL]
+        assert trace.about["sent"] == calls["nbytes"].sum()
+        assert (trace.about["sent"] > 0) == (ranks > 1)
+        assert (trace.about["rank"], trace.about["size"]) == (rank, ranks)
+        assert trace.about["pid"] == os.getpid()
+        assert trace.about["lanes"][:2] == ["main", "loader 0"]
+        assert trace.about["layers"] == {"conv": {"type": "Conv2d"}}
+        assert trace.about["clock"]["error"] <= traces[0].error
+    assert len(load_timeline(tmp_path).steps) == 4
+
+
+def test_bytes_of_a_range_of_steps_are_those_of_its_calls(tmp_path: Path) -> None:
+    run_threads(2, lambda comm: traced_fit(tmp_path, comm, epochs=2, steps=range(2, 6)))
+    for trace in read_traces(tmp_path):
+        calls = trace.records[trace.records["kind"] == Kind.CALL]
+        assert trace.about["sent"] == calls["nbytes"].sum() > 0
+        assert {step for step in trace.records["step"].tolist() if step >= 0} == {0, 1, 2, 3}
+        steps = trace.records[trace.records["name"] == trace.names.index("step")]
+        assert len(steps) == 4
+
+
+def test_messages_of_ranks_that_are_threads_arrive_after_they_are_sent(tmp_path: Path) -> None:
+    run_threads(3, lambda comm: traced_fit(tmp_path, create_allreduce("ring", comm)))
+    assert early_messages(tmp_path) == 0
+
+
+@pytest.mark.mpi(2, 4)
+def test_messages_of_processes_arrive_after_they_are_sent(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    folder = comm.gather_object(tmp_path)[0]
+    traced_fit(folder, create_allreduce("ring", comm), epochs=10)
+    if comm.rank == 0:
+        assert early_messages(folder) == 0
+        for trace in read_traces(folder):
+            calls = trace.records[trace.records["kind"] == Kind.CALL]
+            assert trace.about["sent"] == calls["nbytes"].sum() > 0
+    comm.barrier()
+
+
+@pytest.mark.long
+@pytest.mark.mpi(4, checked=False)
+def test_in_a_thousand_steps_no_message_arrives_before_it_is_sent(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    folder = comm.gather_object(tmp_path)[0]
+    traced_fit(folder, create_allreduce("ring", comm), epochs=250)
+    if comm.rank == 0:
+        timeline = load_timeline(folder)
+        assert len(timeline.steps) == 1000
+        assert early_messages(folder) == 0
+    comm.barrier()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_interrupted_run_leaves_its_trace(ranks: int, tmp_path: Path) -> None:
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(Interrupted):
+            traced_fit(tmp_path, comm, Interrupt(3))
+
+    run_threads(ranks, rank)
+    assert len(load_timeline(tmp_path).steps) == 3
+
+
+def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            if trainer.comm.rank == 1 and trainer.step == 2:
+                raise RuntimeError("no more")
+
+    with pytest.raises(RankError, match="no more"):
+        run_threads(2, lambda comm: traced_fit(tmp_path, comm, Failing()))
+    assert {path.name for path in tmp_path.iterdir()} == {"rank-0000.npz", "rank-0001.npz"}
+    names = read_traces(tmp_path)[1].names
+    assert {"callback", "update"} <= set(names)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_folder_with_a_trace_is_refused_on_all_ranks(ranks: int, tmp_path: Path) -> None:
+    (tmp_path / "rank-0000.npz").touch()
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(
+            AgreedError, match="expected a folder without a trace, got .* with rank-0000"
+        ):
+            traced_fit(tmp_path, comm)
+
+    run_threads(ranks, rank)
+    assert not (tmp_path / "rank-0000.npz").stat().st_size
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(AgreedError, match=f"^trace: cannot write {tmp_path}/file/inside: "):
+        traced_fit(tmp_path / "file" / "inside", Serial())
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, records: np.ndarray, names: Any, about: Any) -> None:
+        if about["rank"] == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pydtnn.tracing.writing.write_trace", full)
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(
+            AgreedError, match="^rank 1: trace: cannot write .*rank-0001.npz: no space"
+        ):
+            traced_fit(tmp_path, comm)
+
+    run_threads(2, rank)
+
+
+def test_after_the_trace_nothing_is_counted(tmp_path: Path) -> None:
+    trace = traced_fit(tmp_path, Serial())
+    course = trace.recorder._course
+    assert course.memory is None
+    assert trace.recorder._counted is None

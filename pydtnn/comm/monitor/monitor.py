@@ -124,6 +124,7 @@ class Monitor:
     def left(self, rank: int) -> None:
         """Remove a rank that has ended."""
         self._ranks.pop(rank, None)
+        self._slots[self._facts.ranks.index(rank)].close()
 
     def event(self, number: int) -> bool:
         """Handle an event of a file; return whether it belongs to this object."""

@@ -115,3 +115,23 @@ def test_ranks_of_several_hosts_end_after_the_same_step(ahead: Finished) -> None
 def test_a_negative_deadline_is_refused() -> None:
     with pytest.raises(ValueError, match=r"timeout must be at least 0 s, got -1"):
         create_communicator("serial", timeout=-1)
+
+
+FROZEN = """
+import pathlib, subprocess
+if comm.rank == 3:
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        process, parent = path.parent.name, f"PPid:\\t{os.getpid()}\\n"
+        if b"watchdog" in path.read_bytes() and parent in path.with_name("status").read_text():
+            subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {process}"])
+            os.kill(int(process), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.allreduce(np.ones(3))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ahead(call=lambda: mpiexec(4, ["-c", HOSTS + FROZEN], timeout=60))
+def test_a_host_that_does_not_answer_is_named(ahead: Finished) -> None:
+    assert ahead.returncode == STATUS, ahead
+    assert ": rank 3: cannot be asked: its host does not answer" in ahead.stderr

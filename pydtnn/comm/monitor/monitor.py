@@ -215,9 +215,10 @@ class Monitor:
             link.tell({"what": "rows?"})
         rows, stacks = self._own()
         until = time.monotonic() + ANSWER
-        while (missing := [link for link in asked if link.host not in self._answers]) and (
-            time.monotonic() < until
-        ):
+        while time.monotonic() < until:
+            missing = [one for one in asked if not one.closed and one.host not in self._answers]
+            if not missing:
+                break
             for link in select.select(missing, [], [], 0.1)[0]:
                 self._read(link)
         self._collecting = False

@@ -34,11 +34,13 @@ def test_messages_arrive_whole_and_in_order(listener: socket.socket) -> None:
     second.close()
 
 
-def test_what_is_no_message_closes_the_connection(listener: socket.socket) -> None:
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\n", b"5\n", b"x" * 5000])
+def test_what_is_no_message_closes_the_connection(listener: socket.socket, said: bytes) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
         link = Link(listener.accept()[0])
-        stranger.sendall(b"GET / HTTP/1.1\n")
-        assert link.heard() == []
+        stranger.sendall(said)
+        while not link.closed:
+            assert link.heard() == []
         assert link.closed
 
 

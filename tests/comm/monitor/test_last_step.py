@@ -92,6 +92,18 @@ def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
     assert not one.request(15)
 
 
+def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
+    one = of_rank.LastStep(lambda signal: True)
+    one.start()
+    assert one.request(15)
+    assert one.hold() == 0
+    assert not one.overdue()
+    one.abandon()
+    assert one.overdue()
+    assert one.passed() is None  # no rank waits for an agreement that does not come
+    assert not one.request(15)
+
+
 def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

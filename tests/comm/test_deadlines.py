@@ -123,7 +123,8 @@ if comm.rank == 3:
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         process, parent = path.parent.name, f"PPid:\\t{os.getpid()}\\n"
         if b"watchdog" in path.read_bytes() and parent in path.with_name("status").read_text():
-            subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {process}"])
+            command = f"sleep 12; kill -CONT {process}"
+            subprocess.Popen(["sh", "-c", command], start_new_session=True)
             os.kill(int(process), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)
 comm.allreduce(np.ones(3))

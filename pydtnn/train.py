@@ -27,6 +27,7 @@ from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
 from pydtnn.comm.supervision import supervise_alone
 from pydtnn.utils.errors import EXPLAINED, AgreedError, Interrupted, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
+from pydtnn.utils.observer import phase
 from pydtnn.utils.output import discard
 from pydtnn.utils.terminal import terminal_of
 
@@ -213,7 +214,9 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     if config.trace is not None:
         check_folder(config.trace, comm, "--trace")
     if config.download:
-        _together(comm, fetch_data, config, comm)
+        supervision = comm.supervision
+        with phase(supervision.activity if supervision else None, "download"):  # has no deadline
+            _together(comm, fetch_data, config, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     groups = mesh or contextlib.nullcontext()
     with groups, run_directory(config, comm) as directory, limit_blas_threads(1):

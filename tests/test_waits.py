@@ -91,8 +91,8 @@ def check_table(where: str, act: str, rank: int, ranks: int, told: str) -> None:
 )
 @pytest.mark.parametrize(
     ("where", "act", "rank"),
-    [("forward", STOP, 0), ("message", STOP, 1), ("loader", STOP, 2), ("loader", SLEEP, 0)],
-    ids=["stopped in forward", "stopped in a message", "stopped in the loader", "in the loader"],
+    [("forward", STOP, 0), pytest.param("loader", SLEEP, 2, marks=pytest.mark.long)],
+    ids=["stopped in forward", "in the loader"],
 )
 def test_a_rank_that_does_not_go_on_is_named_and_all_end(
     where: str, act: str, rank: int, ahead: tuple[Finished, float]
@@ -119,6 +119,7 @@ def test_each_rank_is_named_wherever_it_is_stopped(
     assert seconds < 30  # 10 of the wait, the start, and at most 5 for the table and the end
 
 
+@pytest.mark.long
 def test_a_signal_prints_the_table_and_training_goes_on(tmp_path: Path) -> None:
     if why_not():
         pytest.skip(why_not())

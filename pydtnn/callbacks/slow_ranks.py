@@ -65,6 +65,8 @@ class SlowRanks(Callback):
     ----------
     factor : float
         At least 1.
+    least : float
+        Smaller differences per epoch are not named, in s.
 
     Attributes
     ----------
@@ -72,8 +74,9 @@ class SlowRanks(Callback):
         To be passed to the trainer: ``Trainer(callbacks=[slow], observers=[slow.times])``.
     """
 
-    def __init__(self, factor: float = 1.5) -> None:
+    def __init__(self, factor: float = 1.5, *, least: float = 1.0) -> None:
         self.factor = number("SlowRanks", "factor", factor, at_least=1)
+        self.least = number("SlowRanks", "least", least, at_least=0)
         self.times = PhaseTimes()
 
     def on_epoch_start(self, trainer: Training) -> None:
@@ -85,18 +88,21 @@ class SlowRanks(Callback):
         own = {name: self.times.seconds[name] for name in COMPARED if name in self.times.seconds}
         everywhere = trainer.comm.gather_object(own)
         if trainer.comm.rank == 0:
-            for line in slow_ranks(everywhere, self.factor):
+            for line in slow_ranks(everywhere, self.factor, self.least):
                 _log.warning("epoch %d: %s", trainer.epoch, line)
 
 
-def slow_ranks(times: Sequence[Mapping[str, float]], factor: float) -> list[str]:
+def slow_ranks(
+    times: Sequence[Mapping[str, float]], factor: float, least: float = 0.0
+) -> list[str]:
     """Return a sentence for each rank that is slower than the median of the others.
 
     Parameters
     ----------
     times : sequence of mapping of str to float
         Time of each phase on each rank, in s.
-    factor : float
+    factor, least : float
+        See `SlowRanks`.
 
     Examples
     --------
@@ -107,12 +113,13 @@ def slow_ranks(times: Sequence[Mapping[str, float]], factor: float) -> list[str]
     for rank, own in enumerate(times):
         others = [other for place, other in enumerate(times) if place != rank]
         usual = median(sum(other.values()) for other in others) if others else 0.0
-        if not 0 < factor * usual < sum(own.values()):
+        total = sum(own.values())
+        if not 0 < factor * usual < total or total - usual < least:
             continue
         of = {name: median(other.get(name, 0.0) for other in others) for name in own}
         name = max(own, key=lambda phase: own[phase] - of[phase])
         found.append(
-            f"rank {rank} computes {sum(own.values()) / usual:.1f} times as long as the others, "
+            f"rank {rank} computes {total / usual:.1f} times as long as the others, "
             f"mostly in {name}: {own[name]:.1f} s instead of {of[name]:.1f} s"
         )
     return found

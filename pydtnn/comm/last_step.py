@@ -48,7 +48,7 @@ class LastStep:
     def __init__(self, ask: Callable[[int], bool] | None = None) -> None:
         self._ask = ask
         self._changed = threading.Condition()
-        self._active = self._held = False
+        self._active = self._held = self._abandoned = False
         self._begun = 0
         self._last: Last | None = None
         self._asked_at: float | None = None
@@ -86,7 +86,11 @@ class LastStep:
         """
         with self._changed:
             now = time.monotonic()
-            if not self._active or (self._asked_at is not None and now > self._asked_at + TWICE):
+            if (
+                not self._active
+                or self._abandoned
+                or (self._asked_at is not None and now > self._asked_at + TWICE)
+            ):
                 return False
             self._asked_at = self._asked_at or now
             if self._ask is None:
@@ -96,13 +100,21 @@ class LastStep:
     def overdue(self) -> bool:
         """Return whether the step that `request` waits for has not been completed in time."""
         since = self._asked_at
-        return since is not None and not self.reached and time.monotonic() > since + PATIENCE
+        if since is None or self.reached:
+            return False
+        return self._abandoned or time.monotonic() > since + PATIENCE
 
     def hold(self) -> int:
         """Begin no further step; return the number of those begun, or -1 outside of training."""
         with self._changed:
             self._held = self._active
             return self._begun if self._active else -1
+
+    def abandon(self) -> None:
+        """Give up agreement, as a rank has failed: a signal ends the run at once."""
+        with self._changed:
+            self._held, self._abandoned = False, True
+            self._changed.notify_all()
 
     def decide(self, last: Last) -> None:
         """End after this step."""

@@ -108,7 +108,7 @@ def _make_folder(ranks: int) -> str | None:
             folder = tempfile.mkdtemp(prefix="pydtnn-", dir=place)
             os.close(os.open(os.path.join(folder, _FILE), os.O_CREAT, 0o600))
             with open(os.path.join(folder, _SLOTS), "xb") as file:
-                file.truncate(ranks * SLOT)
+                os.posix_fallocate(file.fileno(), 0, ranks * SLOT)  # a full disk would kill ranks
             return folder
     return None
 

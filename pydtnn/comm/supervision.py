@@ -104,6 +104,7 @@ class Supervision:
             for line in lines:
                 what, *numbers = line.lstrip(watchdog.READY.decode()).split()
                 self._obey(what, [int(number) for number in numbers])
+        self.last_step.abandon()  # the process has ended, as a rank has
 
     def _obey(self, what: str, numbers: list[int]) -> None:
         if what == "stacks":

@@ -45,7 +45,7 @@ def train(comm: Communicator, where: str) -> None:
     data = (Slow if late and where == "data" else ArrayDataset)(x, y, classes=2)
     layer = SlowLinear(2)
     layer.late = late and where == "forward"
-    slow = SlowRanks()
+    slow = SlowRanks(least=0.05)
     trainer = Trainer(
         Model(Sequential(layer), (4,)),
         SGD(0.1),
@@ -74,6 +74,12 @@ def test_ranks_that_are_alike_are_not_named() -> None:
     assert slow_ranks(alike, 1.5) == []
     assert slow_ranks(alike[:1], 1.5) == []
     assert slow_ranks([{}, {}], 1.5) == []
+
+
+def test_differences_of_a_moment_are_not_named() -> None:
+    times = [{"forward": 0.1}, {"forward": 0.3}]
+    assert slow_ranks(times, 1.5, least=0.1)
+    assert slow_ranks(times, 1.5, least=1.0) == []
 
 
 def test_the_phase_is_the_one_with_the_largest_difference() -> None:

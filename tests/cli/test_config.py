@@ -120,3 +120,10 @@ def test_two_configurations_share_no_options() -> None:
     first = TrainConfig()
     first.model_options["shortcut"] = "A"
     assert TrainConfig().model_options == {}
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.99])
+def test_a_factor_that_would_name_ranks_that_are_not_slow_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="--straggler-factor must be 0 or at least 1, got 0"):
+        TrainConfig(straggler_factor=factor)
+    assert TrainConfig(straggler_factor=0).straggler_factor == 0

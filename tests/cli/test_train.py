@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -345,8 +346,8 @@ LONG = [*TINY, "--epochs=100000", "--checkpoint-epochs=0"]
 @pytest.mark.parametrize(
     ("number", "line"),
     [
-        (signal.SIGINT, "interrupted (Ctrl-C)"),
-        (signal.SIGTERM, "terminated (SIGTERM)"),
+        (signal.SIGINT, "rank 0 received SIGINT: training has ended after step "),
+        (signal.SIGTERM, "rank 0 received SIGTERM: training has ended after step "),
         (signal.SIGHUP, "terminated (SIGHUP)"),
     ],
 )
@@ -357,7 +358,7 @@ def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path)
         process.send_signal(number)
         told = process.communicate(timeout=20)[1]
     assert process.returncode == 128 + number
-    assert only_line(told) == line
+    assert only_line(told).startswith(line)
 
 
 SLOW = """
@@ -379,11 +380,13 @@ def net(classes, input_shape):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_whose_code_does_not_end(number: int, tmp_path: Path) -> None:
-    """As in a long call of C, or where exceptions are swallowed."""
+    """As in a long call of C, or where exceptions are swallowed; the second signal is at once."""
     (tmp_path / "slow.py").write_text(SLOW)
     with start([*TINY, "--model=slow.py:net"], tmp_path) as process:
         assert process.stdout is not None
         assert skip_header(process.stdout) == "forward\n"
+        process.send_signal(number)
+        time.sleep(0.8)
         process.send_signal(number)
         process.communicate(timeout=20)
     assert process.returncode == 128 + number

@@ -17,6 +17,9 @@ from typing import Any
 PATIENCE = 3.0
 """Seconds to wait for a connection."""
 
+LONGEST = 1 << 12
+"""Longest first message, in B."""
+
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
 Said = dict[str, Any]
@@ -38,7 +41,7 @@ def connect(to: Sequence[str], port: int, token: str, host: int) -> Link | None:
     """Connect to the process of the first host by the first address that answers."""
     for address in to:
         with contextlib.suppress(OSError):
-            link = Link(socket.create_connection((address, port), PATIENCE))
+            link = Link(socket.create_connection((address, port), PATIENCE), 0)
             link.tell({"token": token, "host": host})
             return link
     return None
@@ -50,13 +53,15 @@ class Link:
     Parameters
     ----------
     connection : socket
+    host : int
+        The other host; -1 if it has not sent its token yet.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, host: int = -1) -> None:
         connection.settimeout(PATIENCE)
         self._socket = connection
         self._begun = b""
-        self.host = -1  # of a connection that has not sent its token yet
+        self.host = host
         self.closed = False
 
     def fileno(self) -> int:
@@ -82,10 +87,15 @@ class Link:
         self.closed = self.closed or not data
         *lines, self._begun = (self._begun + data).split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:  # not one of ours
+            said = [json.loads(line) for line in lines]
+        except ValueError:
+            said = [None]
+        if not all(isinstance(one, dict) for one in said) or (
+            self.host < 0 and len(self._begun) > LONGEST
+        ):  # not one of ours
             self.close()
             return []
+        return said
 
     def close(self) -> None:
         """Close the connection."""

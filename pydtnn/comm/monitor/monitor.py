@@ -124,6 +124,7 @@ class Monitor:
     def left(self, rank: int) -> None:
         """Remove a rank that has ended."""
         self._ranks.pop(rank, None)
+        self._slots[self._facts.ranks.index(rank)].close()
 
     def event(self, number: int) -> bool:
         """Handle an event of a file; return whether it belongs to this object."""
@@ -214,9 +215,10 @@ class Monitor:
             link.tell({"what": "rows?"})
         rows, stacks = self._own()
         until = time.monotonic() + ANSWER
-        while (missing := [link for link in asked if link.host not in self._answers]) and (
-            time.monotonic() < until
-        ):
+        while time.monotonic() < until:
+            missing = [one for one in asked if not one.closed and one.host not in self._answers]
+            if not missing:
+                break
             for link in select.select(missing, [], [], 0.1)[0]:
                 self._read(link)
         self._collecting = False

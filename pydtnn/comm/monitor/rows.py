@@ -13,7 +13,7 @@ from pydtnn.utils.observer import Kind
 INTERVAL = 0.5
 """Seconds between two looks at the ranks of a host."""
 
-UNLIMITED = ("download", "end")
+UNLIMITED = ("download",)
 """Phases without a deadline: other ranks may wait for one in such a phase as long as it takes."""
 
 
@@ -41,11 +41,13 @@ class Row:
         Group of ranks of a collective call.
     number : int
         Number of collective calls of this rank in the group, with this one.
-    late : bool
-        Whether the wait has passed its deadline.
+    expired : bool
+        Whether its wait has passed the deadline.
     timeout : float
-        The deadline, in s.
-    threads : list of str
+        The deadline, in s; 0 for none.
+    unlimited : bool
+        Whether it is in a phase that may take any time.
+    threads : tuple of str
         What the loader's threads do.
     """
 
@@ -125,7 +127,9 @@ class Watched:
         return [self._row(place, slot.read(), passed) for place, slot in enumerate(self._slots)]
 
     def _row(self, place: int, content: Content, passed: float) -> Row:
-        condition = self._condition(content.pid) if content.pid else Condition()
+        if not content.pid:
+            return Row(content.rank, self._host, doing="has ended")
+        condition = self._condition(content.pid)
         if content.moves != self._moves[place]:
             self._moves[place] = content.moves
             self._seconds[place] = self._frozen[place] = 0.0

@@ -132,6 +132,10 @@ class Slot:
         """Set the longest duration of a wait, in s; 0 for no limit."""
         self.words[TIMEOUT] = round(1000 * timeout)
 
+    def close(self) -> None:
+        """Mark that the process has ended, as was expected."""
+        self.words[PID] = 0
+
     def number(self, name: str) -> int:
         """Return the number of a name, which is added to the table; 0 if that is full."""
         number = self._numbers.get(name)

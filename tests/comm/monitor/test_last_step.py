@@ -1,0 +1,116 @@
+"""All ranks agree on the last step, however far each of them is."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from pydtnn.comm import last_step as of_rank
+from pydtnn.comm.last_step import Last
+from pydtnn.comm.monitor.last_step import LastStep
+
+
+def test_the_last_step_is_the_furthest_that_a_rank_has_begun() -> None:
+    told: list[str] = []
+    agreement = LastStep(3, told.append)
+    agreement.request(15, 2)
+    agreement.request(2, 0)  # part of the same request
+    assert told == ["freeze"]
+    for rank, begun in enumerate((7, 9, 8)):
+        agreement.answer(rank, begun)
+    assert told == ["freeze", "last 9 15 2"]
+
+
+def test_the_run_ends_at_once_if_a_rank_is_not_in_training() -> None:
+    told: list[str] = []
+    agreement = LastStep(2, told.append)
+    agreement.request(15, 1)
+    agreement.answer(0, 4)
+    agreement.answer(1, -1)
+    assert told[-1] == "last -1 15 1"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_of_any_speed_end_after_the_same_step(seed: int) -> None:
+    """Without messages between the steps, the ranks are arbitrarily far apart."""
+    random_ = random.Random(seed)
+    lock = threading.Lock()
+    ranks: list[of_rank.LastStep] = []
+
+    def tell(line: str) -> None:
+        def later() -> None:
+            for rank, one in enumerate(ranks):
+                time.sleep(random_.random() * 0.005)
+                if line == "freeze":
+                    begun = one.hold()
+                    with lock:
+                        agreement.answer(rank, begun)
+                else:
+                    one.decide(Last(*map(int, line.split()[1:])))
+
+        threading.Thread(target=later).start()
+
+    agreement = LastStep(4, tell)
+
+    def ask(signal: int) -> bool:
+        agreement.request(signal, 0)
+        return True
+
+    ranks += [of_rank.LastStep(ask) for _ in range(4)]
+    steps = [0] * 4
+
+    def run(rank: int) -> None:
+        while ranks[rank].passed() is None:
+            steps[rank] += 1
+            time.sleep(0.0005 * (1 + rank))
+
+    for one in ranks:
+        one.start()
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert ranks[2].request(15)
+    for thread in threads:
+        thread.join(10)
+    assert steps == [steps[0]] * 4
+    assert all(one.reached for one in ranks)
+
+
+def test_without_other_ranks_the_step_in_progress_is_the_last() -> None:
+    one = of_rank.LastStep()
+    assert not one.request(15)  # outside of training
+    one.start()
+    assert one.passed() is None
+    assert one.request(15)
+    assert one.request(2)  # the same signal, from the launcher
+    assert not one.overdue()
+    assert one.passed() == Last(1, 15, 0)
+    assert not one.request(15)
+
+
+def test_where_a_rank_has_failed_a_signal_ends_the_run_at_once() -> None:
+    one = of_rank.LastStep(lambda signal: True)
+    one.start()
+    assert one.request(15)
+    assert one.hold() == 0
+    assert not one.overdue()
+    one.abandon()
+    assert one.overdue()
+    assert one.passed() is None  # no rank waits for an agreement that does not come
+    assert not one.request(15)
+
+
+def test_a_second_signal_and_a_step_that_lasts_too_long_end_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = of_rank.LastStep()
+    one.start()
+    assert one.request(15)
+    monkeypatch.setattr(of_rank, "TWICE", -1.0)
+    monkeypatch.setattr(of_rank, "PATIENCE", -1.0)
+    assert not one.request(15)
+    assert one.overdue()

@@ -1,0 +1,138 @@
+"""For how long a rank has been in the same activity, and when that is too long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pydtnn.comm.activity import CurrentActivity
+from pydtnn.comm.monitor.processes import Condition
+from pydtnn.comm.monitor.rows import INTERVAL, Watched, describe
+from pydtnn.comm.monitor.slots import SLOT, Doing, Slot
+from pydtnn.utils.observer import Kind
+
+
+class Ranks:
+    """Ranks whose time passes as the test says."""
+
+    def __init__(self, size: int = 2, timeout: float = 3.0) -> None:
+        memory = memoryview(bytearray(size * SLOT))
+        slots = [Slot(memory, place) for place in range(size)]
+        for rank, slot in enumerate(slots):
+            slot.clear(rank, timeout)
+            slot.words[0] = rank + 1  # the process
+        self.activities = [CurrentActivity(slot) for slot in slots]
+        self.conditions = {rank + 1: Condition() for rank in range(size)}
+        self.watched = Watched(slots, "here", self.conditions.__getitem__)
+        self.now = 100.0
+        self.watched.look(self.now)
+
+    def after(self, seconds: float):
+        for _ in range(round(seconds / INTERVAL)):
+            self.now += INTERVAL
+            rows = self.watched.look(self.now)
+        return rows
+
+
+def test_a_wait_expires_when_the_rank_has_been_in_it_for_that_long() -> None:
+    ranks = Ranks()
+    ranks.activities[0].call("allreduce", "all", 1, -1)
+    assert [row.expired for row in ranks.after(3)] == [False, False]
+    first, second = ranks.after(1)
+    assert first.expired
+    assert first.waits == "allreduce"
+    assert not second.expired  # it computes, or is outside of any activity
+
+
+def test_a_new_wait_has_a_deadline_of_its_own() -> None:
+    ranks = Ranks()
+    for number in range(4):
+        ranks.activities[0].call("allreduce", "all", number, -1)
+        assert not ranks.after(2)[0].expired
+        ranks.activities[0].called()
+
+
+def test_waiting_for_a_batch_expires_and_computing_does_not() -> None:
+    ranks = Ranks()
+    ranks.activities[0].begin(Kind.PHASE, "data")
+    ranks.activities[1].begin(Kind.FORWARD, "conv0")
+    assert [row.expired for row in ranks.after(5)] == [True, False]
+
+
+def test_without_a_limit_nothing_expires() -> None:
+    ranks = Ranks(timeout=0)
+    ranks.activities[0].call("allreduce", "all", 1, -1)
+    assert not ranks.after(500)[0].expired
+
+
+def test_a_stopped_rank_does_not_wait_meanwhile() -> None:
+    ranks = Ranks()
+    for rank in (0, 1):
+        ranks.activities[rank].call("allreduce", "all", 1, -1)
+        ranks.conditions[rank + 1] = Condition("stopped", frozen=True)
+    rows = ranks.after(60)
+    assert not any(row.expired for row in rows)
+    assert rows[0].seconds == pytest.approx(60, abs=1)
+    assert rows[0].problem == "stopped"
+    assert rows[0].waits == ""
+
+
+def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
+    ranks = Ranks()
+    ranks.activities[0].call("allreduce", "all", 1, -1)
+    ranks.after(1)
+    ranks.now += 3600  # nobody looks
+    assert not ranks.after(0.5)[0].expired
+
+
+def test_a_download_may_take_any_time() -> None:
+    ranks = Ranks()
+    ranks.activities[1].begin(Kind.PHASE, "download")
+    assert [row.unlimited for row in ranks.after(1)] == [False, True]
+
+
+def test_the_row_of_a_rank_that_has_ended_names_no_problem() -> None:
+    ranks = Ranks()
+    ranks.activities[0].slot.close()
+    del ranks.conditions[1]
+    row, _ = ranks.after(1)
+    assert (row.doing, row.problem, row.expired) == ("has ended", "", False)
+
+
+def test_a_call_is_described_with_its_bucket_and_layer() -> None:
+    ranks = Ranks()
+    activity = ranks.activities[0]
+    activity.begin(Kind.PHASE, "exchange", bucket=7)
+    activity.begin(Kind.WAIT, "iallreduce")
+    activity.call("iallreduce", "all", 9, -1)
+    assert ranks.after(1)[0].waits == "iallreduce of bucket 7"
+    activity.called()
+    activity.begin(Kind.FORWARD, "norm1")
+    activity.call("recv", "all", 0, 1)
+    row = ranks.after(1)[0]
+    assert row.waits == "recv of bucket 7 in forward of norm1"
+    assert row.peer == 1
+
+
+@pytest.mark.parametrize(
+    ("stack", "text"),
+    [
+        ([], "outside of training"),
+        (
+            [Doing(Kind.PHASE, "epoch"), Doing(Kind.PHASE, "data")],
+            "in the loader, waits for a batch",
+        ),
+        ([Doing(Kind.FORWARD, "conv0")], "in forward of conv0"),
+        ([Doing(Kind.BACKWARD, "conv0"), Doing(Kind.KERNEL, "gemm")], "in the kernel gemm, in b"),
+        ([Doing(Kind.LOAD, "batch")], "prepares a batch"),
+        ([Doing(Kind.PHASE, "exchange"), Doing(Kind.WAIT, "send", 3)], "in send of bucket 3, in e"),
+    ],
+)
+def test_nested_activities_are_described_by_the_innermost(stack: list[Doing], text: str) -> None:
+    assert describe(stack).startswith(text)
+
+
+def test_rows_can_be_sent() -> None:
+    row = Ranks().after(1)[0]
+    assert type(row)(**row.to_json()) == row
+    assert not any(isinstance(value, np.generic) for value in row.to_json().values())

@@ -33,7 +33,7 @@ class CheckEqual(Callback):
 
     The error names the array that was different first, the ranks that are in the minority, the
     number of elements that differ and the largest difference, and the step. For the step, arrays
-    are hashed after each step too, without messages. If this would take more than 0.25 % of the
+    are hashed after each step too, without messages. If this would take more than 0.4 % of the
     time of a step, an array is hashed only once every few steps, and the error names the steps from
     one hash to the next. Arrays on a GPU are hashed only for comparisons. Results of training do
     not depend on it.

@@ -18,11 +18,12 @@ from pydtnn.saving.samples import inputs_from_json, inputs_to_json
 from pydtnn.training import checks
 from pydtnn.training.averaging import Averaging
 from pydtnn.training.callback import Callback, evaluated
-from pydtnn.training.equality import create_check
+from pydtnn.training.equality import compare_ranks, create_check
 from pydtnn.training.evaluation import evaluate
 from pydtnn.training.fingerprint import check_loaded
 from pydtnn.training.fit_arguments import last_epoch, refuse
 from pydtnn.training.logs import History, Logs
+from pydtnn.training.nonfinite import NotFiniteError
 from pydtnn.training.objective import Losses, Metrics, Objective
 from pydtnn.training.pipeline_checks import micro_batches_of
 from pydtnn.training.preparation import prepare, read_position, start_equal
@@ -271,6 +272,9 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             if not self.exchange.equal:
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
+        except NotFiniteError:
+            compare_ranks(self, self._all_callbacks())  # a difference may be the cause
+            raise
         finally:
             for callback in self._all_callbacks():
                 callback.close()

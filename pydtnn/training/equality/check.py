@@ -26,13 +26,14 @@ class CheckEqual(Callback):
     without any sign of it, and its results depend on the rank that saves them. Every `every` steps,
     and when training starts and ends, all ranks compare a 64-bit hash of each array: parameters,
     the optimizer's state, running statistics, and the learning rate. Ranks of a mesh compare the
-    arrays that they must have in common. What differs by design is not compared: running statistics
+    arrays that they must have in common. A loss that is not finite is reported after a comparison,
+    as a difference may be its cause. What differs by design is not compared: running statistics
     of ranks that average them before an evaluation, and the state of an optimizer of which every
     rank stores another part.
 
     The error names the array that was different first, the ranks that are in the minority, the
     number of elements that differ and the largest difference, and the step. For the step, arrays
-    are hashed after each step too, without messages. If this would take more than 0.25 % of the
+    are hashed after each step too, without messages. If this would take more than 0.4 % of the
     time of a step, an array is hashed only once every few steps, and the error names the steps from
     one hash to the next. Arrays on a GPU are hashed only for comparisons. Results of training do
     not depend on it.
@@ -62,6 +63,7 @@ class CheckEqual(Callback):
 
     def __init__(self, every: int = EVERY) -> None:
         self.every = whole(type(self).__name__, "every", every, at_least=1)
+        self.spread = 0
         self._numbers = np.zeros(2)
         self._watched: list[Watched] = []
         self._places: list[dict[str, int]] = []
@@ -71,11 +73,6 @@ class CheckEqual(Callback):
         self._pace: Pace | None = None
         self._safe = -1
 
-    @property
-    def spread(self) -> int:
-        """Steps within which each array is hashed once; 0 if only comparisons hash."""
-        return 0 if self._hashes is None else self._hashes.spread
-
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Find the arrays to compare, and compare them. Collective: all ranks call it."""
         who = type(self).__name__
@@ -84,7 +81,7 @@ class CheckEqual(Callback):
                 f"{who}: all ranks must train the same parameters, {_not_equal(trainer.setup)}; "
                 "use a scheme such as AllReduce, or omit the check"
             )
-        spread, self._hashes, self._safe = self.spread, None, -1
+        self.close()
         if trainer.comm.size == 1:
             return
         self._watched = watched_arrays(trainer.setup, self._numbers)
@@ -96,8 +93,9 @@ class CheckEqual(Callback):
         ]
         self._hashes = Hashes([w.array for w in self._watched], self.every)
         self._pace = Pace() if self._hashes.spread else None
-        if spread > 1:
-            self._hashes.set_spread(spread)
+        if self.spread > 1:  # of an earlier `fit`
+            self._hashes.set_spread(self.spread)
+        self.spread = self._hashes.spread
         self.compare(trainer)
 
     def on_epoch_start(self, trainer: Training) -> None:
@@ -119,7 +117,7 @@ class CheckEqual(Callback):
             self._hashes.after(step)
         elif self._pace.measure(self._hashes, step):
             self._hashes.set_spread(trainer.comm.gather_object(self._pace.spread())[0])
-            self._pace = None
+            self.spread, self._pace = self._hashes.spread, None
 
     def on_fit_end(self, trainer: Training) -> None:
         """Compare the results of training. Collective: all ranks call it."""
@@ -129,13 +127,21 @@ class CheckEqual(Callback):
     def close(self) -> None:
         """Release the arrays."""
         self._watched, self._members = [], []
+        self._hashes, self._safe = None, -1
 
     def _read_numbers(self, trainer: Training) -> None:
         self._numbers[:] = trainer.optimizer.iterations, trainer.optimizer.lr_now
 
     def compare(self, trainer: Training) -> None:
-        """Raise AgreedError on all ranks if arrays differ. Collective: all ranks call it."""
-        assert self._hashes is not None
+        """Compare the ranks now. Collective: all ranks call it, while `fit` runs.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if they differ.
+        """
+        if self._hashes is None:
+            return
         comm, step = trainer.comm, trainer.optimizer.iterations
         self._read_numbers(trainer)
         hashes = self._hashes.complete(step)
@@ -184,6 +190,19 @@ def with_check(own: Sequence[Callback], callbacks: Sequence[Callback]) -> list[C
     """Return callbacks before a trainer's own check, unless they include one."""
     checked = any(isinstance(callback, CheckEqual) for callback in callbacks)
     return [*callbacks, *(() if checked else own)]
+
+
+def compare_ranks(trainer: Training, callbacks: Sequence[Callback]) -> None:
+    """Compare the ranks now, if one of the callbacks does. Collective: all ranks call it.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if they differ.
+    """
+    for callback in callbacks:
+        if isinstance(callback, CheckEqual):
+            callback.compare(trainer)
 
 
 def _not_equal(setup: Setup) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from pydtnn.comm.arrays import on_host, to_host
 from pydtnn.kernels.reference.family import Array
 
-SHARE = 0.0025
+SHARE = 0.004
 """Part of the time of training that hashes after each step may take."""
 
 SAMPLES = 6

@@ -290,3 +290,17 @@ def test_training_that_continues_is_compared_again() -> None:
         steps(trainer, 8)
 
     assert "parameter head.b on all ranks, got another one on rank 1 " in str(found_by(3, run))
+
+
+def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_difference() -> None:
+    class Break(Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            if (trainer.comm.rank, trainer.optimizer.iterations) == (2, 5):
+                trainer.model.parameters["head.b"].master[1] = np.nan
+
+    def run(comm: Communicator, every: int) -> None:
+        steps(trainer_of(comm, Break(), check_equal=every), 20)
+
+    error = found_by(3, lambda comm: run(comm, 100))
+    assert "parameter head.b on all ranks, got another one on rank 2 since " in str(error)
+    assert "the loss is not finite" in str(found_by(3, lambda comm: run(comm, 0)))

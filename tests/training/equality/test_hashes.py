@@ -77,7 +77,7 @@ def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
     class Slow(Hashes):
         def after(self, step: int) -> None:
             nonlocal now
-            now += 0.004
+            now += 0.0075
 
     hashes, pace, steps = Slow(arrays(), every=100), Pace(), 0
     while not pace.measure(hashes, steps):
@@ -86,4 +86,4 @@ def test_the_number_of_steps_follows_from_the_times_of_hashes_and_steps(
         if steps == 2:  # a long evaluation does not count
             now += 100
             pace.pause()
-    assert pace.spread() == np.ceil(0.004 / (SHARE * 0.5)) == 4
+    assert pace.spread() == np.ceil(0.0075 / (SHARE * 0.5)) == 4

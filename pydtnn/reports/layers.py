@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import GREY, Figure, Section, Table
-from pydtnn.reports.traced import HOW
 from pydtnn.tracing.analysis import Machine, Rate, machine, rates
 from pydtnn.utils.observer import Kind
 
@@ -27,7 +26,7 @@ def layers(runs: Sequence[Run]) -> Section:
     section = Section("layers", "Layers")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     found = [
         (run, rates(trace.timeline, trace.labels), machine(trace.timeline)) for run, trace in traced

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pydtnn.reports.phases import chosen
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import Figure, Section, colour
-from pydtnn.reports.traced import HOW, Traced
+from pydtnn.reports.traced import Traced
 
 POINTS = 600
 """Maximum number of points of a rank."""
@@ -26,7 +26,7 @@ def memory(runs: Sequence[Run]) -> Section:
     section = Section("memory", "Memory over a step")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     curves = sum(min(RANKS, trace.timeline.size) for _, trace in traced)
     figures = [_figure(run, trace, min(POINTS, ALL // curves)) for run, trace in traced]

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from pydtnn.reports.intervals import Intervals, read_intervals
-from pydtnn.reports.traced import Traced, read_traced
+from pydtnn.reports.traced import HOW, Traced, find_trace, read_traced
 from pydtnn.utils.files import read_file
 
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
@@ -36,7 +36,9 @@ class Run:
     ranks : list of list of dict
         For each of these epochs, and each rank: the numbers of `PARTS`.
     traced : Traced or None
-        Its trace, if there is one with a step.
+        Its trace, if there is one.
+    untraced : str
+        Why the trace that was found cannot be shown; empty if there is no such trace.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class Run:
     intervals: list[Intervals] = field(default_factory=list)
     ranks: list[list[dict[str, float]]] = field(default_factory=list)
     traced: Traced | None = None
+    untraced: str = ""
 
     @property
     def size(self) -> int | None:
@@ -88,13 +91,13 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     ----------
     folders : sequence of str or Path
     traces : sequence of str
-        Folders of the traces of the first runs; those of others are found by `read_traced`.
+        Folders of the traces of the first runs; those of others are found by `find_trace`.
 
     Raises
     ------
     ValueError, OSError
         If a folder is given twice, contains no run or no completed epoch, or a file is damaged;
-        or if there are more traces than runs.
+        or if there are more traces than runs, or a trace in `traces` cannot be read.
     """
     if len(traces) > len(folders):
         raise ValueError(
@@ -109,6 +112,12 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     labels = _labels(resolved)
     places = [*traces, *[None] * (len(paths) - len(traces))]
     return [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
+
+
+def why_untraced(runs: Sequence[Run]) -> str:
+    """Return why no run has a trace, and how to record one."""
+    reasons = [run.untraced for run in runs if run.untraced]
+    return reasons[0] if reasons else f"no run has a trace; {HOW}"
 
 
 def _read_run(folder: Path, label: str, trace: str | None) -> Run:
@@ -127,7 +136,14 @@ def _read_run(folder: Path, label: str, trace: str | None) -> Run:
             "epoch is complete"
         )
     about = _parse(folder / "run.json", dict) if (folder / "run.json").is_file() else {}
-    run = Run(folder, label, about, history, traced=read_traced(folder, about, trace))
+    run = Run(folder, label, about, history)
+    place = find_trace(folder, about) if trace is None else Path(trace)
+    try:
+        run.traced = None if place is None else read_traced(place)
+    except ValueError as error:
+        if trace is not None:
+            raise
+        run.untraced = str(error)
     for number, entry in sorted(_measurements(folder / "measurements.jsonl").items()):
         if number <= len(history):  # those after it were repeated from an older checkpoint
             run.intervals.append(read_intervals(number, entry["intervals"]))

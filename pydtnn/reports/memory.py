@@ -32,8 +32,8 @@ def memory(runs: Sequence[Run]) -> Section:
     figures = [_figure(run, trace, min(POINTS, ALL // curves)) for run, trace in traced]
     section.figures = [figure for figure in figures if figure.data]
     section.text = (
-        "Memory of the backend's pool that is in use, in the step of median duration: "
-        "activations and gradients of layers; parameters are not included."
+        "Memory in use in the backend's pool, in the step of median duration: parameters, state "
+        "of the optimizer, and what layers keep from forward to backward."
     )
     section.absent = "the backend of the traces does not count its memory; --device cpu does"
     return section
@@ -68,7 +68,8 @@ def _figure(run: Run, trace: Traced, points: int) -> Figure:
             }
         )
     used = {"title": "memory in use (MB)", "rangemode": "tozero"}
-    return Figure(run.label, data, "time in the step (ms)", used)
+    time = {"title": "time in the step (ms)", "range": [0, trace.milliseconds(position)]}
+    return Figure(run.label, data, time, used)
 
 
 def peaks_of(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

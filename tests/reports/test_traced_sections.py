@@ -119,11 +119,15 @@ def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:
 def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> None:
     section = layers([traced(tmp_path)])
     forward, backward = section.figures[0].data
+    assert section.figures[0].title == "run: roofline"
     assert len(forward["x"]) == len(backward["x"]) == len(LAYERS)
     np.testing.assert_allclose(forward["x"], 2)  # flop/B
     np.testing.assert_allclose(forward["y"], 2, rtol=0.02)  # Gflop/s: 2 flop per ns
     [table] = section.tables
     assert table.rows[0][:3] == ["conv2", "Linear", "backward"]
+    first, second = section.figures[1].data
+    assert first["y"] == second["y"] == ["conv2", "conv1", "fc"]
+    np.testing.assert_allclose(first["x"], [3.02, 2.02, 1.02], rtol=0.01)  # ms
 
 
 def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_path: Path) -> None:

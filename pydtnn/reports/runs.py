@@ -144,29 +144,30 @@ def _read_run(folder: Path, label: str, trace: str | None) -> Run:
         if trace is not None:
             raise
         run.untraced = str(error)
-    for number, entry in sorted(_measurements(folder / "measurements.jsonl").items()):
+    found = _measurements(folder / "measurements.jsonl")
+    for number in sorted(found):
         if number <= len(history):  # those after it were repeated from an older checkpoint
-            run.intervals.append(read_intervals(number, entry["intervals"]))
-            run.ranks.append(
-                [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
-            )
+            run.intervals.append(found[number][0])
+            run.ranks.append(found[number][1])
     return run
 
 
-def _measurements(file: Path) -> dict[int, dict[str, Any]]:
+Measured = tuple[Intervals, list[dict[str, float]]]
+
+
+def _measurements(file: Path) -> dict[int, Measured]:
     """Return the last line of each epoch; lines cut short by the end of a process are skipped."""
-    if not file.is_file():
-        return {}
     found = {}
-    for line in read_file("report", file).splitlines():
+    for line in read_file("report", file).splitlines() if file.is_file() else ():
         try:
             entry = json.loads(line)
-            read_intervals(0, entry["intervals"])
-            complete = all(math.isfinite(rank[part]) for rank in entry["ranks"] for part in PARTS)
-            if complete and entry["ranks"]:
-                found[int(entry["epoch"])] = entry
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            number = int(entry["epoch"])
+            ranks = [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
+            measured = read_intervals(number, entry["intervals"]), ranks
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
             continue
+        if ranks and all(0 <= rank[part] < math.inf for rank in ranks for part in PARTS):
+            found[number] = measured
     return found
 
 
@@ -174,12 +175,15 @@ def _numbers(folder: Path, entry: Any) -> dict[str, float | None]:
     """Return the finite numbers of an epoch, and None for others."""
     if not isinstance(entry, Mapping):
         raise _damaged(folder / "history.json", "it must contain an object for each epoch")
-    numbers = {
-        name: float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-        for name, value in entry.items()
-    }
-    numbers.pop("epoch", None)
-    return numbers
+    return {name: _finite(value) for name, value in entry.items() if name != "epoch"}
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _parse(file: Path, kind: type) -> Any:

@@ -68,15 +68,17 @@ def read_intervals(epoch: int, columns: Mapping[str, Sequence[Any]]) -> Interval
 
     Raises
     ------
-    ValueError, TypeError, KeyError
+    ValueError, TypeError, LookupError, OverflowError
         If a column is missing or invalid.
     """
     names = "step", "seconds", "samples", "loss", "lr"
     arrays = [np.array(columns[name], float) for name in names]
     lengths = {array.shape for array in arrays}
-    step, seconds, *_ = arrays
+    step, seconds, samples, _, _ = arrays
     if len(lengths) != 1 or step.ndim != 1 or not step.size:
         raise ValueError("the columns must be lists of equal length")
     if not (np.diff(step, prepend=0) > 0).all() or not (seconds > 0).all():
         raise ValueError("steps must increase and durations must be positive")
+    if not np.isfinite([step, seconds, samples]).all():
+        raise ValueError("numbers must be finite")
     return Intervals(epoch, *arrays)

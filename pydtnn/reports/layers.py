@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import GREY, Figure, Section, Table
-from pydtnn.reports.traced import HOW
 from pydtnn.tracing.analysis import Machine, Rate, machine, rates
 from pydtnn.utils.observer import Kind
 
@@ -18,8 +17,8 @@ KINDS = {
     Kind.BACKWARD: ("backward", "#D55E00", "diamond"),
 }
 
-LONGEST = 24
-"""Layers in the table."""
+LONGEST = 16
+"""Maximum number of layers that are shown by name."""
 
 
 def layers(runs: Sequence[Run]) -> Section:
@@ -27,12 +26,15 @@ def layers(runs: Sequence[Run]) -> Section:
     section = Section("layers", "Layers")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     found = [
         (run, rates(trace.timeline, trace.labels), machine(trace.timeline)) for run, trace in traced
     ]
-    section.figures = [_figure(run, own, limits) for run, own, limits in found if own]
+    section.figures = [
+        *(_roofline(run, own, limits) for run, own, limits in found if own),
+        *(_durations(run, own) for run, own, _ in found if own),
+    ]
     section.tables = [_table(run, own, limits) for run, own, limits in found if own]
     section.absent = "the traces do not contain the operations of the layers; record them again"
     section.text = (
@@ -44,7 +46,7 @@ def layers(runs: Sequence[Run]) -> Section:
     return section
 
 
-def _figure(run: Run, found: Sequence[Rate], limits: Machine | None) -> Figure:
+def _roofline(run: Run, found: Sequence[Rate], limits: Machine | None) -> Figure:
     shown = [rate for rate in found if rate.flops and rate.nbytes]
     longest = max((rate.seconds for rate in shown), default=1.0)
     data: list[dict[str, Any]] = []
@@ -83,13 +85,51 @@ def _figure(run: Run, found: Sequence[Rate], limits: Machine | None) -> Figure:
                 "hovertemplate": "%{text}<br>%{x:.3g} flop/B, %{y:.4g} Gflop/s<extra></extra>",
             }
         )
-    scale = {"type": "log", "exponentformat": "none", "dtick": "D2"}
     return Figure(
-        run.label,
+        f"{run.label}: roofline",
         data,
-        {"title": "operations per byte (flop/B)", **scale},
-        {"title": "Gflop/s", **scale},
-        height=400,
+        _scale("operations per byte (flop/B)", [rate.intensity for rate in shown]),
+        _scale("Gflop/s", [rate.flops_per_second for rate in shown]),
+        height=420,
+    )
+
+
+def _scale(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with labels at 1, 2, 5, 10, ..., or at powers of ten only."""
+    narrow = max(values, default=1) < 50 * min(values, default=1)
+    ticks = {"dtick": "D2", "exponentformat": "none"} if narrow else {"exponentformat": "power"}
+    return {"title": title, "type": "log", **({"dtick": 1} | ticks)}
+
+
+def _durations(run: Run, found: Sequence[Rate]) -> Figure:
+    """Return the time of the layers that take longest, in both directions."""
+    totals: dict[str, float] = {}
+    for rate in found:
+        totals[rate.name] = totals.get(rate.name, 0.0) + rate.seconds
+    shown = sorted(totals, key=lambda name: -totals[name])[:LONGEST]
+    seconds = {(rate.name, rate.kind): rate.seconds for rate in found}
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [1e3 * seconds.get((layer, kind), 0.0) for layer in shown],
+            "y": shown,
+            "marker": {"color": colour},
+            "hovertemplate": f"%{{y}}, {name}: %{{x:.4g}} ms<extra></extra>",
+        }
+        for kind, (name, colour, _) in KINDS.items()
+    ]
+    rest = sum(totals.values()) - sum(totals[name] for name in shown)
+    others = len(totals) - len(shown)
+    return Figure(
+        f"{run.label}: layers that take longest",
+        data,
+        {"title": "time per step (ms)", "rangemode": "tozero"},
+        {"autorange": "reversed", "ticks": "", "showgrid": False, "tickfont": {"size": 11}},
+        f"The other {others} layers take {1e3 * rest:.3g} ms." if others else "",
+        height=420,
+        layout={"barmode": "stack", "bargap": 0.25},
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pydtnn.reports.phases import chosen
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import Figure, Section, colour
-from pydtnn.reports.traced import HOW, Traced
+from pydtnn.reports.traced import Traced
 
 POINTS = 600
 """Maximum number of points of a rank."""
@@ -26,14 +26,14 @@ def memory(runs: Sequence[Run]) -> Section:
     section = Section("memory", "Memory over a step")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     curves = sum(min(RANKS, trace.timeline.size) for _, trace in traced)
     figures = [_figure(run, trace, min(POINTS, ALL // curves)) for run, trace in traced]
     section.figures = [figure for figure in figures if figure.data]
     section.text = (
-        "Memory of the backend's pool that is in use, in the step of median duration: "
-        "activations and gradients of layers; parameters are not included."
+        "Memory in use in the backend's pool, in the step of median duration: parameters, state "
+        "of the optimizer, and what layers keep from forward to backward."
     )
     section.absent = "the backend of the traces does not count its memory; --device cpu does"
     return section
@@ -68,7 +68,8 @@ def _figure(run: Run, trace: Traced, points: int) -> Figure:
             }
         )
     used = {"title": "memory in use (MB)", "rangemode": "tozero"}
-    return Figure(run.label, data, "time in the step (ms)", used)
+    time = {"title": "time in the step (ms)", "range": [0, trace.milliseconds(position)]}
+    return Figure(run.label, data, time, used)
 
 
 def peaks_of(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

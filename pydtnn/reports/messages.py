@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import Figure, Section
-from pydtnn.reports.traced import HOW
 from pydtnn.tracing.analysis import traffic, waits
 
 SHOWN = 64
@@ -23,7 +22,9 @@ def messages(runs: Sequence[Run]) -> Section:
     section = Section("messages", "Messages between ranks")
     traced = [(run, run.traced) for run in runs if run.traced and run.traced.timeline.size > 1]
     if not traced:
-        section.absent = f"no run with several ranks has a trace; {HOW}"
+        section.absent = "the traces are those of one rank"
+        if not any(run.traced for run in runs):
+            section.absent = why_untraced(runs)
         return section
     figures = []
     for run, trace in traced:

@@ -35,8 +35,8 @@ def phases(runs: Sequence[Run]) -> Section:
         return section
     longest = max(rank["total"] for run in measured for rank in run.totals())
     section.figures = [
-        *(_per_rank(run, 1.02 * longest, len(measured) == 1) for run in measured),
-        *(_per_epoch(run, len(measured) == 1) for run in measured if len(run.ranks) > 1),
+        *(_per_rank(run, 1.02 * longest) for run in measured),
+        *(_per_epoch(run) for run in measured if len(run.ranks) > 1),
     ]
     section.legend = COLOURS
     section.text = (
@@ -59,7 +59,7 @@ def activities(rank: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _per_rank(run: Run, longest: float, wide: bool) -> Figure:
+def _per_rank(run: Run, longest: float) -> Figure:
     ranks = [activities(rank) for rank in run.totals()]
     shown = chosen([rank["compute"] for rank in ranks], SHOWN)
     names = [f"rank {rank}" for rank in shown]
@@ -83,12 +83,11 @@ def _per_rank(run: Run, longest: float, wide: bool) -> Figure:
         {"autorange": "reversed", "ticks": "", "showgrid": False},
         caption and caption + "the slowest and the fastest in compute.",
         height=70 + 28 * max(2, len(shown)),
-        wide=wide,
         layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
     )
 
 
-def _per_epoch(run: Run, wide: bool) -> Figure:
+def _per_epoch(run: Run) -> Figure:
     every = -(-len(run.ranks) // EPOCHS)
     shown = [
         (epoch.epoch, [activities(rank) for rank in ranks])
@@ -112,7 +111,6 @@ def _per_epoch(run: Run, wide: bool) -> Figure:
         {"title": "time (s)", "rangemode": "tozero"},
         f"One of {every} epochs is shown." if every > 1 else "",
         height=260,
-        wide=wide,
         layout={"barmode": "stack", "bargap": 0.3, "showlegend": False},
     )
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from pydtnn.reports.intervals import Intervals, read_intervals
-from pydtnn.reports.traced import Traced, read_traced
+from pydtnn.reports.traced import HOW, Traced, find_trace, read_traced
 from pydtnn.utils.files import read_file
 
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")
@@ -36,7 +36,9 @@ class Run:
     ranks : list of list of dict
         For each of these epochs, and each rank: the numbers of `PARTS`.
     traced : Traced or None
-        Its trace, if there is one with a step.
+        Its trace, if there is one.
+    untraced : str
+        Why the trace that was found cannot be shown; empty if there is no such trace.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class Run:
     intervals: list[Intervals] = field(default_factory=list)
     ranks: list[list[dict[str, float]]] = field(default_factory=list)
     traced: Traced | None = None
+    untraced: str = ""
 
     @property
     def size(self) -> int | None:
@@ -88,13 +91,13 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     ----------
     folders : sequence of str or Path
     traces : sequence of str
-        Folders of the traces of the first runs; those of others are found by `read_traced`.
+        Folders of the traces of the first runs; those of others are found by `find_trace`.
 
     Raises
     ------
     ValueError, OSError
         If a folder is given twice, contains no run or no completed epoch, or a file is damaged;
-        or if there are more traces than runs.
+        or if there are more traces than runs, or a trace in `traces` cannot be read.
     """
     if len(traces) > len(folders):
         raise ValueError(
@@ -109,6 +112,12 @@ def read_runs(folders: Sequence[str | Path], traces: Sequence[str] = ()) -> list
     labels = _labels(resolved)
     places = [*traces, *[None] * (len(paths) - len(traces))]
     return [_read_run(*parts) for parts in zip(paths, labels, places, strict=True)]
+
+
+def why_untraced(runs: Sequence[Run]) -> str:
+    """Return why no run has a trace, and how to record one."""
+    reasons = [run.untraced for run in runs if run.untraced]
+    return reasons[0] if reasons else f"no run has a trace; {HOW}"
 
 
 def _read_run(folder: Path, label: str, trace: str | None) -> Run:
@@ -127,30 +136,38 @@ def _read_run(folder: Path, label: str, trace: str | None) -> Run:
             "epoch is complete"
         )
     about = _parse(folder / "run.json", dict) if (folder / "run.json").is_file() else {}
-    run = Run(folder, label, about, history, traced=read_traced(folder, about, trace))
-    for number, entry in sorted(_measurements(folder / "measurements.jsonl").items()):
+    run = Run(folder, label, about, history)
+    place = find_trace(folder, about) if trace is None else Path(trace)
+    try:
+        run.traced = None if place is None else read_traced(place)
+    except ValueError as error:
+        if trace is not None:
+            raise
+        run.untraced = str(error)
+    found = _measurements(folder / "measurements.jsonl")
+    for number in sorted(found):
         if number <= len(history):  # those after it were repeated from an older checkpoint
-            run.intervals.append(read_intervals(number, entry["intervals"]))
-            run.ranks.append(
-                [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
-            )
+            run.intervals.append(found[number][0])
+            run.ranks.append(found[number][1])
     return run
 
 
-def _measurements(file: Path) -> dict[int, dict[str, Any]]:
+Measured = tuple[Intervals, list[dict[str, float]]]
+
+
+def _measurements(file: Path) -> dict[int, Measured]:
     """Return the last line of each epoch; lines cut short by the end of a process are skipped."""
-    if not file.is_file():
-        return {}
     found = {}
-    for line in read_file("report", file).splitlines():
+    for line in read_file("report", file).splitlines() if file.is_file() else ():
         try:
             entry = json.loads(line)
-            read_intervals(0, entry["intervals"])
-            complete = all(math.isfinite(rank[part]) for rank in entry["ranks"] for part in PARTS)
-            if complete and entry["ranks"]:
-                found[int(entry["epoch"])] = entry
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            number = int(entry["epoch"])
+            ranks = [{part: float(rank[part]) for part in PARTS} for rank in entry["ranks"]]
+            measured = read_intervals(number, entry["intervals"]), ranks
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
             continue
+        if ranks and all(0 <= rank[part] < math.inf for rank in ranks for part in PARTS):
+            found[number] = measured
     return found
 
 
@@ -158,12 +175,15 @@ def _numbers(folder: Path, entry: Any) -> dict[str, float | None]:
     """Return the finite numbers of an epoch, and None for others."""
     if not isinstance(entry, Mapping):
         raise _damaged(folder / "history.json", "it must contain an object for each epoch")
-    numbers = {
-        name: float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-        for name, value in entry.items()
-    }
-    numbers.pop("epoch", None)
-    return numbers
+    return {name: _finite(value) for name, value in entry.items() if name != "epoch"}
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _parse(file: Path, kind: type) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydtnn.reports.phases import SHOWN, chosen
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import Figure, Section, Table
 from pydtnn.reports.timeline import PHASES
-from pydtnn.reports.traced import HOW, Traced
+from pydtnn.reports.traced import Traced
 from pydtnn.tracing.analysis import (
     CriticalPaths,
     describe_label,
@@ -42,7 +42,7 @@ def steps(runs: Sequence[Run]) -> Section:
     section = Section("steps", "Parts of a step")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     found = [(run, seconds_of(trace)) for run, trace in traced]
     longest = max(sum(rank.values()) for _, ranks in found for rank in ranks)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.reports.phases import chosen
-from pydtnn.reports.runs import Run
+from pydtnn.reports.runs import Run, why_untraced
 from pydtnn.reports.section import GREY, Figure, Section
-from pydtnn.reports.traced import HOW, Step, Traced
+from pydtnn.reports.traced import Step, Traced
 from pydtnn.utils.observer import Kind
 
 COLOURS = {
@@ -85,7 +85,7 @@ def timeline(runs: Sequence[Run], given: Sequence[Step] = ()) -> Section:
     section = Section("timeline", "Timeline")
     traced = [(run, run.traced) for run in runs if run.traced]
     if not traced:
-        section.absent = f"no run has a trace; {HOW}"
+        section.absent = why_untraced(runs)
         return section
     shown = [
         (run, trace, position, words)

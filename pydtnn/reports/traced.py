@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,30 +79,36 @@ class Traced:
         return np.flatnonzero((activities["start"] < stop) & (activities["stop"] > start))
 
 
-def read_traced(folder: Path, about: dict[str, Any], given: str | None) -> Traced | None:
-    """Return the trace of a run; None if it has none, or no step in it.
+def find_trace(folder: Path, about: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the trace of a run; None if there is none.
 
     Parameters
     ----------
     folder : Path
-        Of the run.
-    about : dict
-        Content of its run.json.
-    given : str, optional
-        Folder of the trace. By default the folder "trace" in that of the run, or that of the run's
-        option --trace, relative to its folder or to the current one.
-
-    Raises
-    ------
-    ValueError
-        If a trace is incomplete or damaged, or `given` has none.
+        Of the run; the trace is in its folder "trace", or that of the run's option --trace,
+        relative to this folder or to the current one.
+    about : mapping
+        Content of run.json.
     """
     options = about.get("configuration")
     option = options.get("trace") if isinstance(options, dict) else None
     named = [folder / option, Path(option)] if isinstance(option, str) and option else []
-    places = [folder / "trace", *named] if given is None else [Path(given)]
-    for place in places:
-        if given is not None or any(place.glob("rank-*.npz")):
-            timeline = load_timeline(place)
-            return Traced(timeline) if len(timeline.steps) else None
-    return None
+    places = [folder / "trace", *named]
+    return next((place for place in places if any(place.glob("rank-*.npz"))), None)
+
+
+def read_traced(place: Path) -> Traced:
+    """Return the trace in a folder.
+
+    Raises
+    ------
+    ValueError
+        If it is incomplete or damaged, or contains no training step.
+    """
+    timeline = load_timeline(place)
+    if not len(timeline.steps):
+        raise ValueError(
+            f"trace: {place} contains no training step that all ranks have recorded; trace a run "
+            "of more steps"
+        )
+    return Traced(timeline)

@@ -11,8 +11,10 @@ import pytest
 from pydtnn.report import main
 from pydtnn.reports.page import sections_of
 from pydtnn.reports.runs import read_runs
+from pydtnn.train import main as train
 from tests.reports import browser
 from tests.reports.folders import write_run
+from tests.small_run import TINY
 from tests.tracing.synthetic import write_run as write_trace
 
 pytest.importorskip("jinja2")
@@ -48,6 +50,23 @@ def test_the_page_has_all_figures_escapes_text_and_refers_to_no_other_file(
     assert len(figures) == page.count("<figure") > 15
     for figure in figures:
         json.loads(figure)
+
+
+def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_several_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train([*TINY, "--quiet", "--output-dir=run", "--trace=steps", "--trace-steps=2:6"]) == 0
+    [run] = read_runs(["run"])
+    assert run.traced
+    assert len(run.traced.steps) == 4
+    assert {section.name for section in sections_of([run]) if section.empty} == {
+        "scaling",
+        "messages",
+    }
+    assert main(["run", "--step", "0:3"]) == 0
+    assert "report.html: " in capsys.readouterr().out
+    assert "run: step 3 of epoch 0, " in Path("report.html").read_text()
 
 
 def test_plotly_knows_all_properties_of_the_figures(tmp_path: Path) -> None:

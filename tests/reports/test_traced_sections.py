@@ -119,11 +119,15 @@ def test_collective_calls_have_waits_but_no_messages(tmp_path: Path) -> None:
 def test_layers_have_points_of_both_directions_and_a_table(tmp_path: Path) -> None:
     section = layers([traced(tmp_path)])
     forward, backward = section.figures[0].data
+    assert section.figures[0].title == "run: roofline"
     assert len(forward["x"]) == len(backward["x"]) == len(LAYERS)
     np.testing.assert_allclose(forward["x"], 2)  # flop/B
     np.testing.assert_allclose(forward["y"], 2, rtol=0.02)  # Gflop/s: 2 flop per ns
     [table] = section.tables
     assert table.rows[0][:3] == ["conv2", "Linear", "backward"]
+    first, second = section.figures[1].data
+    assert first["y"] == second["y"] == ["conv2", "conv1", "fc"]
+    np.testing.assert_allclose(first["x"], [3.02, 2.02, 1.02], rtol=0.01)  # ms
 
 
 def test_the_roofline_is_drawn_if_the_trace_has_the_limits_of_the_machine(tmp_path: Path) -> None:
@@ -176,3 +180,30 @@ def test_a_trace_is_found_by_the_option_of_the_run_or_given(tmp_path: Path) -> N
         read_runs(folders, [str(tmp_path / "nothing")])
     with pytest.raises(ValueError, match="report: --trace: expected at most one trace per run"):
         read_runs(folders[:1], ["a", "b"])
+
+
+def test_a_damaged_trace_of_a_run_is_reported_on_the_page_and_one_that_is_given_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(tmp_path / "run")
+    write_run(folder / "trace", ranks=2)
+    (folder / "trace" / "rank-0001.npz").unlink()
+    [run] = read_runs([folder])
+    assert run.traced is None
+    assert timeline([run]).absent.endswith("has the files of ranks 0 of 2; copy all")
+    with pytest.raises(ValueError, match="has the files of ranks 0 of 2; copy all"):
+        read_runs([folder], [str(folder / "trace")])
+
+
+def test_a_trace_without_a_step_is_reported(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run")
+    write_run(folder / "trace", ranks=2, steps=0)
+    [run] = read_runs([folder])
+    assert "contains no training step that all ranks have recorded" in memory([run]).absent
+
+
+def test_the_trace_of_one_rank_has_no_messages(tmp_path: Path) -> None:
+    run = traced(tmp_path, ranks=1)
+    assert messages([run]).absent == "the traces are those of one rank"
+    assert not timeline([run]).empty
+    assert not steps([run]).empty

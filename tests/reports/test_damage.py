@@ -1,0 +1,38 @@
+"""Files of a run with other values: a page, or one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.reports.page import sections_of
+from pydtnn.reports.runs import read_runs
+from tests.fuzz.damage import change_json
+from tests.reports.folders import write_run
+
+
+@pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])
+def test_changed_values_give_sections_or_a_sentence(tmp_path: Path, name: str) -> None:
+    whole, changed = (write_run(tmp_path / key, ranks=ranks) for key, ranks in (("a", 1), ("b", 2)))
+    text = (changed / name).read_bytes()
+    read, sentences = 0, []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        if name == "measurements.jsonl":
+            lines = [change_json(line, rng)[0] for line in text.splitlines()]
+            (changed / name).write_bytes(b"\n".join(lines))
+        else:
+            (changed / name).write_bytes(change_json(text, rng)[0])
+        try:
+            runs = read_runs([whole, changed])
+        except ValueError as error:
+            sentences.append(str(error))
+            continue
+        read += 1
+        for figure in (figure for section in sections_of(runs) for figure in section.figures):
+            json.loads(figure.json())
+    assert read > 10
+    assert all(sentence.startswith("report: ") for sentence in sentences)

@@ -18,7 +18,9 @@ from pydtnn.utils.suggest import some
 
 RUN_FILE = "run.json"
 
-NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet")
+TRACE = ("trace", "trace_steps", "trace_kernels")
+
+NOT_KEPT = ("resume", "output_dir", "evaluate_only", "progress", "verbose", "quiet", *TRACE)
 """Options that are not taken from the earlier run: each command sets its own."""
 
 INITIAL = ("load", "load_options")

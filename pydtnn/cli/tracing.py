@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.cli.build import Job
+from pydtnn.kernels.limits import measure_limits
 from pydtnn.kernels.observed import observed_kernels
 from pydtnn.model.costs import layer_costs
-from pydtnn.tracing.limits import measure_limits
 from pydtnn.tracing.writing import Trace
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.machine import cpu_name
@@ -53,7 +53,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "threads": backend.threads,
         "instruction set": backend.isa,
         "dtype": trainer.model.dtype.name,
-        **(measure_limits(backend.threads) if backend.name == "cpu" else {}),
+        **measure_limits(backend),
     }
 
 

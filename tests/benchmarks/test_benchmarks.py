@@ -97,6 +97,15 @@ def test_overhead_prints_a_share_of_the_step():
     assert row(table, "Linear.backward")[0] == "3"
 
 
+def test_tracing_prints_records_and_what_they_add_to_a_step():
+    table = lines("cpu.tracing", "--models", "mlp", "--turns", "1", "--seconds", "0.1")
+    ranks, step, records, steps, *shares = row(table, "mlp")
+    assert (ranks, float(step) > 0, int(records) > 20, int(steps) >= 4) == ("1", True, True, True)
+    assert len(shares) == 10  # median, least and greatest of wall and CPU time
+    (record, _) = row(table, "one", "record:")
+    assert 0 < float(record) < 10
+
+
 def test_ddp_trains_with_the_command_line():
     if not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")):
         pytest.skip("there is no mpirun here")

@@ -71,6 +71,19 @@ def test_an_evaluation_can_be_traced(tmp_path: Path) -> None:
     assert (written.records["kind"] == Kind.FORWARD).sum() > 0
 
 
+def test_a_run_that_continues_is_traced_if_that_is_asked_for_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, trace = f"--output-dir={tmp_path}/run", f"--trace={tmp_path}/trace"
+    assert main([*OPTIONS, run, trace, "--trace-steps=0:2", "--quiet"]) == 0
+    assert main([f"--resume={tmp_path}/run", "--epochs=2", "--quiet"]) == 0
+    assert main([f"--resume={tmp_path}/run", "--epochs=3", f"{trace}-2"]) == 0
+    assert "changed: --epochs 2 -> 3\n" in capsys.readouterr().out
+    steps = load_timeline(tmp_path / "trace-2").steps
+    assert steps.epochs.tolist() == [2] * 8
+    assert len(load_timeline(tmp_path / "trace").steps) == 2
+
+
 def test_processes_write_one_trace(tmp_path: Path, mpiexec: Callable[..., Finished]) -> None:
     folders = [f"--output-dir={tmp_path}/run", f"--trace={tmp_path}/trace"]
     done = mpiexec(2, [*TRAIN, *OPTIONS, *folders, "--trace-steps=2:6", "--allreduce=ring"])

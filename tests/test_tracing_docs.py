@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.options import flags
@@ -16,8 +17,11 @@ from pydtnn.data import ArrayDataset
 from pydtnn.layers import Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.tracing import load_timeline
+from pydtnn.tracing.exports import FORMATS
+from pydtnn.tracing.exports.paraver_names import BYTES, EPOCH, MEMORY, STEP, TYPES
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.observer import Kind, Observer
+from tests.tracing.synthetic import MS, write_run
 
 TEXT = (Path(__file__).parent.parent / "docs" / "tracing.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL))
@@ -55,6 +59,24 @@ def test_the_observer_adds_up_the_time_of_layers() -> None:
     assert passes - {("flatten0", "BACKWARD")} <= set(times.seconds)
     assert 0 < sum(times.seconds.values()) < elapsed
     assert not times.open
+
+
+def test_the_analysis_in_python_prints_efficiency_slow_ranks_and_causes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, slower=lambda rank, *where: 9 * MS * ((rank, where[-1]) == (1, "data")))
+    exec(BLOCKS["analysis"], {"folder": tmp_path})
+    parallel, slow, late = capsys.readouterr().out.splitlines()
+    assert 0.5 < float(parallel) < 1
+    assert slow.split()[:2] == ["1", "data"]
+    assert late.startswith("Part(rank=1")
+
+
+def test_the_formats_of_exports_are_described() -> None:
+    table = TEXT.partition("## Other tools")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {*FORMATS}
+    codes = [code for code, _ in TYPES.values()] + [EPOCH, STEP, BYTES, MEMORY]
+    assert all(str(code) in table for code in codes)
 
 
 def test_the_options_of_traces_are_described() -> None:

@@ -37,10 +37,10 @@ class Blocks:
     starting : ndarray of bool, shape ``(blocks,)``
         Whether the call returns before its messages are complete.
     block, peer, posted, ready, done : ndarray of int, shape ``(dependencies,)``
-        What a block depends on: `peer` made it possible at `ready`, by sending a message or, for a
-        collective call without recorded messages, by entering the communicator. The rank posted its
-        side at `posted` and knew of the completion at `done`. Sorted by block and `done`. Times in
-        ns.
+        What a block depends on: `peer` made it possible at `ready`, by sending a message, by being
+        ready to receive one or, for a collective call without recorded messages, by entering the
+        communicator. The rank posted its side at `posted` and knew of the completion at `done`.
+        Sorted by block and `done`. Times in ns.
     message : ndarray of int, shape ``(dependencies,)``
         Position in `Timeline.messages`; -1 for collective calls.
     """
@@ -130,12 +130,25 @@ def find_blocks(timeline: Timeline) -> Blocks:
 
 
 def _of_messages(timeline: Timeline, blocks: Blocks) -> np.ndarray:
-    """Return block, peer, posted, ready, done, message of the messages received in blocks."""
+    """Return block, peer, posted, ready, done, message of the messages that end in blocks.
+
+    A message that is received depends on when it was sent. One that is sent may complete only when
+    the other rank is ready to receive it; this is assumed if it was not complete before.
+    """
     sent, received = timeline.messages.sent, timeline.messages.received
-    block = blocks.find(received["target"], received["stop"])
-    here = np.flatnonzero((block >= 0) & (received["lane"] == 0))
-    columns = (received["source"], received["start"], sent["start"], received["stop"])
-    return np.array([block[here], *(column[here] for column in columns), here], "i8")
+    found = []
+    for own, other, rank, peer in (
+        (received, sent, "target", "source"),
+        (sent, received, "source", "target"),
+    ):
+        block = blocks.find(own[rank], own["stop"])
+        chosen = (block >= 0) & (own["lane"] == 0)
+        if own is sent:
+            chosen &= (other["start"] > own["start"]) & (other["start"] <= own["stop"])
+        here = np.flatnonzero(chosen)
+        columns = (own[peer], own["start"], other["start"], own["stop"])
+        found.append(np.array([block[here], *(column[here] for column in columns), here], "i8"))
+    return np.concatenate(found, axis=1)
 
 
 def _of_collectives(timeline: Timeline, blocks: Blocks) -> np.ndarray:

@@ -153,12 +153,22 @@ class CriticalPaths:
         )
 
     def _last_wait(self, rank: int, time: int) -> int:
-        """Return the last dependency that a rank waited for until a time; -1 if there is none."""
+        """Return what a rank waited for last, until a time; -1 if it did not wait.
+
+        Of the dependencies of one block, that which was ready last. When the rank knew that a
+        message was complete depends on the order in which it asked.
+        """
         late = self._late[rank]
-        i = int(np.searchsorted(self.blocks.done[late], time, side="right")) - 1
-        while i >= 0 and self.blocks.ready[late[i]] >= time:  # within the error of the clocks
-            i -= 1
-        return int(late[i]) if i >= 0 else -1
+        last = int(np.searchsorted(self.blocks.done[late], time, side="right"))
+        while last > 0:
+            block = self.blocks.block[late[last - 1]]
+            first = int(np.searchsorted(self.blocks.done[late], self.blocks.start[block]))
+            here = late[first:last]
+            here = here[(self.blocks.block[here] == block) & (self.blocks.ready[here] < time)]
+            if len(here):  # none if a peer was ready later, within the error of the clocks
+                return int(here[self.blocks.ready[here].argmax()])
+            last = min(first, last - 1)
+        return -1
 
     def _parts(self, segments: Sequence[Segment], position: int) -> list[Part]:
         """Return the time of each layer and phase on the path."""

@@ -52,19 +52,21 @@ def slow_ranks(
     labels : Labels, optional
         Default: `label`.
     least : float, default 0.02
-        Minimum of `Slow.share`. The excess must also be greater than its median absolute deviation
-        over the steps.
+        Minimum of `Slow.share`. In four of five steps, the excess must also be at least half of
+        this: a rank that the operating system interrupts now and then is not slow. With fewer than
+        three steps, none is named.
     """
     labels = labels or label(timeline)
     duration = timeline.steps.duration / 1e9
-    if timeline.size == 1 or not len(timeline.steps):
+    if timeline.size == 1 or len(timeline.steps) < 3:
         return []
     seconds = labels.seconds(timeline)
     excess = beyond_others(seconds)
     typical = np.median(excess, axis=1)  # (labels, ranks)
-    spread = np.median(np.abs(excess - typical[:, None]), axis=1)
+    usual = np.quantile(excess, 0.2, axis=1, method="lower")
+    named = (typical > least * duration) & (usual > least / 2 * duration)
     found = []
-    for code, rank in np.argwhere((typical > least * duration) & (typical > spread)).tolist():
+    for code, rank in np.argwhere(named).tolist():
         if labels.table[code] != COMMUNICATION:
             median = float(np.median(seconds[code, :, rank]))
             others = float(np.median(np.delete(seconds[code], rank, axis=1)))

@@ -182,6 +182,20 @@ def test_a_slow_rank_is_named_with_its_phase_or_layer(run, activity, kind, name,
     assert all(one.excess < 0.2 * found[0].excess for one in found[1:])
 
 
+def test_a_rank_that_is_interrupted_now_and_then_is_not_slow(run):
+    """In three of five steps a layer takes much longer, each time on rank 1."""
+
+    def interrupted(rank, epoch, step, activity):
+        return 20 * MS if (rank, activity) == (1, "conv1 forward") and step % 5 > 1 else 0
+
+    assert slow_ranks(run(interrupted, steps=20)) == []
+
+
+def test_two_steps_are_too_few_to_name_a_rank(run):
+    assert slow_ranks(run(slow(1, "data", 7 * MS), steps=2)) == []
+    assert slow_ranks(run(slow(1, "data", 7 * MS), "three", steps=3))[0].rank == 1
+
+
 def test_no_rank_is_named_if_all_are_alike(run):
     assert slow_ranks(run(noise=0.1, steps=20)) == []
     assert slow_ranks(run(ranks=1, name="serial")) == []

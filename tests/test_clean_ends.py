@@ -24,11 +24,11 @@ OPTIONS = [*TINY, f"--epochs={EPOCHS}", "--output-dir=run", "--tuning=fixed", "-
 
 
 @functools.cache
-def reference() -> dict[str, bytes]:
+def reference(*options: str) -> dict[str, bytes]:
     """Return the files of the last checkpoint of a run that no signal ends."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        finished = run(RANKS, [*TRAIN, *OPTIONS], directory=folder)
+        finished = run(RANKS, [*TRAIN, *OPTIONS, *options], directory=folder)
         assert finished.returncode == 0, finished
         return files(folder / "run")
 
@@ -39,9 +39,11 @@ def files(directory: Path) -> dict[str, bytes]:
     return {"name": last.name.encode()} | {f.name: f.read_bytes() for f in last.iterdir()}
 
 
-def interrupted(folder: Path, number: int, to: int | None, seconds: float) -> Finished:
+def interrupted(
+    folder: Path, number: int, to: int | None, seconds: float, *options: str
+) -> Finished:
     """Signal a rank, or mpiexec, during training; return what the run left."""
-    with Program(RANKS, [*TRAIN, *OPTIONS], directory=folder) as program:
+    with Program(RANKS, [*TRAIN, *OPTIONS, *options], directory=folder) as program:
         wait_for(lambda: "epoch 1/" in program.finished().stdout)
         time.sleep(seconds)
         if to is None:
@@ -66,11 +68,11 @@ def check_end(finished: Finished, number: int, folder: Path) -> None:
     assert find_checkpoints(folder / "run")[-1].name == f"checkpoint-{step:08}"
 
 
-def check_resumed(folder: Path) -> None:
+def check_resumed(folder: Path, *options: str) -> None:
     """Check that the resumed run has the same bytes as one that no signal has ended."""
     resumed = run(RANKS, [*TRAIN, "--resume", "run"], directory=folder)
     assert resumed.returncode == 0, resumed
-    assert files(folder / "run") == reference()
+    assert files(folder / "run") == reference(*options)
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -88,3 +90,25 @@ def test_signals_at_random_moments_lose_no_step(case: int, tmp_path: Path) -> No
     number = random_.choice([signal.SIGTERM, signal.SIGINT])
     check_end(interrupted(tmp_path, number, to, random_.uniform(0, 1)), number, tmp_path)
     check_resumed(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--scheme=local_sgd",),
+        ("--scheme=stale", "--lr=0.002"),
+        ("--exact", "--shards=3"),
+        ("--parallel=pipeline=3",),
+        ("--parallel=filter=3",),
+        ("--checkpoint-steps=3", "--ema=0.9"),
+    ],
+    ids=" ".join,
+)
+def test_schemes_and_networks_that_are_cut_end_after_the_same_step(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    finished = interrupted(tmp_path, signal.SIGTERM, 1, 0.1, *options)
+    check_end(finished, signal.SIGTERM, tmp_path)
+    check_resumed(tmp_path, *options)

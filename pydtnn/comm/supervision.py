@@ -6,15 +6,12 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 from pydtnn.comm import watchdog
 from pydtnn.comm.activity import CurrentActivity
 from pydtnn.comm.last_step import Last, LastStep
-from pydtnn.comm.monitor.rows import Watched
 from pydtnn.comm.monitor.slots import SLOT, Slot
-from pydtnn.comm.monitor.table import table
 from pydtnn.comm.stacks import OWN, stacks
 
 DEFAULT_TIMEOUT = 300.0
@@ -75,10 +72,9 @@ class Supervision:
         self.slot.limit(seconds)
 
     def request_table(self) -> None:
-        """Have the table of ranks printed; that of this rank alone, if there is no process."""
+        """Have the table of ranks printed; without a process, the stacks of this rank."""
         if not self._say("table"):
-            rows = Watched([self.slot], socket.gethostname()).look(time.monotonic())
-            os.write(2, f"{table(rows)}{stacks()}".encode())
+            os.write(2, f"stack of rank {self.slot.rank}:\n{stacks()}".encode())
 
     def leave(self) -> None:
         """Unregister this rank, so that its end is expected."""

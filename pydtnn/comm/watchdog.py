@@ -17,8 +17,6 @@ path and imports no NumPy, so that it is small and starts fast.
 from __future__ import annotations
 
 import contextlib
-import json
-import mmap
 import os
 import select
 import socket
@@ -26,7 +24,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 LEAVING = b"."
 """Last message of a rank that ends normally; the first one is its number and a line feed."""
@@ -104,7 +102,7 @@ def watch(
     ranks: int,
     pause: Callable[[], None] = lambda: None,
     seconds: float = LATELY,
-    service: Service | None = None,
+    create: Callable[[], Service] | None = None,
 ) -> int | None:
     """Wait until all ranks have ended normally, or one has terminated unexpectedly.
 
@@ -117,8 +115,9 @@ def watch(
     pause : callable
         Called whenever no event has occurred for `seconds`.
     seconds : float
-    service : Service, optional
-        Handles the lines that ranks send between the first message and the last.
+    create : callable, optional
+        Creates the object that handles the lines that ranks send between the first message and the
+        last. Called after `READY`, so that ranks need not wait for its imports.
 
     Returns
     -------
@@ -128,10 +127,9 @@ def watch(
     connections: dict[int, socket.socket] = {}
     words: dict[int, bytes] = {}
     numbers: dict[int, int] = {}
+    service: Service | None = None
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)
-        if service is not None:
-            service.begin(poll)
         told = False
         while len(connections) < ranks or words:
             # Events arrive in the order in which they occurred, however late they are read: ranks
@@ -144,8 +142,15 @@ def watch(
                 for one in connections.values():
                     with contextlib.suppress(OSError):  # it has ended; its event follows
                         one.sendall(READY)
+                if create is not None:
+                    service = create()
+                    service.begin(poll)
+                    for number, rank in numbers.items():
+                        service.joined(rank, connections[number])
             elif not events:
                 pause()
+                if service is not None:
+                    service.look()
             for number, _ in events:
                 if number == listener.fileno():
                     connection = stack.enter_context(listener.accept()[0])
@@ -219,16 +224,16 @@ def main() -> None:
     """
     *numbers, folder = sys.argv[1:]
     listener, file, slots, links, ranks, of = map(int, numbers)
-    facts = json.load(sys.stdin)
     file = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
     kills = Kills()
-    service = _create_service(folder, facts, slots, links, lambda: is_first(file))
+
+    def create() -> Service:
+        return _create_service(folder, slots, links, lambda: is_first(file))
 
     def pause() -> None:
         kills.remember(LATELY)
-        service.look()
 
-    rank = watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, service)
+    rank = watch(socket.socket(fileno=listener), ranks, pause, INTERVAL, create)
     if rank is None:
         return
     told = explain(rank, kills.recent(), ranks == of)
@@ -236,18 +241,19 @@ def main() -> None:
         os.write(2, f"{told}\n".encode())
 
 
-def _create_service(
-    folder: str, facts: dict[str, Any], slots: int, links: int, claim: Callable[[], object]
-) -> Service:
+def _create_service(folder: str, slots: int, links: int, claim: Callable[[], object]) -> Service:
     """Return the monitor, whose packages are imported without `__init__`, which imports NumPy."""
     for name in ("pydtnn", "pydtnn.comm"):
         module = types.ModuleType(name)
         module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
         sys.modules[name] = module
+    import json
+    import mmap
+
     from pydtnn.comm.monitor.monitor import Facts, Monitor
     from pydtnn.comm.monitor.slots import SLOT, Slot
 
-    own = Facts(**facts)
+    own = Facts(**json.load(sys.stdin))
     memory = memoryview(mmap.mmap(slots, len(own.ranks) * SLOT))
     places = [Slot(memory, place) for place in range(len(own.ranks))]
     listener = socket.socket(fileno=links) if links >= 0 else None

@@ -361,6 +361,19 @@ def test_a_signal_ends_a_run_in_one_line(number: int, line: str, tmp_path: Path)
     assert only_line(told).startswith(line)
 
 
+def test_a_signal_prints_the_stacks_and_training_goes_on(tmp_path: Path) -> None:
+    with start(LONG, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert skip_header(process.stdout).startswith("epoch 1/100000  loss ")
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr.readline() == "stack of rank 0:\n"
+        assert process.stderr.readline().startswith("  MainThread: ")
+        before = process.stdout.readline()
+        assert process.stdout.readline() != before
+        process.kill()
+
+
 SLOW = """
 import time
 from pydtnn.layers import Flatten, Linear, Sequential

@@ -45,6 +45,9 @@ class Training(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """Context in which all ranks have the same parameters and statistics."""
 
+    def compare_ranks(self) -> None:
+        """Raise AgreedError on all ranks if they differ and must be equal."""
+
     def rebind(self) -> bool:
         """Bind the optimizer to the parameters that are trainable now."""
 

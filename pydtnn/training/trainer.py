@@ -273,7 +273,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
                 self.exchange.average_parameters()
             self._notify("on_fit_end")
         except NotFiniteError:
-            compare_ranks(self, self._all_callbacks())  # a difference may be the cause
+            self.compare_ranks()  # a difference may be the cause
             raise
         finally:
             for callback in self._all_callbacks():
@@ -353,6 +353,18 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self._warned = self._warned or checks.warn_of_statistics(self.setup, dataset)
         with self.setup.observed(), self.setup.phase("evaluation"), evaluated(self):
             return self._clocked("evaluation", evaluate, self.setup, dataset, batch_size)
+
+    def compare_ranks(self) -> None:
+        """Compare the ranks now, if they are compared (`CheckEqual`) and `fit` runs.
+
+        Collective: all ranks call it. Checkpoints are saved after a comparison.
+
+        Raises
+        ------
+        AgreedError
+            On all ranks, if they differ.
+        """
+        compare_ranks(self, self._all_callbacks())
 
     def state(self) -> dict[str, Any]:
         """Return the epoch, step, history and the current epoch's sums."""

@@ -56,14 +56,15 @@ def save_checkpoint(
     Raises
     ------
     AgreedError
-        On all ranks, if it cannot be written, for example on a full disk or without permission.
-        Earlier checkpoints are kept.
+        On all ranks, if it cannot be written, for example on a full disk or without permission,
+        or if ranks differ that must be equal. Earlier checkpoints are kept.
     """
     with trainer.setup.phase("checkpoint"):
         return _save(directory, trainer, dict(config or {}), keep)
 
 
 def _save(directory: str | Path, trainer: Training, config: dict[str, Any], keep: int) -> Path:
+    trainer.compare_ranks()
     with trainer.averaged():
         parts, local = _gather(trainer)
     path = checkpoint_path(directory, trainer.optimizer.iterations)

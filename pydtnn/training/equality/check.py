@@ -24,12 +24,12 @@ class CheckEqual(Callback):
     Ranks of synchronous schemes have the same bytes between steps. Where they do not, because a bit
     in the memory of one rank has changed or code has changed one rank only, training continues
     without any sign of it, and its results depend on the rank that saves them. Every `every` steps,
-    and when training starts and ends, all ranks compare a 64-bit hash of each array: parameters,
-    the optimizer's state, running statistics, and the learning rate. Ranks of a mesh compare the
-    arrays that they must have in common. A loss that is not finite is reported after a comparison,
-    as a difference may be its cause. What differs by design is not compared: running statistics
-    of ranks that average them before an evaluation, and the state of an optimizer of which every
-    rank stores another part.
+    when training starts and ends, and before a checkpoint is saved or a loss that is not finite is
+    reported, all ranks compare a 64-bit hash of each array: parameters, the optimizer's state,
+    running statistics, and the learning rate. Ranks of a mesh compare the arrays that they must
+    have in common. What differs by design is not compared: running statistics of ranks that average
+    them before an evaluation, and the state of an optimizer of which every rank stores another
+    part.
 
     The error names the array that was different first, the ranks that are in the minority, the
     number of elements that differ and the largest difference, and the step. For the step, arrays

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import EMA, Callback, CheckEqual
+from pydtnn.callbacks import EMA, Callback, CheckEqual, Checkpointer
 from pydtnn.comm import Communicator, Serial, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.kernels.reference.family import Array
@@ -19,6 +20,7 @@ from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.compression import PowerSGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import LocalSGD, ParameterServer, ShardedOptimizer, StaleGradients
+from pydtnn.training.checkpoint import find_checkpoints
 from pydtnn.training.equality.hashes import Hashes
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
@@ -304,3 +306,16 @@ def test_a_loss_that_is_not_finite_because_ranks_differ_is_reported_as_a_differe
     error = found_by(3, lambda comm: run(comm, 100))
     assert "parameter head.b on all ranks, got another one on rank 2 since " in str(error)
     assert "the loss is not finite" in str(found_by(3, lambda comm: run(comm, 0)))
+
+
+def test_a_checkpoint_of_ranks_that_differ_is_not_saved(tmp_path: Path) -> None:
+    flip, saving = Flip(2, 5, parameter("head.w")), {"every_epochs": 1, "keep": 9}
+
+    def run(comm: Communicator) -> None:
+        steps(trainer_of(comm, flip, Checkpointer(tmp_path, **saving)), 20)
+
+    error = found_by(3, run)
+    assert "parameter head.w on all ranks, got another one on rank 2 since " in str(error)
+    assert str(error).endswith("continue from a checkpoint of step 4 or an earlier one")
+    saved = [int(path.name.removeprefix("checkpoint-")) for path in find_checkpoints(tmp_path)]
+    assert saved == [2, 4]

@@ -144,7 +144,7 @@ def _ideal(x: Sequence[int], y: Sequence[float], legend: bool) -> dict[str, Any]
 def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
     """Return the parts of a mean step of each run."""
     every = [point for found in series.values() for point in found if point.run.ranks]
-    points = [*{point.run.label: point for point in every}.values()]
+    points = [*{id(point.run): point for point in every}.values()]
     parts = [_mean_step(point.run) for point in points]
     data = [
         {

@@ -107,6 +107,8 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
         names = archive.namelist()
     assert "pydtnn/py.typed" in names
     assert "pydtnn/models/__init__.py" in names
+    templates = (ROOT / "pydtnn" / "reports" / "templates").iterdir()
+    assert {str(path.relative_to(ROOT)) for path in templates} <= {*names}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.startswith("pydtnn/kernels/cpu/_") and name.endswith(".so") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}

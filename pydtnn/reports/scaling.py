@@ -10,22 +10,14 @@ from pydtnn.reports.phases import COLOURS, activities
 from pydtnn.reports.runs import Run
 from pydtnn.reports.section import GREY, Figure, Section, Table, colour
 
-VARIANTS = (
-    "model",
-    "model_options",
-    "dataset",
-    "dtype",
-    "device",
-    "threads",
-    "scheme",
-    "scheme_options",
-    "compress",
-    "allreduce",
-    "exact",
-    "sync_batch_norm",
-    "plan",
-)
+VARIANTS = ("model", "model_options", "dataset", "dtype", "device", "threads", "exact")
 """Options by which runs are divided into series, where they differ."""
+
+BETWEEN_RANKS = (
+    *("scheme", "scheme_options", "compress", "compress_options", "allreduce"),
+    *("sync_batch_norm", "plan"),
+)
+"""Further ones, which have no meaning for one rank: such a run is part of several series."""
 
 STEP = ("compute", "communication", "waiting for data")
 
@@ -54,7 +46,7 @@ class Point:
 def scaling(runs: Sequence[Run]) -> Section:
     """Return throughput and efficiency by ranks."""
     section = Section("scaling", "Scaling")
-    series = {name: found for name, found in _series(runs).items() if len(found) > 1}
+    series = _series(runs)
     if not series:
         section.absent = "it needs measured runs with different numbers of ranks: name several RUNs"
         return section
@@ -72,24 +64,37 @@ def scaling(runs: Sequence[Run]) -> Section:
 
 def _series(runs: Sequence[Run]) -> dict[str, list[Point]]:
     """Return the points of each series, in the order of the ranks, by the options that differ."""
-    usable = [(run, run.size, run.samples_per_second()) for run in runs]
-    options = [run.configuration for run in runs]
-    differ = [name for name in VARIANTS if len({str(each.get(name)) for each in options}) > 1]
+    measured = [
+        (run, size, rate)
+        for run in runs
+        if (size := run.size) and (rate := run.samples_per_second())
+    ]
+    several = [item for item in measured if item[1] > 1]
+    own = _differing(VARIANTS, [run for run, _, _ in measured])
+    between = _differing(BETWEEN_RANKS, [run for run, _, _ in several])
     groups: dict[str, list[tuple[Run, int, float]]] = {}
-    for run, size, rate in usable:
-        if size and rate:
-            own = ", ".join(f"{name} {run.configuration.get(name)}" for name in differ)
-            groups.setdefault(own, []).append((run, size, rate))
+    for item in several:
+        groups.setdefault(_describe(item[0], own + between), []).append(item)
     found = {}
     for name, group in groups.items():
+        variant = _describe(group[0][0], own)
+        group += [one for one in measured if one[1] == 1 and _describe(one[0], own) == variant]
         group.sort(key=lambda item: item[1])
-        if group[0][1] < group[-1][1]:
-            _, fewest, base = group[0]
+        _, fewest, base = group[0]
+        if fewest < group[-1][1]:
             found[name] = [
                 Point(run, size, rate, rate / base, rate / base * fewest / size)
                 for run, size, rate in group
             ]
     return found
+
+
+def _differing(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    return [n for n in names if len({str(run.configuration.get(n)) for run in runs}) > 1]
+
+
+def _describe(run: Run, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {run.configuration.get(name)}" for name in names)
 
 
 def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
@@ -138,7 +143,8 @@ def _ideal(x: Sequence[int], y: Sequence[float], legend: bool) -> dict[str, Any]
 
 def _step(series: Mapping[str, Sequence[Point]]) -> Figure:
     """Return the parts of a mean step of each run."""
-    points = [point for found in series.values() for point in found if point.run.ranks]
+    every = [point for found in series.values() for point in found if point.run.ranks]
+    points = [*{id(point.run): point for point in every}.values()]
     parts = [_mean_step(point.run) for point in points]
     data = [
         {

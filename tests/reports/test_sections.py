@@ -89,6 +89,25 @@ def test_runs_with_other_options_are_another_series(tmp_path: Path) -> None:
     assert names == ["ideal", "model mlp", "ideal", "model cnn"]
 
 
+def test_a_run_on_one_rank_is_the_reference_of_every_allreduce(tmp_path: Path) -> None:
+    [one] = runs(tmp_path, 1)
+    others = [
+        run
+        for name in ("ring", "tree")
+        for run in runs(
+            tmp_path / name,
+            2,
+            4,
+            configuration={"model": "mlp", "dataset": "synthetic", "allreduce": name},
+        )
+    ]
+    [table] = scaling([one, *others]).tables
+    assert [row[1] for row in table.rows] == ["1", "2", "4", "1", "2", "4"]
+    names = [trace["name"] for trace in figure(scaling([one, *others]), "Throughput").data]
+    assert names == ["ideal", "allreduce ring", "ideal", "allreduce tree"]
+    assert len(figure(scaling([one, *others]), "Time per step").data[0]["x"]) == 5
+
+
 def test_scaling_is_absent_if_all_runs_have_as_many_ranks(tmp_path: Path) -> None:
     section = scaling(runs(tmp_path / "a", 2) + runs(tmp_path / "b", 2))
     assert section.empty

@@ -128,6 +128,7 @@ def _slow(traced: Sequence[tuple[Run, Traced]]) -> list[Table]:
         ]
         for run, trace in traced
         for slow in slow_ranks(trace.timeline, trace.labels)[:10]
+        if slow.others  # the layers of another stage of a pipeline are on one rank only
     ]
     columns = ["run", "rank", "where", "per step", "other ranks", "excess, share of the step"]
     return [Table("Slower than the other ranks", columns, rows)] if rows else []

@@ -36,7 +36,7 @@ class LatePasses:
 
     def of(self, node: Node) -> list[Node]:
         """Return the nodes in progress whose outputs a node reads."""
-        return [source for source in node.inputs if source.index in self._begun]
+        return [s for s in dict.fromkeys(node.inputs) if s.index in self._begun]
 
     def towards(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes in progress that read an output of one of these nodes."""

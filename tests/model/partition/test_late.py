@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import numpy as np
+import pytest
 
 from pydtnn import Mesh, Model
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import create_backend
-from pydtnn.layers import StepContext
+from pydtnn.layers import Identity, Residual, Sequential, StepContext
+from pydtnn.model.late import LatePasses
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
 
@@ -52,3 +56,24 @@ def test_an_exchange_ends_before_a_layer_reads_its_result() -> None:
             names = [name for own, name in begun if own is kind]
             last = max(i for i, name in enumerate(names) if name == EXCHANGE)
             assert last < names.index(reader)
+
+
+def test_a_pass_is_finished_once_for_a_layer_that_reads_its_result_twice() -> None:
+    graph = Model(Sequential(Identity(), Residual(Identity())), (3,)).graph
+    add = graph.nodes[-1]
+    assert len(add.inputs) == 2
+    (source,) = {*add.inputs}
+
+    def run() -> Generator[str, str, str]:
+        return (yield "asked") + "!"
+
+    late = LatePasses()
+    begin = late.begin(source, run())
+    assert next(begin) == "asked"
+    with pytest.raises(StopIteration):
+        begin.send("sum")
+    assert late.of(add) == late.of_all() == [source]
+    with pytest.raises(StopIteration) as end:
+        next(late.finish(source))
+    assert end.value.value == "sum!"
+    assert late.of_all() == []

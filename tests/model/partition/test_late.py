@@ -10,7 +10,7 @@ import pytest
 from pydtnn import Mesh, Model
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.kernels import create_backend
-from pydtnn.layers import Identity, Residual, Sequential, StepContext
+from pydtnn.layers import Identity, Sequential, StepContext
 from pydtnn.model.late import LatePasses
 from pydtnn.models import create_net
 from pydtnn.utils.observer import Kind, Observer
@@ -59,10 +59,8 @@ def test_an_exchange_ends_before_a_layer_reads_its_result() -> None:
 
 
 def test_a_pass_is_finished_once_for_a_layer_that_reads_its_result_twice() -> None:
-    graph = Model(Sequential(Identity(), Residual(Identity())), (3,)).graph
-    add = graph.nodes[-1]
-    assert len(add.inputs) == 2
-    (source,) = {*add.inputs}
+    *_, source, reader = Model(Sequential(Identity(), Identity()), (3,)).graph.nodes
+    reader.inputs = (source, source)
 
     def run() -> Generator[str, str, str]:
         return (yield "asked") + "!"
@@ -72,7 +70,7 @@ def test_a_pass_is_finished_once_for_a_layer_that_reads_its_result_twice() -> No
     assert next(begin) == "asked"
     with pytest.raises(StopIteration):
         begin.send("sum")
-    assert late.of(add) == late.of_all() == [source]
+    assert late.of(reader) == late.of_all() == [source]
     with pytest.raises(StopIteration) as end:
         next(late.finish(source))
     assert end.value.value == "sum!"

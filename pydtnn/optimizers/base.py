@@ -33,7 +33,7 @@ from pydtnn.optimizers.share import Share, Whole, views_of
 from pydtnn.schedules import Constant, Schedule
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
-from pydtnn.utils.observer import Observer, phase
+from pydtnn.utils.observer import Observer, outside, phase
 from pydtnn.utils.validate import number, whole
 
 
@@ -83,7 +83,8 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
     loss_scale : LossScale or None
         Divisor of the gradients before an update, see `scale_loss`.
     observer : Observer or None
-        Is told of each bucket's exchange and update; set by a trainer with observers.
+        Is told of each bucket's exchange and update, in a phase "exchange"; set by a trainer with
+        observers.
     """
 
     slots: tuple[str, ...] = ()
@@ -248,6 +249,10 @@ class Optimizer(LearningRate, SuggestsNames, StoresArguments, ABC):
             bucket, in order: immediately before the bucket's update, or before the first one if all
             gradients are needed.
         """
+        with outside(self.observer, "exchange"):
+            self._step(wait)
+
+    def _step(self, wait: Callable[[Bucket], None] | None) -> None:
         buckets, observer = self._buckets(), self.observer
         early, late = (wait, None) if self.needs_all_gradients else (None, wait)
         if early:

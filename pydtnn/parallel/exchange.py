@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums, average
 from pydtnn.utils.arguments import StoresArguments
-from pydtnn.utils.observer import Observer, phase
 from pydtnn.utils.option import option, set_options, signature_of
 
 if TYPE_CHECKING:
@@ -60,8 +58,6 @@ class GradientExchange(StoresArguments):
         Requests that were not complete at their last test.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
-    observer : Observer or None
-        Is told of the exchange, see `exchanging`; set by a trainer with observers.
     equal : bool
         Class attribute: whether all ranks have the same parameters between steps. Otherwise the
         average is evaluated and saved, and each rank continues with its own parameters.
@@ -90,7 +86,6 @@ class GradientExchange(StoresArguments):
     exact = False
     static = True
     keeps_gradients = False
-    observer: Observer | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -238,10 +233,6 @@ class GradientExchange(StoresArguments):
         """Update the parameters; called after backward."""
         optimizer.step()
 
-    def exchanging(self) -> AbstractContextManager[None]:
-        """Return the context of communication outside of `Optimizer.step`, for observers."""
-        return phase(self.observer, "exchange")
-
     def abandon(self) -> None:
         """Complete and discard pending messages of a step that is skipped."""
         self.drain()
@@ -265,8 +256,7 @@ class GradientExchange(StoresArguments):
 
     def average(self, arrays: Iterable[np.ndarray]) -> None:
         """Average arrays over all ranks in place, weighted by `samples`, which is reset to 0."""
-        with self.exchanging():
-            average(self.comm, arrays, self.samples)
+        average(self.comm, arrays, self.samples)
         self.samples = 0
 
     @contextlib.contextmanager

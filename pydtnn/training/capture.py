@@ -120,7 +120,7 @@ class Captured:
                 backend.update.watch(totals, backend.alive, backend.go)
                 setup.model.statistics.fold()
                 with setup.optimizer.given(terms):
-                    setup.exchange.update(setup.optimizer)
+                    setup.update()
         except Exception:
             with contextlib.suppress(Exception):
                 setup.exchange.abandon()

@@ -78,10 +78,18 @@ class Setup:
         """Return the context of a phase, of which the observer is told; see `Observer.begin`."""
         return phase(self.observer, name, number)
 
+    def update(self) -> None:
+        """Exchange gradients or parameters, and update the parameters.
+
+        Whatever a scheme does outside of `Optimizer.step` is in a phase "exchange", too.
+        """
+        with self.phase("exchange"):
+            self.exchange.update(self.optimizer)
+
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Context in which model, optimizer, exchange and communicators report to the observer."""
-        parts = (self.model, self.optimizer, self.exchange, self.comm.traffic)
+        """Context in which model, optimizer and communicators report to the observer."""
+        parts = (self.model, self.optimizer, self.comm.traffic)
         if self.observer is None or self.model.observer is self.observer:  # or in this context
             yield
             return

@@ -68,5 +68,5 @@ class Eager:
             statistics.fold()
         statistics.samples += len(batch)
         exchange.samples += len(batch)
-        exchange.update(setup.optimizer)
+        setup.update()
         return lambda: totals

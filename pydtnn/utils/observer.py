@@ -182,6 +182,26 @@ class Activity(AbstractContextManager[None]):
         self._observer.end()
 
 
+class Interruption(AbstractContextManager[None]):
+    """A ``with`` block in a phase that does not belong to it: the phase ends, and begins again.
+
+    Parameters
+    ----------
+    observer : Observer
+    name : str
+        Of the phase.
+    """
+
+    def __init__(self, observer: Observer, name: str) -> None:
+        self._observer, self._name = observer, name
+
+    def __enter__(self) -> None:
+        self._observer.end()
+
+    def __exit__(self, *error: object) -> None:
+        self._observer.begin(Kind.PHASE, self._name)
+
+
 NOTHING: AbstractContextManager[None] = nullcontext()
 """The context of an activity without observer."""
 
@@ -189,3 +209,8 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 def phase(observer: Observer | None, name: str, bucket: int = -1) -> AbstractContextManager[None]:
     """Return the context of a phase of training, which an observer is told, if there is one."""
     return NOTHING if observer is None else Activity(observer, Kind.PHASE, name, bucket)
+
+
+def outside(observer: Observer | None, name: str) -> AbstractContextManager[None]:
+    """Return the context of what does not belong to the phase in which it is called."""
+    return NOTHING if observer is None else Interruption(observer, name)

@@ -51,8 +51,7 @@ class ElasticAveraging(GradientExchange):
 
     def update(self, optimizer: Optimizer) -> None:
         if optimizer.iterations % self.period == 0:
-            with self.exchanging():
-                self.pull()
+            self.pull()
         self.step_alone(optimizer)
 
     def pull(self) -> None:

@@ -44,7 +44,6 @@ class Gossip(GradientExchange):
     def update(self, optimizer: Optimizer) -> None:
         hops = GRAPHS[self.graph](self.comm.size, optimizer.iterations)
         optimizer.step()
-        with self.exchanging():
-            for bucket, received in swap(self.comm, self.buckets, hops):
-                bucket.values[...] = sum(received, bucket.values) / (1 + len(received))
+        for bucket, received in swap(self.comm, self.buckets, hops):
+            bucket.values[...] = sum(received, bucket.values) / (1 + len(received))
         self.samples = 1  # equal weights when parameters are averaged for evaluation

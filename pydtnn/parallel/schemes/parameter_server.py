@@ -60,10 +60,9 @@ class ParameterServer(Partition):
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.add)
-        with self.exchanging():
-            for bucket in self.buckets:
-                self.pull(bucket)
-            self.drain()
+        for bucket in self.buckets:
+            self.pull(bucket)
+        self.drain()
 
     def add(self, bucket: Bucket) -> None:
         """Wait for pushed gradients and add them to the server's own."""

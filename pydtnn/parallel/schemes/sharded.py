@@ -30,10 +30,9 @@ class ShardedOptimizer(Partition):
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step(self.reduce)
-        with self.exchanging():
-            for bucket in self.buckets:
-                own = bucket.values[self.stretch(bucket)]
-                self.comm.allgather(own, self.counts[bucket.index], bucket.values)
+        for bucket in self.buckets:
+            own = bucket.values[self.stretch(bucket)]
+            self.comm.allgather(own, self.counts[bucket.index], bucket.values)
 
     def reduce(self, bucket: Bucket) -> None:
         """Write the sum over all ranks to this rank's part of a bucket's gradients."""

@@ -40,7 +40,7 @@ product of parameters all of which occur in other cases."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
-    parser.addoption("--matrix", action="store_true", help="run every plan with every network")
+    parser.addoption("--matrix", action="store_true", help="run every case of large sets, too")
 
 
 @pytest.hookimpl(trylast=True)  # when the reporter is there, which all ranks but one take away

@@ -83,7 +83,9 @@ def test_a_signal_ends_all_ranks_after_the_same_step(number: int, to: int, tmp_p
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize(
+    "case", [0, 1, *(pytest.param(case, marks=pytest.mark.matrix) for case in range(2, 10))]
+)
 def test_signals_at_random_moments_lose_no_step(case: int, tmp_path: Path) -> None:
     random_ = random.Random(case)
     to = random_.choice([None, *range(RANKS)])

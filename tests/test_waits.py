@@ -103,13 +103,18 @@ def test_a_rank_that_does_not_go_on_is_named_and_all_end(
 
 
 CASES = [*product(PLACES, range(4), (7, 40))][:20]
+FEW = ("forward", 1, 40), ("loader", 0, 7)
+"""Tested without `--matrix`, too."""
 
 
 @pytest.mark.long
 @pytest.mark.ahead(
     call=lambda where, rank, call, folder: late(where, STOP, rank, 4, 10, folder, call)
 )
-@pytest.mark.parametrize(("where", "rank", "call"), CASES)
+@pytest.mark.parametrize(
+    ("where", "rank", "call"),
+    [pytest.param(*case, marks=[pytest.mark.matrix] * (case not in FEW)) for case in CASES],
+)
 def test_each_rank_is_named_wherever_it_is_stopped(
     where: str, rank: int, call: int, ahead: tuple[Finished, float]
 ) -> None:

@@ -11,7 +11,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-SECOND = ("tests/comm", "tests/parallel", "tests/test_ending.py", "tests/cli", "tests/simulated")
+SECOND = (
+    *("tests/comm", "tests/parallel", "tests/cli", "tests/simulated", "tests/training"),
+    "tests/test_ending.py",
+)
 """Tests of the second process: about half of the time, with and without the long ones."""
 
 

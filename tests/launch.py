@@ -93,6 +93,8 @@ class Program:
         environment: dict[str, str] | None = None,
         directory: str | Path = ROOT,
     ) -> None:
+        variables = {**(OPENMPI if is_openmpi() else MPICH), **os.environ, **(environment or {})}
+        variables.pop("PYTHONUNBUFFERED", None)  # `print` would write a line in parts that mix
         # Files, not pipes: a rank that outlives mpiexec would keep a pipe open.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
@@ -102,7 +104,7 @@ class Program:
             stdout=self._stdout,
             stderr=self._stderr,
             cwd=directory,
-            env={**(OPENMPI if is_openmpi() else MPICH), **os.environ, **(environment or {})},
+            env=variables,
             start_new_session=True,
         )
 

@@ -89,12 +89,13 @@ class Network:
         bandwidth: float,
         local_latency: float | None = None,
         local_bandwidth: float | None = None,
+        card: float | None = None,
+        memory: float | None = None,
         add: float = 0.0,
     ) -> Network:
         """Create a network of identical hosts, on a switch that is never the bottleneck.
 
-        Each host has a network card, which its ranks share and which is full duplex. Messages
-        inside a host do not share links.
+        Each host has a network card, which its ranks share and which is full duplex.
 
         Parameters
         ----------
@@ -104,6 +105,11 @@ class Network:
             Between hosts, in s and B/s.
         local_latency, local_bandwidth : float, optional
             Inside a host; by default as between hosts.
+        card : float, optional
+            Capacity of each direction of a network card, in B/s; by default `bandwidth`.
+        memory : float, optional
+            Capacity of a host's memory, which messages inside it share, in B/s; by default they
+            share nothing.
         add : float, default 0
             Time to add a byte, in s/B.
 
@@ -121,8 +127,12 @@ class Network:
         )
         names = dict.fromkeys(hosts)
         routes = {(g, h): inside if g == h else between for g in names for h in names}
-        cards = {link: bandwidth for host in names for link in _card(host)}
-        return cls(tuple(hosts), _with_cards(routes), cards, add)
+        card = bandwidth if card is None else card
+        links = {link: card for host in names for link in _card(host)}
+        if memory is not None:
+            routes |= {(h, h): inside._replace(links=(_memory(h),)) for h in names}
+            links |= {_memory(h): memory for h in names}
+        return cls(tuple(hosts), _with_cards(routes), links, add)
 
     @classmethod
     def measure(cls, comm: Communicator) -> Network:

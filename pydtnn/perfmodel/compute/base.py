@@ -1,0 +1,49 @@
+"""The interface between the sources of compute times and what uses them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from pydtnn.layers.base import Layer
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Label:
+    """Name of a segment: the time of a rank's main thread between two notifications of an observer.
+
+    A segment belongs to the innermost activity in which it lies: the pass of a node, or a phase of
+    training. Segments of one execution of an activity are numbered from 0; a striped convolution
+    has one before its halo exchange starts, one until the wait, and one after it.
+
+    Attributes
+    ----------
+    kind : str
+        "forward" or "backward" of a node, or "phase".
+    name : str
+        Of the node or of the phase; a node's name has the suffix " (recomputed)" if its forward
+        pass is repeated.
+    index : int
+        Number of the segment within the activity.
+    """
+
+    kind: str
+    name: str
+    index: int = 0
+
+
+class ComputeCosts(ABC):
+    """Time of the parts of a step that are not communication, on one rank of a platform."""
+
+    @abstractmethod
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        """Return the time of a segment, in s.
+
+        Parameters
+        ----------
+        label : Label
+        layer : Layer or None
+            The layer of the node with the shapes of this rank; None for a phase.
+        batch : int
+            Samples of this rank in the pass.
+        """

@@ -1,0 +1,149 @@
+"""Dataclasses of physical quantities, from and to mappings of text with units.
+
+A field declares its kind: a quantity with a unit, a whole number, a text, several quantities by
+name, or another dataclass. `read` and `write` need no other description of a file's content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, TypeVar
+
+from pydtnn.utils.suggest import unknown
+from pydtnn.utils.units import format_quantity, parse_quantity
+from pydtnn.utils.validate import whole
+
+T = TypeVar("T")
+
+
+def quantity(unit: str, *, default: Any = MISSING, positive: bool = True) -> Any:
+    """Declare a number with a unit.
+
+    Parameters
+    ----------
+    unit : str
+        SI unit, a key of `pydtnn.utils.units.UNITS`.
+    default : float or None, optional
+        Value of a missing entry; without it, the entry is required.
+    positive : bool, default True
+        Whether zero is refused.
+    """
+    return field(default=default, metadata={"unit": unit, "positive": positive})
+
+
+def quantities(unit: str, *, optional: bool = True) -> Any:
+    """Declare quantities of one unit by names that are free; none by default if optional."""
+    if optional:
+        return field(default_factory=dict, metadata={"named": unit})
+    return field(metadata={"named": unit})
+
+
+def count(*, default: Any = MISSING) -> Any:
+    """Declare a whole number of at least 1."""
+    return field(default=default, metadata={"count": True})
+
+
+def text(*, default: Any = MISSING) -> Any:
+    """Declare a text."""
+    return field(default=default, metadata={"text": True})
+
+
+def part(kind: type, *, default: Any = MISSING) -> Any:
+    """Declare a dataclass as the value."""
+    return field(default=default, metadata={"part": kind})
+
+
+def parts(kind: type) -> Any:
+    """Declare a list of dataclasses; empty by default."""
+    return field(default=(), metadata={"parts": kind})
+
+
+def read(kind: type[T], content: object, who: str, key: str = "") -> T:
+    """Create a dataclass from a mapping.
+
+    Parameters
+    ----------
+    kind : type
+        Dataclass whose fields are declared by the functions of this module.
+    content : object
+        A mapping, as read from a file.
+    who, key : str
+        Name of the file and of the entry within it, for errors.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing, unknown, or has an invalid value.
+    """
+    if not isinstance(content, Mapping):
+        what = f"{key}: expected" if key else "expected"
+        raise ValueError(f"{who}: {what} entries 'name: value', got {content!r}; add them")
+    declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in content.items():
+        if name not in declared:
+            raise ValueError(f"{who}: {unknown('entry', _join(key, name), _all(key, declared))}")
+        values[name] = _value(declared[name], value, who, _join(key, name))
+    for name, f in declared.items():
+        if name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ValueError(f"{who}: expected an entry {_join(key, name)!r}, got none; add it")
+    return kind(**values)
+
+
+def write(value: Any) -> dict[str, Any]:
+    """Return the mapping from which `read` creates an equal object, to 4 significant digits."""
+    found = {}
+    for f in fields(value):
+        own, told = getattr(value, f.name), f.metadata
+        if own is None or (own in ((), {}) and not told.get("count")):
+            continue
+        if "unit" in told:
+            own = format_quantity(own, told["unit"])
+        elif "named" in told:
+            own = {name: format_quantity(v, told["named"]) for name, v in own.items()}
+        elif "part" in told:
+            own = write(own)
+        elif "parts" in told:
+            own = [write(one) for one in own]
+        found[f.name] = own
+    return found
+
+
+def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
+    told = f.metadata
+    if "unit" in told:
+        return parse_quantity(f"{who}: {key}", value, told["unit"], positive=told["positive"])
+    if "named" in told:
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{who}: {key}: expected entries 'name: value', got {value!r}; add them"
+            )
+        return {
+            name: parse_quantity(f"{who}: {_join(key, name)}", v, told["named"])
+            for name, v in value.items()
+        }
+    if "part" in told:
+        return read(told["part"], value, who, key)
+    if "parts" in told:
+        if not isinstance(value, list):
+            raise ValueError(
+                f"{who}: {key}: expected a list, got {value!r}; write one entry a line"
+            )
+        return tuple(read(told["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value))
+    if "count" in told:
+        try:
+            return whole(who, key, value, at_least=1)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    if not isinstance(value, str):
+        raise ValueError(f"{who}: {key} must be text, got {value!r}; quote it")
+    return value
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _all(key: str, declared: Mapping[str, object]) -> list[str]:
+    return [_join(key, name) for name in declared]

@@ -1,0 +1,244 @@
+"""A cluster in numbers: hosts, compute, network, memory and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.fields import count, part, parts, quantities, quantity, read, text, write
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.suggest import unknown
+
+FOLDER = Path(__file__).parent / "platforms"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal hosts.
+
+    Attributes
+    ----------
+    hosts : int
+    ranks_per_host, cores_per_host : int
+    memory_per_rank : float
+        In B.
+    """
+
+    hosts: int = count()
+    ranks_per_host: int = count()
+    cores_per_host: int = count()
+    memory_per_rank: float = quantity("B")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Speed of one rank with its threads.
+
+    Attributes
+    ----------
+    threads : int
+        Threads of a rank, for which all figures hold.
+    peak : mapping of str to float
+        Peak rate by dtype, in flop/s.
+    memory_bandwidth : float
+        Bandwidth of one rank while the others of its host wait, in B/s.
+    host_bandwidth : float or None
+        Bandwidth of all ranks of a host together, in B/s; by default that of one rank for each.
+    call : float
+        Time of Python per pass of a layer, in s.
+    step : float
+        Time of Python per step outside of layers, in s.
+    rates : mapping of str to float
+        Achieved rates by class of kernels, in flop/s; without them, peaks are used.
+    bandwidths : mapping of str to float
+        Achieved bandwidths by class of kernels, in B/s.
+    """
+
+    threads: int = count()
+    peak: Mapping[str, float] = quantities("flop/s", optional=False)
+    memory_bandwidth: float = quantity("B/s")
+    host_bandwidth: float | None = quantity("B/s", default=None)
+    call: float = quantity("s", default=0.0, positive=False)
+    step: float = quantity("s", default=0.0, positive=False)
+    rates: Mapping[str, float] = quantities("flop/s")
+    bandwidths: Mapping[str, float] = quantities("B/s")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency in s and bandwidth in B/s of a message that is alone on its route.
+
+    Attributes
+    ----------
+    latency, bandwidth : float
+    shared : float or None
+        Capacity that all ranks of a host share, in B/s: of its memory for messages inside the host
+        (by default without limit), of each direction of its network card for those between hosts
+        (by default the bandwidth).
+    """
+
+    latency: float = quantity("s", positive=False)
+    bandwidth: float = quantity("B/s")
+    shared: float | None = quantity("B/s", default=None)
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """The link between hosts for groups of up to a number of ranks.
+
+    Attributes
+    ----------
+    ranks : int
+    latency, bandwidth : float
+        In s and B/s.
+    """
+
+    ranks: int = count()
+    latency: float = quantity("s", positive=False)
+    bandwidth: float = quantity("B/s")
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The network, and the time of a rank's processor for messages.
+
+    Attributes
+    ----------
+    inside, between : Link
+        Inside a host and between hosts.
+    add : float or None
+        Rate at which a rank adds received bytes, in B/s; None: additions take no time.
+    copy : float or None
+        Rate at which a rank's processor copies the bytes of its messages, in B/s; None: a network
+        card copies them.
+    call : float
+        Time of the processor per call of the communicator, in s.
+    classes : tuple of RankClass
+        Links between hosts by number of ranks, in ascending order; above the last one, `between`.
+    """
+
+    inside: Link = part(Link)
+    between: Link = part(Link)
+    add: float | None = quantity("B/s", default=None)
+    copy: float | None = quantity("B/s", default=None)
+    call: float = quantity("s", default=0.0, positive=False)
+    classes: tuple[RankClass, ...] = parts(RankClass)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Speed of data loading and of checkpoints.
+
+    Attributes
+    ----------
+    sample : float
+        Time of a loader's thread per sample, in s.
+    loader : float
+        Rate of a loader's thread for the values of samples, in B/s as float32.
+    write : float
+        Rate of checkpoints, in B/s.
+    """
+
+    sample: float = quantity("s", default=0.0, positive=False)
+    loader: float | None = quantity("B/s", default=None)
+    write: float | None = quantity("B/s", default=None)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A cluster of equal hosts.
+
+    Attributes
+    ----------
+    name : str
+    cluster : Cluster
+    compute : Compute
+    messages : Messages
+    storage : Storage
+    """
+
+    name: str = text()
+    cluster: Cluster = part(Cluster)
+    compute: Compute = part(Compute)
+    messages: Messages = part(Messages)
+    storage: Storage = part(Storage, default=Storage())
+
+    @classmethod
+    def load(cls, source: str | Path) -> Platform:
+        """Read a platform file.
+
+        Parameters
+        ----------
+        source : str or Path
+            A name of `platform_names`, or the path of a YAML file.
+
+        Raises
+        ------
+        ValueError
+            If the name is unknown, or the file is invalid.
+        OSError
+            If the file cannot be read.
+
+        Examples
+        --------
+        >>> Platform.load("cpu-1gbit").messages.between.bandwidth
+        125000000.0
+        """
+        path = Path(source)
+        if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and path.name == source:
+            if source not in platform_names():
+                raise ValueError(
+                    unknown("platform", source, platform_names())
+                    + " A file's name ends with .yaml."
+                )
+            path = FOLDER / f"{source}.yaml"
+        who = path.name
+        try:
+            content = plain_yaml.load(read_file("platform", path).decode())
+        except ValueError as error:  # UnicodeDecodeError included
+            raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
+        return read(cls, content, who)
+
+    def save(self, path: str | Path) -> None:
+        """Write the platform as a file that `load` reads, with 4 significant digits."""
+        content = yaml.safe_dump(write(self), sort_keys=False, allow_unicode=True, width=100)
+        write_file("platform", path, content.encode())
+
+    def hosts(self, ranks: int) -> tuple[int, ...]:
+        """Return the number of the host of each of several ranks, which fill host after host.
+
+        >>> Platform.load("abci").hosts(6)
+        (0, 0, 0, 0, 1, 1)
+        """
+        return tuple(rank // self.cluster.ranks_per_host for rank in range(ranks))
+
+    def between(self, ranks: int) -> Link:
+        """Return the link between hosts for a group of ranks."""
+        for one in self.messages.classes:
+            if ranks <= one.ranks:
+                return Link(one.latency, one.bandwidth, self.messages.between.shared)
+        return self.messages.between
+
+    def network(self, ranks: int) -> Network:
+        """Return the network between ranks: routes, cards, and the memory of each host."""
+        hosts, inside, between = self.hosts(ranks), self.messages.inside, self.between(ranks)
+        return Network.create(
+            hosts,
+            latency=between.latency,
+            bandwidth=between.bandwidth,
+            local_latency=inside.latency,
+            local_bandwidth=inside.bandwidth,
+            card=between.shared,
+            memory=inside.shared,
+            add=0.0 if self.messages.add is None else 1 / self.messages.add,
+        )
+
+
+def platform_names() -> list[str]:
+    """Return the names of the platforms that are part of the package, in alphabetical order."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -1,0 +1,101 @@
+"""Physical quantities as text: a number and its unit, in both directions."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+
+UNITS: dict[str, dict[str, float]] = {
+    "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0},
+    "B": _BYTES,
+    "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()}
+    | {f"{prefix}bit/s": factor / 8 for prefix, factor in _DECIMAL.items()},
+    "flop/s": {f"{prefix}flop/s": factor for prefix, factor in _DECIMAL.items()},
+}
+"""Accepted units by SI unit, with their values in it. Bits and bytes differ: 1 B is 8 bit."""
+
+_WRITTEN = {
+    "s": ("s", "ms", "us", "ns"),
+    "B": ("TB", "GB", "MB", "kB", "B"),
+    "B/s": ("TB/s", "GB/s", "MB/s", "kB/s", "B/s"),
+    "flop/s": ("Pflop/s", "Tflop/s", "Gflop/s", "Mflop/s", "kflop/s", "flop/s"),
+}
+
+_QUANTITY = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\D.*)")
+
+
+def parse_quantity(who: str, text: object, unit: str, *, positive: bool = True) -> float:
+    """Return a quantity in its SI unit.
+
+    Parameters
+    ----------
+    who : str
+        Name of the quantity, the first words of errors.
+    text : object
+        A number followed by a unit, such as "50 us" or "1 Gbit/s".
+    unit : str
+        The SI unit, a key of `UNITS`.
+    positive : bool, default True
+        Whether zero is refused.
+
+    Raises
+    ------
+    ValueError
+        If there is no unit, an unknown one, no number, or one that is negative or not finite.
+
+    Examples
+    --------
+    >>> parse_quantity("latency", "50 us", "s"), parse_quantity("bandwidth", "1 Gbit/s", "B/s")
+    (5e-05, 125000000.0)
+    >>> parse_quantity("latency", 50, "s")
+    Traceback (most recent call last):
+    ValueError: latency: expected a number with a unit (ns, us, ms, s, min), got 50; write 50 us
+    """
+    known = UNITS[unit]
+    found = (
+        _QUANTITY.fullmatch(text.strip().replace("\N{MICRO SIGN}", "u"))
+        if isinstance(text, str)
+        else None
+    )
+    if found is None or found[2] not in known:
+        number = found[1] if found else text if isinstance(text, int | float) else 50
+        raise ValueError(
+            f"{who}: expected a number with a unit ({', '.join(_named(unit))}), got "
+            f"{_shown(text)}; write {_shown(number)} {_example(unit)}"
+        )
+    value = float(f"{float(found[1]) * known[found[2]]:.15g}")  # 50 us is 5e-05
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        limit = "above" if positive else "of at least"
+        raise ValueError(f"{who}: expected a finite quantity {limit} 0, got {text}; correct it")
+    return value
+
+
+def format_quantity(value: float, unit: str, digits: int = 4) -> str:
+    """Write a quantity with the largest unit in which it is at least 1.
+
+    >>> format_quantity(5e-5, "s"), format_quantity(125e6, "B/s"), format_quantity(0.0, "s")
+    ('50 us', '125 MB/s', '0 s')
+    """
+    units = _WRITTEN[unit]
+    if value == 0:
+        return f"0 {unit}"
+    rounded = float(f"{value:.{digits}g}")
+    name = next((u for u in units if rounded >= UNITS[unit][u] * (1 - 1e-12)), units[-1])
+    return f"{float(f'{value / UNITS[unit][name]:.{digits}g}'):.15g} {name}"
+
+
+def _named(unit: str) -> list[str]:
+    """Return the units that an error lists."""
+    return [name for name in UNITS[unit] if not name.startswith(("P", "Ki", "Mi", "Gi", "Ti"))]
+
+
+def _example(unit: str) -> str:
+    return {"s": "us", "B": "GB", "B/s": "GB/s", "flop/s": "Gflop/s"}[unit]
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else str(value)

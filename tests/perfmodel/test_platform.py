@@ -1,0 +1,116 @@
+"""Platforms: files, errors in them, and networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pydtnn.perfmodel.platform import FOLDER, Platform, platform_names
+
+TEXT = (FOLDER / "laptop.yaml").read_text()
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    """The path of a copy of a platform file with one change."""
+    assert TEXT.count(old) == 1
+    path = tmp_path / "edited.yaml"
+    path.write_text(TEXT.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize("name", platform_names())
+def test_the_platforms_of_the_package_are_named_like_their_files(name: str) -> None:
+    platform = Platform.load(name)
+    assert platform.name == name
+    assert Platform.load(FOLDER / f"{name}.yaml") == platform
+
+
+@pytest.mark.parametrize("name", platform_names())
+def test_a_saved_platform_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
+    platform = Platform.load(name)
+    platform.save(tmp_path / "x.yaml")
+    assert Platform.load(tmp_path / "x.yaml") == platform
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "latency: 50 us",
+            "latency: 50",
+            r"edited.yaml: messages.between.latency: expected a numb",
+        ),
+        ("latency: 50 us", "latency: -50 us", "messages.between.latency: expected a finite quant"),
+        (
+            "  threads: 1\n",
+            "",
+            "edited.yaml: expected an entry 'compute.threads', got none; add it",
+        ),
+        ("threads: 1", "threads: 1.5", "compute.threads must be a whole number, got 1.5"),
+        ("threads: 1", "threads: 0", "compute.threads must be at least 1, got 0"),
+        ("threads:", "thread:", "unknown entry 'compute.thread'; did you mean 'compute.threads'"),
+        (
+            "float64: 45 Gflop/s",
+            "float64: 45",
+            "compute.peak.float64: expected a number with a unit",
+        ),
+        ("name: laptop", "name: 3", "edited.yaml: name must be text, got 3"),
+        ("name: laptop", "name: [", "edited.yaml: expected a YAML file: "),
+        ("  add: 8 GB/s", "  classes: 8", "edited.yaml: messages.classes: expected a list, got 8"),
+        (
+            "  add: 8 GB/s",
+            "  classes: [3]",
+            r"messages.classes\[0\]: expected entries 'name: value'",
+        ),
+    ],
+)
+def test_an_error_in_a_file_is_one_sentence_with_the_entry(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        Platform.load(edited(tmp_path, old, new))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"3", b"\xff\xfe", b"- a", b"a: *b"])
+def test_a_file_that_is_not_a_platform_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match="x.yaml: expected "):
+        Platform.load(tmp_path / "x.yaml")
+
+
+def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown platform 'cpu-1gb'; did you mean 'cpu-1gbit'"):
+        Platform.load("cpu-1gb")
+    with pytest.raises(FileNotFoundError, match="platform: file .*x.yaml does not exist"):
+        Platform.load(tmp_path / "x.yaml")
+
+
+def test_ranks_fill_host_after_host() -> None:
+    assert Platform.load("abci").hosts(6) == (0, 0, 0, 0, 1, 1)
+
+
+def test_the_network_has_the_links_of_the_file() -> None:
+    network = Platform.load("laptop").network(6)
+    assert network.routes[0, 0] == (1e-6, 6e9, ("inside 0",))
+    assert network.routes[0, 1] == (50e-6, 125e6, ("from 0", "to 1"))
+    assert network.links["inside 1"] == 15e9
+    assert network.links["from 1"] == 125e6
+    assert network.add == 1 / 8e9
+
+
+def test_the_link_between_hosts_depends_on_the_number_of_ranks() -> None:
+    abci = Platform.load("abci")
+    found = [abci.network(ranks).routes[0, 1].latency for ranks in (8, 68, 69, 136, 137)]
+    assert found == [30.31e-6, 30.31e-6, 30.49e-6, 30.49e-6, 30.98e-6]
+
+
+def test_a_card_may_be_faster_than_one_message() -> None:
+    laptop = Platform.load("laptop")
+    between = replace(laptop.messages.between, shared=1e9)
+    faster = replace(laptop, messages=replace(laptop.messages, between=between))
+    network = faster.network(5)
+    assert network.links["from 0"] == 1e9
+    assert network.routes[0, 1].bandwidth == 125e6

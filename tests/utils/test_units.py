@@ -1,0 +1,64 @@
+"""Quantities with units."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydtnn.utils.units import format_quantity, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("50 us", "s", 50e-6),
+        ("50us", "s", 50e-6),
+        ("1.5e-3 s", "s", 1.5e-3),
+        ("2 min", "s", 120.0),
+        ("50 \N{MICRO SIGN}s", "s", 50e-6),
+        ("1 Gbit/s", "B/s", 125e6),
+        ("125 MB/s", "B/s", 125e6),
+        ("8 bit/s", "B/s", 1.0),
+        ("1 MiB/s", "B/s", 1048576.0),
+        ("16 GiB", "B", 2.0**34),
+        ("7.8 Tflop/s", "flop/s", 7.8e12),
+    ],
+)
+def test_a_number_with_a_unit_is_converted_to_si(text: str, unit: str, value: float) -> None:
+    assert parse_quantity("x", text, unit) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["50", 50, 1.5, "us", "", None, True, [1], "5 Gb/s", "5 GB", "1 2 us", "nan us", "0x5 us"],
+)
+def test_anything_but_a_number_with_a_known_unit_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^link: expected a number with a unit \(ns, us, ms, s"):
+        parse_quantity("link", value, "s")
+
+
+@pytest.mark.parametrize("text", ["-1 us", "0 us", "1e999 s"])
+def test_negative_zero_and_infinite_quantities_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="x: expected a finite quantity above 0, got"):
+        parse_quantity("x", text, "s")
+
+
+def test_zero_is_accepted_where_it_is_allowed() -> None:
+    assert parse_quantity("x", "0 us", "s", positive=False) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (5e-5, "s", "50 us"),
+        (3.2e-10, "s", "0.32 ns"),
+        (125e6, "B/s", "125 MB/s"),
+        (0.99999e9, "B/s", "1 GB/s"),
+        (1.23456e13, "flop/s", "12.35 Tflop/s"),
+        (0.0, "s", "0 s"),
+    ],
+)
+def test_quantities_are_written_with_the_largest_unit_in_which_they_are_at_least_1(
+    value: float, unit: str, text: str
+) -> None:
+    assert format_quantity(value, unit) == text
+    assert parse_quantity("x", text, unit, positive=False) == pytest.approx(value, rel=1e-3)

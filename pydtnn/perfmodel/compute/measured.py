@@ -1,0 +1,209 @@
+"""Measurement of the compute of each rank of a workload on this machine.
+
+A rank runs its steps with real kernels while its communicator is detached (`detached.py`). Ranks of
+one host are measured at the same time, by as many processes, because they share caches and the
+bandwidth of memory in a real run, too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Barrier
+from queue import Empty
+from typing import Any
+
+from pydtnn.comm import Communicator, Serial, run_threads
+from pydtnn.data.order import own_shards
+from pydtnn.kernels import create_backend
+from pydtnn.perfmodel.compute.base import Label
+from pydtnn.perfmodel.compute.detached import Detachable
+from pydtnn.perfmodel.compute.profile import Profile, RankProfile
+from pydtnn.perfmodel.compute.segments import SegmentTimes
+from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.training.tuning import autotune
+from pydtnn.utils.machine import cpu_model
+from pydtnn.utils.validate import whole
+
+WHO = "measure"
+
+STEPS = 9
+"""Steps that are measured."""
+
+WARM_UP = 2
+"""Steps before them."""
+
+ALL = 4
+"""Number of ranks up to which each one is measured; of more, those that compute differently."""
+
+PATIENCE = 600.0
+"""Longest time for the measurement of a rank in another process, in s."""
+
+Steps = list[dict[Label, float]]
+
+
+def measure(
+    workload: Workload, *, copies: int = 1, steps: int = STEPS, warm_up: int = WARM_UP
+) -> Profile:
+    """Measure the compute of the ranks of a workload on this machine, without MPI.
+
+    Parameters
+    ----------
+    workload : Workload
+    copies : int
+        Ranks that compute at the same time on a host, and are measured at the same time, each by a
+        process of its own if there are several.
+    steps, warm_up : int
+        Steps that are measured, and steps before them.
+    """
+    copies = whole(WHO, "copies", copies, at_least=1)
+    steps, warm_up = (
+        whole(WHO, "steps", steps, at_least=1),
+        whole(WHO, "warm_up", warm_up, at_least=0),
+    )
+    like = alike(workload)
+    ranks = sorted(set(like))
+    found = {}
+    for first in range(0, len(ranks), copies):
+        together = ranks[first : first + copies]
+        others = [ranks[i % len(ranks)] for i in range(copies - len(together))]
+        times = _measure_together(workload, [*together, *others], warm_up + steps)
+        for rank, own in zip(together, times, strict=False):
+            found[rank] = RankProfile(tuple(own[warm_up:]))
+    return Profile(profile_key(workload), found, like)
+
+
+def measure_job(
+    workload: Workload, comm: Communicator, *, steps: int = STEPS, warm_up: int = WARM_UP
+) -> Profile:
+    """Measure the compute of all ranks of a job at the same time. Collective.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of as many ranks as the job has.
+    comm, steps, warm_up
+        See `measure`.
+    """
+    own = _measure_rank(workload, comm, warm_up + steps, comm.barrier)
+    ranks = {r: RankProfile(tuple(t[warm_up:])) for r, t in enumerate(comm.gather_object(own))}
+    return Profile(profile_key(workload), ranks, tuple(range(comm.size)))
+
+
+def profile_key(workload: Workload) -> dict[str, Any]:
+    """Return all that determines measured times: the workload, and this machine."""
+    isa = create_backend("cpu", threads=workload.threads).isa
+    return workload.key() | {"machine": cpu_model(), "isa": isa}
+
+
+def alike(workload: Workload) -> tuple[int, ...]:
+    """Return for each rank the first one that computes the same.
+
+    >>> alike(Workload("mlp", (4, 4, 1), batch=64, axes={"data": 8, "filter": 2}))
+    (0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1)
+    """
+    first: dict[Any, int] = {}
+    found = []
+    data = workload.axes.get("data", 1)
+    for rank in range(workload.ranks):
+        position: dict[str, int] = {}
+        rest = rank
+        for axis in reversed([*workload.axes]):
+            rest, position[axis] = divmod(rest, workload.axes[axis])
+        place = position.pop("data", 0)
+        rows, _ = own_shards(workload.batch, data, place, data)
+        part = (*position.values(), rows.stop - rows.start)
+        found.append(rank if workload.ranks <= ALL else first.setdefault(part, rank))
+    return tuple(found)
+
+
+def _measure_together(workload: Workload, ranks: Sequence[int], steps: int) -> list[Steps]:
+    """Measure ranks at the same time, in processes if there are several."""
+    if len(ranks) == 1:
+        return [_measure_thread(workload, ranks[0], steps, lambda: None)]
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
+    barrier, results = context.Barrier(len(ranks)), context.Queue()
+    processes = [
+        context.Process(
+            target=_run_process, args=(workload, rank, place, steps, barrier, results), daemon=True
+        )
+        for place, rank in enumerate(ranks)
+    ]
+    for process in processes:
+        process.start()
+    found: list[Steps] = [[] for _ in ranks]
+    try:
+        for _ in ranks:
+            place, times, error = _next(results, processes)
+            if error:
+                raise RuntimeError(f"{WHO}: rank {ranks[place]} failed: {error}")
+            found[place] = times
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return found
+
+
+def _next(results: Any, processes: Sequence[Any]) -> tuple[int, Steps, str]:
+    """Return the next result; raise RuntimeError if a process has ended without one."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            found: tuple[int, Steps, str] = results.get(timeout=1.0)
+            return found
+        except Empty:
+            if any(process.exitcode not in (None, 0) for process in processes):
+                break
+    raise RuntimeError(f"{WHO}: a process that measures a rank has ended or does not answer")
+
+
+def _run_process(
+    workload: Workload, rank: int, place: int, steps: int, barrier: Barrier, results: Any
+) -> None:
+    """Measure a rank in a process of its own."""
+    try:
+        times = _measure_thread(workload, rank, steps, barrier.wait)
+        results.put((place, times, ""))
+    except Exception as error:
+        barrier.abort()
+        results.put((place, [], f"{type(error).__name__}: {error}"))
+
+
+def _measure_thread(
+    workload: Workload, rank: int, steps: int, together: Callable[[], object]
+) -> Steps:
+    """Measure one rank, while the others are threads that wait."""
+
+    def run(comm: Communicator) -> Steps:
+        if comm.rank == rank:
+            return _measure_rank(workload, comm, steps, together)
+        Rank(workload, comm)
+        comm.barrier()
+        return []
+
+    found: Steps = run_threads(workload.ranks, run)[rank]
+    return found
+
+
+def _measure_rank(
+    workload: Workload, comm: Communicator, steps: int, together: Callable[[], object]
+) -> Steps:
+    """Run steps of this rank with detached communicators; return the segments of each step."""
+    wall = workload.threads > 1  # the main thread may sleep while others compute
+    times = SegmentTimes(time.perf_counter_ns if wall else time.thread_time_ns)
+    detachable = Detachable(comm)
+    rank = Rank(workload, detachable, observers=[times])
+    trainer = rank.trainer
+    times.traffic = trainer.comm.traffic
+    found = []
+    comm.barrier()
+    with detachable.detached():
+        autotune(trainer.model, Serial(), rank.largest, training=True)
+        times.take()
+        for _ in range(steps):
+            together()
+            rank.step()
+            found.append(times.take())
+    return found

@@ -1,0 +1,194 @@
+"""Measured times of the segments of a rank's step, in a file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydtnn.layers.base import Layer
+from pydtnn.perfmodel.compute.base import ComputeCosts, Label
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.json_object import parse_object
+
+FORMAT = 1
+"""Version of the file."""
+
+DIGITS = 9
+"""Decimal digits of times in s."""
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """Times of one rank.
+
+    Attributes
+    ----------
+    steps : tuple of mapping
+        For each measured step the mean time of each segment, in s.
+    """
+
+    steps: tuple[Mapping[Label, float], ...]
+
+    def median(self) -> dict[Label, float]:
+        """Return the median of each segment over the steps, in s."""
+        return {
+            label: statistics.median(step[label] for step in self.steps if label in step)
+            for label in self.labels
+        }
+
+    @property
+    def labels(self) -> list[Label]:
+        """All labels, in the order of the step."""
+        return list(dict.fromkeys(label for step in self.steps for label in step))
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of the sum of all segments, over its median.
+
+        0 for less than two steps.
+        """
+        sums = [sum(step.values()) for step in self.steps]
+        if len(sums) < 2:
+            return 0.0
+        low, middle, high = statistics.quantiles(sums, n=4, method="inclusive")
+        return (high - low) / 2 / middle
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times of all ranks of a workload on a machine.
+
+    Attributes
+    ----------
+    key : mapping of str to JSON values
+        The workload (`Workload.key`), the machine, and its instruction set.
+    ranks : mapping of int to RankProfile
+        Of each rank that was measured.
+    like : tuple of int
+        For each rank of the workload one that was measured, and computes the same.
+    """
+
+    key: Mapping[str, Any]
+    ranks: Mapping[int, RankProfile]
+    like: tuple[int, ...]
+
+    def of(self, rank: int) -> RankProfile:
+        """Return the times of a rank."""
+        return self.ranks[self.like[rank]]
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a rank: see `RankProfile.spread`."""
+        return max(rank.spread for rank in self.ranks.values())
+
+
+class MeasuredCosts(ComputeCosts):
+    """The median times of a rank.
+
+    Parameters
+    ----------
+    profile : RankProfile
+    factor : float
+        On all times, for a machine that is known to be slower or faster.
+
+    Raises
+    ------
+    ValueError
+        From `seconds`, if the layer is not one of the network that was measured.
+    """
+
+    def __init__(self, profile: RankProfile, factor: float = 1.0) -> None:
+        self._seconds = {label: factor * s for label, s in profile.median().items()}
+        self._nodes = {label.name for label in self._seconds}
+
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        """Return the time of a segment, in s; 0 of a phase that the measured steps did not have."""
+        found = self._seconds.get(label)
+        if found is None and label.kind != "phase" and label.name not in self._nodes:
+            raise ValueError(
+                f"MeasuredCosts: expected a layer of the measured network, got {label.name}; "
+                "measure this network with this plan"
+            )
+        return found or 0.0
+
+
+def save_profiles(path: str | Path, profiles: Sequence[Profile]) -> None:
+    """Write profiles as a JSON file."""
+    content = {
+        "format": FORMAT,
+        "profiles": [
+            {"key": dict(p.key), "like": list(p.like), "ranks": _ranks_to_json(p.ranks)}
+            for p in profiles
+        ],
+    }
+    write_file("profile", path, json.dumps(content).encode())
+
+
+def load_profiles(path: str | Path) -> list[Profile]:
+    """Read a file of `save_profiles`.
+
+    Raises
+    ------
+    ValueError
+        If the content is invalid.
+    OSError
+        If the file cannot be read.
+    """
+    try:
+        content = parse_object(read_file("profile", path), Path(path).name, FORMAT)
+        return [_from_json(one) for one in content["profiles"]]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"profile: {path} is not a profile of this version of pydtnn ({error!r}); measure again"
+        ) from error
+
+
+def find_profile(profiles: Sequence[Profile], key: Mapping[str, Any]) -> Profile | None:
+    """Return the last profile with this key, None if there is none."""
+    return next((one for one in reversed(profiles) if one.key == key), None)
+
+
+def _ranks_to_json(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
+    found = {}
+    for rank, profile in ranks.items():
+        labels = profile.labels
+        times = [
+            [round(step[label], DIGITS) if label in step else None for label in labels]
+            for step in profile.steps
+        ]
+        found[str(rank)] = {
+            "labels": [[one.kind, one.name, one.index] for one in labels],
+            "seconds": times,
+        }
+    return found
+
+
+def _from_json(content: Mapping[str, Any]) -> Profile:
+    ranks = {}
+    for rank, own in content["ranks"].items():
+        labels = [Label(str(kind), str(name), int(index)) for kind, name, index in own["labels"]]
+        ranks[int(rank)] = RankProfile(
+            tuple(
+                {
+                    label: _time(seconds)
+                    for label, seconds in zip(labels, step, strict=True)
+                    if seconds is not None
+                }
+                for step in own["seconds"]
+            )
+        )
+    like = tuple(int(rank) for rank in content["like"])
+    missing = set(like) - set(ranks)
+    if missing or not all(profile.steps for profile in ranks.values()):
+        raise ValueError(f"no times of ranks {sorted(missing) or sorted(ranks)}")
+    return Profile(dict(content["key"]), ranks, like)
+
+
+def _time(seconds: Any) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ValueError(f"a time must be a number of at least 0, got {seconds!r}")
+    return float(seconds)

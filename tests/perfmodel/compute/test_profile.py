@@ -1,0 +1,76 @@
+import json
+
+import pytest
+
+from pydtnn.perfmodel.compute import Label
+from pydtnn.perfmodel.compute.profile import (
+    MeasuredCosts,
+    Profile,
+    RankProfile,
+    find_profile,
+    load_profiles,
+    save_profiles,
+)
+
+CONV, LOSS = Label("forward", "conv", 0), Label("phase", "loss", 0)
+STEPS = ({CONV: 1.0, LOSS: 0.25}, {CONV: 3.0, LOSS: 0.5}, {CONV: 2.0})
+
+
+def profile() -> Profile:
+    return Profile({"model": "mlp", "batch": 4}, {0: RankProfile(STEPS)}, (0, 0))
+
+
+def test_costs_are_medians_over_the_steps():
+    costs = MeasuredCosts(profile().of(1))
+    assert costs.seconds(CONV, None, 4) == 2.0
+    assert costs.seconds(LOSS, None, 4) == 0.375
+
+
+def test_a_factor_applies_to_all_costs():
+    assert MeasuredCosts(profile().of(0), factor=2.0).seconds(CONV, None, 4) == 4.0
+
+
+def test_a_layer_that_was_not_measured_is_an_error_and_a_phase_is_free():
+    costs = MeasuredCosts(profile().of(0))
+    assert costs.seconds(Label("phase", "checkpoint"), None, 4) == 0.0
+    assert costs.seconds(Label("forward", "conv", 1), None, 4) == 0.0
+    with pytest.raises(ValueError, match="expected a layer of the measured network, got relu"):
+        costs.seconds(Label("forward", "relu"), None, 4)
+
+
+def test_a_file_has_the_same_profiles(tmp_path):
+    other = Profile({"model": "cnn"}, {0: RankProfile(({CONV: 1.5},))}, (0,))
+    path = tmp_path / "profiles.json"
+    save_profiles(path, [profile(), other])
+    assert load_profiles(path) == [profile(), other]
+    assert find_profile(load_profiles(path), {"model": "cnn"}) == other
+    assert find_profile(load_profiles(path), {"model": "vgg11"}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(format=7),
+        lambda content: content["profiles"][0].update(like=[0, 3]),
+        lambda content: content["profiles"][0]["ranks"]["0"]["seconds"].clear(),
+        lambda content: content["profiles"][0]["ranks"]["0"]["seconds"][0].append(1),
+        lambda content: content["profiles"][0]["ranks"]["0"]["seconds"][0].__setitem__(0, -1),
+        lambda content: content["profiles"][0]["ranks"]["0"]["seconds"][0].__setitem__(0, "1"),
+        lambda content: content["profiles"][0]["ranks"]["0"]["labels"][0].pop(),
+        lambda content: content.update(profiles={"a": 1}),
+    ],
+)
+def test_a_damaged_file_is_an_error_in_one_sentence(tmp_path, change):
+    path = tmp_path / "profiles.json"
+    save_profiles(path, [profile()])
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"profiles\.json is not a profile .*; measure again"):
+        load_profiles(path)
+
+
+def test_the_spread_is_that_of_whole_steps():
+    steady = RankProfile(tuple({CONV: 1.0} for _ in range(5)))
+    assert steady.spread == 0.0
+    assert RankProfile(STEPS).spread > 0.1

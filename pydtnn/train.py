@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import FrameType
@@ -25,6 +24,7 @@ from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
 from pydtnn.comm.supervision import supervise_alone
+from pydtnn.utils import clock
 from pydtnn.utils.errors import EXPLAINED, AgreedError, Interrupted, describe, requested_traceback
 from pydtnn.utils.launcher import is_first_on_host
 from pydtnn.utils.observer import phase
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    comm, begin = None, time.perf_counter()
+    comm, begin = None, clock.now()
     try:
         comm = create_communicator()
         with _terminated_in_order(comm), _on_terminal(comm):
             config, notes = _configure(comm, arguments)
             try:
                 with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
-                    _log.debug("communicator and options: %.2f s", time.perf_counter() - begin)
+                    _log.debug("communicator and options: %.2f s", clock.now() - begin)
                     _run(config, comm, notes)
             except SystemExit as error:
                 if comm.size == 1:
@@ -182,7 +182,7 @@ def _once(comm: Communicator, work: Callable[..., Any], *args: Any) -> Any:
 def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     for line in (first_line(config, comm.size), *notes):  # before imports that take time
         _say(config, comm, line)
-    begin = time.perf_counter()
+    begin = clock.now()
     from pydtnn.cli.build import create_job, fetch_data
     from pydtnn.cli.mesh import create_mesh
     from pydtnn.cli.parallel import check_messages, choose_allreduce
@@ -196,7 +196,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.utils.text_table import align
     from pydtnn.utils.threads import limit_blas_threads
 
-    _log.debug("imports: %.2f s", time.perf_counter() - begin)
+    _log.debug("imports: %.2f s", clock.now() - begin)
     _require_equal(comm, {"pydtnn": __version__, **asdict(config)})
     if comm.supervision is not None:
         comm.supervision.limit(config.timeout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.training.callback import Callback, Training
+from pydtnn.utils import clock
 from pydtnn.utils.files import unwritable
 from pydtnn.utils.machine import peak_memory
 
@@ -83,7 +83,7 @@ class MeasurementWriter(Callback):
             On all ranks, if the file cannot be written.
         """
         own = {name: trainer.seconds[name] - before for name, before in self._seconds.items()}
-        own["total"] = time.perf_counter() - self._marks[0].time
+        own["total"] = clock.now() - self._marks[0].time
         own["bytes"] = trainer.comm.traffic.bytes - self._bytes
         own["peak_memory"] = peak_memory()
         ranks = trainer.comm.gather_object(own)
@@ -92,7 +92,7 @@ class MeasurementWriter(Callback):
         on_rank_0(trainer.comm, self._write, json.dumps(line) + "\n", "a")
 
     def _mark(self, trainer: Training) -> None:
-        now, rate = time.perf_counter(), trainer.optimizer.lr_now
+        now, rate = clock.now(), trainer.optimizer.lr_now
         self._marks.append(Mark(trainer.step, now, trainer.samples_seen, rate))
 
     def _write(self, text: str, mode: str) -> None:

@@ -6,9 +6,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from time import perf_counter
 
 from pydtnn.training.callback import Callback, Training
+from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
 from pydtnn.utils.validate import number
 
@@ -41,13 +41,13 @@ class PhaseTimes(Observer):
         timed = kind in (Kind.PHASE, Kind.CALL, Kind.WAIT)
         self._timed.append(timed)
         if timed:
-            self._open.append((name if kind == Kind.PHASE else "", perf_counter()))
+            self._open.append((name if kind == Kind.PHASE else "", clock.now()))
             self._inner.append(0.0)
 
     def end(self) -> None:
         if self._timed.pop():
             name, start = self._open.pop()
-            duration = perf_counter() - start
+            duration = clock.now() - start
             if name:
                 self.seconds[name] += duration - self._inner[-1]
             self._inner.pop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydtnn.callbacks.event_file import EventFile, require_package
 from pydtnn.comm.arrays import to_host
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.training.callback import Callback, Training
+from pydtnn.utils import clock
 from pydtnn.utils.validate import whole
 
 FLUSH = 10.0
@@ -88,7 +88,7 @@ class TensorBoard(Callback):
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Start the clock."""
-        self._epoch_begin = self._begin = self._flushed = time.perf_counter()
+        self._epoch_begin = self._begin = self._flushed = clock.now()
         self._epoch_seen = self._seen = trainer.samples_seen
 
     def on_step_end(self, trainer: Training) -> None:
@@ -96,7 +96,7 @@ class TensorBoard(Callback):
         every, step = self.every_steps, trainer.optimizer.iterations
         if self._file is None or not every or step % every or self._error or not trainer.losses:
             return
-        now = time.perf_counter()
+        now = clock.now()
         speed = (trainer.samples_seen - self._seen) / (now - self._begin)
         last = self._first + len(trainer.losses)  # a captured step is not complete yet
         try:
@@ -118,7 +118,7 @@ class TensorBoard(Callback):
         assert self._file is not None
         if self._error is not None:
             raise self._error
-        step, seconds = trainer.optimizer.iterations, time.perf_counter() - self._epoch_begin
+        step, seconds = trainer.optimizer.iterations, clock.now() - self._epoch_begin
         speed = (trainer.samples_seen - self._epoch_seen) / seconds
         self._file.scalars(step, {**trainer.logs, "samples_per_second": speed})
         if self.histograms and trainer.epoch % self.histograms == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -45,6 +44,7 @@ from pydtnn.saving import check_saveable
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
+from pydtnn.utils import clock
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
@@ -108,9 +108,9 @@ def create_job(
     ValueError, TypeError, OSError
         If the configuration cannot be satisfied.
     """
-    begin, data = time.perf_counter(), comm if mesh is None else mesh.data
+    begin, data = clock.now(), comm if mesh is None else mesh.data
     train, validation = create_data(config)
-    _log.debug("data %s: %.2f s", train.name, time.perf_counter() - begin)
+    _log.debug("data %s: %.2f s", train.name, clock.now() - begin)
     global_batch = config.global_batch_size or config.batch_size * data.size
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
@@ -127,7 +127,7 @@ def create_job(
     loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact else None)
-    begin = time.perf_counter()
+    begin = clock.now()
     model = Model(
         create_network(config, train),
         train.input_shape,
@@ -140,14 +140,14 @@ def create_job(
         mesh=mesh,
         **recomputation(config),
     )
-    _log.debug("model %s: %.2f s", config.model, time.perf_counter() - begin)
+    _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
     check_model(model, train, loss, metrics)
     freeze(config, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
         model.inputs = inputs_of(train)  # also if it is only evaluated
     slow = create_slow_ranks(config, comm)
-    recorder = None if config.trace is None else Recorder(config.traced_steps())
+    recorder = None if config.trace is None else Recorder(config.traced_steps(), clock.virtual())
     trainer = Trainer(
         model,
         create_optimizer(config, global_batch, steps),

@@ -9,7 +9,6 @@ sentences are compared, and every rank raises the same error.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +84,7 @@ class Checked(Wrapper):
         """Start calls that all ranks have made until a request is complete or no call is left."""
         while self._busy and not request.test():
             self.start_ready()
-            time.sleep(0)  # let other threads run, as ranks may be threads of one process
+            self._carrier.pause()
 
     @property
     def is_alone(self) -> bool:
@@ -142,7 +141,7 @@ class _Pending(Request):
                 self._comm.start_oldest()
             else:
                 self._comm.start_ready()
-                time.sleep(0)
+                self._comm._carrier.pause()
 
     def wait(self) -> None:
         self.start_in_turn()

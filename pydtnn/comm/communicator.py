@@ -7,6 +7,7 @@ is an ordinary group.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import partial
@@ -138,6 +139,11 @@ class Communicator(SuggestsNames, ABC):
     @property
     def supervision(self) -> Supervision | None:
         """What this rank shares with the process beside the ranks of its host; None without one."""
+        return None
+
+    @property
+    def own_observer(self) -> Observer | None:
+        """An observer that this communicator needs, such as the clock of a virtual rank."""
         return None
 
     def __repr__(self) -> str:
@@ -330,6 +336,16 @@ class Communicator(SuggestsNames, ABC):
 
         Of this group and of all groups with a common origin, also the messages of schedules. The
         other rank is numbered as in this group. Communicators without such messages do nothing.
+        """
+
+    def pause(self) -> None:
+        """Let others run, in a loop that tests requests until one of them is complete."""
+        time.sleep(0)  # ranks may be threads of one process
+
+    def adds(self, nbytes: int) -> None:
+        """Called when received values are added outside of the communicator, in B.
+
+        A communicator with a virtual clock advances it.
         """
 
     @abstractmethod

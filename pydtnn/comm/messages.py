@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from pydtnn.comm.communicator import Request
+from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
 
 
@@ -90,4 +90,4 @@ class _Reported(Request):
     def _complete(self) -> None:
         if self._report is not None:
             report, self._report = self._report, None
-            report(time.perf_counter_ns())
+            report(clock.now_ns())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from pydtnn.comm.communicator import Communicator, Message, Request
 from pydtnn.comm.wrapper import Wrapper
+from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
 
 STARTS = {"send": "isend", "recv": "irecv"}
@@ -80,11 +80,11 @@ class Traffic:
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call and add its duration."""
-        start = time.perf_counter()
+        start = clock.now()
         try:
             return call(*args)
         finally:
-            self.seconds += time.perf_counter() - start
+            self.seconds += clock.now() - start
 
     def reported(
         self, kind: Kind, what: str, nbytes: int, call: Callable[..., Any], *args: Any

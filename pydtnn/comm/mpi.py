@@ -10,7 +10,6 @@ import atexit
 import gc
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.supervision import Supervision
+from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
 from pydtnn.utils.observer import Kind, Observer
 
@@ -261,13 +261,13 @@ class MpiCommunicator(Communicator):
         )
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        start = time.perf_counter_ns()
+        start = clock.now_ns()
         request = self._comm.Isend(self._bytes(array), to, tag)
         sent = _MpiRequest(self, request, self._message("send", to))
         return self._reported(sent, Kind.SENT, start, array, to, tag)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        start = time.perf_counter_ns()
+        start = clock.now_ns()
         request = self._comm.Irecv(self._bytes(array), source, tag)
         received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
         return self._reported(received, Kind.RECEIVED, start, array, source, tag)

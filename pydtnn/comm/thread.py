@@ -8,34 +8,64 @@ collectives, the run ends with a message that lists the pending calls.
 
 from __future__ import annotations
 
-import pickle
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.mailbox import Mailbox, Message
+from pydtnn.comm.meeting import (
+    Call,
+    Meeting,
+    MeetingCommunicator,
+    allreduce_call,
+    divide,
+    reduce_in_order,
+)
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.world import Ended, World
+from pydtnn.utils import clock
 from pydtnn.utils.errors import RankError
 from pydtnn.utils.observer import Kind, Observer
 
-_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-
-_OWN: ContextVar[ThreadCommunicator] = ContextVar("communicator of a rank of run_threads")
-"""Set by `run_threads` in the threads that it starts, and only there; no other code sets it."""
+_OWN: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
+"""Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""
 
 
-def communicator_of_thread() -> ThreadCommunicator | None:
-    """Return the communicator of the calling thread, if it is a rank of `run_threads`."""
+def communicator_of_thread() -> Communicator | None:
+    """Return the communicator of the calling thread, if it is a rank."""
     return _OWN.get(None)
+
+
+def be_rank(comm: Communicator) -> None:
+    """Make a communicator that of the calling thread, until the thread ends."""
+    _OWN.set(comm)
+
+
+def start_ranks(n: int, run: Callable[[int], None], end: Callable[[BaseException], None]) -> None:
+    """Call `run(rank)` in a thread for each of `n` ranks, and wait for all of them.
+
+    Parameters
+    ----------
+    n : int
+    run : callable
+        Raises nothing.
+    end : callable
+        Called with an exception of the calling thread, such as KeyboardInterrupt; ends all ranks.
+    """
+    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as interrupt:
+        end(interrupt)
+        raise
 
 
 def run_threads(
@@ -91,7 +121,7 @@ def run_threads(
     def run(rank: int) -> None:
         world.enter(rank)
         comm = ThreadCommunicator(group, rank)
-        _OWN.set(comm)  # ends with the thread, which has a context of its own
+        be_rank(comm)
         try:
             results[rank] = function(comm, *args)
         except BaseException as error:  # whatever it is, the other ranks must not wait for it
@@ -99,52 +129,10 @@ def run_threads(
         else:
             world.leave()
 
-    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(n)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException as interrupt:
-        world.end(interrupt)
-        raise
+    start_ranks(n, run, world.end)
     if world.failure is not None:
         raise world.failure
     return results
-
-
-class _Meeting:
-    """One collective call: the value of each rank, and the result."""
-
-    def __init__(self, size: int) -> None:
-        self.absent = size
-        self.calls: list[str | None] = [None] * size
-        self.values: list[Any] = [None] * size
-        self.result: Any = None
-        self.done = False
-        self.problem = ""
-        self.waiting: list[Any] = []  # of the world
-
-    def join(self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> bool:
-        """Add this rank's value; the last rank computes the result."""
-        self.calls[rank], self.values[rank] = call, value
-        self.absent -= 1
-        if self.absent:
-            return False
-        odd = next((r for r, other in enumerate(self.calls) if other != self.calls[0]), None)
-        if odd is None:
-            self.result = combine(self.values)
-        else:
-            self.problem = (
-                f"rank 0 calls {self.calls[0]} where rank {odd} calls {self.calls[odd]}; "
-                "all ranks must make the same calls in the same order."
-            )
-        self.values = []
-        self.done = True
-        return True
-
-    def missing(self) -> str:
-        return ", ".join(str(rank) for rank, call in enumerate(self.calls) if call is None)
 
 
 class _Group:
@@ -156,11 +144,11 @@ class _Group:
         self.world = world
         self.hosts = hosts
         self.name, self.members = name, members
-        self.meetings: dict[int, _Meeting] = {}
+        self.meetings: dict[int, Meeting] = {}
         self.mailbox = Mailbox()
 
 
-class ThreadCommunicator(Communicator):
+class ThreadCommunicator(MeetingCommunicator):
     """One rank of a group of threads; created by `run_threads` and `split`."""
 
     def __init__(self, group: _Group, rank: int, messages: Messages | None = None) -> None:
@@ -171,14 +159,6 @@ class ThreadCommunicator(Communicator):
         self._world = group.world
         self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
 
-    def barrier(self) -> None:
-        self._meet("barrier", None, lambda values: None)
-
-    def gather_object(self, value: Any) -> list[Any]:
-        # Through pickle, as between processes: ranks must not share what they seem to have copied.
-        pickles = self._meet("gather_object", pickle.dumps(value), lambda values: values)
-        return [pickle.loads(data) for data in pickles]
-
     def observe(self, observer: Observer | None) -> None:
         self._messages.observe(observer, self.members)
 
@@ -188,28 +168,13 @@ class ThreadCommunicator(Communicator):
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
         def combine(arrays: list[np.ndarray]) -> np.ndarray:
-            return _reduce(arrays, op)
+            return reduce_in_order(arrays, op)
 
-        call = f"allreduce {op} of {_what(array)}"
+        call = allreduce_call(array, op)
         return _Reduction(self, call, self._join(call, array, combine), array)
 
-    def _broadcast(self, array: np.ndarray, root: int) -> None:
-        # A copy, because the root goes on (and may write) before the last rank has read.
-        call = f"broadcast of {_what(array)} from rank {root}"
-        array[:] = self._meet(call, array, lambda arrays: arrays[root].copy())
-
-    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        call = f"reduce_scatter of {_what(array)} by {counts}"
-        begin = sum(counts[: self.rank])
-        total = self._meet(call, array, lambda arrays: _reduce(arrays, "sum"))
-        out[:] = total[begin : begin + out.size]
-
-    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
-        call = f"allgather of {_what(out)} by {counts}"
-        out[:] = self._meet(call, array, np.concatenate)
-
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        start = time.perf_counter_ns()
+        start = clock.now_ns()
         with self._world.lock:
             message = self._group.mailbox.send((self.rank, to, tag), array)
             if message.met is not None:
@@ -218,7 +183,7 @@ class ThreadCommunicator(Communicator):
         return self._reported(sent, Kind.SENT, start, to, tag)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        start = time.perf_counter_ns()
+        start = clock.now_ns()
         with self._world.lock:
             message = self._group.mailbox.receive((source, self.rank, tag), array)
             if message.met is not None:
@@ -244,40 +209,36 @@ class ThreadCommunicator(Communicator):
 
         def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[_Group, int]]:
             places = {}
-            for color, chosen in groupby(sorted(wishes), key=itemgetter(0)):
-                members = [rank for _, _, rank in chosen]
+            for color, chosen in divide(wishes).items():
                 group = _Group(
                     self._world,
-                    [self.hosts[rank] for rank in members],
+                    [self.hosts[rank] for rank in chosen],
                     f"{name}.{color}",
-                    [self.members[rank] for rank in members],
+                    [self.members[rank] for rank in chosen],
                 )
-                places.update({rank: (group, place) for place, rank in enumerate(members)})
+                places.update({rank: (group, place) for place, rank in enumerate(chosen)})
             return places
 
-        group, place = self._meet("split", (color, key, self.rank), combine)[self.rank]
+        call = Call("split", "split")
+        group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
         return ThreadCommunicator(group, place, self._messages)
 
-    def _free(self) -> None:
-        self._meet("free", None, lambda values: None)
-
-    def _join(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> _Meeting:
+    def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Meeting:
         """Bring `value` to this rank's next meeting."""
         with self._world.lock:
             turn, self._turn = self._turn, self._turn + 1
-            meeting = self._group.meetings.setdefault(turn, _Meeting(self.size))
+            meeting = self._group.meetings.setdefault(turn, Meeting(self.size))
             if meeting.join(self.rank, call, value, combine):
                 del self._group.meetings[turn]  # every rank holds it by now
                 self._world.wake(meeting)
         return meeting
 
-    def _meet(self, call: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
+    def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         return self._finish(call, self._join(call, value, combine))
 
-    def _finish(self, call: str, meeting: _Meeting) -> Any:
+    def _finish(self, call: Call, meeting: Meeting) -> Any:
         self._world.wait_for(
-            meeting, self.rank, lambda: f"{call} (without rank {meeting.missing()})"
+            meeting, self.rank, lambda: f"{call.text} (without rank {meeting.missing()})"
         )
         if meeting.problem:
             raise ValueError(meeting.problem)
@@ -289,8 +250,8 @@ class _Reduction(Request):
     """A pending allreduce: the result is copied to the rank's array by `wait` or `test`."""
 
     comm: ThreadCommunicator
-    call: str
-    meeting: _Meeting
+    call: Call
+    meeting: Meeting
     array: np.ndarray | None
 
     def wait(self) -> None:
@@ -320,15 +281,3 @@ class _Transfer(Request):
         if self.message.problem:
             raise ValueError(self.message.problem)
         return self.comm._world.passed(self.message.done)
-
-
-def _reduce(arrays: list[np.ndarray], op: str) -> np.ndarray:
-    """Reduce from left to right, in the order of the ranks."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        _UFUNCS[op](total, array, out=total)
-    return total
-
-
-def _what(array: np.ndarray) -> str:
-    return f"{array.size} {array.dtype}"

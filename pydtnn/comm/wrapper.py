@@ -33,6 +33,10 @@ class Wrapper(Communicator):
     def supervision(self) -> Supervision | None:
         return self.inner.supervision
 
+    @property
+    def own_observer(self) -> Observer | None:
+        return self.inner.own_observer
+
     def called(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Make a blocking call."""
         return call(*args)
@@ -62,6 +66,12 @@ class Wrapper(Communicator):
 
     def observe(self, observer: Observer | None) -> None:
         self.inner.observe(observer)
+
+    def pause(self) -> None:
+        self.inner.pause()
+
+    def adds(self, nbytes: int) -> None:
+        self.inner.adds(nbytes)
 
     def abort(self, code: int) -> None:
         self.inner.abort(code)

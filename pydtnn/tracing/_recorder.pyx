@@ -82,10 +82,12 @@ cdef class Course:
         Its attribute `in_use` is stored with phases and layers, in B.
     switched : callable or None
         Called with whether recording goes on or stops, when that changes.
+    clock : Clock or None
+        The clock of a virtual rank; None: that of this machine.
     """
 
     cdef readonly list names
-    cdef public object memory, switched
+    cdef public object memory, switched, clock
     cdef readonly bint active
     cdef readonly int epoch, step
     cdef dict positions
@@ -97,6 +99,9 @@ cdef class Course:
         self.first, self.stop, self.count = first, stop, 0
         self.active = stop < 0
         self.epoch = self.step = -1
+
+    cdef int64_t now(self) except? -1:
+        return now() if self.clock is None else self.clock.now_ns()
 
     cdef uint32_t position(self, str name):
         found = self.positions.get(name)
@@ -175,7 +180,7 @@ cdef class Lane:
             if frame.recorded:
                 self.recorded += 1
                 frame.nbytes, frame.bucket = nbytes, bucket
-                frame.start = now()
+                frame.start = self.course.now()
         self.depth += 1
 
     def end(self):
@@ -189,7 +194,7 @@ cdef class Lane:
             return
         frame = &self.stack[self.depth]
         if frame.recorded:
-            stop = now()
+            stop = self.course.now()
             self.recorded -= 1
             record = self.add(frame.kind, frame.name, frame.start, stop, frame.nbytes)
             record.peer = record.tag = -1

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pydtnn.comm import Communicator, Request
+from pydtnn.utils import clock
 
 ROUNDS = 200
 """Round trips with each rank."""
@@ -52,14 +53,17 @@ class Reading:
 def read_clock(comm: Communicator) -> Reading:
     """Compare the clocks of all ranks with that of rank 0. Collective: all ranks call it.
 
-    Ranks wait without using a core, so that the round trips of others are short.
+    Ranks wait without using a core, so that the round trips of others are short. Virtual ranks read
+    one clock and send nothing.
     """
+    if clock.current().common:
+        return Reading(clock.now_ns(), 0, 0)
     if comm.rank > 0:
         own = _answer(comm)
     else:
         for rank in range(1, comm.size):
             comm.send(_measure(comm, rank), rank, TAG)
-        own = Reading(time.perf_counter_ns(), 0, 0)
+        own = Reading(clock.now_ns(), 0, 0)
     first = comm.gather_object(own)[comm.hosts[comm.rank]]
     return first if abs(own.offset - first.offset) <= own.error + first.error else own
 
@@ -70,10 +74,10 @@ def _measure(comm: Communicator, rank: int) -> np.ndarray:
     best, shortest = np.zeros(3, "i8"), 0
     for number in range(ROUNDS):
         arrival = comm.irecv(pong, rank, TAG)
-        sent = time.perf_counter_ns()
+        sent = clock.now_ns()
         comm.send(ping, rank, TAG)
         arrival.wait()
-        taken = time.perf_counter_ns() - sent
+        taken = clock.now_ns() - sent
         if number == 0 or taken < shortest:
             shortest = taken
             best[:] = pong[0], pong[0] - (sent + taken // 2), taken // 2 + 1
@@ -87,7 +91,7 @@ def _answer(comm: Communicator) -> Reading:
         if number == 0:
             _wait_patiently(arrival)
         arrival.wait()
-        pong[0] = time.perf_counter_ns()
+        pong[0] = clock.now_ns()
         comm.send(pong, 0, TAG)
     result = np.zeros(3, "i8")
     comm.recv(result, 0, TAG)

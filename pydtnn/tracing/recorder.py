@@ -10,6 +10,7 @@ import numpy as np
 from pydtnn.tracing._recorder import Course
 from pydtnn.tracing._recorder import Lane as CompiledLane
 from pydtnn.tracing.records import RECORD
+from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import Observer
 
 MOST_LANES = 256
@@ -30,6 +31,8 @@ class Recorder(CompiledLane, Observer):
     steps : range, optional
         The training steps to record, counted from 0 when training starts or continues; outside of
         them nothing is recorded. By default all that happens.
+    clock : Clock, optional
+        The clock of a virtual rank; by default that of this machine.
 
     Attributes
     ----------
@@ -41,9 +44,10 @@ class Recorder(CompiledLane, Observer):
         Bytes that the communicator has counted while it was recorded, in B; see `count`.
     """
 
-    def __init__(self, steps: range | None = None) -> None:
+    def __init__(self, steps: range | None = None, clock: Clock | None = None) -> None:
         first, stop = (0, -1) if steps is None else (steps.start, steps.stop)
         self._course = Course(first, stop)
+        self._course.clock = clock
         super().__init__(self._course, 0)
         self._others: dict[str, Lane] = {}
         self._sent = 0

@@ -55,6 +55,7 @@ def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
     model = setup.model
     for number, rows in batch.shards:
         assert number is not None
+        setup.report_samples(rows.stop - rows.start)
         y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
         setup.objective.compute(y, batch.targets(rows), 1.0, parts[number])
 

@@ -76,6 +76,7 @@ class StagePasses(Passes):
 
     def _forward_of(self, number: int, received: tuple[Array, ...]) -> None:
         model, shard = self.model, self.shards[number]
+        self.report_samples([shard])
         with self.setup.phase("forward", number):
             inputs = self.stage.inputs(self.batch.inputs(model.backend, shard.rows), received)
             context = replace(self.context, samples=self.batch.samples[shard.rows])

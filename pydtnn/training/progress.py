@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from pydtnn.training.callback import Callback, Training
 from pydtnn.training.fit_arguments import describe_complete
+from pydtnn.utils import clock
 from pydtnn.utils.display import Bar, Display, Lines, Piece
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.terminal import terminal_of
@@ -83,11 +83,11 @@ class ProgressBar(Callback):
         if self._display:
             self._display.begin(self._title(trainer.epoch + 1), trainer.step)
         self._seen, self._first = trainer.samples_seen, trainer.step
-        self._begin = self._now = self._shown = time.perf_counter()
+        self._begin = self._now = self._shown = clock.now()
 
     def on_step_end(self, trainer: Training) -> None:
         """Show the means so far, if the interval has passed."""
-        self._now = time.perf_counter()
+        self._now = clock.now()
         if self._display and self._now - self._shown >= self._pause:
             self._shown = self._now
             pieces = [Piece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
@@ -130,8 +130,8 @@ class ProgressBar(Callback):
         each = (self._now - self._begin) / (step - self._first)
         minutes, seconds = divmod(round(each * (self._steps - step)), 60)
         hours, minutes = divmod(minutes, 60)
-        clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
-        return f"{clock}:{seconds:02} left"
+        shown = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+        return f"{shown}:{seconds:02} left"
 
 
 def create_progress(progress: str | bool) -> list[Callback]:

@@ -78,6 +78,11 @@ class Setup:
         """Return the context of a phase, of which the observer is told; see `Observer.begin`."""
         return phase(self.observer, name, number)
 
+    def report_samples(self, samples: int) -> None:
+        """Tell the observer how many samples the following passes compute."""
+        if self.observer is not None:
+            self.observer.samples(samples)
+
     def update(self) -> None:
         """Exchange gradients or parameters, and update the parameters.
 
@@ -93,6 +98,7 @@ class Setup:
         if self.observer is None or self.model.observer is self.observer:  # or in this context
             yield
             return
+        self.observer.layers({node.name: node.layer for node in self.model.graph.nodes})
         for part in parts:
             part.observer = self.observer
         self.comm.observe(self.observer)
@@ -179,6 +185,9 @@ def create_setup(
     supervision = (exchange.comm if mesh is None else mesh.comm).supervision
     if supervision is not None and exchange.comm.size > 1:
         observer = combine([*filter(None, [observer]), supervision.activity])
+    own = (exchange.comm if mesh is None else mesh.comm).own_observer
+    if own is not None:  # first, since others may read a clock that it advances
+        observer = combine([own, *filter(None, [observer])])
     return Setup(
         model,
         optimizer,

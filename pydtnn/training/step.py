@@ -90,6 +90,7 @@ class Passes:
     def forward(self, group: Sequence[Shard]) -> tuple[list[Any], list[Any]]:
         """Compute outputs and losses; return the gradients of the losses and the saved values."""
         model, batch = self.model, self.batch
+        self.report_samples(group)
         with self.setup.phase("forward"):
             xs = [batch.inputs(model.backend, shard.rows) for shard in group]
             contexts = [replace(self.context, samples=batch.samples[s.rows]) for s in group]
@@ -104,6 +105,10 @@ class Passes:
             residuals.append(saved)
         self.take_statistics(group[0])
         return dys, residuals
+
+    def report_samples(self, group: Sequence[Shard]) -> None:
+        """Tell the observer how many samples are computed together."""
+        self.setup.report_samples(sum(shard.rows.stop - shard.rows.start for shard in group))
 
     def compute_loss(self, shard: Shard, y: Any) -> Any:
         """Compute loss and metrics of a shard; return the gradient of the outputs."""
@@ -163,6 +168,7 @@ class Passes:
         last: bool,
     ) -> list[Any]:
         """Compute the gradients of shards; return those of the inputs."""
+        self.report_samples(group)
         slots = self.sums.slots(len(group))
         exchange = AxisSums(self.exchange, self.setup.mesh)
 

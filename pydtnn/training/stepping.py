@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -24,6 +23,7 @@ from pydtnn.training.metric_sums import Totals
 from pydtnn.training.progress import with_progress
 from pydtnn.training.setup import Setup
 from pydtnn.training.steps import Eager, Result, Steps
+from pydtnn.utils import clock
 from pydtnn.utils.errors import Interrupted
 
 
@@ -140,11 +140,11 @@ class Stepping:
             return self._begin(batch, epoch, seed)()
 
     def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
+        start = clock.now()
         try:
             return call(*args)
         finally:
-            self.seconds[what] += time.perf_counter() - start
+            self.seconds[what] += clock.now() - start
 
     def _all_callbacks(self) -> list[Callback]:
         return with_check(self._check, with_progress(self._progress, self.callbacks))

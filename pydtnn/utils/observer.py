@@ -7,9 +7,10 @@ observers there are no calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
+from typing import Any
 
 
 class Kind(IntEnum):
@@ -54,6 +55,12 @@ class Observer:
         epoch, step : int
             The epoch, and the number of the step within it, from 0.
         """
+
+    def layers(self, layers: Mapping[str, Any]) -> None:
+        """Called before the activities of a model, with its layers by the names of their nodes."""
+
+    def samples(self, samples: int) -> None:
+        """Called before the passes of a number of samples on this rank."""
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
         """Called when an activity begins.
@@ -121,6 +128,14 @@ class Observers(Observer):
     def step(self, epoch: int, step: int) -> None:
         for observer in self._observers:
             observer.step(epoch, step)
+
+    def layers(self, layers: Mapping[str, Any]) -> None:
+        for observer in self._observers:
+            observer.layers(layers)
+
+    def samples(self, samples: int) -> None:
+        for observer in self._observers:
+            observer.samples(samples)
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
         for observer in self._observers:

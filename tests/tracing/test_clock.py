@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from pydtnn.comm import Communicator, run_threads
 from pydtnn.tracing import RankTrace
 from pydtnn.tracing.clock import Reading, describe_clock, read_clock
 from pydtnn.tracing.records import RECORD
+from pydtnn.utils.clock import Clock, use
 
 
 @pytest.mark.threads(1, 3)
@@ -31,17 +30,16 @@ def test_ranks_of_other_hosts_are_compared_once_per_host() -> None:
     assert abs(readings[1].offset) <= readings[1].error  # they are threads: the clock is the same
 
 
-def test_the_offset_of_a_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead, own = 10**9, threading.local()  # rank 1's clock is ahead by a second
+def test_the_offset_of_a_clock_is_found() -> None:
+    ahead = 10**9  # rank 1's clock is ahead by a second
 
-    def clock() -> int:
-        return time.perf_counter_ns() + getattr(own, "ahead", 0)
-
-    fake = SimpleNamespace(perf_counter_ns=clock, sleep=time.sleep)
-    monkeypatch.setattr("pydtnn.tracing.clock.time", fake)
+    class Ahead(Clock):
+        def now_ns(self) -> int:
+            return time.perf_counter_ns() + ahead
 
     def rank(comm: Communicator) -> Reading:
-        own.ahead = ahead * comm.rank
+        if comm.rank == 1:
+            use(Ahead())
         return read_clock(comm)
 
     first, second = run_threads(2, rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule
+from pydtnn.utils import clock
 from pydtnn.utils.registry import Found, Kind
 
 RULE, AUTO = "rule", "auto"
@@ -119,11 +119,11 @@ class Auto(Scheduled):
         names = [name for name in self.candidates if name != VENDOR or self._vendor_sums(dtype)]
         array = np.empty(n, dtype)
         times: dict[str, list[float]] = {name: [] for name in names}
-        begin = time.perf_counter()
+        begin = clock.now()
         for _ in range(TURNS):
             seconds = [self._seconds(call, name, array) for name in names]
             # The maxima over the ranks are equal on all ranks, and so are the decisions below.
-            slowest = np.array([*seconds, time.perf_counter() - begin])
+            slowest = np.array([*seconds, clock.now() - begin])
             self.inner.allreduce(slowest, "max")
             *seconds, elapsed = slowest.tolist()
             for name, one in zip(names, seconds, strict=True):
@@ -138,9 +138,9 @@ class Auto(Scheduled):
         """Return the time of one sum, in s."""
         array.fill(0)  # as after computing it: in the cache of this core only
         self.inner.barrier()
-        start = time.perf_counter()
+        start = clock.now()
         self._carry_out(call, name, array)
-        return time.perf_counter() - start
+        return clock.now() - start
 
     def _vendor_sums(self, dtype: np.dtype) -> bool:
         """Whether the inner communicator supports sums of this element type."""

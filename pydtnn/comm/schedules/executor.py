@@ -18,7 +18,6 @@ leads to a deadlock:
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -67,13 +66,14 @@ class Family:
             request.advance(alone and index == 0)
         self._pending = [request for request in pending if not request.done]
         if wait and not alone:
-            time.sleep(0)  # let other threads run, as ranks may be threads of one process
+            pending[0].comm.carrier.pause()
 
     def drive(self, request: Request) -> None:
         """Advance all sums until the request, or all of them, are complete."""
         while self._pending and not request.test():
             self.advance()
-            time.sleep(0)
+            if self._pending:
+                self._pending[0].comm.carrier.pause()
 
     def pending(self, comm: Scheduled) -> bool:
         """Whether sums of a group are in progress."""
@@ -303,8 +303,12 @@ class _Journey:
 
     def _receive_round(self, exchange: Exchange) -> None:
         """Add the received values, in the order of the steps, which is always the same."""
+        added = 0
         for _, where, lands, adds in exchange.incoming:
-            if adds:
+            if adds and lands is not None:
                 self._add(self._array[where], self._scratch[lands])
+                added += lands.stop - lands.start
             elif lands is not None:
                 self._array[where] = self._scratch[lands]
+        if added:
+            self._comm.carrier.adds(added * self._array.itemsize)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.utils import clock
 
 LONG = 2**20
 """Size of the messages that measure bandwidth, in B."""
@@ -95,14 +95,14 @@ class Probe:
             outgoing, incoming = self.outgoing[:length], self.incoming[:length]
             times = []
             for _ in range(1 + REPEATS):
-                start = time.perf_counter()
+                start = clock.now()
                 if self.comm.rank == first:
                     self.comm.send(outgoing, second)
                     self.comm.recv(incoming, second)
                 elif self.comm.rank == second:
                     self.comm.recv(incoming, first)
                     self.comm.send(outgoing, first)
-                times.append(time.perf_counter() - start)
+                times.append(clock.now() - start)
             taken.append(median(times[1:]) / 2)
         if self.comm.rank != first:
             return {}
@@ -121,9 +121,9 @@ class Probe:
         times = []
         for _ in range(1 + REPEATS):
             self.comm.barrier()
-            start = time.perf_counter()
+            start = clock.now()
             work()
-            times.append(time.perf_counter() - start)
+            times.append(clock.now() - start)
         return median(map(max, zip(*self.comm.gather_object(times[1:]), strict=True)))
 
     def _merged(self, own: dict[Any, Any]) -> dict[Any, Any]:

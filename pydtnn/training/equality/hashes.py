@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from math import ceil
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pydtnn.comm.arrays import on_host, to_host
 from pydtnn.kernels.reference.family import Array
+from pydtnn.utils import clock
 
 SHARE = 0.004
 """Part of the time of training that hashes after each step may take."""
@@ -98,9 +98,9 @@ class Pace:
 
     def measure(self, hashes: Hashes, step: int) -> bool:
         """Hash after a step; return whether enough steps have been measured for `spread`."""
-        begin = time.perf_counter()
+        begin = clock.now()
         hashes.after(step)
-        end = time.perf_counter()
+        end = clock.now()
         if self._last is not None:
             self._steps.append(begin - self._last)
             self._hashes.append((end - begin) * hashes.spread)
@@ -114,4 +114,4 @@ class Pace:
     def spread(self) -> int:
         """Return in how many steps arrays can be hashed within `SHARE` of their time."""
         least = SHARE * statistics.median(self._steps)
-        return ceil(statistics.median(self._hashes) / least)
+        return max(1, ceil(statistics.median(self._hashes) / least)) if least else 1

@@ -1,0 +1,135 @@
+"""Collective calls between ranks of one process, in which their values meet."""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+
+_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+class Call(NamedTuple):
+    """A collective call; that of all ranks must be equal, besides the length of objects.
+
+    Attributes
+    ----------
+    kind : str
+        Name of the method of the communicator, such as "broadcast".
+    text : str
+        Describes it in errors.
+    nbytes : int
+        Length of the whole array, or of this rank's object, in B.
+    """
+
+    kind: str
+    text: str
+    nbytes: int = 0
+
+
+class MeetingCommunicator(Communicator):
+    """Base class of communicators whose blocking collectives are meetings in shared memory."""
+
+    @abstractmethod
+    def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
+
+    def barrier(self) -> None:
+        self._meet(Call("barrier", "barrier"), None, lambda values: None)
+
+    def gather_object(self, value: Any) -> list[Any]:
+        # Through pickle, as between processes: ranks must not share what they seem to have copied.
+        own = pickle.dumps(value)
+        call = Call("gather_object", "gather_object", len(own))
+        return [pickle.loads(data) for data in self._meet(call, own, lambda values: values)]
+
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
+        # A copy, because the root goes on (and may write) before the last rank has read.
+        text = f"broadcast of {describe_array(array)} from rank {root}"
+        call = Call("broadcast", text, array.nbytes)
+        array[:] = self._meet(call, array, lambda arrays: arrays[root].copy())
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        text = f"reduce_scatter of {describe_array(array)} by {counts}"
+        begin = sum(counts[: self.rank])
+        call = Call("reduce_scatter", text, array.nbytes)
+        total = self._meet(call, array, lambda arrays: reduce_in_order(arrays, "sum"))
+        out[:] = total[begin : begin + out.size]
+
+    def _allgather(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        call = Call("allgather", f"allgather of {describe_array(out)} by {counts}", out.nbytes)
+        out[:] = self._meet(call, array, np.concatenate)
+
+    def _free(self) -> None:
+        self._meet(Call("free", "free"), None, lambda values: None)
+
+
+def allreduce_call(array: np.ndarray, op: str) -> Call:
+    """Return the call of an allreduce."""
+    return Call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
+
+
+class Meeting:
+    """One collective call: the value of each rank, and the result."""
+
+    def __init__(self, size: int) -> None:
+        self.absent = size
+        self.calls: list[Call | None] = [None] * size
+        self.values: list[Any] = [None] * size
+        self.result: Any = None
+        self.done = False
+        self.problem = ""
+        self.waiting: list[Any] = []  # of the world
+
+    def join(self, rank: int, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> bool:
+        """Add this rank's value; the last rank computes the result."""
+        self.calls[rank], self.values[rank] = call, value
+        self.absent -= 1
+        if self.absent:
+            return False
+        texts = [call.text for call in self.calls if call is not None]
+        odd = next((r for r, other in enumerate(texts) if other != texts[0]), None)
+        if odd is None:
+            self.result = combine(self.values)
+        else:
+            self.problem = (
+                f"rank 0 calls {texts[0]} where rank {odd} calls {texts[odd]}; "
+                "all ranks must make the same calls in the same order."
+            )
+        self.values = []
+        self.done = True
+        return True
+
+    def missing(self) -> str:
+        """List the ranks that have not called."""
+        return ", ".join(str(rank) for rank, call in enumerate(self.calls) if call is None)
+
+
+def divide(wishes: list[tuple[int, int, int]]) -> dict[int, list[int]]:
+    """Return the ranks of each group of a split, in their order, from color, key and rank of all.
+
+    >>> divide([(1, 0, 0), (0, 5, 1), (0, 2, 2)])
+    {0: [2, 1], 1: [0]}
+    """
+    groups: dict[int, list[int]] = {}
+    for color, _, rank in sorted(wishes):
+        groups.setdefault(color, []).append(rank)
+    return groups
+
+
+def reduce_in_order(arrays: list[np.ndarray], op: str) -> np.ndarray:
+    """Reduce from left to right, in the order of the ranks."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        _UFUNCS[op](total, array, out=total)
+    return total
+
+
+def describe_array(array: np.ndarray) -> str:
+    """Return the length and the type of an array."""
+    return f"{array.size} {array.dtype}"

@@ -1,0 +1,301 @@
+"""Virtual time of ranks that are threads: a conservative discrete-event simulation.
+
+Every rank has a clock of its own, which its thread advances while it computes. What a rank asks of
+others is an event at the time of its clock. Events are executed in the order of their times when
+all ranks are blocked, so no rank can add an earlier one, and times and results do not depend on
+the order in which the system runs the threads. Events at the same time are executed in the order
+of the ranks.
+
+References
+----------
+Fujimoto, Parallel discrete event simulation, Communications of the ACM 33(10), 1990, section 4.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Hashable
+from math import inf
+from typing import NamedTuple
+
+from pydtnn.comm.schedules.network import Network, Pair
+from pydtnn.comm.world import Ended
+from pydtnn.perfmodel.engine.transfers import Transfers
+from pydtnn.utils.errors import AgreedError, RankError, describe
+
+INTERNAL = -1
+"""Takes the place of a rank in events of the engine itself, which precede those of ranks."""
+
+MOST_LATER = 64
+"""Completions that are noted before those of the past are forgotten."""
+
+
+class Completion:
+    """The end of something that ranks wait for.
+
+    Attributes
+    ----------
+    at : float
+        Its time in s; infinite until it is known.
+    problem : str
+        Why the operation has failed, if it has.
+    owner : int
+        The rank whose operation it is.
+    """
+
+    __slots__ = ("at", "owner", "problem", "waits")
+
+    def __init__(self, owner: int) -> None:
+        self.at = inf
+        self.problem = ""
+        self.owner = owner
+        self.waits = False
+
+
+class _Event(NamedTuple):
+    time: float
+    rank: int
+    number: int
+    action: Callable[[], None]
+
+
+class _Rank:
+    """State of one rank."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.posted = 0
+        self.clock = 0.0
+        self.blocked = False
+        self.pausing = False
+        self.doing: Callable[[], str] = str
+        self.fresh = False  # whether an operation has been completed since the last pause
+        self.later: list[float] = []  # completions that may be after the clock
+
+    def note(self, at: float) -> None:
+        """Note the completion of an operation."""
+        self.later.append(at)
+        if len(self.later) > MOST_LATER:
+            self.sort()
+
+    def sort(self) -> None:
+        """Recognise the completions that are not after the clock."""
+        later = [at for at in self.later if at > self.clock]
+        self.fresh = self.fresh or len(later) < len(self.later)
+        self.later = later
+
+
+class Engine:
+    """Clocks of all ranks, and the events between them.
+
+    Parameters
+    ----------
+    network : Network
+        With the host of every rank.
+
+    Attributes
+    ----------
+    now : float
+        Time of the event that is executed, in s.
+    failure : BaseException or None
+        The first error of the run.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.now = 0.0
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._ranks = [_Rank() for _ in network.hosts]
+        self._running = len(self._ranks)
+        self._ended = 0
+        self._events: list[_Event] = []
+        self._number = 0
+        self._transfers = Transfers(network)
+        self._arrivals: dict[Hashable, Callable[[], None]] = {}
+
+    # -- called by the threads of ranks -----------------------------------------------------------
+
+    def clock(self, rank: int) -> float:
+        """Return the time of a rank, in s."""
+        return self._ranks[rank].clock
+
+    def spend(self, rank: int, seconds: float) -> None:
+        """Advance the clock of a rank that computes."""
+        self._ranks[rank].clock += seconds
+
+    def post(self, rank: int, action: Callable[[], None]) -> None:
+        """Let an action be executed at the present time of a rank, which goes on."""
+        with self._lock:
+            self._post(rank, action)
+
+    def wait(self, rank: int, what: Completion, doing: Callable[[], str]) -> None:
+        """Advance the clock of a rank to a completion; `doing()` describes it in a deadlock.
+
+        Raises
+        ------
+        Ended
+            If the run ends first.
+        """
+        one = self._ranks[rank]
+        with self._lock:
+            self._check()
+            if what.at < inf:
+                one.clock = max(one.clock, what.at)
+                return
+            what.waits = True
+            self._block(one, doing)
+        self._sleep(one)
+
+    def test(self, rank: int, what: Completion) -> bool:
+        """Return whether something is complete at the present time of a rank."""
+        one = self._ranks[rank]
+        if what.at <= one.clock:
+            return True
+        with self._lock:
+            self._check()
+            if what.at < inf:
+                return what.at <= one.clock
+            self._post(rank, lambda: self._wake(one, one.clock))
+            self._block(one, str)
+        self._sleep(one)
+        return what.at <= one.clock
+
+    def pause(self, rank: int) -> None:
+        """Advance the clock of a rank that polls to the next completion of one of its operations.
+
+        Return at once if one has been completed since the last call.
+        """
+        one = self._ranks[rank]
+        with self._lock:
+            self._check()
+            one.sort()
+            if one.fresh:
+                one.fresh = False
+                return
+            if one.later:
+                one.clock = min(one.later)
+                one.later.remove(one.clock)
+                return
+            one.pausing = True
+            self._block(one, lambda: "a loop that tests its requests")
+        self._sleep(one)
+
+    def leave(self, rank: int, error: BaseException | None = None) -> None:
+        """Record that a rank has ended, and its error if it has failed."""
+        with self._lock:
+            self._running -= 1
+            self._ended += 1
+            if error is not None and not isinstance(error, Ended):
+                self.fail(_named(rank, error))
+            self._advance()
+
+    def end(self, error: BaseException) -> None:
+        """Wake all ranks; the run ends with an error, unless there was an earlier one."""
+        with self._lock:
+            self.fail(error)
+
+    # -- called by actions, while all ranks are blocked -------------------------------------------
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Let an action be executed at a time that is not before the present one."""
+        self._number += 1
+        heapq.heappush(self._events, _Event(time, INTERNAL, self._number, action))
+
+    def transfer(self, pair: Pair, nbytes: float, arrived: Callable[[], None]) -> None:
+        """Send bytes from a host to another; call `arrived` when they have passed."""
+
+        def start() -> None:
+            self._number += 1
+            self._arrivals[self._number] = arrived
+            self._transfers.start(self.now, pair, nbytes, self._number)
+
+        self.at(self.now + self.network.routes[pair].latency, start)
+
+    def complete(self, what: Completion, at: float) -> None:
+        """Set the time of a completion, and wake its rank if it waits for it."""
+        what.at = at
+        one = self._ranks[what.owner]
+        if what.waits:
+            what.waits = False
+            self._wake(one, at)
+        elif one.pausing:
+            self._wake(one, at)
+        else:
+            one.note(at)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error; the caller holds the lock."""
+        if self.failure is None:
+            self.failure = error
+        for one in self._ranks:
+            self._wake(one, one.clock)
+
+    # -- private ----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise Ended(describe(self.failure))
+
+    def _post(self, rank: int, action: Callable[[], None]) -> None:
+        one = self._ranks[rank]
+        one.posted += 1
+        heapq.heappush(self._events, _Event(one.clock, rank, one.posted, action))
+
+    def _block(self, one: _Rank, doing: Callable[[], str]) -> None:
+        one.doing, one.blocked = doing, True
+        self._running -= 1
+        self._advance()
+
+    def _sleep(self, one: _Rank) -> None:
+        one.gate.acquire()
+        self._check()
+
+    def _wake(self, one: _Rank, time: float) -> None:
+        if one.blocked:
+            one.blocked = one.pausing = False
+            one.clock = max(one.clock, time)
+            self._running += 1
+            one.gate.release()
+
+    def _advance(self) -> None:
+        """Execute events until a rank runs again."""
+        while not self._running and self._ended < len(self._ranks) and self.failure is None:
+            first = self._events[0].time if self._events else inf
+            time = min(first, self._transfers.next_end())
+            if time == inf:
+                self._find_deadlock()
+                return
+            self.now = time
+            try:
+                self._execute(time)
+            except Exception as error:  # of an action, such as one that has no memory
+                self.fail(error)
+
+    def _execute(self, time: float) -> None:
+        for number in self._transfers.end(time):
+            self._arrivals.pop(number)()
+        while self._events and self._events[0].time <= time:
+            heapq.heappop(self._events).action()
+
+    def _find_deadlock(self) -> None:
+        waiting = "; ".join(
+            f"rank {rank} in {one.doing()}" for rank, one in enumerate(self._ranks) if one.blocked
+        )
+        self.fail(
+            RuntimeError(
+                f"all ranks that still run wait for each other at virtual time {self.now:.6g} s: "
+                f"{waiting}"
+            )
+        )
+
+
+def _named(rank: int, error: BaseException) -> BaseException:
+    """Prefix an error with its rank; unchanged if it concerns all ranks or more than this run."""
+    if isinstance(error, AgreedError) or not isinstance(error, Exception):
+        return error
+    named = RankError(rank, describe(error))
+    named.__cause__ = error
+    return named

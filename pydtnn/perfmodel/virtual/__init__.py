@@ -1,0 +1,5 @@
+"""Virtual ranks: the unchanged program on threads whose clocks show the time on a platform."""
+
+from pydtnn.perfmodel.virtual.run import VirtualRun, run_virtual
+
+__all__ = ["VirtualRun", "run_virtual"]

@@ -1,0 +1,57 @@
+"""The clock that the parts of a run read: the time of this machine, or that of a virtual rank.
+
+Whatever is reported about a run reads this clock. Watchdogs and the timing of kernels, which
+concern the real machine, read the time themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+
+
+class Clock:
+    """The performance counter of this machine.
+
+    Attributes
+    ----------
+    common : bool
+        Whether all ranks of the run read the same time.
+    """
+
+    common = False
+
+    def now_ns(self) -> int:
+        """Return the time since an arbitrary origin, in ns."""
+        return time.perf_counter_ns()
+
+
+_OWN: ContextVar[Clock | None] = ContextVar("clock of a virtual rank", default=None)
+"""Set by `use` in the threads of virtual ranks only."""
+
+
+def use(clock: Clock) -> None:
+    """Let the calling thread read a clock from now on."""
+    _OWN.set(clock)
+
+
+def current() -> Clock:
+    """Return the clock of the calling thread."""
+    return _OWN.get() or Clock()
+
+
+def virtual() -> Clock | None:
+    """Return the clock of the calling thread if it is that of a virtual rank."""
+    return _OWN.get()
+
+
+def now_ns() -> int:
+    """Return the time of the calling thread's clock, in ns."""
+    own = _OWN.get()
+    return time.perf_counter_ns() if own is None else own.now_ns()
+
+
+def now() -> float:
+    """Return the time of the calling thread's clock, in s."""
+    own = _OWN.get()
+    return time.perf_counter() if own is None else own.now_ns() * 1e-9

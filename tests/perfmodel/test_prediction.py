@@ -95,7 +95,7 @@ def test_gradients_travel_while_backward_computes():
 
 def test_recomputation_takes_longer_and_needs_less_memory():
     def deep(classes, shape):
-        return Sequential(*(Conv2d(4, 3) for _ in range(9)), Flatten(), Linear(classes))
+        return Sequential(*(Conv2d(4, 3, padding=1) for _ in range(9)), Flatten(), Linear(classes))
 
     def of(**options):
         work = Workload(deep, SHAPE, classes=4, batch=64, options=options)

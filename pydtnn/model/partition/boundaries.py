@@ -121,7 +121,7 @@ def balanced_boundaries(nodes: Sequence[Node], outputs: Sequence[Node], stages: 
         own = work[stop - first] - work[start - first]
         return own + MESSAGES * (sent[start] + sent[stop])
 
-    return _smallest_largest([first, *starts, end], stages, time)
+    return smallest_largest([first, *starts, end], stages, time)
 
 
 def work_of(layer: Layer) -> float:
@@ -155,10 +155,20 @@ def state_of(layer: Layer) -> set[int]:
     return {*(id(p.source) for p in layer.parameters), *map(id, layer.statistics)}
 
 
-def _smallest_largest(
+def smallest_largest(
     places: Sequence[int], stages: int, time: Callable[[int, int], float]
 ) -> list[int]:
-    """Return the places, without the first and last, that minimise the longest of the stages."""
+    """Return the places, without the first and last, that minimise the longest of the stages.
+
+    Parameters
+    ----------
+    places : sequence of int
+        Where a stage may begin, and the end of the last one.
+    stages : int
+        At most one less than the places.
+    time : callable
+        Returns the time of the stage between two places.
+    """
     longest = [[inf] * len(places) for _ in range(stages + 1)]
     last = [[0] * len(places) for _ in range(stages + 1)]
     longest[0][0] = 0.0

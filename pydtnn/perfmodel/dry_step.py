@@ -1,0 +1,398 @@
+"""A step of one rank without computation, which gives the outline of the step.
+
+The rank's part of the network is built on a backend with empty kernels, and the model's loops run
+on it, so that the outline has the same nodes, exchanges and buckets as training, for every layer,
+plan and recomputation. Two passes with few samples give all quantities that depend on their number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import isqrt, prod
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.dry import dry_backend, scratch
+from pydtnn.layers import Net
+from pydtnn.layers.base import StepContext
+from pydtnn.layers.collectives import PIPELINE, Collective, Pending
+from pydtnn.layers.node import nodes
+from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
+from pydtnn.layers.statistics import RunningStatistics
+from pydtnn.model.execution import backward_loop, forward_loop, run_together
+from pydtnn.model.fusion import fuse
+from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.model.observed import Reports
+from pydtnn.model.partition.apply import partition
+from pydtnn.model.placement import place_parameters
+from pydtnn.model.recompute import KEPT_ALL, cut
+from pydtnn.model.segments import Cuts, named_cuts
+from pydtnn.perfmodel.compute import Label
+from pydtnn.perfmodel.outline import (
+    BucketOutline,
+    Compute,
+    Event,
+    Linear,
+    MemoryOutline,
+    NodeMemory,
+    Outline,
+    Ready,
+    Start,
+    Transfer,
+    Wait,
+)
+from pydtnn.utils.observer import Kind, Observer
+
+EVERYTHING = 1
+"""Least size of arrays that are counted, in B."""
+
+
+class Position:
+    """A rank's place in a mesh of ranks that do not exist.
+
+    Parameters
+    ----------
+    shape : mapping of str to int
+    position : mapping of str to int
+    """
+
+    def __init__(self, shape: Mapping[str, int], position: Mapping[str, int]) -> None:
+        self.shape = {"data": 1, **shape}
+        self.position = {axis: position.get(axis, 0) for axis in self.shape}
+
+    @property
+    def comm(self) -> Any:
+        """Not available: nothing is gathered in a dry run."""
+        raise NotImplementedError
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which a network is cut."""
+        return tuple(axis for axis in self.shape if axis != "data")
+
+    def group(self, axis: str) -> Any:
+        """Return the group along an axis."""
+        return _Group(self.position[axis], self.shape[axis])
+
+    def counted(self, layer: str) -> AbstractContextManager[None]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def communicate(self, asked: Any) -> Any:
+        """Not available: the dry step has its own function."""
+        raise NotImplementedError
+
+    def gather(self, own: Any, part: Any) -> Any:
+        """Not available: nothing is gathered in a dry run."""
+        raise NotImplementedError
+
+
+def inner_position(shape: Mapping[str, int]) -> dict[str, int]:
+    """Return the position of a rank with the most work: in maps, not at an edge."""
+    inside = ("spatial", "height", "width")
+    return {axis: 1 if axis in inside and ranks > 2 else 0 for axis, ranks in shape.items()}
+
+
+class DryStep:
+    """A rank's part of a network on a backend without computation.
+
+    Parameters
+    ----------
+    net : Net
+        Not part of a model; it is not changed.
+    input_shape : tuple of int, or several
+    backend : Backend
+        The backend whose allocations are counted.
+    shape : mapping of str to int
+        Ranks along the axes of the mesh besides "data".
+    position : mapping of str to int, optional
+        Of the rank; by default one with the most work.
+    plan : Plan, mapping or str, optional
+    recompute : int, str or sequence of str, optional
+        A number of parts or names of layers, see `Model`; "auto" is about the square root of the
+        possible parts.
+    dtype : str
+    fused : bool
+    bucket_bytes : sequence of int
+
+    Raises
+    ------
+    ValueError
+        If the plan does not fit the network.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        input_shape: Any,
+        backend: Backend,
+        shape: Mapping[str, int] | None = None,
+        *,
+        position: Mapping[str, int] | None = None,
+        plan: Any = None,
+        recompute: Any = None,
+        dtype: str = "float32",
+        fused: bool = True,
+        bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
+    ) -> None:
+        shape = dict(shape or {})
+        place = inner_position(shape) if position is None else position
+        self.mesh = Position(shape, place) if shape else None
+        self.real = backend
+        self.backend = dry_backend(backend, EVERYTHING)
+        self.graph = Graph(shapes_of(input_shape), backend=self.backend, dtype=dtype)
+        outputs = nodes(self.graph.add(copy.deepcopy(net), *self.graph.inputs))
+        outputs, stage = partition(self.graph, outputs, plan, self.mesh)
+        self.transfer = Transfer(
+            *(
+                0 if stage is None else sum(prod(v.shape) for v in values) * 4
+                for values in ((stage.receives, stage.sends) if stage else ((), ()))
+            )
+        )
+        if fused:
+            outputs = fuse(self.graph, outputs)
+        received = stage is not None and bool(stage.receives)
+        self.graph.finish(outputs, input_gradient=received)
+        self.placement = place_parameters(self.graph, bucket_bytes)
+        statistics = dict.fromkeys(s for node in self.graph.nodes for s in node.layer.statistics)
+        self.statistics = RunningStatistics(list(statistics), self.backend)
+        # a layer may compute a part of the samples
+        self.few = max(shape.values(), default=1) if self.graph.cuts_batch else 1
+        self.segments = KEPT_ALL
+        if recompute is not None and self.graph.trained:
+            self._recompute(recompute)
+
+    def _recompute(self, recompute: Any) -> None:
+        graph = self.graph
+        if recompute == "auto" or isinstance(recompute, int):
+            sizes = [self.few * prod(node.shape) * graph.dtype.itemsize for node in graph.nodes]
+            cuts = Cuts(graph.nodes, graph.trained, self.kept(self.few), sizes)
+            parts = isqrt(len(cuts.places)) if recompute == "auto" else recompute
+            if parts < 2:
+                return
+            bounds = cuts.even(min(parts, len(cuts.places)))
+        else:
+            names = (recompute,) if isinstance(recompute, str) else recompute
+            known = [str(node.layer.name) for node in graph.nodes if node.inputs]
+            bounds = named_cuts(graph.nodes, graph.trained, names, known)
+        self.segments = cut(graph.nodes, graph.trained, bounds)
+        graph.find_overwrites(self.segments.checkpoints)
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def _inputs(self, samples: int) -> tuple[Any, ...]:
+        shapes = [node.shape for node in self.graph.inputs]
+        return tuple(self.backend.empty((samples, *s), self.graph.dtype) for s in shapes)
+
+    def _forward(self, samples: int, recording: _Recording | None = None) -> tuple[Any, list[Any]]:
+        context = StepContext(training=True, samples=np.arange(samples))
+        own = recording or _Recording(self.mesh)
+        self.statistics.begin_step()
+        loop = forward_loop(
+            self.graph,
+            self._inputs(samples),
+            context,
+            True,
+            None,
+            joint=False,
+            segments=self.segments,
+            reports=Reports(own, 1),
+        )
+        result: tuple[Any, list[Any]] = run_together([loop], own.communicate)[0]
+        return result
+
+    def kept(self, samples: int) -> tuple[int, ...]:
+        """Return the bytes that each node keeps for backward, see `Memory.kept`."""
+        memory: Any = self.backend.memory
+        with self.backend.recycling(), np.errstate(all="ignore"):
+            y, residuals = self._forward(samples)
+            del y
+            kept = [0] * len(residuals)
+            for index in reversed(range(len(residuals))):
+                before = memory.in_use
+                residuals[index] = None
+                kept[index] = before - memory.in_use
+        return tuple(kept)
+
+    def run(self, samples: int) -> tuple[_Recording, _Recording, int]:
+        """Run both passes; return the events of each, and the peak of memory in B."""
+        memory: Any = self.backend.memory
+        memory.trim()
+        memory.reset_peak()
+        forward, backward = _Recording(self.mesh), _Recording(self.mesh)
+        with self.backend.recycling(), np.errstate(all="ignore"):
+            y, residuals = self._forward(samples, forward)
+            outputs = y if isinstance(y, tuple) else (y,)
+            dy = tuple(self.backend.empty(part.shape, part.dtype) for part in outputs)
+            del y, outputs
+            loop = backward_loop(
+                self.graph,
+                self.placement.buckets,
+                dy,
+                residuals,
+                backward.ready,
+                None,
+                joint=False,
+                shard=0,
+                reports=Reports(backward, 1),
+            )
+            run_together([loop], backward.communicate)
+        return forward, backward, memory.peak
+
+    def outline(self) -> Outline:
+        """Return the outline of the step."""
+        samples = self.few, 2 * self.few
+        few, many = map(self.run, samples)
+
+        def line(value: float, other: float) -> Linear:
+            return Linear.through(samples[0], value, samples[1], other)
+
+        layers = {node.name: node.layer for node in self.graph.nodes}
+        placement = self.placement
+        buffers = (*placement.buffers, *placement.frozen)
+        kept = zip(self.graph.nodes, *map(self.kept, samples), strict=True)
+        forward, backward = (
+            tuple(_join(a.events, b.events, layers, line))
+            for a, b in zip(few[:2], many[:2], strict=True)
+        )
+        return Outline(
+            forward=forward,
+            backward=backward,
+            buckets=tuple(map(_outline_of, placement.buckets)),
+            memory=MemoryOutline(
+                values=sum(buffer.values.nbytes for buffer in buffers),
+                gradients=sum(buffer.grads.nbytes for buffer in buffers),
+                copies=sum(b.working.nbytes for b in buffers if b.working is not None),
+                trained=sum(buffer.values.nbytes for buffer in placement.buffers),
+                peak=line(few[2], many[2]),
+                nodes=tuple(NodeMemory(node.name, line(a, b)) for node, a, b in kept),
+                scratch=scratch(self.real, self.backend, self.graph.dtype.itemsize),
+            ),
+            shape={} if self.mesh is None else {a: n for a, n in self.mesh.shape.items() if n > 1},
+            transfer=self.transfer,
+            input_bytes=sum(prod(node.shape) for node in self.graph.inputs) * 4,
+            parameters=sum(p.size for p in placement.parameters.values()),
+        )
+
+
+class _Group:
+    """A group of ranks that records the messages of one rank."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.asked: list[tuple[str, list[int]]] = []
+
+    def iallreduce(self, array: Any) -> _Group:
+        """Record a sum."""
+        self.asked.append(("allreduce", [array.nbytes]))
+        return self
+
+    def exchange(self, sends: Any, receives: Any, tag: int) -> _Group:
+        """Record messages."""
+        self.asked.append(("messages", [array.nbytes for array, _ in sends]))
+        return self
+
+    def wait(self) -> None:
+        """Do nothing: the group is the request, too."""
+
+
+class _Recorded(Pending):
+    """A collective whose wait is recorded."""
+
+    def __init__(self, pending: Pending, wait: Callable[[], None]) -> None:
+        self._pending, self._wait = pending, wait
+
+    def wait(self) -> Any:
+        """Record the wait, and return the result."""
+        self._wait()
+        return self._pending.wait()
+
+
+class _Recording(Observer):
+    """The events of a pass: of nodes, collectives and buckets."""
+
+    def __init__(self, mesh: Position | None) -> None:
+        self.mesh = mesh
+        self.events: list[Any] = []
+        self._open: list[list[Any]] = []  # kind, name and number of the next segment
+        self._started = 0
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        self._open.append(["forward" if kind is Kind.FORWARD else "backward", name, 0])
+
+    def end(self) -> None:
+        self._segment()
+        self._open.pop()
+
+    def _segment(self) -> None:
+        """End a segment of the activity that is running."""
+        if self._open:
+            activity = self._open[-1]
+            self.events.append(Label(*activity))
+            activity[2] += 1
+
+    def ready(self, bucket: Bucket, shard: int) -> None:
+        """Record that a bucket is complete."""
+        self.events.append(Ready(bucket.index))
+
+    def communicate(self, asked: Sequence[tuple[Any, Collective]]) -> list[Pending]:
+        """Record the start of collectives."""
+        return [self._start(node.name, collective) for node, collective in asked]
+
+    def _start(self, node: str, collective: Collective) -> Pending:
+        assert self.mesh is not None
+        self._segment()
+        numbers = []
+        for axis in collective.axes:
+            group = self.mesh.group(axis)
+            pending = collective.start(group, 0)
+            for operation, sent in group.asked:
+                self._started += 1
+                numbers.append(self._started)
+                self.events.append((self._started, node, operation, axis, sent))
+        # sums over several axes are sums of sums: all but the last are awaited at once
+        self.events.extend(Wait(number) for number in numbers[:-1])
+        return _Recorded(pending, lambda: self._waited(numbers[-1:]))
+
+    def _waited(self, numbers: list[int]) -> None:
+        self._segment()
+        self.events.extend(Wait(number) for number in numbers)
+
+
+def _join(
+    few: list[Any],
+    many: list[Any],
+    layers: Mapping[str, Any],
+    line: Callable[[float, float], Linear],
+) -> list[Event]:
+    """Return the events of two passes, with quantities as functions of the samples."""
+    events: list[Event] = []
+    for one, other in zip(few, many, strict=True):
+        if isinstance(one, Label):
+            events.append(Compute(one, layers[one.name.removesuffix(" (recomputed)")]))
+        elif isinstance(one, tuple):
+            number, node, operation, axis, sent = one
+            total, largest = (
+                line(measure(sent), measure(other[-1]))
+                for measure in (sum, lambda sizes: max(sizes, default=0))
+            )
+            events.append(Start(number, node, operation, axis, total, largest, len(sent)))
+        else:
+            events.append(one)
+    return events
+
+
+def _outline_of(bucket: Bucket) -> BucketOutline:
+    shapes = [entry.shape for entry in bucket.parameters]
+    matrices = tuple((s[0], prod(s[1:])) for s in shapes if len(s) > 1)
+    return BucketOutline(
+        nbytes=bucket.grads.nbytes,
+        group=tuple(bucket.group.split("+")),
+        matrices=matrices,
+        vectors=sum(prod(s) for s in shapes if len(s) < 2),
+        itemsize=bucket.grads.dtype.itemsize,
+    )

@@ -1,0 +1,256 @@
+"""Collective operations of groups of ranks that are placed on hosts.
+
+Messages inside a host and between hosts have terms of their own. Those between hosts count the
+bytes that pass through the card of a host, which its ranks share; several groups that communicate
+at the same time through one card multiply them (`Placement.sharing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from pydtnn.comm.schedules.chunks import ACTIVE, pieces
+from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.formulas.table import NONE, Terms, terms_of
+
+
+@dataclass(frozen=True)
+class Links:
+    """The network of equal hosts.
+
+    Attributes
+    ----------
+    latency, bandwidth : float
+        Of a message between hosts, in s and B/s.
+    card : float
+        Rate of a host's card in each direction, in B/s.
+    local_latency, local_bandwidth : float
+        Of a message inside a host.
+    local_capacity : float
+        Sum of the rates of all messages inside a host, in B/s.
+    add : float
+        Time to add a byte, in s/B.
+    overhead : float
+        Time of the processor for a message, in s.
+    copy : float
+        Time of the processor for a byte of a message, in s/B.
+    """
+
+    latency: float
+    bandwidth: float
+    card: float
+    local_latency: float
+    local_bandwidth: float
+    local_capacity: float
+    add: float = 0.0
+    overhead: float = 0.0
+    copy: float = 0.0
+
+    @classmethod
+    def of(cls, network: Network) -> Links:
+        """Return the links of a network of equal hosts: the slowest of each kind."""
+        inside = [route for (g, h), route in network.routes.items() if g == h]
+        between = [route for (g, h), route in network.routes.items() if g != h] or inside
+        inside = inside or between
+        shared = [network.links[link] for route in inside for link in route.links]
+        cards = [network.links[link] for route in between for link in route.links]
+        return cls(
+            latency=max(route.latency for route in between),
+            bandwidth=min(route.bandwidth for route in between),
+            card=min(cards, default=float("inf")),
+            local_latency=max(route.latency for route in inside),
+            local_bandwidth=min(route.bandwidth for route in inside),
+            local_capacity=min(shared, default=float("inf")),
+            add=network.add,
+        )
+
+
+class Placement(NamedTuple):
+    """A group of ranks on hosts.
+
+    Attributes
+    ----------
+    ranks : int
+    per_host : int
+        Ranks of the group on each host.
+    sharing : int
+        Groups that communicate at the same time through the card of a host.
+    together : int
+        Groups that communicate at the same time inside a host.
+    """
+
+    ranks: int
+    per_host: int
+    sharing: int = 1
+    together: int = 1
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return ceil(self.ranks / self.per_host)
+
+    @classmethod
+    def along(cls, ranks: int, stride: int, per_host: int, total: int) -> Placement:
+        """Return the placement of the groups along an axis of a mesh.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks along the axis.
+        stride : int
+            Distance between them: the product of the axes after this one.
+        per_host : int
+            Ranks of all groups on a host, next to each other.
+        total : int
+            Ranks of the job.
+
+        Examples
+        --------
+        >>> Placement.along(ranks=4, stride=2, per_host=4, total=8)
+        Placement(ranks=4, per_host=2, sharing=2, together=2)
+        """
+        own = min(per_host, total)
+        inside = min(ranks, max(1, own // stride))
+        groups = max(1, own // inside)
+        return cls(ranks, inside, groups, groups)
+
+
+class Placed(NamedTuple):
+    """Terms of the messages inside hosts and between them.
+
+    Attributes
+    ----------
+    local, between : Terms
+    flows : float
+        Messages of the group that leave a host at the same time.
+    """
+
+    local: Terms
+    between: Terms
+    flows: float = 1.0
+
+
+def allreduce_terms(algorithm: str, group: Placement) -> Placed:
+    """Return the terms of an allreduce of a group.
+
+    Parameters
+    ----------
+    algorithm : str
+        "ring", "recursive_doubling" and so on, "hierarchical", or "leaders": a reduction inside
+        each host, an allreduce of one rank of each host, and a broadcast.
+    group : Placement
+
+    Raises
+    ------
+    ValueError
+        If there is no formula for the algorithm.
+    """
+    ranks, inside, hosts = group.ranks, group.per_host, group.hosts
+    if algorithm == "hierarchical":
+        return _hierarchical(inside, hosts)
+    if algorithm == "leaders":
+        tree = terms_of("allreduce", "binomial_tree", inside)
+        return Placed(tree, _between_leaders(hosts))
+    whole = terms_of("allreduce", algorithm, ranks)
+    if hosts == 1:
+        return Placed(whole, NONE)
+    if inside == 1:
+        return Placed(NONE, whole, whole.messages / whole.rounds)
+    if algorithm in ("recursive_doubling", "halving_doubling", "binomial_tree"):
+        odd = ranks & (ranks - 1) and algorithm != "binomial_tree"
+        if inside & (inside - 1) or odd:
+            raise _refuse(algorithm, group)
+        return _doubling(algorithm, inside, hosts)
+    if algorithm == "torus":
+        raise _refuse(algorithm, group)
+    if algorithm == "direct":  # a host sends to all ranks of the other hosts
+        sent = 2 * inside * (ranks - inside) / ranks
+        return Placed(NONE, whole._replace(sent=sent), inside * (ranks - inside))
+    # rounds of rings are as fast as their slowest message
+    return Placed(NONE, whole, whole.messages / whole.rounds)
+
+
+def _refuse(algorithm: str, group: Placement) -> ValueError:
+    return ValueError(
+        f"formulas: {algorithm} has no closed formula for {group.hosts} hosts of {group.per_host} "
+        "ranks; use pydtnn.comm.schedules.cost, which replays it"
+    )
+
+
+def _hierarchical(inside: int, hosts: int) -> Placed:
+    """The schedule "hierarchical": each rank of a host sums a part between the hosts."""
+    scatter = terms_of("allreduce", "direct", inside)
+    between = "halving_doubling" if hosts & (hosts - 1) == 0 else "ring"
+    terms = terms_of("allreduce", between, hosts)
+    # every rank sends 1 / inside, all of them through one card
+    return Placed(scatter, terms._replace(added=terms.added / inside), inside)
+
+
+def _between_leaders(hosts: int) -> Terms:
+    power = hosts & (hosts - 1) == 0
+    return terms_of("allreduce", "halving_doubling" if power else "ring", hosts)
+
+
+def _doubling(algorithm: str, inside: int, hosts: int) -> Placed:
+    """Algorithms with distances 1, 2, 4, ...: first inside hosts, then between them."""
+    local = terms_of("allreduce", algorithm, inside)
+    between = terms_of("allreduce", algorithm, hosts)
+    if algorithm == "recursive_doubling":
+        return Placed(local, between._replace(sent=inside * between.sent), inside)
+    if algorithm == "binomial_tree":
+        return Placed(local, between)
+    return Placed(local, between._replace(added=between.added / inside), inside)
+
+
+def combine(placed: Placed, nbytes: float, links: Links, group: Placement) -> tuple[float, ...]:
+    """Return the time of latencies, of bytes and of additions, in s."""
+    local, between = placed.local, placed.between
+    flows = group.together * group.per_host  # in a round, ranks that send
+    at_once = local.messages / local.rounds if local.rounds else 1.0  # messages of each of them
+    per_byte = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
+    outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)
+    return (
+        local.rounds * links.local_latency
+        + between.rounds * links.latency
+        + (local.messages + between.messages) * links.overhead,
+        nbytes * (local.sent * per_byte + between.sent * outside)
+        + nbytes * (local.sent + between.sent / group.per_host) * links.copy,
+        nbytes * (local.added + between.added) * links.add,
+    )
+
+
+def seconds(
+    placed: Placed,
+    nbytes: float,
+    links: Links,
+    group: Placement,
+    *,
+    chunked: bool = False,
+) -> float:
+    """Return the time of an operation, in s.
+
+    Parameters
+    ----------
+    placed : Placed
+    nbytes : float
+        Length of the array.
+    links : Links
+    group : Placement
+    chunked : bool
+        Whether the array is cut into chunks that are in progress at the same time, as by the
+        executor of schedules. With K chunks, A of them in progress, a chunk whose latencies take l,
+        bytes b and additions a finishes after t = l + b + a, and further ones follow after
+        max(b, a, t / A); without additions, chunks remain in step, and K chunks take
+        ceil(K / A) l + K b. Chunks of a tree overlap more, up and down: at most 20 % less time.
+    """
+    chunks = pieces(round(nbytes)) if chunked else 1
+    latency, moving, adding = combine(placed, nbytes / chunks, links, group)
+    first = latency + moving + adding
+    if chunks == 1:
+        return first
+    active = 1 if group.hosts == 1 else ACTIVE
+    if not adding:
+        return ceil(chunks / active) * latency + chunks * moving
+    return first + (chunks - 1) * max(moving, adding, first / active)

@@ -1,0 +1,208 @@
+"""The outline of a training step on one rank: what it computes, and what it exchanges when.
+
+An outline has no arrays and no times. Quantities that depend on the samples of a pass are linear:
+a part per pass and a part per sample. The time of a step follows from an outline, costs of compute
+and a network (`pydtnn.perfmodel.timing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydtnn.layers.base import Layer
+from pydtnn.perfmodel.compute import Label
+
+
+class Linear(NamedTuple):
+    """A quantity of a pass: a fixed part, and one per sample.
+
+    >>> Linear.through(2, 10.0, 4, 14.0).at(10)
+    26.0
+    """
+
+    fixed: float
+    per_sample: float
+
+    @classmethod
+    def through(cls, few: int, value: float, many: int, other: float) -> Linear:
+        """Return the line through the values for two numbers of samples."""
+        slope = (other - value) / (many - few)
+        return cls(value - few * slope, slope)
+
+    def at(self, samples: float) -> float:
+        """Return the value for a number of samples."""
+        return self.fixed + self.per_sample * samples
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A segment of the pass of a node.
+
+    Attributes
+    ----------
+    label : Label
+    layer : Layer
+        With the shapes of this rank.
+    """
+
+    label: Label
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start of a collective of a layer.
+
+    Attributes
+    ----------
+    number : int
+        Identifies the operation in its pass.
+    node : str
+    operation : {"allreduce", "messages"}
+    axis : str
+        Axis of the mesh.
+    nbytes : Linear
+        Length of the summed array, or of all messages that this rank sends, in B.
+    largest : Linear
+        Length of the longest message, in B.
+    messages : int
+        Messages that this rank sends.
+    """
+
+    number: int
+    node: str
+    operation: str
+    axis: str
+    nbytes: Linear
+    largest: Linear
+    messages: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for the end of a collective."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The gradients of a bucket are complete."""
+
+    bucket: int
+
+
+Event = Compute | Start | Wait | Ready
+
+
+@dataclass(frozen=True)
+class BucketOutline:
+    """Gradients that are exchanged and updated together.
+
+    Attributes
+    ----------
+    nbytes : int
+        In B, padding included.
+    group : tuple of str
+        Axes of the mesh over which the gradients are summed.
+    matrices : tuple of (int, int)
+        Rows and columns of the parameters with at least two axes, for low-rank compression.
+    vectors : int
+        Elements of all other parameters.
+    itemsize : int
+    """
+
+    nbytes: int
+    group: tuple[str, ...]
+    matrices: tuple[tuple[int, int], ...]
+    vectors: int
+    itemsize: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.nbytes // self.itemsize
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Memory that a node keeps for backward, in B."""
+
+    node: str
+    kept: Linear
+
+
+@dataclass(frozen=True)
+class MemoryOutline:
+    """Memory of a rank, in B.
+
+    Attributes
+    ----------
+    values, gradients, copies : int
+        Flat arrays of parameters.
+    trained : int
+        Values that an optimizer updates; a slot has the same size.
+    peak : Linear
+        Maximum of all arrays of a pass, the flat arrays included, slots excluded.
+    nodes : tuple of NodeMemory
+        Arrays kept by each node between forward and backward.
+    scratch : int
+        Scratch memory of kernels.
+    """
+
+    values: int
+    gradients: int
+    copies: int
+    trained: int
+    peak: Linear
+    nodes: tuple[NodeMemory, ...]
+    scratch: int
+
+    def kept(self, samples: float) -> float:
+        """Return the memory of one pass between its forward and its backward."""
+        return sum(max(node.kept.at(samples), 0.0) for node in self.nodes)
+
+
+class Transfer(NamedTuple):
+    """Bytes of a sample that a stage of a pipeline receives and sends in forward."""
+
+    received: int
+    sent: int
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One rank's part of a training step, without compute times.
+
+    Attributes
+    ----------
+    forward, backward : tuple of Event
+        The main thread's events in a pass, in order.
+    buckets : tuple of BucketOutline
+        In the order in which backward completes them.
+    memory : MemoryOutline
+    shape : mapping of str to int
+        Ranks along the axes of the mesh besides "data".
+    transfer : Transfer
+        Messages of a stage; zero without a pipeline.
+    input_bytes : int
+        Bytes of one sample that this rank reads.
+    parameters : int
+        Number of all parameters of this rank.
+    """
+
+    forward: tuple[Event, ...]
+    backward: tuple[Event, ...]
+    buckets: tuple[BucketOutline, ...]
+    memory: MemoryOutline
+    shape: Mapping[str, int]
+    transfer: Transfer
+    input_bytes: int
+    parameters: int
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(bucket.nbytes for bucket in self.buckets)

@@ -1,0 +1,168 @@
+"""ParaDL's projections from the command line: ``python -m pydtnn.perfmodel.paradl --help``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydtnn.perfmodel.paradl.case import STRATEGIES, Case
+from pydtnn.perfmodel.paradl.projection import FORMULAS, project, sweep
+from pydtnn.perfmodel.paradl.table import corrections, table
+from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
+from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.files import write_file
+from pydtnn.utils.output import printing
+from pydtnn.utils.suggest import unknown
+
+EXAMPLES = """examples:
+  python -m pydtnn.perfmodel.paradl alexnet.net --ranks 2-1024 --batch-per-rank 512
+  python -m pydtnn.perfmodel.paradl net.yaml --split filter.lc --strategies filter,channel \\
+      --formulas printed --batch 512 --ranks 2,4,8
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    try:
+        with printing():
+            _run(_parser().parse_args(arguments))
+    except Exception as error:
+        print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that raises its errors as exceptions with a one-sentence message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        "python -m pydtnn.perfmodel.paradl",
+        description="Project the training time of a network with the formulas of ParaDL (Kahira et "
+        "al., 2021), as published and corrected.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("network", metavar="NETWORK", help="list of layers: .net or .yaml")
+    parser.add_argument(
+        "--platform", default="abci", metavar="FILE", help="name, .yaml or .plat (default: abci)"
+    )
+    parser.add_argument("--split", metavar="FILE", help="which layers are divided (.lc)")
+    parser.add_argument(
+        "--strategies",
+        default=",".join(STRATEGIES),
+        metavar="NAMES",
+        help="comma-separated (default: all)",
+    )
+    parser.add_argument(
+        "--formulas",
+        default="published,corrected",
+        metavar="NAMES",
+        help=f"of {', '.join(FORMULAS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ranks", default="2-64", metavar="N", help="1-1024 (powers of two) or 2,4 (default: 2-64)"
+    )
+    parser.add_argument(
+        "--batch-per-rank", type=int, default=32, metavar="N", help="samples (default: 32)"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of all ranks per step")
+    parser.add_argument("--parts", type=int, metavar="N", help="ranks of a group of a hybrid")
+    parser.add_argument(
+        "--segments", type=int, default=4, metavar="N", help="of a pipeline's batch (default: 4)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write .json or .csv")
+    parser.add_argument("--corrections", action="store_true", help="list the corrections")
+    return parser
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return numbers of ranks from a list, or the powers of two in a range.
+
+    >>> parse_ranks("1-10"), parse_ranks("3,6")
+    ([1, 2, 4, 8], [3, 6])
+    """
+    try:
+        first, dash, last = text.partition("-")
+        if dash:
+            low, high = int(first), int(last)
+            if not 0 < low <= high <= 2**20:
+                raise ValueError(text)
+            found = [2**n for n in range(21) if low <= 2**n <= high]
+        else:
+            found = [int(n) for n in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ValueError(f"--ranks: expected numbers such as 2,4 or 1-1024, got {text!r}")
+    return found
+
+
+def _run(options: argparse.Namespace) -> None:
+    formulas = options.formulas.split(",")
+    for name in formulas:
+        if name not in FORMULAS:
+            raise ValueError(f"--formulas: {unknown('formulas', name, FORMULAS)}")
+    network, platform = read_network(options.network), read_platform(options.platform)
+    if options.split:
+        network = read_split(options.split, network)
+    cases = [
+        *sweep(
+            network,
+            platform,
+            options.strategies.split(","),
+            parse_ranks(options.ranks),
+            per_rank=options.batch_per_rank,
+            batch=options.batch,
+            parts=options.parts,
+            segments=options.segments,
+        )
+    ]
+    print(f"{network.name}: {network.samples} samples per epoch, platform {platform.name}")
+    for line in table(cases, formulas):
+        print(line)
+    if options.corrections:
+        print("\ncorrections:")
+        for line in corrections():
+            print(line)
+    if options.output:
+        _write(options.output, cases, formulas)
+
+
+def _write(path: Path, cases: Sequence[Case], formulas: Sequence[str]) -> None:
+    rows = [_row(case, name) for case in cases for name in formulas]
+    if path.suffix == ".json":
+        text = json.dumps(rows, indent=1) + "\n"
+    elif path.suffix == ".csv":
+        file = io.StringIO()
+        writer = csv.DictWriter(file, [*rows[0]] if rows else ["strategy"])
+        writer.writeheader()
+        writer.writerows(rows)
+        text = file.getvalue()
+    else:
+        raise ValueError(f"--output: expected a name that ends in .json or .csv, got {path}")
+    write_file("paradl: --output", path, text.encode())
+
+
+def _row(case: Case, formulas: str) -> dict[str, Any]:
+    found = project(case, formulas)
+    own = {k: v for k, v in asdict(found).items() if k != "case"}
+    about = {k: getattr(case, k) for k in ("strategy", "ranks", "batch", "groups", "segments")}
+    return {**about, **own, "seconds": found.seconds, "cost": found.cost, "problem": found.problem}

@@ -1,0 +1,104 @@
+from collections.abc import Sequence
+
+import pytest
+
+from pydtnn.comm.schedules.cost import cost
+from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.formulas import Links, Placement, allreduce_terms, seconds
+
+FLAT = ("ring", "recursive_doubling", "halving_doubling", "binomial_tree", "direct", "torus")
+
+
+def network(hosts: Sequence[int], memory: float | None = None) -> Network:
+    return Network.create(
+        hosts,
+        latency=50e-6,
+        bandwidth=1.25e8,
+        local_latency=1e-6,
+        local_bandwidth=5e9,
+        memory=memory,
+        add=1 / 4e9,
+    )
+
+
+def compare(
+    name: str, nbytes: int, per_host: int, hosts: int, memory: float | None = None
+) -> float:
+    """Return the ratio of the formula to the replay of the schedule."""
+    net = network([rank // per_host for rank in range(per_host * hosts)], memory)
+    group = Placement(per_host * hosts, per_host)
+    found = seconds(allreduce_terms(name, group), nbytes, Links.of(net), group, chunked=True)
+    return found / cost(name, nbytes, net)
+
+
+@pytest.mark.parametrize("nbytes", [64, 100_000, 1 << 20])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8, 16])
+def test_one_rank_on_each_host_costs_what_the_replay_does(ranks: int, nbytes: int) -> None:
+    for name in FLAT:
+        assert compare(name, nbytes, 1, ranks) == pytest.approx(1, abs=0.01), name
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_one_host_costs_what_the_replay_does(ranks: int) -> None:
+    for name in FLAT:
+        assert compare(name, 1 << 20, ranks, 1) == pytest.approx(1, abs=0.01), name
+
+
+@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("name", ["ring", "hierarchical", "binomial_tree", "direct"])
+def test_ranks_that_share_a_card_cost_what_the_replay_does(
+    name: str, per_host: int, hosts: int
+) -> None:
+    for nbytes in (64, 1 << 20):
+        assert compare(name, nbytes, per_host, hosts) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
+@pytest.mark.parametrize(("per_host", "hosts"), [(2, 2), (4, 2), (2, 4)])
+def test_doubling_between_hosts_shares_the_card(name: str, per_host: int, hosts: int) -> None:
+    assert compare(name, 1 << 20, per_host, hosts) == pytest.approx(1, abs=0.01)
+
+
+def test_messages_of_a_host_share_its_memory() -> None:
+    assert compare("ring", 1 << 20, 4, 1, memory=6e9) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling"])
+def test_chunks_of_long_arrays_overlap_as_in_the_replay(name: str) -> None:
+    assert compare(name, 40 << 20, 1, 4) == pytest.approx(1, abs=0.03)
+
+
+def test_groups_that_share_a_card_divide_its_bandwidth() -> None:
+    links = Links.of(network([0, 1]))
+    alone, four = (
+        seconds(allreduce_terms("ring", group), 1 << 20, links, group)
+        for group in (Placement(4, 1), Placement(4, 1, sharing=4))
+    )
+    assert four == pytest.approx(4 * alone, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        ((8, 1, 4), (8, 4, 1)),
+        ((4, 2, 4), (4, 2, 2)),
+        ((2, 8, 4), (2, 1, 4)),
+        ((1, 1, 4), (1, 1, 4)),
+    ],
+)
+def test_an_axis_of_a_mesh_is_placed_on_hosts(
+    axis: tuple[int, int, int], expected: tuple[int, int, int]
+) -> None:
+    ranks, stride, per_host = axis
+    placed = Placement.along(ranks, stride, per_host, ranks * stride)
+    if axis != (1, 1, 4):
+        assert (placed.ranks, placed.per_host, placed.sharing) == expected
+    else:
+        assert placed.per_host == 1
+
+
+def test_schedules_without_a_formula_are_refused() -> None:
+    with pytest.raises(ValueError, match="replays"):
+        allreduce_terms("torus", Placement(8, 2))
+    with pytest.raises(ValueError, match="replays"):
+        allreduce_terms("recursive_doubling", Placement(12, 4))

@@ -1,0 +1,114 @@
+import copy
+from typing import Any
+
+import pytest
+
+from pydtnn import Model
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Net
+from pydtnn.model.memory import forecast_memory
+from pydtnn.models import create_net
+from pydtnn.perfmodel.dry_step import DryStep, Position, inner_position
+from pydtnn.perfmodel.outline import Compute, Linear, Outline, Ready, Start, Wait
+
+INPUT = (16, 16, 3)
+BACKEND = create_backend("cpu")
+
+
+def net() -> Net:
+    return create_net("resnet20", 10, INPUT)
+
+
+def outline(shape: dict[str, int] | None = None, **options: Any) -> Outline:
+    return DryStep(net(), INPUT, BACKEND, shape, **options).outline()
+
+
+def dry_model(shape: dict[str, int]) -> Model:
+    place: Any = Position(shape, inner_position(shape)) if shape else None
+    return Model(net(), INPUT, backend=BACKEND, mesh=place)
+
+
+def test_a_line_passes_through_both_points() -> None:
+    line = Linear.through(2, 7.0, 5, 13.0)
+    assert (line.at(2), line.at(5)) == (7, 13)
+
+
+@pytest.mark.parametrize("shape", [{}, {"spatial": 2}, {"filter": 2}, {"channel": 2}])
+def test_an_outline_has_the_peak_and_the_buckets_of_the_model(shape: dict[str, int]) -> None:
+    own, model = outline(shape), dry_model(shape)
+    for samples in (4, 32):
+        peak = forecast_memory(model, samples).peak
+        assert own.memory.peak.at(samples) == pytest.approx(peak, rel=0.01)
+    assert [b.nbytes for b in own.buckets] == [b.grads.nbytes for b in model.buckets]
+
+
+def test_an_outline_has_the_messages_that_the_forecast_counts() -> None:
+    shape = {"filter": 2}
+    own, sent = outline(shape), forecast_memory(dry_model(shape), 8).sent
+    starts = [e for e in (*own.forward, *own.backward) if isinstance(e, Start)]
+    counted = sum(
+        e.nbytes.at(8) if e.operation == "messages" else 2 * (2 - 1) / 2 * e.nbytes.at(8)
+        for e in starts
+    )
+    assert counted == pytest.approx(sum(volume.nbytes for volume in sent.values()))
+
+
+def test_every_collective_is_awaited_once_after_its_start() -> None:
+    own = outline({"spatial": 2})
+    for events in (own.forward, own.backward):
+        started: set[int] = set()
+        for event in events:
+            if isinstance(event, Start):
+                started.add(event.number)
+            if isinstance(event, Wait):
+                started.remove(event.number)
+        assert not started
+    assert any(isinstance(event, Start) for event in own.forward)
+
+
+def test_buckets_become_ready_in_order_during_backward() -> None:
+    own = outline()
+    ready = [event.bucket for event in own.backward if isinstance(event, Ready)]
+    assert ready == [*range(len(own.buckets))]
+
+
+def test_a_step_without_a_mesh_has_no_messages() -> None:
+    own = outline()
+    assert all(isinstance(event, Compute | Ready) for event in (*own.forward, *own.backward))
+
+
+def test_segments_of_a_pass_are_numbered_from_0() -> None:
+    own = outline({"spatial": 2})
+    striped = [e.label for e in own.forward if isinstance(e, Compute)]
+    name = next(label.name for label in striped if label.index == 2)
+    assert [label.index for label in striped if label.name == name] == [0, 1, 2]
+
+
+def test_recomputation_repeats_passes_and_keeps_less() -> None:
+    plain, again = outline(), outline(recompute=3)
+    names = [e.label.name for e in again.backward if isinstance(e, Compute)]
+    assert any(name.endswith(" (recomputed)") for name in names)
+    assert again.memory.peak.at(64) < plain.memory.peak.at(64)
+
+
+def test_stages_send_what_the_next_one_receives() -> None:
+    first, last = (outline({"pipeline": 2}, position={"pipeline": place}) for place in (0, 1))
+    assert first.transfer.sent == last.transfer.received > 0
+    assert first.transfer.received == last.transfer.sent == 0
+
+
+def test_parts_of_parameters_are_smaller() -> None:
+    assert outline({"filter": 4}).parameters < 0.3 * outline().parameters
+
+
+def test_the_net_is_not_changed() -> None:
+    one = net()
+    before = copy.deepcopy(one)
+    first = DryStep(one, INPUT, BACKEND).outline()
+    assert first.parameters == DryStep(before, INPUT, BACKEND).outline().parameters
+    assert not getattr(one, "bound", False)
+
+
+def test_a_plan_that_is_not_possible_is_refused() -> None:
+    with pytest.raises(ValueError, match="spatial=64"):
+        outline({"spatial": 64})

@@ -37,7 +37,7 @@ def sum_by(comm: Communicator, algorithm: str, n: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("hosts", ["aa", "abc", "aabb", "abcdefgh"])
 @pytest.mark.parametrize("algorithm", SCHEDULES)
-@pytest.mark.parametrize("n", [100, 2_000_000])
+@pytest.mark.parametrize("n", [240, 2_400_000])
 def test_a_sum_by_a_schedule_takes_the_time_of_its_replay(algorithm, hosts, n):
     result = virtual(sum_by, hosts, algorithm, n)
     assert {total for total, _ in result.results} == {sum(range(len(hosts)))}
@@ -48,21 +48,22 @@ def test_a_sum_by_a_schedule_takes_the_time_of_its_replay(algorithm, hosts, n):
 
 def test_a_message_takes_latency_and_bandwidth():
     def send(comm: Communicator) -> float:
-        array = np.zeros(12_500_000, "u1")
+        array, begin = np.zeros(12_500_000, "u1"), clock.now()
         (comm.send if comm.rank == 0 else comm.recv)(array, 1 - comm.rank)
-        return clock.now()
+        return clock.now() - begin
 
     assert virtual(send, "ab").results == pytest.approx([0.1001] * 2, rel=1e-6)
     assert virtual(send, "aa").results == pytest.approx([0.001251] * 2, rel=1e-6)
 
 
 def test_messages_share_the_network_card_of_a_host():
-    def send(comm: Communicator) -> None:
-        array = np.zeros(12_500_000, "u1")
+    def send(comm: Communicator) -> float:
+        array, begin = np.zeros(12_500_000, "u1"), clock.now()
         (comm.send if comm.rank < 2 else comm.recv)(array, (comm.rank + 2) % 4)
+        return clock.now() - begin
 
-    assert virtual(send, "aabb").seconds == pytest.approx([0.2001] * 4, rel=1e-6)
-    assert virtual(send, "abcd").seconds == pytest.approx([0.1001] * 4, rel=1e-6)
+    assert virtual(send, "aabb").results == pytest.approx([0.2001] * 4, rel=1e-6)
+    assert virtual(send, "abcd").results == pytest.approx([0.1001] * 4, rel=1e-6)
 
 
 def test_a_test_is_answered_for_the_time_of_the_rank():
@@ -129,7 +130,7 @@ def test_ranks_that_wait_for_each_other_are_listed():
         array = np.zeros(3)
         comm.recv(array, 1 - comm.rank)
 
-    told = "wait for each other at virtual time 0 s: rank 0 in recv from rank 1 .* rank 1 in recv"
+    told = "wait for each other at virtual time .* s: rank 0 in recv from .* rank 1 in recv"
     with pytest.raises(RuntimeError, match=told):
         virtual(rank, "ab")
 

@@ -14,7 +14,6 @@ LOSS, UPDATE = "loss", "update"
 """Phases that are listed by themselves."""
 
 
-
 @dataclass
 class LayerTimes:
     """Times of one layer in one step, in s.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pydtnn.comm.schedules.network import Network
@@ -31,7 +31,10 @@ class VirtualRun(NamedTuple):
 
 
 def run_virtual(
-    function: Callable[..., Any], *args: Any, network: Network, costs: ComputeCosts
+    function: Callable[..., Any],
+    *args: Any,
+    network: Network,
+    costs: ComputeCosts | Sequence[ComputeCosts],
 ) -> VirtualRun:
     """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
 
@@ -47,8 +50,8 @@ def run_virtual(
         Arguments of `function`, shared by all ranks.
     network : Network
         With the host of every rank.
-    costs : ComputeCosts
-        Time of computation.
+    costs : ComputeCosts or sequence of ComputeCosts
+        Time of computation, or that of each rank.
 
     Returns
     -------
@@ -68,7 +71,7 @@ def run_virtual(
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
-        clock = RankClock(engine, rank, costs)
+        clock = RankClock(engine, rank, costs[rank] if isinstance(costs, Sequence) else costs)
         use(clock)
         try:
             comm = by_rule(VirtualCommunicator(everyone, rank, clock))

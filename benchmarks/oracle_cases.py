@@ -1,0 +1,86 @@
+"""The workloads of `benchmarks.oracle`, by names such as "resnet20/data-2/64"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.common.work import CIFAR, IMAGENET, MNIST
+from pydtnn.perfmodel.workload import Workload
+
+NETWORKS: dict[str, tuple[tuple[int, int, int], int]] = {
+    "resnet20": (CIFAR, 10),
+    "resnet44": (CIFAR, 10),
+    "vgg11": (CIFAR, 10),
+    "vgg16_bn": (CIFAR, 10),
+    "cnn": (MNIST, 10),
+    "resnet18": (IMAGENET, 1000),
+}
+"""Shape of a sample and number of classes."""
+
+BATCHES = {"resnet18": (8, 16)}
+"""Samples of all ranks per step; those of other networks are `USUAL`."""
+
+USUAL = (32, 64)
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "data-2": {"axes": {"data": 2}},
+    "spatial-2": {"axes": {"spatial": 2}},
+    "filter-2": {"axes": {"filter": 2}},
+    "pipeline-2": {"axes": {"pipeline": 2}},
+    "recompute": {"options": {"recompute": 4}},
+    "data-4": {"axes": {"data": 4}},
+    "hierarchical-4": {"axes": {"data": 4}, "scheme": "hierarchical"},
+    "sharded-4": {"axes": {"data": 4}, "scheme": "sharded"},
+    "top_k-4": {"axes": {"data": 4}, "compress": "top_k", "compress_options": {"share": 0.01}},
+    "power_sgd-4": {
+        "axes": {"data": 4},
+        "compress": "power_sgd",
+        "compress_options": {"rank": 2},
+    },
+    "local_sgd-4": {
+        "axes": {"data": 4},
+        "scheme": "local_sgd",
+        "scheme_options": {"period": 4},
+    },
+    "spatial-4": {"axes": {"spatial": 4}},
+    "filter-4": {"axes": {"filter": 4}},
+    "pipeline-4": {"axes": {"pipeline": 4}},
+    "data-spatial-4": {"axes": {"data": 2, "spatial": 2}},
+}
+"""Arguments of `Workload` by name; a number at the end is that of the ranks."""
+
+HERE = ("one", "data-2", "spatial-2", "filter-2", "pipeline-2", "recompute")
+"""Plans that are compared on this machine."""
+
+ON_CLUSTER = tuple(name for name in PLANS if name.endswith("-4"))
+"""Plans that are compared on emulated clusters of four ranks."""
+
+
+def ranks_of(plan: str) -> int:
+    """Return the number of ranks of a plan.
+
+    >>> ranks_of("data-spatial-4"), ranks_of("recompute")
+    (4, 1)
+    """
+    number = plan.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 1
+
+
+def workload_of(case: str) -> Workload:
+    """Return the workload of a network, plan and batch size: "resnet20/data-2/64".
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    network, _, rest = case.partition("/")
+    plan, _, batch = rest.partition("/")
+    if network not in NETWORKS or plan not in PLANS or not batch.isdecimal():
+        raise ValueError(
+            f"oracle: expected NETWORK/PLAN/BATCH with one of {', '.join(NETWORKS)} and of "
+            f"{', '.join(PLANS)}, got {case}"
+        )
+    shape, classes = NETWORKS[network]
+    return Workload(network, shape, classes, int(batch), **PLANS[plan])

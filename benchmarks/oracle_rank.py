@@ -1,0 +1,111 @@
+"""The ranks of `benchmarks.oracle`: workloads are predicted, and measured, in turns.
+
+Started by `benchmarks.oracle` on as many ranks as the workloads have. Rank 0 prints one line of
+JSON per workload. All ranks measure their compute at the same time (`measure_job`); then rank 0
+predicts, while the others wait without using their core; then all of them train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.work import forget_peak, resident
+from benchmarks.oracle_cases import workload_of
+from pydtnn.comm import Communicator, create_communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.compute.measured import measure_job
+from pydtnn.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.perfmodel.prediction import simulate
+from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.training.tuning import autotune
+
+WARM_UP = 3
+"""Steps before those that are measured."""
+
+MIB = 1 << 20
+
+
+def rest(comm: Communicator) -> None:
+    """Wait for rank 0 without using the core, as it predicts meanwhile."""
+    word = np.zeros(1)
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            comm.send(word, rank)
+    else:
+        request = comm.irecv(word, 0)
+        while not request.test():
+            time.sleep(0.001)
+    comm.barrier()
+
+
+def seconds_of(rank: Rank, comm: Communicator, steps: int) -> list[float]:
+    """Train; return the seconds of each period of steps, per step."""
+    found = []
+    comm.barrier()
+    before = time.perf_counter()
+    for _ in range(steps):
+        rank.step()
+        now = time.perf_counter()
+        found.append(now - before)
+        before = now
+    return found
+
+
+def compare(
+    workload: Workload, comm: Communicator, network: Network, turns: int, steps: int
+) -> dict[str, Any]:
+    """Predict and measure a workload; return the result, complete on rank 0."""
+    forget_peak()
+    before = resident()
+    rank = Rank(workload, comm)
+    autotune(rank.trainer.model, comm, rank.largest, training=True)
+    length = period(workload)
+    steps = length * -(-steps // length)
+    seconds_of(rank, comm, length * -(-WARM_UP // length))
+    grown = max(comm.gather_object(resident(peak=True) - before))
+    predicted, measured, communicated, memory = [], [], [], 0.0
+    for _ in range(turns):
+        profile = measure_job(workload, comm, steps=max(steps // 2, 3), warm_up=1)
+        if comm.rank == 0:
+            costs = [MeasuredCosts(profile.of(r)) for r in range(comm.size)]
+            ranks = simulate(workload, network, costs)
+            predicted.append(max(one.times.step for one in ranks))
+            communicated.append(ranks[0].times.communication)
+            memory = max(one.memory.total for one in ranks) / MIB
+        rest(comm)
+        seconds_of(rank, comm, 1 if length == 1 else length)
+        times = seconds_of(rank, comm, steps)
+        periods = np.add.reduceat(times, range(0, steps, length)) / length
+        measured.append(statistics.median(periods.tolist()))
+    found = {"measured": measured, "predicted": predicted, "communication": communicated}
+    return found | {"memory": memory, "resident": grown}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare the workloads that are listed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("cases", nargs="+", help="as workload_of takes them")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args(arguments)
+    comm = create_communicator()
+    network = Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
+    for case in args.cases:
+        workload = workload_of(case)
+        found = compare(workload, comm, network, args.turns, args.steps)
+        if comm.rank == 0:
+            print(json.dumps({"case": case, "name": workload.name} | found), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

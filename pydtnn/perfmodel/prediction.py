@@ -1,0 +1,254 @@
+"""Predicted time and memory of training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.perfmodel.breakdown import Breakdown, Times
+from pydtnn.perfmodel.compute.base import ComputeCosts
+from pydtnn.perfmodel.memory import RankMemory, rank_memory
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.virtual import run_virtual
+from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.utils import clock
+from pydtnn.utils.text_table import align, quantity
+
+WHO = "predict"
+
+MOST_RANKS = 16
+"""Largest number of ranks that are executed as virtual ranks."""
+
+WARM_UP = 2
+"""Steps before those that are predicted: the first ones create groups and buffers."""
+
+STEPS = 2
+"""Least number of steps over which the prediction is averaged."""
+
+ITEM = 4
+"""Bytes of a value of a sample in the loader."""
+
+
+@dataclass(frozen=True)
+class RankPrediction:
+    """Prediction for one rank.
+
+    Attributes
+    ----------
+    times : Times
+        Of a step.
+    memory : RankMemory
+    """
+
+    times: Times
+    memory: RankMemory
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted time and memory of a training step.
+
+    Attributes
+    ----------
+    workload : str
+        Network and plan in words.
+    platform : str
+    batch : int
+        Samples of all ranks per step.
+    ranks : tuple of RankPrediction
+    loader : float
+        Time by which a step is longer because a rank waits for its batch, in s.
+    checkpoint : float
+        Time to write a checkpoint, in s; 0 if the platform has no rate.
+    """
+
+    workload: str
+    platform: str
+    batch: int
+    ranks: tuple[RankPrediction, ...]
+    loader: float = 0.0
+    checkpoint: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time of a step in s."""
+        return max(rank.times.step for rank in self.ranks) + self.loader
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second of all ranks."""
+        return self.batch / self.seconds
+
+    @property
+    def memory(self) -> int:
+        """Memory of the rank with the most, in B."""
+        return max(rank.memory.total for rank in self.ranks)
+
+    @property
+    def slowest(self) -> RankPrediction:
+        """The rank that computes longest."""
+        return max(self.ranks, key=lambda rank: rank.times.compute + rank.times.update)
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes the largest part of a step, in words."""
+        times = self.slowest.times
+        parts = {
+            "compute": times.compute,
+            "communication": times.communication,
+            "loader": self.loader,
+            "update": times.update,
+            "loss": times.loss,
+            "other": times.other,
+        }
+        largest = max(parts, key=parts.__getitem__)
+        text = f"{largest}: {parts[largest] / self.seconds:.0%} of a step"
+        if largest == "compute" and times.layers:
+            name, layer = max(
+                times.layers.items(), key=lambda item: item[1].forward + item[1].backward
+            )
+            text += f", most of it in {name} ({(layer.forward + layer.backward) * 1e3:.3g} ms)"
+        if largest == "communication":
+            name, layer = max(times.layers.items(), key=lambda item: item[1].communication)
+            inside = sum(layer.communication for layer in times.layers.values())
+            where = f"in {name}" if inside > times.communication / 2 else "after backward"
+            text += f", most of it {where}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prediction as JSON values."""
+        return {
+            "workload": self.workload,
+            "platform": self.platform,
+            "batch": self.batch,
+            "seconds": self.seconds,
+            "throughput": self.throughput,
+            "loader": self.loader,
+            "checkpoint": self.checkpoint,
+            "bottleneck": self.bottleneck,
+            "ranks": [
+                {
+                    "step": rank.times.step,
+                    "compute": rank.times.compute,
+                    "communication": rank.times.communication,
+                    "loss": rank.times.loss,
+                    "update": rank.times.update,
+                    "other": rank.times.other,
+                    "memory": rank.memory.to_json(),
+                    "layers": {name: asdict(layer) for name, layer in rank.times.layers.items()},
+                }
+                for rank in self.ranks
+            ],
+        }
+
+    def __str__(self) -> str:
+        title = ["rank", "step", "compute", "comm.", "loss", "update", "other", "memory"]
+        rows = [title]
+        for number, rank in enumerate(self.ranks):
+            t = rank.times
+            parts = (t.step, t.compute, t.communication, t.loss, t.update, t.other)
+            memory = quantity(rank.memory.total, 1024, "B")
+            rows.append([str(number), *(f"{1e3 * part:.3f}" for part in parts), memory])
+        return "\n".join(
+            [
+                f"{self.workload}, batch {self.batch}, on {self.platform}: "
+                f"{1e3 * self.seconds:.3f} ms per step, {self.throughput:.1f} samples/s",
+                *align(rows, left=1),
+                "(times in ms; comm. is exposed communication)",
+                *([f"loader: {1e3 * self.loader:.3f} ms per step"] if self.loader else []),
+                f"bottleneck: {self.bottleneck}",
+            ]
+        )
+
+
+def predict(
+    workload: Workload,
+    platform: Platform,
+    costs: ComputeCosts | Sequence[ComputeCosts],
+    *,
+    loader_threads: int = 1,
+) -> Prediction:
+    """Predict the time and memory of a step by executing it on virtual ranks without numerics.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of at most 16 ranks.
+    platform : Platform
+    costs : ComputeCosts or sequence of ComputeCosts
+        Time of compute, or that of each rank.
+    loader_threads : int
+        Threads that prepare batches on each rank; with 0, the loader is not part of the prediction.
+
+    Raises
+    ------
+    ValueError
+        If there are too many ranks, or the workload is not possible.
+    """
+    if workload.ranks > MOST_RANKS:
+        raise ValueError(
+            f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
+        )
+    ranks = simulate(workload, platform.network(workload.ranks), costs)
+    data = workload.axes.get("data", 1)
+    step = max(rank.times.step for rank in ranks)
+    storage, loading = platform.storage, 0.0
+    if loader_threads:
+        sample = prod(workload.input_shape) * ITEM
+        each = storage.sample + (sample / storage.loader if storage.loader else 0.0)
+        loading = -(-workload.batch // data) * each / loader_threads
+    saved = max(rank.memory.parameters + rank.memory.slots for rank in ranks)
+    return Prediction(
+        workload.name,
+        platform.name,
+        workload.batch,
+        tuple(ranks),
+        loader=max(loading - step, 0.0),
+        checkpoint=saved / storage.write if storage.write else 0.0,
+    )
+
+
+def simulate(
+    workload: Workload, network: Network, costs: ComputeCosts | Sequence[ComputeCosts]
+) -> list[RankPrediction]:
+    """Execute steps on virtual ranks without numerics; return the mean step of each rank.
+
+    Parameters
+    ----------
+    workload : Workload
+    network : Network
+        With the host of every rank.
+    costs : ComputeCosts or sequence of ComputeCosts
+    """
+    run = run_virtual(_run_rank(workload), network=network, costs=costs)
+    return list(run.results)
+
+
+def _run_rank(workload: Workload) -> Callable[[Communicator], RankPrediction]:
+    length = period(workload)
+    steps = length * -(-STEPS // length)
+
+    def run(comm: Communicator) -> RankPrediction:
+        breakdown = Breakdown(clock.current().now_ns)
+        backend = create_backend("cpu", threads=workload.threads)
+        rank = Rank(
+            workload, comm, backend=dry_backend(backend, threshold=1), observers=[breakdown]
+        )
+        rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
+        breakdown.traffic = rank.trainer.comm.traffic
+        for _ in range(length * -(-WARM_UP // length)):
+            rank.step()
+        breakdown.take(0.0)
+        begin = clock.now()
+        for _ in range(steps):
+            rank.step()
+        times = breakdown.take((clock.now() - begin) / steps, steps)
+        return RankPrediction(times, rank_memory(rank))
+
+    return run

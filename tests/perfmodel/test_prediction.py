@@ -1,0 +1,148 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
+from pydtnn.perfmodel import ComputeCosts
+from pydtnn.perfmodel.compute.measured import measure
+from pydtnn.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.prediction import Prediction, predict
+from pydtnn.perfmodel.workload import Workload
+from tests.perfmodel.small import SHAPE, small_work
+
+PASS = 1e-3
+"""Time of a pass of a layer, in s."""
+
+
+class Constant(ComputeCosts):
+    """Every pass of a layer takes the same time, phases none."""
+
+    def seconds(self, label, layer, batch):
+        return PASS if label.kind != "phase" and label.index == 0 else 0.0
+
+
+def platform(name: str = "cpu-1gbit", ranks: int = 1, **between: float) -> Platform:
+    found = Platform.load(name)
+    messages = replace(found.messages, between=replace(found.messages.between, **between))
+    return replace(found, cluster=replace(found.cluster, ranks_per_host=ranks), messages=messages)
+
+
+def predicted(between: dict[str, float] | None = None, **options: object) -> Prediction:
+    return predict(small_work(**options), platform(**(between or {})), Constant())
+
+
+def test_one_rank_has_no_communication():
+    prediction = predicted()
+    (rank,) = prediction.ranks
+    assert rank.times.communication == 0.0
+    assert rank.times.step == pytest.approx(rank.times.compute)
+    assert rank.times.compute == pytest.approx(PASS * round(rank.times.compute / PASS))
+    assert prediction.bottleneck.startswith("compute: 100% of a step, most of it in ")
+
+
+def test_the_parts_of_a_step_add_up():
+    for rank in predicted(axes={"data": 2}).ranks:
+        t = rank.times
+        assert t.compute + t.communication + t.loss + t.update + t.other == pytest.approx(t.step)
+        assert t.other >= -1e-12
+
+
+def test_a_prediction_is_the_same_in_every_run():
+    one, other = (predicted(axes={"data": 2}, compress="top_k") for _ in range(2))
+    assert one.seconds == other.seconds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axes": {"data": 2}},
+        {"axes": {"data": 4}, "scheme": "sharded"},
+        {"axes": {"data": 2}, "scheme": "local_sgd", "scheme_options": {"period": 3}},
+        {"axes": {"data": 2}, "compress": "power_sgd"},
+        {"axes": {"spatial": 2}},
+        {"axes": {"filter": 2}},
+        {"axes": {"pipeline": 2}},
+        {"axes": {"data": 2, "spatial": 2}},
+    ],
+)
+def test_a_faster_network_is_never_slower_and_an_infinitely_fast_one_has_the_time_of_compute(
+    options,
+):
+    slow, fast = (
+        predicted({"bandwidth": rate, "shared": rate, "latency": latency}, **options)
+        for rate, latency in ((1e7, 1e-3), (1e12, 1e-9))
+    )
+    assert fast.seconds < slow.seconds
+    if "pipeline" not in options.get("axes", {}):  # whose stages wait for each other
+        times = fast.ranks[0].times
+        assert times.step == pytest.approx(times.compute, rel=0.05)
+
+
+def test_gradients_travel_while_backward_computes():
+    overlapped, after = (
+        predicted(
+            {"bandwidth": 2e5, "shared": 2e5},
+            axes={"data": 2},
+            scheme_options={"overlap": overlap},
+            options={"bucket_bytes": 512},
+        ).seconds
+        for overlap in (True, False)
+    )
+    assert overlapped < after
+
+
+def test_recomputation_takes_longer_and_needs_less_memory():
+    def deep(classes, shape):
+        return Sequential(*(Conv2d(4, 3, padding=1) for _ in range(9)), Flatten(), Linear(classes))
+
+    def of(**options):
+        work = Workload(deep, SHAPE, classes=4, batch=64, options=options)
+        return predict(work, platform(), Constant())
+
+    usual, again = of(), of(recompute=3)
+    assert again.seconds > usual.seconds
+    assert again.memory < usual.memory
+
+
+def test_each_rank_stores_its_part_of_the_state_of_a_sharded_optimizer():
+    whole, part = (
+        predicted(axes={"data": 2}, scheme=scheme).ranks[0].memory.slots
+        for scheme in ("allreduce", "sharded")
+    )
+    assert part == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_residuals_of_compression_need_memory():
+    usual, compressed = (
+        predicted(axes={"data": 2}, compress=compress).ranks[0].memory
+        for compress in (None, "top_k")
+    )
+    assert compressed.messages >= usual.messages + 0.9 * usual.gradients
+
+
+def test_a_slow_loader_makes_the_step_longer():
+    found = platform()
+    slow = replace(found, storage=replace(found.storage, sample=1.0))
+    prediction = predict(small_work(4), slow, Constant())
+    assert prediction.seconds == pytest.approx(4.0, rel=0.01)
+    assert prediction.bottleneck.startswith("loader: ")
+    assert predict(small_work(4), slow, Constant(), loader_threads=0).loader == 0.0
+
+
+def test_a_prediction_with_measured_costs_is_readable_and_json():
+    work = small_work(axes={"filter": 2})
+    profile = measure(work, steps=2)
+    prediction = predict(work, platform(), [MeasuredCosts(profile.of(r)) for r in range(2)])
+    text = str(prediction)
+    assert text.startswith("small_net, filter 2, batch 8, on cpu-1gbit: ")
+    assert len(text.splitlines()) >= 5
+    content = json.loads(json.dumps(prediction.to_json()))
+    assert content["seconds"] == prediction.seconds
+    assert set(content["ranks"][0]["layers"]) >= {"conv1", "conv2", "head"}
+
+
+def test_more_ranks_than_can_be_executed_are_an_error():
+    with pytest.raises(ValueError, match="predict: expected at most 16 ranks, got 32; use the "):
+        predicted(batch=32, axes={"data": 32})

@@ -99,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
     comm = create_communicator()
-    network = Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
+    network = (
+        Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
+    )
     for case in args.cases:
         workload = workload_of(case)
         found = compare(workload, comm, network, args.turns, args.steps)

@@ -19,7 +19,7 @@ from pydtnn.kernels import Backend
 from pydtnn.kernels.dry import dry_backend, scratch
 from pydtnn.layers import Net
 from pydtnn.layers.base import StepContext
-from pydtnn.layers.collectives import PIPELINE, Collective, Pending
+from pydtnn.layers.collectives import Collective, Pending
 from pydtnn.layers.node import nodes
 from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.layers.statistics import RunningStatistics

@@ -204,20 +204,70 @@ def _doubling(algorithm: str, inside: int, hosts: int) -> Placed:
     return Placed(local, between._replace(added=between.added / inside), inside)
 
 
-def combine(placed: Placed, nbytes: float, links: Links, group: Placement) -> tuple[float, ...]:
-    """Return the time of latencies, of bytes and of additions, in s."""
+class Phase(NamedTuple):
+    """The messages of an operation inside hosts, or between them.
+
+    Attributes
+    ----------
+    rounds : float
+    latency : float
+        Of all rounds, in s.
+    transfer : float
+        Time for which the link is busy, in s.
+    work : float
+        Time of the processor: calls, copies and additions, in s.
+    """
+
+    rounds: float
+    latency: float
+    transfer: float
+    work: float
+
+    @property
+    def seconds(self) -> float:
+        """Time of one array that is alone on its links."""
+        return self.latency + self.transfer + self.work
+
+
+def phases(
+    placed: Placed, nbytes: float, links: Links, group: Placement, *, calls: bool = True
+) -> tuple[Phase, Phase]:
+    """Return the times of an operation on an array: inside hosts, and between them.
+
+    Parameters
+    ----------
+    placed : Placed
+    nbytes : float
+        Length of the array.
+    links : Links
+    group : Placement
+    calls : bool
+        Whether every message costs calls of the communicator, as those of schedules; an MPI library
+        has its own loop.
+    """
     local, between = placed.local, placed.between
     flows = group.together * group.per_host  # in a round, ranks that send
     at_once = local.messages / local.rounds if local.rounds else 1.0  # messages of each of them
-    per_byte = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
+    inside = max(1 / (at_once * links.local_bandwidth), flows / links.local_capacity)
     outside = max(1 / (placed.flows * links.bandwidth), group.sharing / links.card)
+    call = 2 * links.overhead * calls  # to send and to receive
+
+    def work(terms: Terms, sent: float) -> float:
+        return call * terms.messages + nbytes * (terms.added * links.add + sent * links.copy)
+
     return (
-        local.rounds * links.local_latency
-        + between.rounds * links.latency
-        + (local.messages + between.messages) * links.overhead,
-        nbytes * (local.sent * per_byte + between.sent * outside)
-        + nbytes * (local.sent + between.sent / group.per_host) * links.copy,
-        nbytes * (local.added + between.added) * links.add,
+        Phase(
+            local.rounds,
+            local.rounds * links.local_latency,
+            nbytes * local.sent * inside,
+            work(local, local.sent),
+        ),
+        Phase(
+            between.rounds,
+            between.rounds * links.latency,
+            nbytes * between.sent * outside,
+            work(between, between.sent / group.per_host),
+        ),
     )
 
 
@@ -233,24 +283,24 @@ def seconds(
 
     Parameters
     ----------
-    placed : Placed
-    nbytes : float
-        Length of the array.
-    links : Links
-    group : Placement
+    placed, nbytes, links, group
+        See `phases`.
     chunked : bool
         Whether the array is cut into chunks that are in progress at the same time, as by the
         executor of schedules. With K chunks, A of them in progress, a chunk whose latencies take l,
-        bytes b and additions a finishes after t = l + b + a, and further ones follow after
-        max(b, a, t / A); without additions, chunks remain in step, and K chunks take
+        transfers b and work a finishes after t = l + b + a, and further ones follow after
+        max(b, a, t / A); without work, chunks remain in step, and K chunks take
         ceil(K / A) l + K b. Chunks of a tree overlap more, up and down: at most 20 % less time.
     """
     chunks = pieces(round(nbytes)) if chunked else 1
-    latency, moving, adding = combine(placed, nbytes / chunks, links, group)
-    first = latency + moving + adding
+    parts = phases(placed, nbytes / chunks, links, group)
+    first = sum(part.seconds for part in parts)
     if chunks == 1:
         return first
     active = 1 if group.hosts == 1 else ACTIVE
-    if not adding:
+    latency, moving, working = (
+        sum(values) for values in zip(*(part[1:] for part in parts), strict=True)
+    )
+    if not working:
         return ceil(chunks / active) * latency + chunks * moving
-    return first + (chunks - 1) * max(moving, adding, first / active)
+    return first + (chunks - 1) * max(moving, working, first / active)

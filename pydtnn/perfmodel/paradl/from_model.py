@@ -79,13 +79,12 @@ def _channels_first(shape: Shape) -> Shape:
 def _weights(layer: Layer) -> Shape:
     """Return channels, filters and kernel of a convolution or linear layer, or a number."""
     if isinstance(layer, Conv2d):
-        filters, *kernel, channels = layer.w.shape
-        return (channels, filters, *kernel)
+        filters, height, width, channels = layer.w.shape
+        return (channels, filters, height, width)
     if isinstance(layer, Linear):
         features, inputs = layer.w.shape
         return (inputs, features)
     own = sum(p.size for p in layer.parameters if p.source is p)
-    kernel = getattr(layer, "kernel", None)
-    if own or kernel is None:
-        return (own,)
-    return (0, 0, *kernel)
+    if isinstance(layer, MaxPool2d | AvgPool2d):
+        return (0, 0, *layer.kernel)
+    return (own,)

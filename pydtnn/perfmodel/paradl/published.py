@@ -6,13 +6,14 @@ per value, alpha latency, beta seconds per byte. D / B is rounded up to whole st
 
 References
 ----------
-Kahira, Nguyen, Bautista-Gomez, Takano, Badia, Wahib, "An oracle for guiding large-scale model/hybrid
-parallel training of convolutional neural networks", 2021, table III.
+Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training of convolutional
+neural networks", 2021, table III.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import prod
 
 from pydtnn.model.partition.boundaries import smallest_largest
@@ -81,7 +82,7 @@ class Published:
             work = [float(i) for i in places]
         cuts = smallest_largest(places, count, lambda start, stop: work[stop] - work[start])
         bounds = [0, *cuts, len(layers)]
-        return [layers[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [layers[a:b] for a, b in pairwise(bounds)]
 
     def pipeline_compute(self) -> float:
         """Return D (p + S - 1) / S (max FW + max BW + max WU) over the stages."""

@@ -39,7 +39,8 @@ def read_network(path: str | Path) -> LayerList:
         ``x``, ``w``, ``y`` (sizes such as ``3x224x224``), ``forward``, ``backward`` and ``update``
         (times with a unit, such as ``0.6 ms``) and ``split`` (true or false). Text has a line
         ``Dataset|name``, ``Input|samplesxCxWxH``, ``Model|name``, and a line
-        ``NAME|x|w|y|seconds`` per layer; the time is that of forward and backward of a sample.
+        ``NAME|x|w|y|seconds`` per layer; the time is that of forward and
+        backward of a sample, of which a third is counted as forward.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def read_split(path: str | Path, network: LayerList) -> LayerList:
     path = Path(path)
     chosen = []
     for number, line in _lines(_text(path)):
-        name, *value = (part.strip() for part in line.split("|"))
+        _, *value = (part.strip() for part in line.split("|"))
         if value not in (["0"], ["1"]):
             raise _wrong(path, number, f"NAME|0 or NAME|1, got {line!r}; correct it")
         chosen.append(value == ["1"])
@@ -139,7 +140,7 @@ def _from_text(path: Path, content: str) -> LayerList:
             who = f"{path.name}: line {number}: {key}"
             x, w, y = (parse_shape(who, part) for part in parts[:3])
             seconds = _seconds(path, number, parts[3]) if len(parts) == 4 else 0.0
-            layers.append(LayerSize(key, x, w, y, forward=seconds))
+            layers.append(LayerSize(key, x, w, y, seconds / 3, 2 * seconds / 3))
         else:
             raise _wrong(path, number, f"NAME|x|w|y|seconds, got {line!r}; correct it")
     if not samples:

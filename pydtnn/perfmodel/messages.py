@@ -1,0 +1,223 @@
+"""The messages of a training step as rounds on the links of a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from math import ceil, prod
+
+import numpy as np
+
+from pydtnn.comm.schedules.rule import VENDOR, choose
+from pydtnn.perfmodel.compression import Compression
+from pydtnn.perfmodel.formulas import (
+    NONE,
+    Links,
+    Placed,
+    Placement,
+    Terms,
+    allreduce_terms,
+    phases,
+    terms_of,
+)
+from pydtnn.perfmodel.outline import BucketOutline, Start
+from pydtnn.perfmodel.overlap import Round
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.strategy import Strategy
+
+SHORT = 2048
+"""Length in B up to which MPICH sums whole arrays by recursive doubling; it halves longer ones."""
+
+FLOAT = np.dtype("float32")
+
+
+def links_of(platform: Platform, ranks: int) -> Links:
+    """Return the links of a platform for a group of ranks."""
+    messages, between, inside = platform.messages, platform.between(ranks), platform.messages.inside
+    return Links(
+        latency=between.latency,
+        bandwidth=between.bandwidth,
+        card=between.shared or between.bandwidth,
+        local_latency=inside.latency,
+        local_bandwidth=inside.bandwidth,
+        local_capacity=inside.shared or float("inf"),
+        add=1 / messages.add if messages.add else 0.0,
+        overhead=messages.call,
+        copy=1 / messages.copy if messages.copy else 0.0,
+    )
+
+
+class MessageCosts:
+    """Rounds of the operations of a strategy's ranks.
+
+    Parameters
+    ----------
+    platform : Platform
+    strategy : Strategy
+    compression : Compression or None
+    """
+
+    def __init__(
+        self, platform: Platform, strategy: Strategy, compression: Compression | None = None
+    ) -> None:
+        self.platform, self.strategy, self.compression = platform, strategy, compression
+        self.links = links_of(platform, strategy.ranks)
+        per_host = platform.cluster.ranks_per_host
+        self.groups = {
+            axis: Placement.along(n, strategy.stride(axis), per_host, strategy.ranks)
+            for axis, n in strategy.axes.items()
+        }
+        self._sum = lru_cache(maxsize=None)(self._sum_rounds)
+
+    # -- collectives of layers --------------------------------------------------------------------
+
+    def layer(self, start: Start, samples: float) -> tuple[Round, ...]:
+        """Return the rounds of a collective of a layer."""
+        nbytes = max(start.nbytes.at(samples), 0.0)
+        if start.operation == "allreduce":
+            return self.allreduce(start.axis, nbytes)
+        group = self.groups[start.axis]
+        if start.messages <= 2 < group.ranks:
+            return self._halo(start, samples, group)
+        return self._to_all(start.messages, nbytes, group)
+
+    def _halo(self, start: Start, samples: float, group: Placement) -> tuple[Round, ...]:
+        """Messages to neighbours; those at the end of a host leave it, one in each direction."""
+        largest = max(start.largest.at(samples), 0.0)
+        terms = Terms(1, 1, 0, start.messages)
+        if group.hosts == 1:
+            total = max(start.nbytes.at(samples), 0.0)
+            return self._rounds(Placed(terms, NONE), total, group)
+        leaving = 2.0 if group.per_host == 1 and start.messages == 2 else 1.0
+        sent = terms._replace(sent=leaving)
+        return self._rounds(Placed(NONE, sent, leaving), largest, group)
+
+    def _to_all(self, messages: int, nbytes: float, group: Placement) -> tuple[Round, ...]:
+        """A message to each other rank of the group, all at the same time."""
+        if not messages:
+            return ()
+        others, inside = group.ranks - 1, group.per_host - 1
+        near, far = inside / others, (others - inside) / others
+        local = Terms(1, near, 0, messages * near) if near else NONE
+        between = Terms(1, far * group.per_host, 0, messages * far) if far else NONE
+        flows = max(group.per_host * messages * far, 1.0)
+        return self._rounds(Placed(local, between, flows), nbytes, group, together=True)
+
+    # -- sums -------------------------------------------------------------------------------------
+
+    def allreduce(self, axis: str, nbytes: float) -> tuple[Round, ...]:
+        """Return the rounds of a sum along an axis, by the rule for the hosts of its ranks."""
+        group = self.groups[axis]
+        if group.ranks == 1 or not nbytes:
+            return ()
+        hosts = [rank // group.per_host for rank in range(group.ranks)]
+        return self._sum(choose(hosts, round(nbytes), FLOAT), nbytes, group)
+
+    def _sum_rounds(self, name: str, nbytes: float, group: Placement) -> tuple[Round, ...]:
+        if name == VENDOR:
+            name = "recursive_doubling" if nbytes <= SHORT else "halving_doubling"
+            if not _is_regular(group):
+                name = "ring"
+            return self._rounds(allreduce_terms(name, group), nbytes, group, calls=False)
+        return self._rounds(allreduce_terms(name, group), nbytes, group)
+
+    def gradients(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        """Return the rounds in which gradients are exchanged while backward runs."""
+        axes = [axis for axis in bucket.group if axis != "data"]
+        further = chain.from_iterable(self.allreduce(axis, bucket.nbytes) for axis in axes)
+        return (*further, *self._along_data(bucket))
+
+    def _along_data(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        group = self.groups.get("data")
+        if group is None or group.ranks == 1 or "data" not in bucket.group:
+            return ()
+        if self.compression is not None:
+            return self._compressed(bucket, group, self.compression)
+        if self.strategy.scheme == "sharded":
+            return ()  # exchanged by the update
+        if self.strategy.scheme == "hierarchical":
+            return self._rounds(allreduce_terms("leaders", group), bucket.nbytes, group)
+        return self.allreduce("data", bucket.nbytes)
+
+    def _compressed(
+        self, bucket: BucketOutline, group: Placement, compression: Compression
+    ) -> tuple[Round, ...]:
+        work = Round(0.0, 0.0, compression.work(bucket, group.ranks))
+        rounds: list[Round] = [work]
+        for nbytes in compression.messages(bucket):
+            if compression.adds:
+                rounds += self.allreduce("data", nbytes)
+            else:
+                others = group.ranks - 1
+                rounds += self._to_all(others, nbytes * others, group)
+        return tuple(rounds)
+
+    def update(self, bucket: BucketOutline) -> tuple[Round, ...]:
+        """Return the rounds of the update: those of a sharded optimizer."""
+        group = self.groups.get("data")
+        if group is None or group.ranks == 1 or self.strategy.scheme != "sharded":
+            return ()
+        found: list[Round] = []
+        for operation in ("reduce_scatter", "allgather"):
+            terms = terms_of(operation, "ring", group.ranks)
+            one_host = group.hosts == 1
+            placed = Placed(terms, NONE) if one_host else Placed(NONE, terms)
+            found += self._rounds(placed, bucket.nbytes, group, calls=False)
+        return tuple(found)
+
+    def stage(self, nbytes: float) -> tuple[Round, ...]:
+        """Return the rounds of the message from one stage of a pipeline to the next."""
+        group = self.groups["pipeline"]
+        terms = Terms(1, 1, 0, 1)
+        placed = Placed(terms, NONE) if group.hosts == 1 else Placed(NONE, terms)
+        return self._rounds(placed, nbytes, group)
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    def _rounds(
+        self,
+        placed: Placed,
+        nbytes: float,
+        group: Placement,
+        *,
+        calls: bool = True,
+        together: bool = False,
+    ) -> tuple[Round, ...]:
+        """Return rounds of equal length: half of the local ones, those between hosts, the rest.
+
+        With `together` the messages inside hosts and between them begin at the same time.
+        """
+        local, between = phases(placed, nbytes, self.links, group, calls=calls)
+        if together:
+            return (
+                Round(
+                    max(local.latency, between.latency),
+                    max(local.transfer, between.transfer),
+                    local.work + between.work,
+                ),
+            )
+        inside, outside = (
+            [Round(*(value / part.rounds for value in part[1:]))] * ceil(part.rounds)
+            if part.rounds
+            else []
+            for part in (local, between)
+        )
+        half = (len(inside) + 1) // 2
+        return (*inside[:half], *outside, *inside[half:])
+
+
+def _is_regular(group: Placement) -> bool:
+    """Return whether ranks can be halved inside hosts and between them."""
+    inside, ranks = group.per_host, group.ranks
+    return group.hosts == 1 or inside == 1 or not (inside & (inside - 1) or ranks & (ranks - 1))
+
+
+def duration(rounds: Sequence[Round]) -> float:
+    """Return the time of rounds one after the other, in s."""
+    return sum(map(sum, rounds))
+
+
+def ranks_of(strategy: Strategy) -> int:
+    """Return the ranks along the axes besides "data"."""
+    return prod(strategy.cut.values())

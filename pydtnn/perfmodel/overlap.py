@@ -1,0 +1,124 @@
+"""Messages that are in progress while a rank computes.
+
+MPI and the executor of schedules make progress only while they are called: the next round of a
+collective begins at the next call after the messages of the last one have arrived. All ranks are
+assumed to be alike, so that one rank, its processor and its share of the links are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOST_ROUNDS = 32
+"""Rounds of an operation that are followed one by one; more are merged."""
+
+
+class Round(NamedTuple):
+    """A round of a collective.
+
+    Attributes
+    ----------
+    latency : float
+        Time of an empty message, in s.
+    transfer : float
+        Time for which the link is busy, in s.
+    work : float
+        Time of the processor: calls, copies and additions, in s.
+    """
+
+    latency: float
+    transfer: float
+    work: float
+
+
+def merged(rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """Return at most `MOST_ROUNDS` rounds that take as long in total."""
+    if len(rounds) <= MOST_ROUNDS:
+        return tuple(rounds)
+    size = -(-len(rounds) // MOST_ROUNDS)
+    groups = [rounds[i : i + size] for i in range(0, len(rounds), size)]
+    return tuple(Round(*map(sum, zip(*group, strict=True))) for group in groups)
+
+
+class Operation:
+    """A collective in progress.
+
+    Attributes
+    ----------
+    left : list of Round
+        Rounds that have not begun, the next one last.
+    arrival : float
+        When the messages of the current round arrive, in s.
+    work : float
+        Work after their arrival, in s.
+    done : bool
+    """
+
+    def __init__(self, rounds: Sequence[Round]) -> None:
+        self.left = list(reversed(rounds))
+        self.arrival = 0.0
+        self.work = 0.0
+        self.done = not rounds
+
+
+class Channel:
+    """The messages of a rank, with the time for which its links are busy.
+
+    Attributes
+    ----------
+    free : float
+        When the links have transferred all messages that have started, in s.
+    busy : float
+        Sum of the transfers so far, in s.
+    """
+
+    def __init__(self) -> None:
+        self.free = 0.0
+        self.busy = 0.0
+        self._active: list[Operation] = []
+
+    def start(self, rounds: Sequence[Round], now: float) -> Operation:
+        """Start an operation."""
+        operation = Operation(merged(rounds))
+        if not operation.done:
+            self._active.append(operation)
+            self._begin(operation, now)
+        return operation
+
+    def _begin(self, operation: Operation, now: float) -> None:
+        one = operation.left.pop()
+        self.free = max(self.free, now) + one.transfer
+        self.busy += one.transfer
+        operation.arrival = self.free + one.latency
+        operation.work = one.work
+
+    def _advance(self, operation: Operation, now: float) -> float:
+        """Complete a round whose messages have arrived, and begin the next; return the time."""
+        now += operation.work
+        if operation.left:
+            self._begin(operation, now)
+        else:
+            operation.done = True
+            self._active.remove(operation)
+        return now
+
+    def poll(self, now: float) -> float:
+        """Advance all operations by the rounds that have arrived; return the time afterwards."""
+        for operation in list(self._active):
+            if operation.arrival <= now:
+                now = self._advance(operation, now)
+        return now
+
+    def wait(self, operation: Operation, now: float) -> float:
+        """Advance all operations until one is complete; return the time when it is."""
+        while not operation.done:
+            first = min(self._active, key=lambda one: one.arrival)
+            now = self._advance(first, max(now, first.arrival))
+        return now
+
+    def finish(self, now: float) -> float:
+        """Advance all operations until they are complete; return the time when they are."""
+        while self._active:
+            now = self.wait(self._active[0], now)
+        return now

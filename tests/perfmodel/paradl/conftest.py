@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pydtnn.perfmodel.paradl import LayerList, read_network
+from pydtnn.perfmodel.platform import Platform
+from tests.perfmodel.paradl.networks import ALEXNET, vgg16
+
+
+@pytest.fixture
+def abci() -> Platform:
+    return Platform.load("abci")
+
+
+@pytest.fixture
+def slower(abci: Platform) -> Platform:
+    """The platform of the projections of hybrids: 20 us instead of 15 us to a PCIe switch."""
+    m = abci.messages
+    classes = tuple(replace(c, latency=c.latency + 1e-5) for c in m.classes)
+    between = replace(m.between, latency=m.between.latency + 1e-5)
+    return replace(abci, messages=replace(m, between=between, classes=classes))
+
+
+@pytest.fixture
+def alexnet(tmp_path: Path) -> LayerList:
+    (tmp_path / "alexnet.net").write_text(ALEXNET)
+    return read_network(tmp_path / "alexnet.net")
+
+
+@pytest.fixture
+def vgg(tmp_path: Path) -> LayerList:
+    (tmp_path / "vgg.net").write_text(vgg16())
+    return read_network(tmp_path / "vgg.net")
+
+
+def convolutions(network: LayerList, *kinds: str) -> LayerList:
+    """Divide the convolutions, and layers of further kinds."""
+    return network.with_split([x.name.startswith(("CONV", *kinds)) for x in network.layers])

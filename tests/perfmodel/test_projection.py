@@ -1,0 +1,102 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pydtnn.models import create_net
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projection, Projector, Workload
+from pydtnn.perfmodel.strategy import Strategy
+from tests.perfmodel.costs import PerFlop
+
+INPUT = (16, 16, 3)
+
+
+@pytest.fixture(scope="module")
+def projector() -> Projector:
+    workload = Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
+    return Projector(workload, Platform.load("cpu-10gbit"), PerFlop())
+
+
+def project(projector: Projector, axes: dict[str, int] | None = None, **options: Any) -> Projection:
+    return projector.project(Strategy(axes or {}, **options))
+
+
+def test_one_rank_does_not_communicate(projector: Projector) -> None:
+    step = project(projector).step
+    assert step.exposed == step.busy == step.idle == 0
+    assert step.seconds == pytest.approx(step.compute)
+
+
+@pytest.mark.parametrize("axis", ["spatial", "filter", "channel"])
+def test_a_hybrid_with_one_rank_along_an_axis_is_the_other_strategy(
+    projector: Projector, axis: str
+) -> None:
+    def seconds(axes: dict[str, int]) -> float:
+        return project(projector, axes).seconds
+
+    assert seconds({"data": 1, axis: 2}) == seconds({axis: 2})
+    assert seconds({"data": 2, axis: 1}) == seconds({"data": 2})
+
+
+def test_more_ranks_need_less_memory_and_compute_less(projector: Projector) -> None:
+    found = [project(projector, {"data": ranks}) for ranks in (1, 2, 4, 8)]
+    memories, computes = [p.memory.total for p in found], [p.step.forward for p in found]
+    assert memories == sorted(memories, reverse=True)
+    assert computes == sorted(computes, reverse=True)
+
+
+def test_compute_is_the_sum_over_layers(projector: Projector) -> None:
+    step = project(projector, {"spatial": 2}).step
+    assert step.forward + step.backward == pytest.approx(sum(x.compute for x in step.layers))
+    assert step.layers_exposed == pytest.approx(sum(x.exchange for x in step.layers))
+
+
+def test_recomputation_adds_forward_passes_and_saves_memory(projector: Projector) -> None:
+    plain = project(projector, {"data": 2})
+    again = project(projector, {"data": 2}, recompute="auto")
+    assert plain.step.recomputed == 0 < again.step.recomputed < again.step.forward
+    assert again.memory.activations < plain.memory.activations
+
+
+def test_a_sharded_optimizer_stores_its_part_only(projector: Projector) -> None:
+    plain, sharded = (project(projector, {"data": 4}, scheme=s) for s in ("allreduce", "sharded"))
+    assert sharded.memory.slots == plain.memory.slots / 4
+    assert sharded.step.update == plain.step.update / 4
+
+
+def test_compression_sends_less(projector: Projector) -> None:
+    plain, half = (project(projector, {"data": 4}, compress=c) for c in (None, "float16"))
+    assert half.step.busy == pytest.approx(plain.step.busy / 2, rel=0.1)
+    assert project(projector, {"data": 4}, compress="power_sgd").step.busy < half.step.busy
+
+
+def test_a_pipeline_waits_less_with_more_micro_batches(projector: Projector) -> None:
+    few, many = (project(projector, {"pipeline": 2}, micro_batches=m).step for m in (2, 8))
+    assert few.idle / few.seconds > many.idle / many.seconds > 0
+
+
+def test_faster_links_are_never_slower(projector: Projector) -> None:
+    platform = projector.platform
+    between = platform.messages.between
+    messages = replace(platform.messages, between=replace(between, bandwidth=between.bandwidth / 8))
+    slow = projector.with_platform(replace(platform, messages=messages), projector.costs)
+    for axes in ({"data": 4}, {"filter": 2}, {"data": 2, "spatial": 2}, {"pipeline": 2}):
+        assert project(slow, axes).seconds >= project(projector, axes).seconds
+
+
+def test_a_loader_that_is_slower_than_a_step_delays_it(projector: Projector) -> None:
+    storage = replace(projector.platform.storage, sample=1.0)
+    slow = projector.with_platform(replace(projector.platform, storage=storage), projector.costs)
+    projection = project(slow, {"data": 2})
+    assert projection.seconds == pytest.approx(32, rel=0.01)
+
+
+def test_more_ranks_than_samples_are_refused(projector: Projector) -> None:
+    with pytest.raises(ValueError, match="global batch of 64"):
+        project(projector, {"data": 128})
+
+
+def test_schemes_without_a_formula_are_refused() -> None:
+    with pytest.raises(ValueError, match="gossip"):
+        Strategy({"data": 2}, scheme="gossip")

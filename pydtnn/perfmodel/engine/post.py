@@ -5,35 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.perfmodel.engine.engine import Completion, Engine
-from pydtnn.perfmodel.platform import Platform
-
-
-class Processor(NamedTuple):
-    """What messages cost the processor of a rank.
-
-    Attributes
-    ----------
-    call : float
-        Time of each call that starts an operation, in s.
-    copy : float
-        Time to copy a byte that is sent or received, in s/B.
-    """
-
-    call: float = 0.0
-    copy: float = 0.0
-
-    @classmethod
-    def of(cls, platform: Platform) -> Processor:
-        """Return the processor of a platform."""
-        copy = platform.messages.copy
-        return cls(platform.messages.call, 0.0 if copy is None else 1 / copy)
-
+from pydtnn.perfmodel.engine.processor import Processor
 
 Key = tuple[int, int, int]
 """Sender, receiver and tag."""

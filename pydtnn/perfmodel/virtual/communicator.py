@@ -20,7 +20,8 @@ from pydtnn.comm.meeting import (
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.world import Ended
 from pydtnn.perfmodel.engine.engine import Completion, Engine
-from pydtnn.perfmodel.engine.post import PostOffice, Processor
+from pydtnn.perfmodel.engine.post import PostOffice
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.library import library_times
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
@@ -153,13 +154,20 @@ class VirtualCommunicator(MeetingCommunicator):
             times.nbytes = max(times.nbytes, call.nbytes)
             if times.meeting.join(rank, call, value, combine):
                 del group.meetings[turn]
-                left = library_times(call.kind, times.nbytes, times.joined, group.hosts, engine)
+                nbytes = 0 if self._adds(call) else times.nbytes
+                left = library_times(call.kind, nbytes, times.joined, group.hosts, engine)
                 for done, at in zip(times.left, left, strict=True):
                     engine.complete(done, at)
 
-        engine.spend(self._own, group.processor.call)
+        if self.size > 1:
+            engine.spend(self._own, group.processor.call)
         engine.post(self._own, arrive)
         return times
+
+    def _adds(self, call: Call) -> bool:
+        """Return whether the processors of the ranks add and copy the arrays of a call."""
+        group = self._group
+        return call.kind == "allreduce" and group.processor.add > 0 and len({*group.hosts}) == 1
 
     def _finish(self, call: Call, times: _Times) -> Any:
         self._engine.wait(
@@ -169,6 +177,8 @@ class VirtualCommunicator(MeetingCommunicator):
         )
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
+        if self._adds(call) and self.size > 1:
+            self._engine.spend(self._own, times.nbytes * self._group.processor.add)
         return times.meeting.result
 
 

@@ -10,7 +10,7 @@ from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import be_rank, start_ranks
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.engine.engine import Engine
-from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.clock import RankClock
 from pydtnn.perfmodel.virtual.communicator import Group, VirtualCommunicator
 from pydtnn.utils.clock import use

@@ -20,6 +20,7 @@ from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.header import describe_job, first_line
 from pydtnn.cli.logs import show_logs
 from pydtnn.cli.parser import Arguments
+from pydtnn.cli.virtual import run_on_virtual_ranks
 from pydtnn.comm import Communicator, agree, create_communicator, require_equal
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.signals import DEFERRED, SIGNALS, SignalWatch
@@ -69,7 +70,10 @@ def _main(arguments: Sequence[str] | None) -> int:
             try:
                 with show_logs(comm.rank, verbose=config.verbose, quiet=config.quiet):
                     _log.debug("communicator and options: %.2f s", clock.now() - begin)
-                    _run(config, comm, notes)
+                    if config.virtual_ranks is None:
+                        _run(config, comm, notes)
+                    else:
+                        run_on_virtual_ranks(config, comm, lambda own: _run(config, own, notes))
             except SystemExit as error:
                 if comm.size == 1:
                     raise
@@ -204,7 +208,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     if config.exact:  # other kernels would round differently
         facts = {"CPU": cpu_model(), "NumPy": np.__version__}
         _require_equal(comm, facts if cupy is None else facts | gpu_facts(cupy))
-    threads = _together(comm, threads_per_rank, comm)
+    # Virtual ranks compute at the same time where their clocks allow it.
+    threads = 1 if config.virtual_ranks else _together(comm, threads_per_rank, comm)
     comm = _together(comm, choose_allreduce, config, comm)
     comm = _together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
@@ -269,7 +274,7 @@ def _carry_out(job: Job) -> None:
                 augment=job.augment,
                 steps_per_epoch=config.steps_per_epoch,
                 seed=config.seed,
-                loader_threads=config.loader_threads,
+                loader_threads=0 if config.virtual_ranks else config.loader_threads,
             )
     if config.save and config.saves_weights:
         with evaluated(trainer):

@@ -109,7 +109,7 @@ def create_job(
         If the configuration cannot be satisfied.
     """
     begin, data = clock.now(), comm if mesh is None else mesh.data
-    train, validation = create_data(config)
+    train, validation = comm.share(lambda: create_data(config))
     _log.debug("data %s: %.2f s", train.name, clock.now() - begin)
     global_batch = config.global_batch_size or config.batch_size * data.size
     augment = create_augmentations(config.augment)
@@ -126,7 +126,7 @@ def create_job(
     )
     loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
-    tuning = config.tuning or ("fixed" if config.exact else None)
+    tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)
     begin = clock.now()
     model = Model(
         create_network(config, train),

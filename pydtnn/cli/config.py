@@ -20,13 +20,16 @@ from pydtnn.cli.options import (
     flags,
     option,
 )
+from pydtnn.cli.virtual_options import VirtualOptions
 from pydtnn.cli.waiting import WaitOptions
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.utils.threads import MOST_THREADS
 
 
 @dataclass(frozen=True)
-class TrainConfig(DeviceChecks, ExactChecks, MonitoringOptions, TraceOptions, WaitOptions):
+class TrainConfig(
+    DeviceChecks, ExactChecks, MonitoringOptions, TraceOptions, VirtualOptions, WaitOptions
+):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
     Every field is an option of ``python -m pydtnn.train``, whose help page describes it.
@@ -365,6 +368,7 @@ class TrainConfig(DeviceChecks, ExactChecks, MonitoringOptions, TraceOptions, Wa
         self.check_tensorboard()
         self.check_trace()
         self.check_waits()
+        self.check_virtual()
         self._check_partners()
         self.check_exact()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydtnn.utils.option import Option, options_of
 
-MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION = GROUPS = (
+MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION, VIRTUAL = GROUPS = (
     "model and data",
     "training",
     "optimizer",
@@ -16,6 +16,7 @@ MODEL, TRAINING, OPTIMIZER, COMMUNICATION, DEVICE, OUTPUT, OBSERVATION = GROUPS 
     "device",
     "output",
     "observation",
+    "virtual ranks",
 )
 """The groups of options, in the order of the help page."""
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.transport import describe_transport
+from pydtnn.cli.virtual import describe_virtual
 from pydtnn.comm.schedules.auto import RULE, Auto, Choice
 from pydtnn.comm.schedules.rule import VENDOR, Ruled, explain
 from pydtnn.comm.staged import Staged
 from pydtnn.info import collect
+from pydtnn.utils.clock import VIRTUAL_SECONDS
 from pydtnn.utils.files import write_file
 from pydtnn.utils.machine import peak_memory
 from pydtnn.utils.text_table import align
@@ -24,6 +26,9 @@ from pydtnn.utils.text_table import align
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
     from pydtnn.kernels.cuda.backend import CudaBackend
+
+UNTITLED = ("lr", VIRTUAL_SECONDS)
+"""Entries of logs that the table does not contain."""
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -151,13 +156,17 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         *_gpu(job),
         *_communication(job),
         ("epochs", f"{trainer.epoch}, in steps of {job.global_batch_size} images"),
-        *((_title(name), f"{value:.4f}") for name, value in last.items() if name != "lr"),
+        *((_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED),
         ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),
+        *describe_virtual(job, steps - communication + data, wall),
         *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
         *exchanged,
-        ("peak memory per rank", f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB"),
+        (
+            "peak memory " + ("of all ranks" if job.config.virtual_ranks else "per rank"),
+            f"{max(r['peak'] for r in ranks) / 1e6:.0f} MB",
+        ),
         *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
         ("run folder", str(job.directory)),
     ]

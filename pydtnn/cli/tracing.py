@@ -53,7 +53,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "threads": backend.threads,
         "instruction set": backend.isa,
         "dtype": trainer.model.dtype.name,
-        **measure_limits(backend),
+        **trainer.comm.share(lambda: measure_limits(backend)),
     }
 
 

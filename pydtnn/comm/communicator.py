@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -337,6 +337,13 @@ class Communicator(SuggestsNames, ABC):
         Of this group and of all groups with a common origin, also the messages of schedules. The
         other rank is numbered as in this group. Communicators without such messages do nothing.
         """
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, one object for all ranks that are threads of a process.
+
+        Collective: all ranks call it. An error of `make` is raised on all ranks.
+        """
+        return make()
 
     def pause(self) -> None:
         """Let others run, in a loop that tests requests until one of them is complete."""

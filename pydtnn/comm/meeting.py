@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from abc import abstractmethod
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,18 @@ class MeetingCommunicator(Communicator):
         own = pickle.dumps(value)
         call = Call("gather_object", "gather_object", len(own))
         return [pickle.loads(data) for data in self._meet(call, own, lambda values: values)]
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        made, error = None, None
+        if self.rank == 0:
+            try:
+                made = make()
+            except Exception as problem:
+                error = problem
+        made, error = self._meet(Call("share", "share"), (made, error), itemgetter(0))
+        if error is not None:
+            raise error
+        return made
 
     def _broadcast(self, array: np.ndarray, root: int) -> None:
         # A copy, because the root goes on (and may write) before the last rank has read.

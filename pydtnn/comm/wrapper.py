@@ -67,6 +67,9 @@ class Wrapper(Communicator):
     def observe(self, observer: Observer | None) -> None:
         self.inner.observe(observer)
 
+    def share(self, make: Callable[[], Any]) -> Any:
+        return self.inner.share(make)
+
     def pause(self) -> None:
         self.inner.pause()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.model.memory import Forecast
+from pydtnn.model.memory import PROCESS, Forecast
 from pydtnn.perfmodel.workload import Rank
 
 
@@ -24,12 +24,14 @@ class RankMemory:
     parameters, gradients, slots : int
         The flat arrays; slots are those of the optimizer that this rank stores.
     activations : int
-        All other arrays of forward and backward, the batch included.
+        All other arrays of forward and backward, the batch included, and gaps between arrays.
     scratch : int
         Of kernels.
     messages : int
         Buffers of the exchange of gradients: received chunks, residuals and other state of
         compression.
+    process : int
+        Code and small objects of a training process, about.
     """
 
     parameters: int
@@ -38,6 +40,7 @@ class RankMemory:
     activations: int
     scratch: int
     messages: int
+    process: int
 
     @property
     def total(self) -> int:
@@ -61,6 +64,8 @@ def rank_memory(rank: Rank) -> RankMemory:
     trainer = rank.trainer
     model, optimizer = trainer.model, trainer.optimizer
     forecast = Forecast(model, rank.largest, 0, rank.in_flight).memory(model.cuts)
+    process = PROCESS if model.backend.name == "cpu" else 0
+    held = forecast.resident - forecast.scratch - process
     flat = forecast.parameters + forecast.copies + forecast.gradients
     batch = sum(np.asarray(part).nbytes for part in (rank.batch.x, rank.batch.y))
     passed = sum(prod(node.shape) for node in model.graph.inputs) * rank.largest
@@ -69,9 +74,10 @@ def rank_memory(rank: Rank) -> RankMemory:
         parameters=forecast.parameters + forecast.copies,
         gradients=forecast.gradients,
         slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
-        activations=max(forecast.peak - flat - passed, 0) + batch,
+        activations=max(held - flat - passed, 0) + batch,
         scratch=forecast.scratch,
         messages=_own_arrays(trainer.exchange, [model, optimizer, *model.buckets]),
+        process=process,
     )
 
 

@@ -15,7 +15,7 @@ from pydtnn.perfmodel.breakdown import Breakdown, Times
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.virtual import run_virtual
+from pydtnn.perfmodel.virtual import Processor, run_virtual
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
 from pydtnn.utils.text_table import align, quantity
@@ -28,8 +28,8 @@ MOST_RANKS = 16
 WARM_UP = 2
 """Steps before those that are predicted: the first ones create groups and buffers."""
 
-STEPS = 2
-"""Least number of steps over which the prediction is averaged."""
+STEPS = 5
+"""Steps of which the one with the median time is predicted; periods of schemes with periods."""
 
 ITEM = 4
 """Bytes of a value of a sample in the loader."""
@@ -195,7 +195,8 @@ def predict(
         raise ValueError(
             f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
         )
-    ranks = simulate(workload, platform.network(workload.ranks), costs)
+    network, processor = platform.network(workload.ranks), Processor.of(platform)
+    ranks = simulate(workload, network, costs, processor)
     data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)
     storage, loading = platform.storage, 0.0
@@ -215,9 +216,14 @@ def predict(
 
 
 def simulate(
-    workload: Workload, network: Network, costs: ComputeCosts | Sequence[ComputeCosts]
+    workload: Workload,
+    network: Network,
+    costs: ComputeCosts | Sequence[ComputeCosts],
+    processor: Processor,
 ) -> list[RankPrediction]:
-    """Execute steps on virtual ranks without numerics; return the mean step of each rank.
+    """Execute steps on virtual ranks without numerics; return the step with the median time.
+
+    If communication repeats with a period, it is the mean step of the median period.
 
     Parameters
     ----------
@@ -225,16 +231,20 @@ def simulate(
     network : Network
         With the host of every rank.
     costs : ComputeCosts or sequence of ComputeCosts
+    processor : Processor
+        What messages cost the processor of a rank.
     """
-    run = run_virtual(_run_rank(workload), network=network, costs=costs)
-    return list(run.results)
+    run = run_virtual(_run_rank(workload), network=network, costs=costs, processor=processor)
+    steps = list(zip(*(times for times, _ in run.results), strict=True))
+    middle = sorted(steps, key=lambda ranks: max(times.step for times in ranks))[len(steps) // 2]
+    memory = [memory for _, memory in run.results]
+    return [RankPrediction(t, m) for t, m in zip(middle, memory, strict=True)]
 
 
-def _run_rank(workload: Workload) -> Callable[[Communicator], RankPrediction]:
+def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times], RankMemory]]:
     length = period(workload)
-    steps = length * -(-STEPS // length)
 
-    def run(comm: Communicator) -> RankPrediction:
+    def run(comm: Communicator) -> tuple[list[Times], RankMemory]:
         breakdown = Breakdown(clock.current().now_ns)
         backend = create_backend("cpu", threads=workload.threads)
         rank = Rank(
@@ -245,10 +255,12 @@ def _run_rank(workload: Workload) -> Callable[[Communicator], RankPrediction]:
         for _ in range(length * -(-WARM_UP // length)):
             rank.step()
         breakdown.take(0.0)
-        begin = clock.now()
-        for _ in range(steps):
-            rank.step()
-        times = breakdown.take((clock.now() - begin) / steps, steps)
-        return RankPrediction(times, rank_memory(rank))
+        found = []
+        for _ in range(STEPS):
+            begin = clock.now()
+            for _ in range(length):
+                rank.step()
+            found.append(breakdown.take((clock.now() - begin) / length, length))
+        return found, rank_memory(rank)
 
     return run

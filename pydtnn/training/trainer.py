@@ -32,6 +32,7 @@ from pydtnn.training.setup import bind_optimizer, create_setup, represent_setup
 from pydtnn.training.stepping import Stepping
 from pydtnn.training.steps import Result
 from pydtnn.training.tuning import autotune
+from pydtnn.utils.clock import virtual_time
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import Observer, combine
 from pydtnn.utils.validate import whole
@@ -304,7 +305,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self._notify("on_epoch_start")
         self._run_steps(loader, seed)
         checks.check_scale(self.setup)
-        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now}
+        self.logs = self.totals.means() | {"lr": self.optimizer.lr_now} | virtual_time()
         with self.averaged():
             if validation is not None:
                 results = self.evaluate(validation, batch_size=self.global_batch_size)

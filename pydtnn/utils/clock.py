@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 
+VIRTUAL_SECONDS = "virtual_seconds"
+"""Entry of logs: the time of a virtual rank."""
+
 
 class Clock:
     """The performance counter of this machine.
@@ -43,6 +46,12 @@ def current() -> Clock:
 def virtual() -> Clock | None:
     """Return the clock of the calling thread if it is that of a virtual rank."""
     return _OWN.get()
+
+
+def virtual_time() -> dict[str, float]:
+    """Return the time of a virtual rank as an entry of logs, in s; empty for other ranks."""
+    own = _OWN.get()
+    return {} if own is None else {VIRTUAL_SECONDS: own.now_ns() * 1e-9}
 
 
 def now_ns() -> int:

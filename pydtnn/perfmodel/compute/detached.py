@@ -8,6 +8,7 @@ so that kernels take their usual time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,15 @@ from pydtnn.comm.wrapper import Wrapper
 
 SPREAD = 0.1
 """Standard deviation of received floats."""
+
+WAIT = 50e-6
+"""Time for which a detached rank polls when it waits, in s.
+
+Ranks that poll between two layers compute differently from a rank that never waits: kernels of the
+ranks of a host do not run at the same time, and find less in the caches. Measured with 2 ranks on 2
+cores that share a host: without it, the layers of a ResNet-20 that is cut into stripes were 8 %
+faster than in training.
+"""
 
 
 class Detachable(Wrapper):
@@ -75,7 +85,8 @@ class Detachable(Wrapper):
             self._state.receive(args[0])
         if what == "send":
             self._state.send(args[0])
-        return Completed()
+            return Completed()
+        return _Polled()
 
     def _gather(self, array: np.ndarray, counts: Sequence[int], out: np.ndarray) -> None:
         """Use this rank's part for those of all ranks."""
@@ -84,6 +95,15 @@ class Detachable(Wrapper):
             part = out[begin : begin + count]
             part[:] = array if len(array) == count else np.resize(array, count)
             begin += count
+
+
+class _Polled(Completed):
+    """A completed operation for which a rank polls once."""
+
+    def wait(self) -> None:
+        end = time.perf_counter() + WAIT
+        while time.perf_counter() < end:
+            pass
 
 
 class _State:

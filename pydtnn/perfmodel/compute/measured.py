@@ -191,8 +191,7 @@ def _measure_rank(
     workload: Workload, comm: Communicator, steps: int, together: Callable[[], object]
 ) -> Steps:
     """Run steps of this rank with detached communicators; return the segments of each step."""
-    wall = workload.threads > 1  # the main thread may sleep while others compute
-    times = SegmentTimes(time.perf_counter_ns if wall else time.thread_time_ns)
+    times = SegmentTimes(time.perf_counter_ns)
     detachable = Detachable(comm)
     rank = Rank(workload, detachable, observers=[times])
     trainer = rank.trainer

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,17 @@ class Profile:
 
 
 class MeasuredCosts(ComputeCosts):
-    """The median times of a rank.
+    """The times of a rank.
 
     Parameters
     ----------
     profile : RankProfile
     factor : float
         On all times, for a machine that is known to be slower or faster.
+    varying : bool
+        Whether the n-th execution of a segment takes the time of the n-th measured step instead of
+        the median. Ranks that wait for each other then wait for the slower one of each part, as in
+        a real run. An object is for one run.
 
     Raises
     ------
@@ -101,19 +106,27 @@ class MeasuredCosts(ComputeCosts):
         From `seconds`, if the layer is not one of the network that was measured.
     """
 
-    def __init__(self, profile: RankProfile, factor: float = 1.0) -> None:
-        self._seconds = {label: factor * s for label, s in profile.median().items()}
-        self._nodes = {label.name for label in self._seconds}
+    def __init__(self, profile: RankProfile, factor: float = 1.0, *, varying: bool = False) -> None:
+        times: Mapping[Label, Sequence[float]]
+        if varying:
+            times = {
+                label: [step[label] for step in profile.steps if label in step]
+                for label in profile.labels
+            }
+        else:
+            times = {label: [seconds] for label, seconds in profile.median().items()}
+        self._times = {label: cycle([factor * s for s in own]) for label, own in times.items()}
+        self._nodes = {label.name for label in self._times}
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s; 0 of a phase that the measured steps did not have."""
-        found = self._seconds.get(label)
+        found = self._times.get(label)
         if found is None and label.kind != "phase" and label.name not in self._nodes:
             raise ValueError(
                 f"MeasuredCosts: expected a layer of the measured network, got {label.name}; "
                 "measure this network with this plan"
             )
-        return found or 0.0
+        return 0.0 if found is None else next(found)
 
 
 def save_profiles(path: str | Path, profiles: Sequence[Profile]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.perfmodel.engine.engine import Completion, Engine
+from pydtnn.perfmodel.engine.processor import Processor
 
 Key = tuple[int, int, int]
 """Sender, receiver and tag."""
@@ -33,10 +34,11 @@ class PostOffice:
     engine : Engine
     members : sequence of int
         The ranks of the group, numbered among all ranks of the run.
+    processor : Processor
     """
 
-    def __init__(self, engine: Engine, members: Sequence[int]) -> None:
-        self._engine, self._members = engine, members
+    def __init__(self, engine: Engine, members: Sequence[int], processor: Processor) -> None:
+        self._engine, self._members, self._processor = engine, members, processor
         self._hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
         self._sends: dict[Key, deque[_Side]] = {}
         self._receives: dict[Key, deque[_Side]] = {}
@@ -53,7 +55,8 @@ class PostOffice:
             else:
                 self._deliver(key, side, other)
 
-        self._engine.post(side.done.owner, match)
+        self._engine.spend(side.done.owner, self._processor.copy * array.nbytes)
+        self._post(side, match)
         return side.done
 
     def receive(self, sender: int, receiver: int, tag: int, array: np.ndarray) -> Completion:
@@ -68,8 +71,16 @@ class PostOffice:
             else:
                 self._deliver(key, other, side)
 
-        self._engine.post(side.done.owner, match)
+        self._post(side, match)
         return side.done
+
+    def take(self, receiver: int, array: np.ndarray) -> None:
+        """Let a rank copy an array that has arrived."""
+        self._engine.spend(self._members[receiver], self._processor.copy * array.nbytes)
+
+    def _post(self, side: _Side, match: Callable[[], None]) -> None:
+        self._engine.spend(side.done.owner, self._processor.call)
+        self._engine.post(side.done.owner, match)
 
     def _deliver(self, key: Key, send: _Side, receive: _Side) -> None:
         engine = self._engine

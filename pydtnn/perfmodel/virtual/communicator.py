@@ -21,6 +21,7 @@ from pydtnn.comm.messages import Messages
 from pydtnn.comm.world import Ended
 from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.post import PostOffice
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.library import library_times
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
@@ -33,15 +34,18 @@ class Group:
     Parameters
     ----------
     engine : Engine
+    processor : Processor
     name : str
     members : sequence of int
         Its ranks, numbered among all ranks of the run.
     """
 
-    def __init__(self, engine: Engine, name: str, members: Sequence[int]) -> None:
-        self.engine, self.name, self.members = engine, name, members
+    def __init__(
+        self, engine: Engine, processor: Processor, name: str, members: Sequence[int]
+    ) -> None:
+        self.engine, self.processor, self.name, self.members = engine, processor, name, members
         self.hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
-        self.office = PostOffice(engine, members)
+        self.office = PostOffice(engine, members, processor)
         self.meetings: dict[int, _Times] = {}
 
 
@@ -99,13 +103,13 @@ class VirtualCommunicator(MeetingCommunicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.send(self.rank, to, tag, array)
-        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done)
+        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, None)
         return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.receive(source, self.rank, tag, array)
-        received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", done)
+        received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", done, array)
         return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _reported(
@@ -128,7 +132,7 @@ class VirtualCommunicator(MeetingCommunicator):
             places = {}
             for color, chosen in divide(wishes).items():
                 members = [self.members[rank] for rank in chosen]
-                group = Group(self._engine, f"{name}.{color}", members)
+                group = Group(self._engine, self._group.processor, f"{name}.{color}", members)
                 places.update({rank: (group, place) for place, rank in enumerate(chosen)})
             return places
 
@@ -150,12 +154,20 @@ class VirtualCommunicator(MeetingCommunicator):
             times.nbytes = max(times.nbytes, call.nbytes)
             if times.meeting.join(rank, call, value, combine):
                 del group.meetings[turn]
-                left = library_times(call.kind, times.nbytes, times.joined, group.hosts, engine)
+                nbytes = 0 if self._adds(call) else times.nbytes
+                left = library_times(call.kind, nbytes, times.joined, group.hosts, engine)
                 for done, at in zip(times.left, left, strict=True):
                     engine.complete(done, at)
 
+        if self.size > 1:
+            engine.spend(self._own, group.processor.call)
         engine.post(self._own, arrive)
         return times
+
+    def _adds(self, call: Call) -> bool:
+        """Return whether the processors of the ranks add and copy the arrays of a call."""
+        group = self._group
+        return call.kind == "allreduce" and group.processor.add > 0 and len({*group.hosts}) == 1
 
     def _finish(self, call: Call, times: _Times) -> Any:
         self._engine.wait(
@@ -165,6 +177,8 @@ class VirtualCommunicator(MeetingCommunicator):
         )
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
+        if self._adds(call) and self.size > 1:
+            self._engine.spend(self._own, times.nbytes * self._group.processor.add)
         return times.meeting.result
 
 
@@ -196,16 +210,21 @@ class _Transfer(Request):
     comm: VirtualCommunicator
     doing: Callable[[], str]
     done: Completion
+    received: np.ndarray | None  # which the rank has to copy
 
     def wait(self) -> None:
         self.comm._engine.wait(self.comm._own, self.done, self.doing)
-        self._check()
+        self._complete()
 
     def test(self) -> bool:
         done = self.comm._engine.test(self.comm._own, self.done)
-        self._check()
+        if done:
+            self._complete()
         return done
 
-    def _check(self) -> None:
+    def _complete(self) -> None:
         if self.done.problem:
             raise ValueError(self.done.problem)
+        if self.received is not None:
+            array, self.received = self.received, None
+            self.comm._group.office.take(self.comm.rank, array)

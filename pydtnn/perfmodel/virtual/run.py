@@ -10,9 +10,13 @@ from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import be_rank, start_ranks
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.clock import RankClock
 from pydtnn.perfmodel.virtual.communicator import Group, VirtualCommunicator
 from pydtnn.utils.clock import use
+
+IDLE = Processor()
+"""A processor that messages cost nothing."""
 
 
 class VirtualRun(NamedTuple):
@@ -35,6 +39,7 @@ def run_virtual(
     *args: Any,
     network: Network,
     costs: ComputeCosts | Sequence[ComputeCosts],
+    processor: Processor = IDLE,
 ) -> VirtualRun:
     """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
 
@@ -51,7 +56,9 @@ def run_virtual(
     network : Network
         With the host of every rank.
     costs : ComputeCosts or sequence of ComputeCosts
-        Time of computation, or that of each rank.
+        Time of computation, of all ranks or of each.
+    processor : Processor, optional
+        What messages cost the processor of a rank; by default nothing.
 
     Returns
     -------
@@ -67,11 +74,12 @@ def run_virtual(
     """
     ranks = len(network.hosts)
     engine = Engine(network)
-    everyone = Group(engine, "all", range(ranks))
+    everyone = Group(engine, processor, "all", range(ranks))
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
-        clock = RankClock(engine, rank, costs[rank] if isinstance(costs, Sequence) else costs)
+        own = costs if isinstance(costs, ComputeCosts) else costs[rank]
+        clock = RankClock(engine, rank, own)
         use(clock)
         try:
             comm = by_rule(VirtualCommunicator(everyone, rank, clock))

@@ -74,3 +74,9 @@ def test_the_spread_is_that_of_whole_steps():
     steady = RankProfile(tuple({CONV: 1.0} for _ in range(5)))
     assert steady.spread == 0.0
     assert RankProfile(STEPS).spread > 0.1
+
+
+def test_varying_costs_are_those_of_the_measured_steps_in_turns():
+    costs = MeasuredCosts(profile().of(0), varying=True)
+    assert [costs.seconds(CONV, None, 4) for _ in range(4)] == [1.0, 3.0, 2.0, 1.0]
+    assert [costs.seconds(LOSS, None, 4) for _ in range(3)] == [0.25, 0.5, 0.25]

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.cases import workload_of
 from benchmarks.common.work import forget_peak, resident
-from benchmarks.oracle_cases import workload_of
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.prediction import simulate
+from pydtnn.perfmodel.virtual import Processor
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.training.tuning import autotune
 
@@ -61,7 +62,12 @@ def seconds_of(rank: Rank, comm: Communicator, steps: int) -> list[float]:
 
 
 def compare(
-    workload: Workload, comm: Communicator, network: Network, turns: int, steps: int
+    workload: Workload,
+    comm: Communicator,
+    network: Network,
+    processor: Processor,
+    turns: int,
+    steps: int,
 ) -> dict[str, Any]:
     """Predict and measure a workload; return the result, complete on rank 0."""
     forget_peak()
@@ -74,10 +80,10 @@ def compare(
     grown = max(comm.gather_object(resident(peak=True) - before))
     predicted, measured, communicated, memory = [], [], [], 0.0
     for _ in range(turns):
-        profile = measure_job(workload, comm, steps=max(steps // 2, 3), warm_up=1)
+        profile = measure_job(workload, comm, steps=steps, warm_up=1)
         if comm.rank == 0:
-            costs = [MeasuredCosts(profile.of(r)) for r in range(comm.size)]
-            ranks = simulate(workload, network, costs)
+            costs = [MeasuredCosts(profile.of(r), varying=True) for r in range(comm.size)]
+            ranks = simulate(workload, network, costs, processor)
             predicted.append(max(one.times.step for one in ranks))
             communicated.append(ranks[0].times.communication)
             memory = max(one.memory.total for one in ranks) / MIB
@@ -99,10 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
     comm = create_communicator()
-    network = Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
+    network = (
+        Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
+    )
+    processor = Processor.measure(comm)
     for case in args.cases:
         workload = workload_of(case)
-        found = compare(workload, comm, network, args.turns, args.steps)
+        found = compare(workload, comm, network, processor, args.turns, args.steps)
         if comm.rank == 0:
             print(json.dumps({"case": case, "name": workload.name} | found), flush=True)
 

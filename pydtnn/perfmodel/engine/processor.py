@@ -1,0 +1,98 @@
+"""The time of a rank's processor for messages, from a platform or measured in a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.communicator import Communicator
+from pydtnn.perfmodel.platform import Platform
+
+SHORT, LONG = 64, 1 << 20
+"""Lengths of the arrays whose times are measured, in B."""
+
+REPEATS = 15
+"""Repetitions of each measurement, after two that open connections; the median is used."""
+
+CACHE = 4 << 20
+"""Bytes that are written before each repetition: calls of a training step find cold caches."""
+
+
+class Processor(NamedTuple):
+    """What messages cost the processor of a rank.
+
+    Attributes
+    ----------
+    call : float
+        Time of each call that starts an operation, and of the wait for it, in s.
+    copy : float
+        Time to copy a byte that is sent or received, in s/B.
+    add : float
+        Time per byte of a library's allreduce inside a host, during which the rank adds and copies,
+        in s/B; 0: it takes the time of messages.
+    """
+
+    call: float = 0.0
+    copy: float = 0.0
+    add: float = 0.0
+
+    @classmethod
+    def of(cls, platform: Platform) -> Processor:
+        """Return the processor of a platform."""
+        copy = platform.messages.copy
+        return cls(platform.messages.call, 0.0 if copy is None else 1 / copy)
+
+    @classmethod
+    def measure(cls, comm: Communicator) -> Processor:
+        """Measure the processor of the ranks of a job. Collective: all ranks call it.
+
+        Messages inside a host are copied by processors within the bandwidth that
+        `Network.measure` finds, so that `copy` is 0.
+
+        Parameters
+        ----------
+        comm : Communicator
+
+        Returns
+        -------
+        Processor
+            Equal on all ranks.
+        """
+        if comm.size == 1:
+            return cls()
+        host = comm.split_by_host()
+        short, long = (np.zeros(n // 4, "float32") for n in (SHORT, LONG))
+        received = np.zeros_like(short)
+        after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+        def exchange() -> Callable[[], None]:
+            return comm.exchange([(short, after)], [(received, before)]).wait
+
+        exchanged = _measure(comm, exchange)
+        sums = [_measure(host, partial(_start_sum, host, x)) for x in (short, long)]
+        host.free()
+        add = max(sums[1] - sums[0], 0.0) / (LONG - SHORT) if host.size > 1 else 0.0
+        found = comm.gather_object((exchanged / 2, add))
+        return cls(median(call for call, _ in found), 0.0, median(add for _, add in found))
+
+
+def _measure(comm: Communicator, start: Callable[[], Callable[[], None]]) -> float:
+    """Return the time to start an operation and to wait for it, in s."""
+    cold = np.zeros(CACHE, "uint8")
+    times = []
+    for _ in range(2 + REPEATS):
+        cold += 1
+        comm.barrier()
+        begin = time.perf_counter()
+        start()()
+        times.append(time.perf_counter() - begin)
+    return median(times[2:])
+
+
+def _start_sum(comm: Communicator, array: np.ndarray) -> Callable[[], None]:
+    return comm.iallreduce(array).wait

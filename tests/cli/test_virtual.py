@@ -1,0 +1,100 @@
+"""The command line on virtual ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.tracing.records import RECORD, read_traces
+from pydtnn.train import main
+from tests.launch import Finished
+from tests.small_run import TINY, TRAIN, only_line
+
+VIRTUAL = ["--virtual-ranks=4", "--platform=cpu-1gbit"]
+
+
+def entries(folder: Path) -> list[dict]:
+    return [*map(json.loads, (folder / "measurements.jsonl").read_text().splitlines())]
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_run_has_virtual_times_and_is_equal_in_every_repetition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [tmp_path / "first", tmp_path / "second"]
+    for folder in runs:
+        assert main([*TINY, *VIRTUAL, f"--output-dir={folder}"]) == 0
+    told = capsys.readouterr().out
+    assert "4 ranks" in told
+    assert "virtual time per step" in told
+    assert "efficiency" in told
+    histories = [json.loads((folder / "history.json").read_text()) for folder in runs]
+    assert histories[0] == histories[1]
+    times = [epoch["virtual_seconds"] for epoch in histories[0]]
+    assert 0 < times[0] < times[1]
+    assert weights(runs[0]) == weights(runs[1])
+    seconds = [entry["ranks"][3]["total"] for entry in entries(runs[0])]
+    assert sum(seconds) == pytest.approx(times[1], rel=0.3)
+    assert seconds == [entry["ranks"][3]["total"] for entry in entries(runs[1])]
+
+
+def test_a_trace_has_virtual_times(tmp_path: Path) -> None:
+    options = [f"--trace={tmp_path / 'trace'}", "--quiet", f"--output-dir={tmp_path / 'run'}"]
+    assert main([*TINY, *VIRTUAL, "--epochs=1", *options]) == 0
+    ranks = read_traces(tmp_path / "trace")
+    assert len(ranks) == 4
+    (entry,) = entries(tmp_path / "run")
+    for rank, trace in enumerate(ranks):
+        assert trace.records.dtype == RECORD
+        steps = trace.records[trace.records["name"] == trace.names.index("step")]
+        seconds = entry["ranks"][rank]["steps"]
+        assert steps["duration"].sum() * 1e-9 == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--virtual-ranks=2"], "--virtual-ranks requires --platform"),
+        (["--platform=cpu-1gbit"], "--platform requires --virtual-ranks N"),
+        (["--virtual-ranks=0", "--platform=cpu-1gbit"], "--virtual-ranks must be at least 1"),
+        (["--virtual-ranks=2", "--platform=cpu-2gbit"], "cpu-2gbit"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, *options, "--quiet", f"--output-dir={tmp_path / 'run'}"]) != 0
+    assert told in only_line(capsys.readouterr().err)
+
+
+def test_more_ranks_than_samples_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--virtual-ranks=20", "--platform=cpu-1gbit", f"--output-dir={tmp_path / 'run'}"]
+    assert main([*TINY, *options, "--quiet"]) != 0
+    assert "at most one rank per sample" in only_line(capsys.readouterr().err)
+
+
+def test_the_default_has_no_virtual_ranks() -> None:
+    assert TrainConfig().virtual_ranks is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_exact_training_has_the_bytes_of_mpi(
+    ranks: int, tmp_path: Path, mpiexec: Callable[..., Finished]
+) -> None:
+    options = [*TINY, "--model=cnn", "--exact", "--quiet", "--loader-threads=0"]
+    done = mpiexec(ranks, [*TRAIN, *options, f"--output-dir={tmp_path / 'mpi'}"])
+    assert done.returncode == 0, done.stderr
+    virtual = [f"--virtual-ranks={ranks}", "--platform=cpu-1gbit"]
+    assert main([*options, *virtual, f"--output-dir={tmp_path / 'virtual'}"]) == 0
+    assert weights(tmp_path / "virtual") == weights(tmp_path / "mpi")

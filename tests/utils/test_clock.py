@@ -1,0 +1,78 @@
+"""The clock of a run, and who may read the time of the machine instead."""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pydtnn
+from pydtnn.utils import clock
+
+ROOT = Path(pydtnn.__file__).parent
+
+ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
+"""Packages whose times are those of the run."""
+
+REAL = {
+    "training/tuning.py": "kernels are timed",
+    "comm/watchdog.py": "waits of processes",
+    "comm/monitor": "waits of processes",
+    "comm/signals.py": "a second signal",
+    "comm/attendance.py": "ranks that have ended",
+    "comm/last_step.py": "a signal that not all ranks have received",
+}
+"""Modules that read the time of the machine, and what they measure."""
+
+TIMES = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"}
+
+
+def readings(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in TIMES:
+            yield f"{source}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"{source}:{node.lineno}" for name in node.names if name.name in TIMES)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_only_what_concerns_the_machine_reads_its_time(room: str) -> None:
+    found = []
+    for source in sorted((ROOT / room).rglob("*.py")):
+        place = source.relative_to(ROOT).as_posix()
+        if not any(place.startswith(real) for real in REAL):
+            found += readings(source)
+    assert not found, f"{', '.join(found)}: read pydtnn.utils.clock instead"
+
+
+@pytest.mark.parametrize("module", REAL)
+def test_the_exceptions_do_read_it(module: str) -> None:
+    path = ROOT / module
+    sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    assert any(True for source in sources for _ in readings(source))
+
+
+class Fixed(clock.Clock):
+    def now_ns(self) -> int:
+        return 5_000_000_000
+
+
+def test_a_thread_has_its_own_clock() -> None:
+    seen = []
+
+    def read() -> None:
+        clock.use(Fixed())
+        seen.extend([clock.now(), clock.now_ns(), clock.virtual_time()])
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert seen == [5.0, 5_000_000_000, {"virtual_seconds": 5.0}]
+    assert clock.virtual() is None
+    assert clock.virtual_time() == {}
+    before = time.perf_counter()
+    assert before <= clock.now() <= time.perf_counter()

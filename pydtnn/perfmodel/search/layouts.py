@@ -24,7 +24,7 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.part import Cut
 from pydtnn.layers.reshape import Flatten, Identity
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.model.partition.draft import Draft, PlanError, part_shape
+from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
 from pydtnn.perfmodel.compute import Label
 from pydtnn.perfmodel.dry_step import EVERYTHING, Position, inner_position
@@ -151,7 +151,7 @@ class LayerOptions:
 
     def _strategies(self, node: Node, natives: tuple[State, ...]) -> Iterator[tuple[str, _Cost]]:
         kind = kind_of(node.layer)
-        layouts = [{} if s is Spread.WHOLE else {AXIS: s} for s in natives]
+        layouts: list[Layout] = [{} if s is Spread.WHOLE else {AXIS: s} for s in natives]
         own = STRATEGIES.get(kind, ()) if kind else ()
         for name in ("", *(strategy for strategy in SEARCHED if strategy in own)):
             draft = Draft.of(node.layer, self.mesh)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -52,6 +52,8 @@ def search(
     *,
     memory_limit: float | None = None,
     recompute: Sequence[Any] = (None, "auto"),
+    base: Strategy | None = None,
+    allowed: Callable[[Strategy], bool] = lambda strategy: True,
 ) -> Found:
     """Return the fastest way to distribute a network, with plans for each layer among them.
 
@@ -68,6 +70,10 @@ def search(
         Of a rank, in B; by default that of the platform.
     recompute : sequence
         Values of `Model`'s argument that are tried, until the memory is within the limit.
+    base : Strategy, optional
+        Scheme, compression, micro-batches and schedule of all strategies.
+    allowed : callable, optional
+        Whether a strategy is possible in training.
 
     Raises
     ------
@@ -76,15 +82,17 @@ def search(
     """
     limit = projector.platform.cluster.memory_per_rank if memory_limit is None else memory_limit
     batch = projector.workload.global_batch
+    base = base or Strategy()
     candidates = [*uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
         plans = plans_for(projector, mesh, limit)
         candidates += [Strategy(mesh, plan=rules) for rules in plans]
     tried: list[Projection] = []
-    for strategy in candidates:
+    for own in filter(allowed, candidates):
         for again in recompute:
+            strategy = replace(base, axes=own.axes, plan=own.plan, recompute=again)
             try:
-                tried.append(projector.project(replace(strategy, recompute=again)))
+                tried.append(projector.project(strategy))
             except ValueError:  # the network has too few filters, rows or layers
                 break
             if tried[-1].memory.total <= limit:

@@ -187,8 +187,9 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     for line in (first_line(config, comm.size), *notes):  # before imports that take time
         _say(config, comm, line)
     begin = clock.now()
+    from pydtnn.cli.auto import add_prediction, choose_parallel
     from pydtnn.cli.build import create_job, fetch_data
-    from pydtnn.cli.mesh import create_mesh
+    from pydtnn.cli.mesh import AUTO, create_mesh
     from pydtnn.cli.parallel import check_messages, choose_allreduce
     from pydtnn.cli.report import log_details
     from pydtnn.cli.run_directory import run_directory
@@ -213,7 +214,6 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     comm = _together(comm, choose_allreduce, config, comm)
     comm = _together(comm, choose_transport, config, comm, cupy)
     comm = check_messages(config, comm)
-    mesh = _together(comm, create_mesh, config.parallel, comm)
     if cupy is not None and (shared := shared_gpu(comm, cupy)):
         _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.trace is not None:
@@ -222,6 +222,11 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             _together(comm, fetch_data, config, comm)
+    if config.parallel == AUTO:
+        config, why = _together(comm, choose_parallel, config, comm, config.threads or threads)
+        for line in why:
+            _say(config, comm, line)
+    mesh = _together(comm, create_mesh, config.parallel, comm)
     # BLAS has one thread, so that the order of its sums does not depend on their number.
     groups = mesh or contextlib.nullcontext()
     with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
@@ -235,6 +240,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         for line in align(describe_job(job), 2):
             _say(config, comm, line)
         log_details(job)
+        _together(comm, add_prediction, job, threads)
         _carry_out(job)
 
 

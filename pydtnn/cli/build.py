@@ -26,6 +26,7 @@ from pydtnn.callbacks import (
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
+from pydtnn.cli.predicted import Predicted
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
@@ -45,6 +46,7 @@ from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
+from pydtnn.utils.machine import resident_memory
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
@@ -80,6 +82,10 @@ class Job:
         The arrays that `--load` has loaded, if any.
     recorder : Recorder or None
         The observer of `--trace`, if it is set.
+    resident : int
+        Memory of this process before the model was built, in B.
+    predicted : Predicted or None
+        Time and memory of a step by the performance model, on rank 0.
     """
 
     config: TrainConfig
@@ -92,6 +98,8 @@ class Job:
     directory: Path
     loaded: LoadReport | None = None
     recorder: Recorder | None = None
+    resident: int = 0
+    predicted: Predicted | None = None
 
 
 def create_job(
@@ -127,7 +135,7 @@ def create_job(
     loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)
-    begin = clock.now()
+    begin, resident = clock.now(), resident_memory()
     model = Model(
         create_network(config, train),
         train.input_shape,
@@ -178,6 +186,7 @@ def create_job(
         directory,
         loaded,
         recorder,
+        resident,
     )
 
 

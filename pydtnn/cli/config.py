@@ -230,7 +230,8 @@ class TrainConfig(
     parallel: str | None = option(
         COMMUNICATION,
         str,
-        "ranks along each axis of a mesh: data=2,filter=4; by default all along data",
+        "ranks along each axis of a mesh: data=2,filter=4; auto is the fastest by the performance "
+        "model; by default all along data",
         metavar="LIST",
     )
     micro_batches: int | None = option(
@@ -242,8 +243,8 @@ class TrainConfig(
     plan: str | None = option(
         COMMUNICATION,
         str,
-        "how the network is cut along the axes besides data: a strategy, or a YAML file; by "
-        "default each axis is used for the strategy of its name",
+        "how the network is cut along the axes besides data: a strategy, a YAML file, or its rules "
+        "in braces; by default each axis is used for the strategy of its name",
     )
     device: str = option(
         DEVICE,

@@ -8,12 +8,15 @@ from math import prod
 from pydtnn.comm import Communicator
 from pydtnn.parallel.mesh import Mesh
 
+AUTO = "auto"
+"""Value of `--parallel` for the fastest strategy by the performance model."""
+
 NOT_NAMES = ("batch", "comm", "self")
 """Names that an axis cannot have: one of the library, and arguments of `Mesh`."""
 
 
 def read_axes(text: str | None) -> dict[str, int]:
-    """Return the ranks along each axis of a mesh; none without a text.
+    """Return the ranks along each axis of a mesh; none without a text, or for "auto".
 
     Raises
     ------
@@ -26,6 +29,8 @@ def read_axes(text: str | None) -> dict[str, int]:
     {'data': 2, 'filter': 4}
     """
     axes: dict[str, int] = {}
+    if text == AUTO:
+        return axes
     for item in filter(None, (item.strip() for item in (text or "").split(","))):
         name, _, ranks = (part.strip() for part in item.partition("="))
         if not re.fullmatch(r"[a-z_]+", name) or not re.fullmatch(r"[1-9][0-9]{,8}", ranks):

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.predicted import rows as predicted_rows
 from pydtnn.cli.transport import describe_transport
 from pydtnn.cli.virtual import describe_virtual
 from pydtnn.comm.schedules.auto import RULE, Auto, Choice
@@ -63,6 +64,7 @@ def write_run_file(job: Job) -> None:
         "steps_per_epoch": job.steps_per_epoch,
         "schedule": repr(optimizer.schedule),
         "weight_decay": optimizer.weight_decay,
+        "predicted": None if job.predicted is None else asdict(job.predicted),
         "environment": collect(),
     }
     text = json.dumps(content, indent=2, default=str) + "\n"
@@ -93,6 +95,7 @@ def print_report(job: Job) -> None:
     own = {
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
+        "grown": peak_memory() - job.resident,
         "bytes": comm.traffic.bytes,
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }
@@ -159,6 +162,7 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         *((_title(name), f"{value:.4f}") for name, value in last.items() if name not in UNTITLED),
         ("images/s", f"{trainer.samples_seen / wall:.0f}" if wall else "no step was executed"),
         *describe_virtual(job, steps - communication + data, wall),
+        *_predicted(job, steps, communication, data, max(r["grown"] for r in ranks)),
         *times,
         ("time waiting for data", f"{data:.1f} s"),
         ("time in evaluation", f"{evaluation:.1f} s"),
@@ -170,6 +174,23 @@ def _rows(job: Job, ranks: list[dict[str, Any]]) -> list[tuple[str, str]]:
         *([("peak memory per GPU", f"{gpu_peak / 1e6:.0f} MB")] if backend.name == "cuda" else []),
         ("run folder", str(job.directory)),
     ]
+
+
+def _predicted(
+    job: Job, steps: float, communication: float, data: float, memory: float
+) -> list[tuple[str, str]]:
+    """Return the lines with measured and predicted time per step, of times in all steps."""
+    count = len(job.trainer.losses)
+    if job.predicted is None or not count:
+        return []
+    measured = {
+        "seconds": (steps + data) / count,
+        "compute": (steps - communication) / count,
+        "communication": communication / count,
+        "data": data / count,
+        "memory": memory,
+    }
+    return predicted_rows(job.predicted, measured)
 
 
 def _gpu(job: Job) -> list[tuple[str, str]]:

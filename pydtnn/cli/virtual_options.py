@@ -20,7 +20,11 @@ class VirtualOptions:
         at_most=4096,
     )
     platform: str | None = option(
-        VIRTUAL, str, "name of a platform, or path/to/file.yaml", metavar="FILE"
+        VIRTUAL,
+        str,
+        "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
+        "ranks, measured in a second",
+        metavar="FILE",
     )
     compute: str | None = option(
         VIRTUAL,
@@ -43,7 +47,6 @@ class VirtualOptions:
                 "write a file with python -m pydtnn.calibrate"
             )
         for label, given in (
-            ("--platform", self.platform is not None),
             ("--compute", self.compute is not None),
             ("--disturb", self.disturb is not None),
         ):

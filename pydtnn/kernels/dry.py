@@ -31,6 +31,14 @@ class Idle:
         return 0.0
 
 
+class IdleConv(Idle):
+    """Idle convolutions, which compute the sums of norms where those of `conv` do."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.takes_sums = conv.takes_sums
+
+
 class IdleNorm(Idle):
     """Idle kernels of normalisation; lengths of sums are those of `norm`."""
 
@@ -55,6 +63,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
     from pydtnn.kernels.cpu import MemoryPool
 
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
+    idle["conv"] = IdleConv(backend.conv)
     idle["norm"] = IdleNorm(backend.norm)
     kept: dict[str, Any] = {
         "name": backend.name,

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydtnn.kernels.reference.elementwise import ACTIVATIONS
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
+from pydtnn.layers.cost import Cost, per_element
 from pydtnn.utils.validate import number
 
 
@@ -19,9 +20,12 @@ class Activation(Layer):
         Its name in `pydtnn.kernels.reference.elementwise.ACTIVATIONS`.
     alpha : float
         Its parameter, if it has one.
+    operations : (int, int)
+        Operations per element, forward and backward.
     """
 
     kernel: ClassVar[str]
+    operations: ClassVar[tuple[int, int]] = (1, 1)
     alpha: float = 0.0
     new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
 
@@ -44,6 +48,10 @@ class Activation(Layer):
         self.backend.elementwise.backward(self.kernel, dy, saved, out=dx, alpha=self.alpha)
         return dx
 
+    def cost(self, batch: int) -> Cost:
+        """The operations of the function and of its derivative."""
+        return per_element(self.elements(batch), self.dtype.itemsize, *self.operations)
+
 
 class ReLU(Activation):
     """``max(x, 0)`` (Nair and Hinton 2010)."""
@@ -55,6 +63,7 @@ class ReLU6(Activation):
     """``min(max(x, 0), 6)`` (Krizhevsky 2010)."""
 
     kernel = "relu6"
+    operations = (2, 2)
 
 
 class LeakyReLU(Activation):
@@ -67,6 +76,7 @@ class LeakyReLU(Activation):
     """
 
     kernel = "leaky_relu"
+    operations = (2, 2)
 
     def __init__(self, alpha: float = 0.01, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -83,6 +93,7 @@ class ELU(Activation):
     """
 
     kernel = "elu"
+    operations = (4, 3)
 
     def __init__(self, alpha: float = 1.0, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -93,18 +104,21 @@ class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
     kernel = "sigmoid"
+    operations = (4, 3)
 
 
 class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel = "tanh"
+    operations = (1, 3)
 
 
 class ArcTan(Activation):
     """Inverse tangent, ``arctan(x)``."""
 
     kernel = "arctan"
+    operations = (1, 3)
 
 
 class Log(Activation):
@@ -117,12 +131,14 @@ class GELU(Activation):
     """``x Phi(x)`` in its tanh form (Hendrycks and Gimpel 2016, section 2)."""
 
     kernel = "gelu"
+    operations = (8, 16)
 
 
 class SiLU(Activation):
     """``x sigmoid(x)`` (Elfwing et al. 2018)."""
 
     kernel = "silu"
+    operations = (5, 9)
 
 
 class Softmax(Layer):
@@ -146,3 +162,7 @@ class Softmax(Layer):
         dx = self.gradient_like(dy)
         self.backend.elementwise.softmax_backward(dy, saved, out=dx)
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """Maximum, difference, exponential, sum and quotient; two products, sum and difference."""
+        return per_element(self.elements(batch), self.dtype.itemsize, 5, 4)

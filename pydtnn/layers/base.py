@@ -6,13 +6,14 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pydtnn.kernels import Backend, Deferred
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
 from pydtnn.layers.statistics import Statistic
@@ -56,15 +57,6 @@ class StepContext:
     def inference(self) -> bool:
         """Whether only the outputs are needed, so that constants may be folded into weights."""
         return not self.training and not self.differentiable
-
-
-class Cost(NamedTuple):
-    """Floating-point operations and bytes moved, forward and backward."""
-
-    flops_forward: int
-    flops_backward: int
-    bytes_forward: int
-    bytes_backward: int
 
 
 class Layer(NotCallable, StoresArguments, ABC):
@@ -160,10 +152,11 @@ class Layer(NotCallable, StoresArguments, ABC):
 
     def cost(self, batch: int) -> Cost:
         """Work of one pass over `batch` samples; the default is an elementwise operation's."""
-        inputs = batch * sum(map(prod, self.input_shapes))
-        outputs = batch * prod(self.output_shape)
-        moved = (inputs + outputs) * self.dtype.itemsize
-        return Cost(outputs, outputs, moved, moved + outputs * self.dtype.itemsize)
+        return per_element(self.elements(batch), self.dtype.itemsize, 1, 1)
+
+    def elements(self, batch: int) -> tuple[int, int]:
+        """Return the elements of all inputs, and of the output."""
+        return batch * sum(map(prod, self.input_shapes)), batch * prod(self.output_shape)
 
     # -- methods that a subclass calls
 

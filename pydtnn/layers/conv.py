@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydtnn.kernels import ConvGeometry
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.window import Padding, resolve_padding
 from pydtnn.utils.validate import whole
@@ -137,8 +138,21 @@ class Conv2d(Layer):
         return self.b.value if self.bias and self.adds_bias else None
 
     def cost(self, batch: int) -> Cost:
-        """One convolution forward, one for dw and one for dx."""
-        flops = self.geometry.flops(batch)
-        arrays = batch * (prod(self.input_shapes[0]) + prod(self.output_shape)) + self.w.size
-        moved = arrays * self.dtype.itemsize
-        return Cost(flops, flops * (1 + self.needs_dx), moved, moved * (1 + self.needs_dx))
+        """One convolution forward with the bias, one for dw, one for dx, and the sum of dy for db.
+
+        The taps in the padding count. dw and dx are computed in one sweep over dy.
+        """
+        flops, (inputs, outputs) = self.geometry.flops(batch), self.elements(batch)
+        itemsize, weights = self.dtype.itemsize, self.w.size
+        dw, dx, db = not self.w.frozen, self.needs_dx, self._differentiates_bias()
+        maps = outputs * (1 + db) + inputs * (dw + dx)
+        return Cost(
+            flops,
+            flops * (dw + dx) + outputs * (self.bias and not self.b.frozen),
+            (inputs + outputs + weights) * itemsize,
+            (maps + weights * dx) * itemsize + weights * dw * self.parameter_dtype.itemsize,
+        )
+
+    def _differentiates_bias(self) -> bool:
+        """Return whether backward sums dy in a sweep of its own."""
+        return self.bias and not self.b.frozen

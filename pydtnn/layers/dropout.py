@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.cost import Cost, per_element
 from pydtnn.utils.validate import number
 
 
@@ -70,3 +72,20 @@ class Dropout(Layer):
         dx = self.gradient_like(dy)
         self._apply(dy, saved, dx)
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """A comparison and a product per element, in both directions; without a rate, a copy of dy.
+
+        For a part of a sample, the mask of all of it is written, multiplied by itself, and read in
+        part.
+        """
+        if self.rate == 0:
+            copied = 0 if self.overwrites_dy else 2 * batch * prod(self.output_shape)
+            return Cost(0, 0, 0, copied * self.dtype.itemsize)
+        cost = per_element(self.elements(batch), self.dtype.itemsize, 2, 2, saved=0)
+        if self.part is None:
+            return cost
+        outputs, whole = batch * prod(self.output_shape), batch * prod(self.whole_shape)
+        flops = outputs + 2 * whole
+        moved = (3 * outputs + 3 * whole) * self.dtype.itemsize
+        return Cost(flops, flops, moved, moved)

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any
 
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import (
     AllGather,
     AllReduce,
@@ -33,6 +33,7 @@ from pydtnn.layers.collectives import (
     parts_of,
 )
 from pydtnn.layers.communicating import OnlyCommunicating
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.part import Cut
 from pydtnn.utils.split import even_cuts
 
@@ -166,5 +167,26 @@ class Exchange(OnlyCommunicating, Layer):
         return cut.dim + 1, cut.bounds
 
     def cost(self, batch: int) -> Cost:
-        """No arithmetic is counted."""
-        return Cost(0, 0, 0, 0)
+        """The copies of this rank, and the additions to its part."""
+        before: State = Spread.PARTIAL if self.after is Spread.PARTIAL else self.after
+        after = Spread.WHOLE if self.before is Spread.PARTIAL else self.before
+        elements, itemsize = self.elements(batch), self.dtype.itemsize
+        forward = self._work(self.before, self.after, elements, self.overwrites_input)
+        backward = self._work(before, after, elements[::-1], self.overwrites_dy)
+        return Cost(forward[0], backward[0], forward[1] * itemsize, backward[1] * itemsize)
+
+    def _work(
+        self, before: State, after: State, elements: tuple[int, int], may_overwrite: bool
+    ) -> tuple[int, int]:
+        """Return the additions of a change, and the elements that it reads and writes."""
+        source, target = elements
+        if isinstance(before, Cut):
+            return 0, source + target if isinstance(after, Cut) else 2 * target
+        if isinstance(after, Cut):
+            if before is Spread.WHOLE:
+                return 0, 2 * target
+            added = (self.ranks - 1) * target
+            return added, 2 * source + 3 * added
+        if before is Spread.PARTIAL and after is Spread.WHOLE:
+            return 0, 2 * source * (not may_overwrite)
+        return 0, 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 
 from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.halo_conv import HaloConv2d, with_rows
 from pydtnn.layers.part import Cut
@@ -106,6 +108,24 @@ class ExtendedConv2d(HaloConv2d):
             sums = self.backend.empty((1 + len(gate.terms), self.geometry.channels), "float64")
         conv.backward_data(wide, w.value, self.alone, out=dx, add=so_far, gate=gate, sums=sums)
         return dx if sums is None else Deferred.of(dx, sums)
+
+    def cost(self, batch: int) -> Cost:
+        """The convolutions of the extended stripe and of the extended dy, and their copies."""
+        (stripe, outputs), weights = self.elements(batch), self.w.size
+        extended = batch * prod(self.geometry.size) * self.geometry.channels
+        wide = batch * prod(self.alone.output) * self.geometry.filters
+        dw, dx, db = not self.w.frozen, self.needs_dx, self._differentiates_bias()
+        itemsize, flops = self.dtype.itemsize, self.geometry.flops(batch)
+        copies = stripe + 2 * extended
+        backward = dw * (copies + outputs) + dx * (outputs + 2 * wide + stripe + weights)
+        evaluated = 2 * outputs * (self.norm is not None)  # dy is stored
+        moved = (backward + db * outputs + evaluated) * itemsize
+        return self.fused_cost(batch) + Cost(
+            flops,
+            flops * dw + self.alone.flops(batch) * dx + outputs * (self.bias and not self.b.frozen),
+            (copies + outputs + weights) * itemsize,
+            moved + weights * dw * self.parameter_dtype.itemsize,
+        )
 
 
 def _put(extended: Array, halo: Halo, received: Sequence[Array]) -> None:

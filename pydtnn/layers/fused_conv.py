@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,27 @@ from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.norm import BatchNorm
+
+
+class Evaluation(NamedTuple):
+    """What a layer does to compute the values of a deferred input.
+
+    Attributes
+    ----------
+    arrays : int
+        Arrays that it reads.
+    operations, differentiated : int
+        Operations per element, in forward and in backward.
+    stored : bool
+        Whether it stores the values for other readers.
+    """
+
+    arrays: int = 1
+    operations: int = 0
+    differentiated: int = 0
+    stored: bool = False
 
 
 class FusedConv2d(Conv2d, Finisher):
@@ -37,6 +57,8 @@ class FusedConv2d(Conv2d, Finisher):
     constant : bool
         Whether the norm is also folded in training: the parameters of this layer, of the norm and
         of all layers before them are frozen. Set by the graph.
+    evaluation : Evaluation
+        How the input is computed, for the cost. Set by the fusion pass.
     """
 
     takes_deferred = takes_16_bits = True
@@ -48,6 +70,7 @@ class FusedConv2d(Conv2d, Finisher):
         self.absorbed: tuple[str, ...] = ()
         self.norm: BatchNorm | None = None
         self.constant = False
+        self.evaluation = Evaluation()
 
     def absorb_relu(self, name: str) -> None:
         """Fuse the following ReLU, of this name."""
@@ -81,12 +104,9 @@ class FusedConv2d(Conv2d, Finisher):
         return self.norm is not None and (context.inference or self.constant)
 
     def _norm_sums(self, batch: int, context: StepContext) -> Array | None:
-        kind = {"bias": self.bias, "relu": self.relu}
-        if self.norm is None or self.norm.running.frozen or not context.training:
+        if not context.training or not self.sums_for_norm(batch):
             return None
         if context.recomputing:  # the norm has kept what it needs
-            return None
-        if not self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind):
             return None
         return self.backend.empty((1 + 2 * self.filters,), "float64")
 
@@ -156,3 +176,38 @@ class FusedConv2d(Conv2d, Finisher):
         elif self.bias and not self.b.frozen:
             self.backend.linear.backward_bias(dy, out=self.b.grad, accumulate=self.b.accumulate)
         return dy
+
+    def cost(self, batch: int) -> Cost:
+        """The convolution, and the operations of other layers that it does in the same sweeps.
+
+        A deferred input is computed in forward, and again for dw unless its values are stored. If a
+        norm follows, forward sums the output and backward computes dy, from two arrays. A ReLU of
+        its own is differentiated in a sweep before.
+        """
+        return super().cost(batch) + self.fused_cost(batch)
+
+    def fused_cost(self, batch: int) -> Cost:
+        """Return the cost of what is fused with the convolution."""
+        (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
+        arrays, operations, differentiated, stored = self.evaluation
+        normed = self.norm is not None
+        gates = self.finishes and self.backend.gates
+        flops = differentiated * gates * inputs + (self.relu + 4 * normed) * outputs
+        maps = (arrays - 1 + 2 * stored) * inputs + (3 * self.relu + normed) * outputs
+        return Cost(
+            operations * inputs + (self.relu + 3 * self.sums_for_norm(batch)) * outputs,
+            flops,
+            (arrays - 1 + stored) * inputs * itemsize,
+            maps * itemsize,
+        )
+
+    def sums_for_norm(self, batch: int) -> bool:
+        """Return whether forward computes the sums of the following norm in training."""
+        kind = {"bias": self.bias, "relu": self.relu}
+        if self.norm is None or self.norm.running.frozen:
+            return False
+        return self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind)
+
+    def _differentiates_bias(self) -> bool:
+        """Return whether dy is summed in a sweep of its own: not if another one has the sum."""
+        return super()._differentiates_bias() and not self.relu and self.norm is None

@@ -11,9 +11,10 @@ import numpy as np
 from pydtnn.kernels import Deferred, Term
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.kernels.reference.norm import NormGradient
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
-from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.cost import Cost
+from pydtnn.layers.fused_conv import Evaluation, FusedConv2d
 from pydtnn.layers.norm import BatchNorm, rows
 from pydtnn.layers.repeatable import Repeatable
 
@@ -48,6 +49,8 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         The convolution whose output each input is, if the norm can be folded into it.
     keeps : bool
         Whether the output has more than one reader.
+    reader : FusedConv2d or None
+        The first reader, if it is a convolution, which computes the output and gates its gradient.
 
     References
     ----------
@@ -66,6 +69,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self.relu = relu
         self.folded: tuple[FusedConv2d | None, ...] = (None,) * len(self.norms)
         self.keeps = False
+        self.reader: FusedConv2d | None = None
 
     def bind(self, backend: Any, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
         """Bind the layer with the parameters and statistics of the replaced layers."""
@@ -244,10 +248,37 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         return dx
 
     def cost(self, batch: int) -> Cost:
-        """Operations of the layers it replaces; the bytes are those of the convolutions around."""
-        costs = [part.cost(batch) for part in self.parts]
-        flops = [sum(cost[i] for cost in costs) for i in range(2)]
-        return Cost(flops[0], flops[1], 0, 0)
+        """What the convolutions around it do not do.
+
+        Forward sums inputs, and computes the output for a reader that is no convolution. Backward
+        differentiates the ReLU, sums the gradients, and computes those of inputs.
+        """
+        (_, n), evaluation = self.elements(batch), self.evaluation
+        makers = [conv is not None and conv.sums_for_norm(batch) for conv in self.folded]
+        summed = sum(
+            norm is not None and not norm.running.frozen and not made
+            for norm, made in zip(self.norms, makers, strict=True)
+        )
+        alone = sum(
+            norm is not None and conv is None
+            for norm, conv in zip(self.norms, self.folded, strict=True)
+        )
+        evaluated = self.reader is None
+        gates = self.reader is None or not (self.reader.finishes and self.backend.gates)
+        terms, itemsize = len(self.norms), self.dtype.itemsize
+        return Cost(
+            (3 * summed + evaluated * evaluation.operations) * n,
+            (gates * evaluation.differentiated + 4 * alone) * n,
+            (summed + evaluated * (terms + 1)) * n * itemsize,
+            (gates * (terms + 2) + 3 * alone) * n * itemsize,
+        )
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What the first reader does to compute the output."""
+        norms, arrays = sum(norm is not None for norm in self.norms), len(self.norms)
+        operations = 2 * norms + arrays - 1 + self.relu
+        return Evaluation(arrays, operations, self.relu + 5 * norms, self.keeps)
 
 
 def _computed_sums(x: Array | Deferred) -> Array | None:

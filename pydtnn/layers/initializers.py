@@ -205,6 +205,8 @@ def get_initializer(initializer: str | Initializer, **options: Any) -> Initializ
     ValueError
         If a name or option is unknown (the message contains the nearest ones).
     """
+    if initializer in INITIALIZERS and not options and initializer != "constant":
+        return INITIALIZERS[str(initializer)]()  # the usual case; checks of options take longer
     return INITIALIZER.find(initializer).make(options)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
 from pydtnn.utils.validate import whole
 
@@ -76,12 +75,18 @@ class Linear(Layer):
         return dx
 
     def cost(self, batch: int) -> Cost:
-        """Three products of ``2 N I O`` operations."""
-        outputs = batch * prod(self.output_shape)
-        inputs = batch * prod(self.input_shapes[0])
+        """Products of ``2 N I O`` operations, forward with the bias; db is a sum of dy."""
+        (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
         flops = 2 * outputs * self.w.shape[1]
-        moved = (inputs + outputs + self.w.size) * self.dtype.itemsize
-        return Cost(flops, flops * (1 + self.needs_dx), moved, moved * (1 + self.needs_dx))
+        moved = (inputs + outputs + self.w.size) * itemsize
+        dw, db = not self.w.frozen, self.bias and not self.b.frozen
+        written = (inputs + outputs) * itemsize + self.w.size * self.parameter_dtype.itemsize
+        return Cost(
+            flops,
+            flops * (dw + self.needs_dx) + outputs * db,
+            moved,
+            written * dw + moved * self.needs_dx + outputs * itemsize * db,
+        )
 
     @staticmethod
     def _rows(x: Array) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.cost import Cost
 
 
 class Add(Layer):
@@ -37,6 +38,12 @@ class Add(Layer):
     def backward(self, dy: Array, saved: Saved) -> tuple[Array, ...]:
         """Every input's gradient is dy."""
         return (dy,) * len(self.input_shapes)
+
+    def cost(self, batch: int) -> Cost:
+        """An addition, of three sweeps, for each input but one; backward passes dy on."""
+        _, outputs = self.elements(batch)
+        added = (len(self.input_shapes) - 1) * outputs
+        return Cost(added, 0, 3 * added * self.dtype.itemsize, 0)
 
 
 class Concat(Layer):
@@ -77,6 +84,11 @@ class Concat(Layer):
         """Split the gradient into those of the inputs."""
         parts = self.xp.split(dy, self.cuts, axis=self._array_axis())
         return tuple(part.copy() for part in parts)
+
+    def cost(self, batch: int) -> Cost:
+        """Copies."""
+        moved = sum(self.elements(batch)) * self.dtype.itemsize
+        return Cost(0, 0, moved, moved)
 
     def _array_axis(self) -> int:
         return self.axis if self.axis < 0 else self.axis + 1  # the batch comes first

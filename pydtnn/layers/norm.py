@@ -10,6 +10,7 @@ import numpy as np
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
+from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.utils.validate import number, whole
 
@@ -138,6 +139,20 @@ class BatchNorm(TwoPhase, Repeatable, Layer):
         self.backend.norm.backward_normalize(x, dy, a, b, c, out=dx)
         return dx
 
+    def cost(self, batch: int) -> Cost:
+        """Sums of x and x^2 (3 per element), the map (2); two sums (5), the map of dx (4).
+
+        The map is a second sweep, which frozen running statistics make the only one.
+        """
+        elements, itemsize = batch * prod(self.output_shape), self.dtype.itemsize
+        sums = not self.running.frozen
+        return Cost(
+            elements * (2 + 3 * sums),
+            elements * (5 + 4 * self.needs_dx),
+            elements * itemsize * (2 + sums),
+            elements * itemsize * (2 + 3 * self.needs_dx),
+        )
+
 
 def rows(x: Any) -> int:
     """Number of rows in the mean over `x` (N, ..., C), at least one.
@@ -223,6 +238,10 @@ class GroupNorm(Layer):
             accumulate=self.gamma.accumulate,
         )
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """As `BatchNorm`, but a sample is read again from the cache."""
+        return per_element(self.elements(batch), self.dtype.itemsize, 5, 9)
 
 
 class LayerNorm(GroupNorm):

@@ -10,6 +10,7 @@ import numpy as np
 from pydtnn.kernels import PoolGeometry
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.window import Padding, resolve_padding
 
 
@@ -74,6 +75,12 @@ class MaxPool2d(_Pool2d):
         self.backend.pool.max_backward(dy, saved, self.geometry, out=dx)
         return dx
 
+    def cost(self, batch: int) -> Cost:
+        """A comparison for each tap of a window but one; an addition for each window."""
+        inputs, outputs = self.elements(batch)
+        moved = (inputs + outputs) * self.dtype.itemsize + outputs * self._index_dtype().itemsize
+        return Cost(outputs * (prod(self.kernel) - 1), outputs, moved, moved)
+
     def _index_dtype(self) -> np.dtype:
         return np.dtype("uint8" if prod(self.kernel) <= 256 else "int32")
 
@@ -115,6 +122,12 @@ class AvgPool2d(_Pool2d):
             dy, self.geometry, out=dx, count_padding=self.count_padding
         )
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """An addition for each tap of a window, and a product for each window."""
+        inputs, outputs = self.elements(batch)
+        flops, moved = outputs * (prod(self.kernel) + 1), (inputs + outputs) * self.dtype.itemsize
+        return Cost(flops - outputs, flops, moved, moved)
 
 
 class AdaptiveAvgPool2d(Layer):
@@ -164,6 +177,22 @@ class AdaptiveAvgPool2d(Layer):
             dy = dy * dy.dtype.type(self.share)
         self.backend.pool.adaptive_backward(dy, out=dx)
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """An addition for each element of a bin, and a product for each bin.
+
+        The means of a stripe are scaled in a sweep of their own.
+        """
+        *size, channels = self.input_shapes[0]
+        taps = prod(
+            sum(-(-(i + 1) * n // o) - i * n // o for i in range(o))
+            for n, o in zip(size, self.output, strict=True)
+        )
+        inputs, outputs = self.elements(batch)
+        scaled = outputs * (self.share != 1)
+        added, moved = batch * channels * taps, inputs + outputs + 2 * scaled
+        moved *= self.dtype.itemsize
+        return Cost(added + scaled, added + outputs + scaled, moved, moved)
 
 
 class GlobalAvgPool2d(AdaptiveAvgPool2d):

@@ -6,6 +6,7 @@ from math import prod
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.cost import NOTHING, Cost
 
 
 class Identity(Layer):
@@ -22,6 +23,10 @@ class Identity(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array:
         """Return the gradient."""
         return dy
+
+    def cost(self, batch: int) -> Cost:
+        """No work."""
+        return NOTHING
 
 
 class Reshape(Layer):
@@ -61,6 +66,10 @@ class Reshape(Layer):
     def backward(self, dy: Array, saved: Saved) -> Array:
         """View the gradient in the input's shape."""
         return dy.reshape(len(dy), *self.input_shapes[0])
+
+    def cost(self, batch: int) -> Cost:
+        """No work."""
+        return NOTHING
 
 
 class Flatten(Reshape):
@@ -121,6 +130,12 @@ class Pad(Layer):
         """Copy the part of the gradient without the padding."""
         return dy[:, *self.inside].copy()
 
+    def cost(self, batch: int) -> Cost:
+        """Zeros, then a copy of the input; a copy of as many elements of dy."""
+        inputs, outputs = self.elements(batch)
+        copied = 2 * inputs * self.dtype.itemsize
+        return Cost(0, 0, outputs * self.dtype.itemsize + copied, copied)
+
 
 class Slice(Layer):
     """Take a (strided) part of each sample.
@@ -161,3 +176,9 @@ class Slice(Layer):
         dx = self.backend.zeros((len(dy), *self.input_shapes[0]), dy.dtype)
         dx[:, *self.slices] = dy
         return dx
+
+    def cost(self, batch: int) -> Cost:
+        """A copy of the part; zeros, then a copy of dy."""
+        inputs, outputs = self.elements(batch)
+        copied = 2 * outputs * self.dtype.itemsize
+        return Cost(0, 0, copied, inputs * self.dtype.itemsize + copied)

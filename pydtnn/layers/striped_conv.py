@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from pydtnn.kernels import ConvGeometry, Deferred
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Saved, Shape, StepContext
+from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.halo_conv import HaloConv2d, with_rows
 from pydtnn.layers.stripes import Halo, Index, Range, deferred_rows, join, rows_of
@@ -176,17 +177,29 @@ class StripedConv2d(HaloConv2d):
         return self.backend.empty(tuple(shape), dy.dtype)
 
     def cost(self, batch: int) -> Cost:
-        """The operations of the stripe and its edges."""
-        cost = super().cost(batch)
-        flops = sum(edge.geometry.flops(batch) for edge in self.edges)
-        back = sum(link.geometry.flops(batch) for link in self.serves) * (1 + self.needs_dx)
-        rows = sum(prod(edge.geometry.size) for edge in self.edges) * self.geometry.channels
-        moved = batch * rows * self.dtype.itemsize
-        return Cost(
-            cost.flops_forward + flops,
-            cost.flops_backward + back,
-            cost.bytes_forward + moved,
-            cost.bytes_backward + moved,
+        """The stripe, the edges, and what this rank computes for the halos of others.
+
+        Rows that are sent are copied. The rows of an edge are put together, convolved and copied
+        into the output; the part of a halo is added to dx.
+        """
+        cost, itemsize = super().cost(batch), self.dtype.itemsize
+        line = batch * prod(self.input_shapes[0]) // self.input_shapes[0][self.halo.cut.dim]
+        out = batch * prod(self.output_shape) // self.output_shape[self.halo.cut.dim]
+        sent = sum(rows[1] - rows[0] for _, rows in self.halo.sends)
+        returned = sum(link.outputs[1] - link.outputs[0] for link in self.reads)
+        slabs = sum(edge.geometry.size[self.halo.cut.dim] for edge in self.edges)
+        rows = sum(edge.outputs[1] - edge.outputs[0] for edge in self.edges)
+        own = sum(link.rows[1] - link.rows[0] for link in self.serves)
+        given = sum(link.outputs[1] - link.outputs[0] for link in self.serves)
+        dw, dx = not self.w.frozen, self.needs_dx
+        back = sum(link.geometry.flops(batch) for link in self.serves) * (dw + dx)
+        forward = line * (2 * sent + 3 * slabs) + out * 3 * rows
+        backward = line * own * (2 + dw + 4 * dx) + out * (2 * returned + given * (dw + dx))
+        return cost + Cost(
+            sum(edge.geometry.flops(batch) for edge in self.edges),
+            back + line * own * dx,
+            forward * itemsize,
+            backward * itemsize,
         )
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from pydtnn.kernels import Backend, Deferred, Term
 from pydtnn.kernels.reference.family import Array
-from pydtnn.layers.base import Cost, Layer, Saved, Shape, StepContext
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.collectives import Messages, Pending, Steps
 from pydtnn.layers.communicating import OnlyCommunicating
+from pydtnn.layers.cost import Cost
 from pydtnn.layers.part import Cut
 
 Range = tuple[int, int]
@@ -178,8 +179,18 @@ class HaloExchange(OnlyCommunicating, Layer):
         return dx
 
     def cost(self, batch: int) -> Cost:
-        """No arithmetic is counted."""
-        return Cost(0, 0, 0, 0)
+        """Copies of rows that are kept, sent and received; additions of those given back."""
+        halo, (inputs, _) = self.halo, self.elements(batch)
+        row, itemsize = inputs // (halo.own[1] - halo.own[0]), self.dtype.itemsize
+        kept = 0 if halo.kept is None else halo.kept[1] - halo.kept[0]
+        sent = row * sum(stop - start for _, (start, stop) in halo.sends)
+        received = row * sum(stop - start for _, (start, stop) in halo.receives)
+        return Cost(
+            0,
+            sent,
+            2 * (sent + row * kept + received) * itemsize,
+            (inputs + 2 * (received + row * kept) + 3 * sent) * itemsize,
+        )
 
 
 def _common(a: Range, b: Range) -> Range | None:

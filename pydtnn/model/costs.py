@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from pydtnn.layers.base import Layer
 from pydtnn.model.graph import Graph
 from pydtnn.utils.split import even_cut
 
@@ -31,11 +32,8 @@ def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for node in model.graph.nodes[len(model.graph.inputs) :]:
-        layer, own = node.layer, samples
-        if layer.batch_part is not None:
-            place, ranks = layer.batch_part
-            own = even_cut(samples, ranks, place + 1) - even_cut(samples, ranks, place)
-        cost = layer.cost(own)
+        layer = node.layer
+        cost = layer.cost(own_samples(layer, samples))
         found[node.name] = {
             "type": type(layer).__name__,
             "parameters": sum(p.size for p in layer.parameters if p.source is p),
@@ -45,3 +43,11 @@ def layer_costs(model: Network, samples: int) -> dict[str, dict[str, Any]]:
             "backward_bytes": int(cost.bytes_backward),
         }
     return found
+
+
+def own_samples(layer: Layer, samples: int) -> int:
+    """Return the samples that a layer computes on this rank, of those of its group's inputs."""
+    if layer.batch_part is None:
+        return samples
+    place, ranks = layer.batch_part
+    return even_cut(samples, ranks, place + 1) - even_cut(samples, ranks, place)

@@ -152,6 +152,9 @@ def _conv(node: Node) -> FusedConv2d | None:
 def _connect(node: Node, layer: NormAddReLU, outputs: tuple[Node, ...]) -> None:
     """Set the fusion attributes of a new node and of the preceding convolutions."""
     layer.keeps = len(node.consumers) > 1 or node in outputs
+    layer.reader = _conv(node.consumers[0]) if node.consumers else None
+    if layer.reader is not None:
+        layer.reader.evaluation = layer.evaluation
     makers = [
         _conv(n) if norm and len(n.consumers) == 1 and n not in outputs else None
         for n, norm in zip(node.inputs, layer.norms, strict=True)

@@ -112,9 +112,6 @@ class DryStep:
     position : mapping of str to int, optional
         Of the rank; by default one with the most work.
     plan : Plan, mapping or str, optional
-    recompute : int, str or sequence of str, optional
-        A number of parts or names of layers, see `Model`; "auto" is about the square root of the
-        possible parts.
     dtype : str
     fused : bool
     bucket_bytes : sequence of int
@@ -134,7 +131,6 @@ class DryStep:
         *,
         position: Mapping[str, int] | None = None,
         plan: Any = None,
-        recompute: Any = None,
         dtype: str = "float32",
         fused: bool = True,
         bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
@@ -163,11 +159,15 @@ class DryStep:
         # a layer may compute a part of the samples
         self.few = max(shape.values(), default=1) if self.graph.cuts_batch else 1
         self.segments = KEPT_ALL
-        if recompute is not None and self.graph.trained:
-            self._recompute(recompute)
 
     def _recompute(self, recompute: Any) -> None:
+        """Choose the segments that backward recomputes."""
         graph = self.graph
+        if self.segments is not KEPT_ALL:
+            self.segments = KEPT_ALL
+            graph.find_overwrites(())
+        if recompute is None or not graph.trained:
+            return
         if recompute == "auto" or isinstance(recompute, int):
             sizes = [self.few * prod(node.shape) * graph.dtype.itemsize for node in graph.nodes]
             cuts = Cuts(graph.nodes, graph.trained, self.kept(self.few), sizes)
@@ -243,8 +243,21 @@ class DryStep:
             run_together([loop], backward.communicate)
         return forward, backward, memory.peak
 
-    def outline(self) -> Outline:
-        """Return the outline of the step."""
+    def outline(self, recompute: Any = None) -> Outline:
+        """Return the outline of the step.
+
+        Parameters
+        ----------
+        recompute : int, str or sequence of str, optional
+            A number of parts or names of layers, see `Model`; "auto" is about the square root of
+            the possible parts.
+
+        Raises
+        ------
+        ValueError
+            If a name matches no layer.
+        """
+        self._recompute(recompute)
         samples = self.few, 2 * self.few
         few, many = map(self.run, samples)
 
@@ -254,11 +267,13 @@ class DryStep:
         layers = {node.name: node.layer for node in self.graph.nodes}
         placement = self.placement
         buffers = (*placement.buffers, *placement.frozen)
-        kept = zip(self.graph.nodes, *map(self.kept, samples), strict=True)
+        names = [node.name for node in self.graph.nodes]
+        kept = zip(names, *map(self.kept, samples), strict=True)
         forward, backward = (
             tuple(_join(a.events, b.events, layers, line))
             for a, b in zip(few[:2], many[:2], strict=True)
         )
+        self.backend.trim()
         return Outline(
             forward=forward,
             backward=backward,
@@ -269,7 +284,7 @@ class DryStep:
                 copies=sum(b.working.nbytes for b in buffers if b.working is not None),
                 trained=sum(buffer.values.nbytes for buffer in placement.buffers),
                 peak=line(few[2], many[2]),
-                nodes=tuple(NodeMemory(node.name, line(a, b)) for node, a, b in kept),
+                nodes=tuple(NodeMemory(name, line(a, b)) for name, a, b in kept),
                 scratch=scratch(self.real, self.backend, self.graph.dtype.itemsize),
             ),
             shape={} if self.mesh is None else {a: n for a, n in self.mesh.shape.items() if n > 1},

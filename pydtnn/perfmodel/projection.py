@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
@@ -158,7 +157,8 @@ class Projector:
     ) -> None:
         self.workload, self.platform, self.costs = workload, platform, costs
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
-        self._outlines: dict[Any, Tables | ValueError] = {}
+        self._steps: dict[Any, DryStep] = {}
+        self._tables: dict[Any, Tables | ValueError] = {}
         self._compression = lru_cache(maxsize=None)(
             lambda name, options: find_compression(name, dict(options))
         )
@@ -166,15 +166,16 @@ class Projector:
     def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
         """Return a projector for another platform, with the same outlines."""
         other = Projector(self.workload, platform, costs, self.backend)
-        for key, tables in self._outlines.items():
-            known = tables if isinstance(tables, ValueError) else Tables(tables.outline, costs)
-            other._outlines[key] = known
+        other._steps = self._steps
+        for key, found in self._tables.items():
+            known = found if isinstance(found, ValueError) else Tables(found.outline, costs)
+            other._tables[key] = known
         return other
 
     def with_workload(self, workload: Workload) -> Projector:
         """Return a projector for another batch of the same network, with the same outlines."""
         other = Projector(workload, self.platform, self.costs, self.backend)
-        other._outlines = self._outlines
+        other._steps, other._tables = self._steps, self._tables
         return other
 
     def tables(self, strategy: Strategy, stage: int = 0) -> Tables:
@@ -191,30 +192,33 @@ class Projector:
         ValueError
             If the plan does not fit the network.
         """
-        cut = strategy.cut
-        key = (*cut.items(), repr(strategy.plan), strategy.recompute, stage)
-        if key not in self._outlines:
+        place = (*strategy.cut.items(), repr(strategy.plan), stage)
+        key = (*place, strategy.recompute)
+        if key not in self._tables:
             try:
-                self._outlines[key] = Tables(self._outline(strategy, cut, stage), self.costs)
+                outline = self._dry_step(strategy, place, stage).outline(strategy.recompute)
+                self._tables[key] = Tables(outline, self.costs)
             except ValueError as error:
-                self._outlines[key] = error
-        found = self._outlines[key]
+                self._tables[key] = error
+        found = self._tables[key]
         if isinstance(found, ValueError):
             raise found
         return found
 
-    def _outline(self, strategy: Strategy, cut: Mapping[str, int], stage: int) -> Outline:
-        place = {**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})}
-        return DryStep(
-            self.workload.net,
-            self.workload.input_shape,
-            self.backend,
-            cut,
-            position=place,
-            plan=strategy.plan if cut else None,
-            recompute=strategy.recompute,
-            dtype=self.workload.dtype,
-        ).outline()
+    def _dry_step(self, strategy: Strategy, place: Any, stage: int) -> DryStep:
+        """Return the network of a rank, which is built once for all kinds of recomputation."""
+        if place not in self._steps:
+            cut = strategy.cut
+            self._steps[place] = DryStep(
+                self.workload.net,
+                self.workload.input_shape,
+                self.backend,
+                cut,
+                position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
+                plan=strategy.plan if cut else None,
+                dtype=self.workload.dtype,
+            )
+        return self._steps[place]
 
     def project(self, strategy: Strategy) -> Projection:
         """Predict training with a strategy.

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydtnn.model.costs import own_samples
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Ready, Start, Wait
@@ -121,7 +122,9 @@ class Tables:
         """Return the seconds of each segment, by the identity of its event."""
         if samples not in self._known:
             self._known[samples] = {
-                id(event): self._costs.seconds(event.label, event.layer, samples)
+                id(event): self._costs.seconds(
+                    event.label, event.layer, own_samples(event.layer, samples)
+                )
                 for event in (*self.outline.forward, *self.outline.backward)
                 if isinstance(event, Compute)
             }

@@ -29,6 +29,12 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def resident_memory() -> int:
+    """Return the resident memory of this process, in B; 0 on systems other than Linux."""
+    words = _text(Path("/proc/self/statm")).split()
+    return int(words[1]) * resource.getpagesize() if len(words) > 1 else 0
+
+
 def cpu_quotas(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> dict[str, Fraction]:

@@ -41,9 +41,9 @@ def test_the_cost_of_a_convolution_counts_every_product_and_sum() -> None:
     net = Sequential(Conv2d(4, 3, padding=1), Conv2d(8, 3, stride=2, groups=2))
     first, second = Model(net, (9, 9, 3), backend="numpy").layers
     assert first.cost(5).flops_forward == 2 * 5 * 81 * 4 * 27
-    assert first.cost(5).flops_backward == first.cost(5).flops_forward  # nobody needs dx
+    assert first.cost(5).flops_backward == first.cost(5).flops_forward + 5 * 81 * 4  # no dx; db
     assert second.cost(5).flops_forward == 2 * 5 * 16 * 8 * 18
-    assert second.cost(5).flops_backward == 2 * second.cost(5).flops_forward
+    assert second.cost(5).flops_backward == 2 * second.cost(5).flops_forward + 5 * 16 * 8
 
 
 def test_the_cost_of_a_linear_layer_counts_bytes_too() -> None:

@@ -19,8 +19,10 @@ def net() -> Net:
     return create_net("resnet20", 10, INPUT)
 
 
-def outline(shape: dict[str, int] | None = None, **options: Any) -> Outline:
-    return DryStep(net(), INPUT, BACKEND, shape, **options).outline()
+def outline(
+    shape: dict[str, int] | None = None, recompute: int | None = None, **options: Any
+) -> Outline:
+    return DryStep(net(), INPUT, BACKEND, shape, **options).outline(recompute)
 
 
 def dry_model(shape: dict[str, int]) -> Model:

@@ -109,6 +109,13 @@ def _read(path: Path) -> Any:
         raise ValueError(f"Plan: {path} cannot be read: {error}") from error
 
 
+def _parse(text: str) -> Any:
+    try:
+        return plain_yaml.load(text)
+    except ValueError as error:
+        raise ValueError(f"Plan: the rules {text} cannot be read: {error}") from error
+
+
 def find_plan(
     plan: Plan | str | Mapping[str, Any] | None, axes: Sequence[str], *, pipeline: bool = False
 ) -> Plan:
@@ -118,8 +125,8 @@ def find_plan(
     ----------
     plan : Plan, mapping or str, optional
         A name of a strategy applies it along the only axis of the model, or the one of this name;
-        the path of a YAML file contains the rules of a `Plan`. By default, each axis is used for
-        the strategy of its name.
+        the path of a YAML file contains the rules of a `Plan`, and so does text that begins with a
+        brace. By default, each axis is used for the strategy of its name.
     axes : sequence of str
         The mesh's axes without "data" and "pipeline".
     pipeline : bool
@@ -131,6 +138,8 @@ def find_plan(
     """
     if isinstance(plan, Mapping):
         plan = Plan(plan)
+    elif isinstance(plan, str) and plan.lstrip().startswith("{"):
+        plan = Plan(_parse(plan))
     elif isinstance(plan, str | Path) and Path(plan).suffix in (".yaml", ".yml"):
         plan = Plan(_read(Path(plan)))
     if (plan == PIPELINE or (isinstance(plan, Plan) and plan.stages)) and not pipeline:

@@ -1,0 +1,165 @@
+"""The performance model for a run: the choice of ``--parallel auto``, and its prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydtnn.cli.build import Job, create_data, create_network, create_optimizer
+from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.predicted import Predicted, create_projector, no_formula, strategy_of
+from pydtnn.comm import Communicator
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.kernels import create_backend
+from pydtnn.layers.collectives import PIPELINE
+from pydtnn.model.recomputing import AUTO
+from pydtnn.perfmodel.choice import explain, plan_lines, ranked
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.quick import platform_of
+from pydtnn.perfmodel.search import Found, search
+from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
+from pydtnn.utils import plain_yaml
+from pydtnn.utils.sizes import parse_size
+
+
+def find_platform(config: TrainConfig, comm: Communicator, threads: int) -> Platform | None:
+    """Return the platform of a run. Collective: all ranks call it.
+
+    That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
+    for devices that are not measured.
+    """
+    if config.platform is not None:
+        return Platform.load(config.platform)
+    if config.device != "cpu":
+        return None
+    return platform_of(comm, create_backend("cpu", threads=threads))
+
+
+def choose_parallel(
+    config: TrainConfig, comm: Communicator, threads: int
+) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration with the chosen strategy, and lines that explain the choice.
+
+    Collective: all ranks call it. The choice is made on rank 0.
+
+    Raises
+    ------
+    AgreedError
+        On all ranks, if the model has no formula for the options, or nothing fits into memory.
+    """
+    platform = find_platform(config, comm, threads)
+    found = on_rank_0(comm, _choose, config, comm.size, platform)
+    chosen, lines = comm.gather_object(found)[0]
+    return replace(config, **chosen), lines
+
+
+def _choose(
+    config: TrainConfig, ranks: int, platform: Platform | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of the fastest strategy, and why it was chosen."""
+    option = no_formula(config)
+    if option or platform is None:
+        raise ValueError(
+            f"train: --parallel auto has no formula for {option}; name the axes, such as "
+            "--parallel data=2"
+        )
+    train, _ = create_data(config)
+    batch = config.global_batch_size or config.batch_size * ranks
+    limit = platform.cluster.memory_per_rank
+    if config.memory_limit is not None:
+        limit = min(limit, parse_size("--memory-limit", config.memory_limit))
+    optimizer = create_optimizer(config, batch, 1)
+    base = strategy_of(config, {}, None)
+    projector = create_projector(
+        config,
+        platform,
+        create_network(config, train),
+        train.input_shape,
+        batch,
+        len(train),
+        len(optimizer.slots),
+    )
+    found = search(
+        projector,
+        ranks,
+        memory_limit=limit,
+        recompute=(None, AUTO) if config.recompute is None else (base.recompute,),
+        base=base,
+        allowed=_allowed(batch, optimizer.per_parameter),
+    )
+    details = [*ranked(found), *plan_lines(found.best)]
+    lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
+    return _options(config, found, batch, limit), lines
+
+
+def _allowed(batch: int, whole: bool) -> Callable[[Strategy], bool]:
+    """Return a function that tells whether training with a strategy is possible.
+
+    Parameters
+    ----------
+    batch : int
+    whole : bool
+        Whether the update rule requires whole parameters.
+    """
+
+    def possible(strategy: Strategy) -> bool:
+        if whole and any(axis not in ("spatial", PIPELINE) for axis in strategy.cut):
+            return False
+        return strategy.stages <= batch // strategy.data
+
+    return possible
+
+
+def _options(config: TrainConfig, found: Found, batch: int, limit: float) -> dict[str, Any]:
+    """Return the options of the command line for the best strategy."""
+    best = found.best.strategy
+    chosen: dict[str, Any] = {
+        "parallel": best.parallel if best.cut else None,
+        "plan": None if best.plan is None else plain_yaml.dump(best.plan),
+        "global_batch_size": batch,
+    }
+    if best.stages > 1 and config.micro_batches is None:
+        chosen["micro_batches"] = min(DEFAULT_PER_STAGE * best.stages, batch // best.data)
+    if config.recompute is None and best.recompute is not None:
+        chosen["recompute"] = AUTO
+        chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
+    return chosen
+
+
+def add_prediction(job: Job, threads: int) -> None:
+    """Predict a run on rank 0. Collective: all ranks call it.
+
+    Runs that report nothing, and virtual ones, are not predicted.
+    """
+    config, comm = job.config, job.trainer.comm
+    if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
+        return
+    platform = None if no_formula(config) else find_platform(config, comm, threads)
+    if comm.rank == 0:
+        job.predicted = predict_job(job, platform)
+
+
+def predict_job(job: Job, platform: Platform | None) -> Predicted:
+    """Predict a run. What cannot be predicted is not an error: the result has the reason."""
+    config, trainer = job.config, job.trainer
+    option = no_formula(config)
+    if option or platform is None:
+        return Predicted(reason=f"the model of a step has no formula for {option}")
+    mesh = trainer.setup.mesh
+    axes = {"data": trainer.comm.size} if mesh is None else mesh.shape
+    try:
+        projector = create_projector(
+            config,
+            platform,
+            create_network(config, job.train),
+            job.train.input_shape,
+            job.global_batch_size,
+            len(job.train),
+            len(trainer.optimizer.slots),
+        )
+        found = projector.project(strategy_of(config, axes, config.plan))
+    except Exception as error:  # a prediction must never end training
+        return Predicted(reason=f"{type(error).__name__}: {error}")
+    return Predicted.of(found, platform)

@@ -1,0 +1,174 @@
+"""The time per step of a run as the performance model predicts it, beside the measured one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydtnn.cli.config import TrainConfig
+from pydtnn.layers import Net
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projection, Projector, Workload
+from pydtnn.perfmodel.strategy import SCHEMES, Strategy
+from pydtnn.perfmodel.virtual.peaks import PeakCosts
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Prediction of a run.
+
+    Attributes
+    ----------
+    platform : str
+        Name of the platform; empty without a prediction.
+    seconds : float
+        Of a step, which is the sum of the following parts.
+    compute : float
+        Forward and backward, loss, and Python between them.
+    update : float
+    communication : float
+        Exposed: not hidden behind compute; waits of a pipeline included.
+    data : float
+        Waiting for the loader.
+    memory : float
+        Of a rank, in B.
+    reason : str
+        Why there is no prediction; empty if there is one.
+    """
+
+    platform: str = ""
+    seconds: float = 0.0
+    compute: float = 0.0
+    update: float = 0.0
+    communication: float = 0.0
+    data: float = 0.0
+    memory: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, one: Projection, platform: Platform) -> Predicted:
+        """Return the parts of a projection."""
+        step = one.step
+        return cls(
+            platform.name,
+            one.seconds,
+            compute=step.compute - step.update,
+            update=step.update,
+            communication=step.exposed + step.idle,
+            data=one.loader,
+            memory=one.memory.total,
+        )
+
+
+def no_formula(config: TrainConfig) -> str:
+    """Return which option of a run the closed formulas do not describe; empty if there is none."""
+    checks = {
+        f"--device {config.device}": config.device != "cpu",
+        f"--scheme {config.scheme}": config.scheme not in SCHEMES,
+        f"--allreduce {config.allreduce}": config.allreduce != "rule",
+        f"--dtype {config.dtype}": config.dtype not in ("float32", "float64"),
+        "--exact": config.exact,
+        "--accumulation": config.accumulation > 1,
+        "--freeze": bool(config.freeze),
+        "--no-overlap": not config.overlap,
+        "--no-fusion": not config.fusion,
+        "--sync-batch-norm": config.sync_batch_norm,
+        "--virtual-ranks": config.virtual_ranks is not None,
+    }
+    return next((name for name, unknown in checks.items() if unknown), "")
+
+
+def strategy_of(config: TrainConfig, axes: Mapping[str, int], plan: Any) -> Strategy:
+    """Return the strategy of a run on a mesh.
+
+    Raises
+    ------
+    ValueError
+        If the model of a step has no formula for it.
+    """
+    recompute = config.recompute
+    if recompute is not None and recompute != "auto":
+        names = [name.strip() for name in recompute.split(",") if name.strip()]
+        recompute = int(recompute) if recompute.isdecimal() else tuple(names)  # type: ignore
+    return Strategy(
+        axes,
+        plan=plan,
+        recompute=recompute,
+        scheme=config.scheme,
+        compress=config.compress,
+        compress_options=config.compress_options,
+        micro_batches=config.micro_batches or 0,
+        schedule=config.pipeline_schedule,
+    )
+
+
+def create_projector(
+    config: TrainConfig,
+    platform: Platform,
+    net: Net,
+    input_shape: tuple[int, ...],
+    global_batch: int,
+    samples: int,
+    slots: int,
+) -> Projector:
+    """Return the projector of a run.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    platform : Platform
+    net : Net
+        Not part of a model; it is not changed.
+    input_shape : tuple of int
+    global_batch, samples : int
+        Samples of a step and of an epoch.
+    slots : int
+        Values of the optimizer per parameter.
+    """
+    work = Workload(
+        net,
+        input_shape,
+        name=config.model,
+        global_batch=global_batch,
+        samples=samples,
+        slots=slots,
+        dtype=config.dtype,
+    )
+    return Projector(work, platform, PeakCosts(platform, config.dtype))
+
+
+def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the lines of the report: measured and predicted parts of a step.
+
+    Parameters
+    ----------
+    predicted : Predicted
+    measured : mapping of str to float
+        "seconds", "compute" (update included), "communication" and "data" of a step, in s, and
+        "memory" of a rank, in B; empty if no step was executed.
+    """
+    if not measured:
+        return []
+    if predicted.reason:
+        text = f"measured {1e3 * measured['seconds']:.4g} ms; not predicted: {predicted.reason}"
+        return [("time per step", text)]
+    whole = asdict(predicted)
+    whole["compute"] += predicted.update
+    found = []
+    for name, part in (
+        ("time per step", "seconds"),
+        ("  in compute", "compute"),
+        ("  in communication", "communication"),
+        ("  waiting for data", "data"),
+    ):
+        text = f"measured {1e3 * measured[part]:.4g} ms, predicted {1e3 * whole[part]:.4g} ms"
+        if part == "seconds":
+            accuracy = 1 - abs(whole[part] - measured[part]) / measured[part]
+            text += f" for {predicted.platform} (accuracy {max(accuracy, 0.0):.0%})"
+        if part == "compute":
+            text += f", {1e3 * predicted.update:.4g} ms of it for the update"
+        found.append((name, text))
+    sizes = [f"{size / 1e6:.0f} MB" for size in (measured["memory"], predicted.memory)]
+    text = f"measured {sizes[0]}, predicted {sizes[1]}, both without interpreter and data"
+    return [*found, ("  memory of a rank", text)]

@@ -1,0 +1,23 @@
+"""The oracle: all strategies for a network on a platform, ranked and explained."""
+
+from pydtnn.perfmodel.oracle.limits import Limit, find_limits
+from pydtnn.perfmodel.oracle.peaks import PeakCosts
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
+from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
+from pydtnn.perfmodel.oracle.what_if import SWEEPS, Point, Sweep, sweep
+
+__all__ = [
+    "KINDS",
+    "SWEEPS",
+    "Entry",
+    "Limit",
+    "Oracle",
+    "PeakCosts",
+    "Point",
+    "Sweep",
+    "Variants",
+    "best",
+    "find_limits",
+    "strategies",
+    "sweep",
+]

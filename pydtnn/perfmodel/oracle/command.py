@@ -1,0 +1,182 @@
+"""The command line of the oracle."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydtnn.perfmodel.compute import ComputeCosts
+from pydtnn.perfmodel.oracle.files import write_csv, write_json
+from pydtnn.perfmodel.oracle.limits import find_limits
+from pydtnn.perfmodel.oracle.options import (
+    create_parser,
+    names_of,
+    strategy_of,
+    variants_of,
+    workload_of,
+)
+from pydtnn.perfmodel.oracle.peaks import PeakCosts
+from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
+from pydtnn.perfmodel.oracle.strategies import Variants, strategies
+from pydtnn.perfmodel.oracle.table import duration, explain, of_best, of_limits, ranking, title
+from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.perfmodel.paradl.command import parse_ranks
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.output import printing
+from pydtnn.utils.text_table import align
+
+WIDTH = 160
+"""Columns where the output is not a terminal."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    try:
+        with printing():
+            _run(create_parser().parse_args(arguments))
+    except Exception as error:
+        text = describe(error).removeprefix("oracle: ")
+        print(f"{requested_traceback(error)}pydtnn.oracle: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    ranks = parse_ranks(options.ranks)
+    platform = Platform.load(options.platform)
+    workload = workload_of(options)
+
+    def make_costs(changed: Platform) -> ComputeCosts:
+        return PeakCosts(changed, workload.dtype)
+
+    projector = Projector(workload, platform, make_costs(platform))
+    oracle = Oracle(projector, options.batch_per_rank)
+    kinds, variants = names_of(options.strategies), variants_of(options)
+    print(title(workload, platform.name, options.batch_per_rank))
+    if options.sweep:
+        plain = Variants(recompute=False, sharded=False, compress=variants.compress)
+
+        def found_for(number: int) -> list[Strategy]:
+            found = [*strategies(number, kinds, plain)]
+            if options.sweep == "ranks":
+                return [s for s in found if len(s.cut) + (s.data > 1) < 2 or s.ranks == 1]
+            return _different(oracle, found)
+
+        _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
+        return
+    if options.explain:
+        _print_explanation(oracle.entry(strategy_of(options.explain)))
+        return
+    swept = oracle.sweep(ranks, kinds, variants)
+    if options.explain is not None:
+        chosen = best(swept[max(ranks)])
+        _print_explanation(chosen or swept[max(ranks)][0])
+        return
+    _print(swept, options)
+    print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
+    print("\n".join(of_limits(find_limits(workload, projector.backend))))
+    _write(swept, options, {"model": workload.name, "platform": platform.name})
+    if options.plots:
+        for path in plot_all(options.plots, swept, title(workload, platform.name, None)):
+            print(f"plot: {path}")
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def _print(swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace) -> None:
+    width = _width()
+    if options.top == 1 and len(swept) > 1:
+        print("\n".join(of_best(swept, width)))
+        chosen = [one for entries in swept.values() if (one := best(entries))]
+        if chosen:
+            fastest = min(
+                chosen, key=lambda entry: entry.projection.epoch if entry.projection else 0
+            )
+            print(f"\nfastest: {fastest.strategy.name}, {fastest.ranks} ranks")
+        return
+    top = max(options.top, 10) if len(swept) == 1 and options.top == 1 else options.top
+    for ranks, entries in swept.items():
+        possible = [entry for entry in entries if entry.possible]
+        if possible:
+            print("\n".join(ranking(possible[:top], width)))
+        others = [entry for entry in entries if not entry.possible]
+        if others:
+            print(f"{ranks} ranks: {len(others)} more are not possible, such as:")
+            for entry in others[: 3 if possible else top]:
+                print(f"  {entry.strategy.name}: {entry.reason}"[: max(width, 80)])
+
+
+def _print_explanation(entry: Entry) -> None:
+    if entry.projection is None:
+        raise ValueError(entry.reason)
+    print("\n".join(explain(entry.projection)))
+    if entry.reason:
+        print(f"not possible: {entry.reason}")
+    print(f"limited by: {entry.bottleneck}; efficiency {100 * entry.efficiency:.0f} %")
+
+
+def _different(oracle: Oracle, found: Sequence[Strategy]) -> list[Strategy]:
+    """Return the fastest strategy of each kind."""
+    chosen: dict[str, Strategy] = {}
+    for entry in oracle.rank(found):
+        if entry.projection is not None:
+            chosen.setdefault(entry.strategy.kind, entry.strategy)
+    return [*chosen.values()]
+
+
+def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
+    rows = [[f"time of an epoch by {found.axis}", *(point.text for point in found.points)]]
+    for name, entries in found.entries.items():
+        times = [
+            "-" if entry.projection is None else duration(entry.projection.epoch)
+            for entry in entries
+        ]
+        rows.append([name, *times])
+    winners = []
+    for column in range(len(found.points)):
+        times_of = {
+            name: entries[column].projection.epoch  # type: ignore[union-attr]
+            for name, entries in found.entries.items()
+            if entries[column].possible
+        }
+        winners.append(min(times_of, key=lambda name: times_of[name]) if times_of else "none")
+    print("\n".join(align(rows, 1)))
+    print("fastest that is possible:")
+    for point, winner in zip(found.points, winners, strict=True):
+        print(f"  {point.text}: {winner}")
+    _write(
+        {0: [e for entries in found.entries.values() for e in entries]},
+        options,
+        {"sweep": found.axis},
+    )
+    if options.plots:
+        name = f"{options.model}, {options.platform}"
+        print(f"plot: {plot_sweep(options.plots, found, name)}")
+
+
+def _write(
+    swept: Mapping[int, Sequence[Entry]], options: argparse.Namespace, head: Mapping[str, Any]
+) -> None:
+    rows = [entry.to_json() for entries in swept.values() for entry in entries]
+    if options.json:
+        write_json(options.json, head, rows)
+    if options.csv:
+        write_csv(options.csv, rows)

@@ -1,0 +1,169 @@
+"""The options of the oracle's command line, and what they describe."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from pydtnn.models import create_net
+from pydtnn.optimizers import get_optimizer
+from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
+from pydtnn.perfmodel.oracle.what_if import SWEEPS
+from pydtnn.perfmodel.projection import Workload
+from pydtnn.perfmodel.strategy import Strategy
+
+EXAMPLES = """examples:
+  python -m pydtnn.oracle --model resnet50 --input 224x224x3 --platform cpu-10gbit \\
+      --ranks 1-1024 --global-batch 1024
+  python -m pydtnn.oracle --model resnet50 --input 224x224x3 --platform cluster.yaml --ranks 64 \\
+      --global-batch 1024 --compress top_k,power_sgd --top 10 --csv all.csv
+  python -m pydtnn.oracle --model vgg16 --input 224x224x3 --platform cpu-1gbit --ranks 16 \\
+      --global-batch 256 --explain data=8,spatial=2
+  python -m pydtnn.oracle --model alexnet --input 224x224x3 --platform cpu-1gbit --ranks 16 \\
+      --global-batch 256 --sweep bandwidth --plots plots
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that raises its errors as exceptions with a one-sentence message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def create_parser() -> Parser:
+    """Return the parser of all options."""
+    parser = Parser(
+        "python -m pydtnn.oracle",
+        description="Predict the training of a network with every strategy on a platform.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("network and training")
+    what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")
+    what.add_argument("--input", required=True, metavar="HxWxC", help="shape of a sample")
+    what.add_argument("--classes", type=int, default=1000, metavar="N", help="(default: 1000)")
+    what.add_argument("--optimizer", default="sgd", metavar="NAME", help="(default: sgd)")
+    what.add_argument("--dtype", default="float32", metavar="NAME", help="(default: float32)")
+    what.add_argument(
+        "--samples", type=int, default=1_280_000, metavar="N", help="of an epoch (default: 1280000)"
+    )
+    scale = parser.add_argument_group("platform and scaling")
+    scale.add_argument("--platform", required=True, metavar="NAME", help="or a YAML file")
+    scale.add_argument(
+        "--ranks",
+        default="1-64",
+        metavar="N",
+        help="2,4 or powers of two in 1-1024 (default: 1-64)",
+    )
+    scale.add_argument(
+        "--global-batch", type=int, metavar="N", help="samples of a step (default: 256)"
+    )
+    scale.add_argument(
+        "--batch-per-rank",
+        type=int,
+        metavar="N",
+        help="instead: samples of each rank, weak scaling",
+    )
+    tried = parser.add_argument_group("strategies")
+    tried.add_argument(
+        "--strategies", default=",".join(KINDS), metavar="NAMES", help="(default: %(default)s)"
+    )
+    tried.add_argument(
+        "--compress", default="", metavar="NAMES", help="also with these compressors"
+    )
+    tried.add_argument("--no-recompute", action="store_true", help="never recompute")
+    tried.add_argument("--no-sharded", action="store_true", help="no sharded optimizer")
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--top",
+        type=int,
+        default=1,
+        metavar="N",
+        help="strategies per number of ranks (default: 1)",
+    )
+    out.add_argument("--json", type=Path, metavar="FILE", help="write all predictions")
+    out.add_argument("--csv", type=Path, metavar="FILE", help="write all predictions")
+    out.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots (Matplotlib)")
+    out.add_argument(
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="AXES",
+        help="print the terms of a prediction, such as data=4,spatial=2; of the best without AXES",
+    )
+    out.add_argument("--sweep", metavar="AXIS", help=f"change one figure: {', '.join(SWEEPS)}")
+    return parser
+
+
+def workload_of(options: argparse.Namespace) -> Workload:
+    """Return the network and the batch that the options describe.
+
+    Raises
+    ------
+    ValueError
+        If the model is unknown, or a number is out of range.
+    """
+    for name in ("classes", "samples", "global_batch", "batch_per_rank", "top"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    if options.global_batch and options.batch_per_rank:
+        raise ValueError("--global-batch and --batch-per-rank exclude each other; give one of them")
+    shape = shape_of(options.input)
+    net = create_net(options.model, options.classes, shape)
+    batch = options.global_batch or (options.batch_per_rank or 256)
+    return Workload(
+        net=net,
+        input_shape=shape,
+        name=str(options.model),
+        global_batch=batch,
+        samples=options.samples,
+        slots=len(get_optimizer(options.optimizer).slots),
+        dtype=options.dtype,
+    )
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Return the shape of a sample.
+
+    >>> shape_of("224x224x3")
+    (224, 224, 3)
+    """
+    if not re.fullmatch(r"[1-9]\d{,5}(x[1-9]\d{,5})*", text):
+        raise ValueError(f"--input: expected a shape such as 224x224x3, got {text!r}")
+    return tuple(map(int, text.split("x")))
+
+
+def names_of(text: str) -> list[str]:
+    """Return names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def variants_of(options: argparse.Namespace) -> Variants:
+    """Return what is tried besides the axes."""
+    return Variants(
+        recompute=not options.no_recompute,
+        sharded=not options.no_sharded,
+        compress=names_of(options.compress),
+    )
+
+
+def strategy_of(text: str) -> Strategy:
+    """Return the strategy for axes with their ranks.
+
+    >>> strategy_of("data=4,spatial=2").name
+    'data 4 x spatial 2'
+    """
+    axes: dict[str, int] = {}
+    for item in names_of(text):
+        name, _, ranks = item.partition("=")
+        if name not in KINDS or not re.fullmatch(r"[1-9]\d{,6}", ranks) or name in axes:
+            raise ValueError(
+                f"--explain: expected axes with their ranks such as data=4,spatial=2, got "
+                f"{item!r}; axes are {', '.join(KINDS)}"
+            )
+        axes[name] = int(ranks)
+    return Strategy({"data": 1, **axes})

@@ -1,0 +1,167 @@
+"""Projections of many strategies, ranked by the time of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from pydtnn.perfmodel.oracle.diagnosis import bottleneck, largest_tensor
+from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
+from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy for a number of ranks.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    ranks : int
+    projection : Projection or None
+        None if the strategy is not possible.
+    reason : str
+        Why it is not possible, or what does not fit; empty if it is.
+    efficiency : float
+        Time of one rank for the same samples, divided by the ranks and by the time of the strategy.
+    node_hours : float
+        Hosts times hours of an epoch.
+    bottleneck : str
+    """
+
+    strategy: Strategy
+    ranks: int
+    projection: Projection | None
+    reason: str = ""
+    efficiency: float = 0.0
+    node_hours: float = 0.0
+    bottleneck: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the strategy fits the network, the batch and the memory."""
+        return not self.reason
+
+    def to_json(self) -> dict[str, Any]:
+        """Return numbers in SI units and words, as one row of a table."""
+        row: dict[str, Any] = {
+            "ranks": self.ranks,
+            "strategy": self.strategy.name,
+            "parallel": self.strategy.parallel,
+            "possible": self.possible,
+            "reason": self.reason,
+        }
+        one = self.projection
+        if one is None:
+            return row
+        step = one.step
+        return row | {
+            "samples_per_rank": one.samples,
+            "global_batch": one.workload.global_batch,
+            "seconds_per_step": one.seconds,
+            "seconds_per_epoch": one.epoch,
+            "samples_per_second": one.rate,
+            "forward": step.forward,
+            "backward": step.backward,
+            "recomputed": step.recomputed,
+            "other": step.other,
+            "update": step.update,
+            "layers_exposed": step.layers_exposed,
+            "gradients_exposed": step.gradients_exposed,
+            "idle": step.idle,
+            "loader": one.loader,
+            "checkpoint": one.checkpoint,
+            "busy": step.busy,
+            "memory": one.memory.total,
+            "memory_parameters": one.memory.parameters,
+            "memory_gradients": one.memory.gradients,
+            "memory_slots": one.memory.slots,
+            "memory_activations": one.memory.activations,
+            "memory_other": one.memory.other,
+            "efficiency": self.efficiency,
+            "node_hours": self.node_hours,
+            "bottleneck": self.bottleneck,
+        }
+
+
+class Oracle:
+    """Ranks strategies for a workload on a platform.
+
+    Parameters
+    ----------
+    projector : Projector
+    per_rank : int, optional
+        Samples of each rank: weak scaling, with a global batch of that many times the ranks. By
+        default the global batch of the workload: strong scaling.
+    """
+
+    def __init__(self, projector: Projector, per_rank: int | None = None) -> None:
+        self.projector, self.per_rank = projector, per_rank
+        self._serial: float | None = None
+
+    def serial_rate(self) -> float:
+        """Return the samples per second of one rank, whatever memory it needs."""
+        if self._serial is None:
+            self._serial = self._for(1).project(Strategy()).rate
+        return self._serial
+
+    def _for(self, ranks: int) -> Projector:
+        if self.per_rank is None:
+            return self.projector
+        workload = replace(self.projector.workload, global_batch=self.per_rank * ranks)
+        return self.projector.with_workload(workload)
+
+    def entry(self, strategy: Strategy) -> Entry:
+        """Predict training with a strategy; the reason says why it is not possible, if so."""
+        ranks, platform = strategy.ranks, self.projector.platform
+        try:
+            one = self._for(ranks).project(strategy)
+        except ValueError as error:
+            return Entry(strategy, ranks, None, str(error))
+        reason = ""
+        if one.memory.total > platform.cluster.memory_per_rank:
+            reason = (
+                f"{largest_tensor(one)}: a rank needs {one.memory.total / 1e9:.3g} GB of "
+                f"{platform.cluster.memory_per_rank / 1e9:.3g} GB"
+            )
+        hosts = ceil(ranks / platform.cluster.ranks_per_host)
+        return Entry(
+            strategy,
+            ranks,
+            one,
+            reason,
+            efficiency=one.rate / ranks / self.serial_rate(),
+            node_hours=hosts * one.epoch / 3600,
+            bottleneck=bottleneck(one),
+        )
+
+    def rank(self, found: Iterable[Strategy]) -> list[Entry]:
+        """Predict strategies; possible ones first, in the order of the time of an epoch."""
+        return sort_entries(map(self.entry, found))
+
+    def sweep(
+        self,
+        ranks: Sequence[int],
+        kinds: Sequence[str] = KINDS,
+        variants: Variants | None = None,
+    ) -> dict[int, list[Entry]]:
+        """Rank all strategies for each of several numbers of ranks."""
+        return {n: self.rank(strategies(n, kinds, variants)) for n in ranks}
+
+
+def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in the order of the time of an epoch, those that are not possible last."""
+
+    def key(entry: Entry) -> tuple[bool, bool, float]:
+        one = entry.projection
+        return not entry.possible, one is None, 0.0 if one is None else one.epoch
+
+    return sorted(entries, key=key)
+
+
+def best(entries: Sequence[Entry]) -> Entry | None:
+    """Return the fastest entry that is possible."""
+    return next((entry for entry in entries if entry.possible), None)

@@ -1,0 +1,148 @@
+"""Tables of ranked strategies, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydtnn.perfmodel.oracle.limits import Limit
+from pydtnn.perfmodel.oracle.ranking import Entry, best
+from pydtnn.perfmodel.projection import Projection, Workload
+from pydtnn.perfmodel.timing import LayerTime
+from pydtnn.utils.text_table import align
+
+HEADER = (
+    *("ranks", "strategy", "step", "epoch", "compute", "exposed", "loader", "update"),
+    *("memory", "efficiency", "node h", "bottleneck"),
+)
+
+
+def duration(seconds: float) -> str:
+    """Format a time with three digits.
+
+    >>> duration(0.01234), duration(75.0), duration(8000)
+    ('12.3 ms', '75 s', '2.22 h')
+    """
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (600, 1, "s")):
+        if seconds < limit:
+            return f"{scale * seconds:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h" if seconds < 7.2e6 else f"{seconds / 86400:.0f} d"
+
+
+def memory(nbytes: float) -> str:
+    """Format bytes.
+
+    >>> memory(2.5e9)
+    '2.5 GB'
+    """
+    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g} MB"
+
+
+def percent(part: float, whole: float) -> str:
+    """Format a share."""
+    return f"{100 * part / whole:.0f} %"
+
+
+def title(workload: Workload, platform: str, per_rank: int | None) -> str:
+    """Return the first line of a report."""
+    shape = "x".join(map(str, workload.input_shape))
+    if per_rank is not None:
+        batch = f"{per_rank} samples per rank"
+    else:
+        batch = f"global batch {workload.global_batch}"
+    return (
+        f"{workload.name}, {shape}, {batch}, {workload.samples:,} samples per epoch, on {platform}"
+    )
+
+
+def cells(entry: Entry) -> list[str]:
+    """Return the cells of an entry that has a projection."""
+    one = entry.projection
+    assert one is not None
+    step, whole = one.step, one.seconds
+    waits = step.exposed + step.idle
+    return [
+        str(entry.ranks),
+        entry.strategy.name,
+        duration(whole),
+        duration(one.epoch),
+        percent(step.compute - step.update, whole),
+        percent(waits, whole),
+        percent(one.loader, whole),
+        percent(step.update, whole),
+        memory(one.memory.total),
+        percent(entry.efficiency, 1.0),
+        f"{entry.node_hours:.3g}",
+        entry.bottleneck if entry.possible else "memory",
+    ]
+
+
+def ranking(entries: Iterable[Entry], width: int) -> list[str]:
+    """Return a table of entries with a projection, one line each, cut to a width."""
+    rows = [list(HEADER)] + [cells(entry) for entry in entries if entry.projection is not None]
+    order = [1, 0, *range(2, len(HEADER) - 1), len(HEADER) - 1]
+    lines = align([[row[i] for i in order] for row in rows], 1)
+    return [line[:width] for line in lines]
+
+
+def of_best(found: Mapping[int, Sequence[Entry]], width: int) -> list[str]:
+    """Return a table of the best strategy for each number of ranks."""
+    chosen = [one for entries in found.values() if (one := best(entries)) is not None]
+    lines = ranking(chosen, width)
+    for ranks, entries in found.items():
+        if best(entries) is None:
+            why = entries[0].reason if entries else "no strategy is possible"
+            lines.append(f"{ranks} ranks: {why}"[: max(width, 80)])
+    return lines
+
+
+def of_limits(limits: Iterable[Limit]) -> list[str]:
+    """Return the limits, one line each."""
+    rows = [[limit.kind, f"{limit.ranks} ranks", limit.reason] for limit in limits]
+    return ["  " + line for line in align(rows, 3)]
+
+
+# -- the terms of one prediction ------------------------------------------------------------------
+
+
+def explain(projection: Projection) -> list[str]:
+    """Return the terms of a prediction: of the step, of memory, and of each layer."""
+    step, one = projection.step, projection
+    terms = [
+        ("forward", step.forward),
+        ("backward", step.backward),
+        ("recomputed", step.recomputed),
+        ("Python outside of layers", step.other),
+        ("exchanges of layers, exposed", step.layers_exposed),
+        ("sums of gradients, exposed", step.gradients_exposed),
+        ("waits for other stages", step.idle),
+        ("update", step.update),
+        ("loader, exposed", one.loader),
+    ]
+    rows = [[name, duration(value), percent(value, one.seconds)] for name, value in terms if value]
+    rows.append(["step", duration(one.seconds), "100 %"])
+    lines = [f"{one.strategy.name}: {one.samples} samples per rank", *align(rows, 1), ""]
+    lines += [
+        f"epoch: {one.workload.steps} steps of {duration(one.seconds)}, checkpoint "
+        f"{duration(one.checkpoint)}: {duration(one.epoch)}",
+        f"links are busy for {duration(step.busy)} of a step",
+        "",
+    ]
+    own = one.memory
+    parts = [
+        ("parameters", own.parameters),
+        ("gradients", own.gradients),
+        ("optimizer", own.slots),
+        ("activations", own.activations),
+        ("scratch memory, buffers, process", own.other),
+        ("memory of a rank", own.total),
+    ]
+    lines += [*align([[name, memory(value)] for name, value in parts], 1), ""]
+    return lines + _of_layers(step.layers, one.seconds)
+
+
+def _of_layers(layers: Iterable[LayerTime], whole: float) -> list[str]:
+    rows = [["layer", "forward", "backward", "recomputed", "exchange", "share"]]
+    for layer in layers:
+        times = (layer.forward, layer.backward, layer.recomputed, layer.exchange)
+        rows.append([layer.name, *map(duration, times), f"{100 * layer.seconds / whole:.1f} %"])
+    return align(rows, 1)

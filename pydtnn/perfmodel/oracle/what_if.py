@@ -1,0 +1,148 @@
+"""What-if sweeps: the time of an epoch when one figure of the platform or the run changes.
+
+References
+----------
+Castelló, Catalán, Dolz, Mestre, Quintana-Ortí, Duato, Performance modeling for distributed training
+of convolutional neural networks, PDP 2021: the axes are batch size, node FLOP rate, node memory
+bandwidth, link bandwidth and number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydtnn.perfmodel.compute import ComputeCosts
+from pydtnn.perfmodel.oracle.ranking import Entry, Oracle
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.utils.suggest import unknown
+
+SWEEPS = ("batch", "flops", "memory", "bandwidth", "ranks")
+
+FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+"""Multiples of the platform's figure, and of the batch, that are tried."""
+
+MakeCosts = Callable[[Platform], ComputeCosts]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of the axis of a sweep.
+
+    Attributes
+    ----------
+    value : float
+        Samples, flop/s, B/s or ranks.
+    text : str
+    """
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The entries of some strategies for each value.
+
+    Attributes
+    ----------
+    axis : str
+    points : tuple of Point
+    entries : mapping of str to tuple of Entry
+        By the strategy's name, without numbers of ranks if these vary.
+    """
+
+    axis: str
+    points: tuple[Point, ...]
+    entries: Mapping[str, tuple[Entry, ...]]
+
+
+def sweep(
+    axis: str,
+    projector: Projector,
+    make_costs: MakeCosts,
+    strategies: Callable[[int], Sequence[Strategy]],
+    ranks: Sequence[int],
+) -> Sweep:
+    """Predict strategies while one figure changes and all others stay.
+
+    Parameters
+    ----------
+    axis : str
+        One of `SWEEPS`.
+    projector : Projector
+    make_costs : callable
+        Returns the costs of compute for a platform.
+    strategies : callable
+        Returns the strategies for a number of ranks.
+    ranks : sequence of int
+        Numbers of ranks; those of the largest are predicted, unless the ranks vary.
+
+    Raises
+    ------
+    ValueError
+        If the axis is unknown.
+    """
+    if axis not in SWEEPS:
+        raise ValueError(f"--sweep: {unknown('axis', axis, SWEEPS)}")
+    if axis == "ranks":
+        oracle = Oracle(projector)
+        found: dict[str, list[Entry]] = {}
+        for number in ranks:
+            for strategy in strategies(number):
+                found.setdefault(strategy.kind, []).append(oracle.entry(strategy))
+        whole = {name: tuple(own) for name, own in found.items() if len(own) == len(ranks)}
+        return Sweep(axis, tuple(Point(n, str(n)) for n in ranks), whole)
+    chosen = strategies(max(ranks))
+    points, columns = [], []
+    for factor in FACTORS:
+        point, changed = _changed(axis, factor, projector, make_costs)
+        points.append(point)
+        oracle = Oracle(changed)
+        columns.append([oracle.entry(strategy) for strategy in chosen])
+    rows = zip(chosen, zip(*columns, strict=True), strict=True)
+    return Sweep(axis, tuple(points), {strategy.name: entries for strategy, entries in rows})
+
+
+def _changed(
+    axis: str, factor: float, projector: Projector, make_costs: MakeCosts
+) -> tuple[Point, Projector]:
+    """Return a value of an axis, and the projector for it."""
+    if axis == "batch":
+        batch = max(round(factor * projector.workload.global_batch), 1)
+        workload = replace(projector.workload, global_batch=batch)
+        return Point(batch, str(batch)), projector.with_workload(workload)
+    platform, point = _platform(axis, factor, projector.platform)
+    return point, projector.with_platform(platform, make_costs(platform))
+
+
+def _platform(axis: str, factor: float, platform: Platform) -> tuple[Platform, Point]:
+    compute, messages = platform.compute, platform.messages
+    if axis == "flops":
+        peak = {dtype: factor * rate for dtype, rate in compute.peak.items()}
+        rates = {name: factor * rate for name, rate in compute.rates.items()}
+        value = next(iter(peak.values()))
+        changed = replace(platform, compute=replace(compute, peak=peak, rates=rates))
+        return changed, Point(value, f"{value / 1e9:.4g} Gflop/s")
+    if axis == "memory":
+        value = factor * compute.memory_bandwidth
+        shared = compute.host_bandwidth
+        more = replace(
+            compute,
+            memory_bandwidth=value,
+            host_bandwidth=None if shared is None else factor * shared,
+            bandwidths={name: factor * rate for name, rate in compute.bandwidths.items()},
+        )
+        return replace(platform, compute=more), Point(value, f"{value / 1e9:.4g} GB/s")
+    between = messages.between
+    value = factor * between.bandwidth
+    link = replace(
+        between,
+        bandwidth=value,
+        shared=None if between.shared is None else factor * between.shared,
+    )
+    classes = tuple(replace(one, bandwidth=factor * one.bandwidth) for one in messages.classes)
+    changed = replace(platform, messages=replace(messages, between=link, classes=classes))
+    return changed, Point(value, f"{8 * value / 1e9:.4g} Gbit/s")

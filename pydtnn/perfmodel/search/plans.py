@@ -1,0 +1,182 @@
+"""Search of a plan for each layer, compared with the best plans that use one strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from pydtnn.perfmodel.messages import MessageCosts
+from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
+from pydtnn.perfmodel.search.solver import Solution, solve
+from pydtnn.perfmodel.strategy import Strategy
+
+EXPOSED = (0.0, 0.5, 1.0)
+"""Shares of the sums of gradients that count in a search: backward hides some of them."""
+
+UNIFORM = ("spatial", "filter", "channel", "alternate")
+"""Strategies that are used for all layers, besides data parallelism."""
+
+Rules = dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of a search.
+
+    Attributes
+    ----------
+    best : Projection
+        The fastest within the limit of memory.
+    uniform : Projection or None
+        The fastest of those with one strategy for all layers; None if none fits.
+    tried : tuple of Projection
+        All of them, the fastest first; those that do not fit last.
+    """
+
+    best: Projection
+    uniform: Projection | None
+    tried: tuple[Projection, ...]
+
+    @property
+    def gain(self) -> float:
+        """Time of the best uniform plan over that of the best one."""
+        return inf if self.uniform is None else self.uniform.seconds / self.best.seconds
+
+
+def search(
+    projector: Projector,
+    ranks: int,
+    *,
+    memory_limit: float | None = None,
+    recompute: Sequence[Any] = (None, "auto"),
+    base: Strategy | None = None,
+    allowed: Callable[[Strategy], bool] = lambda strategy: True,
+) -> Found:
+    """Return the fastest way to distribute a network, with plans for each layer among them.
+
+    For each mesh ``data=d,model=p``, dynamic programming finds the fastest plan, and within a limit
+    of memory also slower ones with less. All of them, and all uniform strategies, are projected as
+    whole steps, with overlap and fusion; by that model, the result is therefore never slower than
+    the best uniform one.
+
+    Parameters
+    ----------
+    projector : Projector
+    ranks : int
+    memory_limit : float, optional
+        Of a rank, in B; by default that of the platform.
+    recompute : sequence
+        Values of `Model`'s argument that are tried, until the memory is within the limit.
+    base : Strategy, optional
+        Scheme, compression, micro-batches and schedule of all strategies.
+    allowed : callable, optional
+        Whether a strategy is possible in training.
+
+    Raises
+    ------
+    ValueError
+        If no strategy is possible within the limit.
+    """
+    limit = projector.platform.cluster.memory_per_rank if memory_limit is None else memory_limit
+    batch = projector.workload.global_batch
+    base = base or Strategy()
+    candidates = [*uniform(ranks, batch)]
+    for mesh in meshes(ranks, batch):
+        plans = plans_for(projector, mesh, limit)
+        candidates += [Strategy(mesh, plan=rules) for rules in plans]
+    tried: list[Projection] = []
+    for own in filter(allowed, candidates):
+        for again in recompute:
+            strategy = replace(base, axes=own.axes, plan=own.plan, recompute=again)
+            try:
+                tried.append(projector.project(strategy))
+            except ValueError:  # the network has too few filters, rows or layers
+                break
+            if tried[-1].memory.total <= limit:
+                break  # recomputation takes time
+    tried.sort(key=lambda one: (one.memory.total > limit, one.seconds))
+    possible = [one for one in tried if one.memory.total <= limit]
+    if not possible:
+        if not tried:
+            raise ValueError(
+                f"search: expected a network that can be cut over {ranks} ranks, got "
+                f"{projector.workload.name} with a global batch of {batch}; use fewer ranks"
+            )
+        least = min(one.memory.total for one in tried)
+        raise ValueError(
+            f"search: expected a memory limit of at least {least / 1e9:.3g} GB per rank, got "
+            f"{limit / 1e9:.3g} GB; use more ranks or a smaller batch"
+        )
+    plain = next((one for one in possible if one.strategy.plan is None), None)
+    return Found(possible[0], plain, tuple(tried))
+
+
+def meshes(ranks: int, batch: int) -> Iterator[dict[str, int]]:
+    """Yield the meshes with the axes "data" and "model", with several ranks along the latter."""
+    for groups in range(1, min(ranks // 2, batch) + 1):
+        if ranks % groups == 0:
+            yield {"data": groups, AXIS: ranks // groups}
+
+
+def uniform(ranks: int, batch: int) -> Iterator[Strategy]:
+    """Yield strategies that cut all layers in one way, with samples along the axis "data"."""
+    if ranks <= batch:
+        yield Strategy({"data": ranks})
+    for mesh in meshes(ranks, batch):
+        for name in (*UNIFORM, "pipeline"):
+            yield Strategy({"data": mesh["data"], name: mesh[AXIS]})
+
+
+def plans_for(projector: Projector, mesh: Mapping[str, int], limit: float = inf) -> list[Rules]:
+    """Return plans for a mesh: the fastest, and within the limit those with less memory.
+
+    Networks that use a layer several times have none.
+    """
+    try:
+        options = LayerOptions(projector, MessageCosts(projector.platform, Strategy(mesh)))
+    except ValueError:
+        return []
+    found: list[Rules] = []
+    for options.exposed in EXPOSED:
+        solutions = solve(options.units, options)
+        if any(solution.memory > limit for solution in solutions):
+            solutions += _spread(solve(options.units, options, memory_limit=limit, most=16))
+        found += [rules_of(options, solution) for solution in solutions]
+    return [rules for i, rules in enumerate(found) if rules and rules not in found[:i]]
+
+
+def _spread(solutions: list[Solution]) -> list[Solution]:
+    """Return the fastest solution, the one with the least memory, and one between them."""
+    places = {0, len(solutions) // 2, len(solutions) - 1} if solutions else ()
+    return [solutions[i] for i in sorted(places)]
+
+
+def rules_of(options: LayerOptions, solution: Solution) -> Rules:
+    """Return the rules of a `Plan`: the strategy of each layer that does not follow its inputs."""
+    chosen = zip(options.units, solution.names, strict=True)
+    return {unit.name: {strategy: AXIS} for unit, strategy in chosen if strategy}
+
+
+def describe(rules: Mapping[str, Mapping[str, str]], names: Iterable[str]) -> list[str]:
+    """Return the strategies in words: runs of layers with the same one, in their order.
+
+    >>> rules = {"c1": {"spatial": "model"}, "c2": {"spatial": "model"}, "fc": {"filter": "model"}}
+    >>> describe(rules, ["c1", "c2", "fc"])
+    ['c1 to c2: spatial', 'fc: filter']
+    """
+    runs: list[list[str]] = []
+    for name in names:
+        if name not in rules:
+            continue
+        strategy = ", ".join(rules[name]) or "whole"
+        if runs and runs[-1][2] == strategy:
+            runs[-1][1] = name
+        else:
+            runs.append([name, name, strategy])
+    return [
+        f"{first}: {strategy}" if first == last else f"{first} to {last}: {strategy}"
+        for first, last, strategy in runs
+    ]

@@ -1,0 +1,250 @@
+"""Costs of layers: operations counted by loops, bytes counted from the arrays of kernel calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn import layers
+from pydtnn.kernels import Deferred, create_backend
+from pydtnn.kernels.reference import FAMILIES
+from pydtnn.layers import (
+    AdaptiveAvgPool2d,
+    Add,
+    AvgPool2d,
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2d,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sequential,
+    Softmax,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.utils.observer import Kind, Observer
+
+BATCH = 8
+SMALL = 200
+"""Length of arrays in B up to which they are values per channel."""
+WRITTEN = ("out", "dx", "dw", "index", "store", "add")
+"""Arguments that are another sweep, even if their memory is that of another argument."""
+
+
+class Counting(Observer):
+    """Bytes of the arrays of all kernel calls, by pass and node."""
+
+    def __init__(self, backend: Any) -> None:
+        self.stack: list[tuple[Kind, str]] = []
+        self.nested: list[Any] = []
+        self.bytes: dict[tuple[Kind, str], int] = defaultdict(int)
+        for name, reference in FAMILIES.items():
+            family = getattr(backend, name)
+            for kernel, method in vars(reference).items():
+                if not kernel.startswith("_") and callable(method):
+                    bound = getattr(family, kernel)
+                    setattr(family, kernel, self.counted(bound))
+
+    def counted(self, call: Any) -> Any:
+        signature, nested = inspect.signature(call), self.nested
+
+        def counting(*args: Any, **options: Any) -> Any:
+            if self.stack and not nested:  # not of a kernel that calls another
+                self.add(signature.bind(*args, **options).arguments)
+            nested.append(call)
+            try:
+                return call(*args, **options)
+            finally:
+                nested.pop()
+
+        return counting
+
+    def add(self, arguments: dict[str, Any]) -> None:
+        read: dict[int, int] = {}
+        for name, value in arguments.items():
+            if isinstance(value, Deferred):
+                terms = [term.x for term in value.terms]
+                arrays = [value.array] if value.array is not None and name != "gate" else terms
+            else:
+                arrays = [value] if isinstance(value, np.ndarray) else []
+            for array in arrays:
+                if array.nbytes <= SMALL or array.dtype == "float64":  # sums
+                    continue
+                if name in WRITTEN:
+                    self.bytes[self.stack[-1]] += array.nbytes
+                else:
+                    read[array.ctypes.data] = array.nbytes
+        self.bytes[self.stack[-1]] += sum(read.values())
+
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        self.stack.append((kind, name))
+
+    def end(self) -> None:
+        self.stack.pop()
+
+
+def counted(net: Any, shape: tuple[int, ...], **options: Any) -> tuple[Model, Counting]:
+    """The bytes of one step."""
+    backend = create_backend("cpu", threads=1, tuning="direct")
+    model = Model(net, shape, backend=backend, **options)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, *shape)).astype(model.dtype)
+    counting = Counting(backend)
+    model.observer = counting
+    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(BATCH)))
+    model.backward(np.ones_like(y), saved)
+    return model, counting
+
+
+def conv(filters: int = 8, size: int = 3, **options: Any) -> Conv2d:
+    return Conv2d(filters, size, padding="same", **options)
+
+
+def residual_net() -> Sequential:
+    def block() -> Residual:
+        body = Sequential(conv(), BatchNorm(), ReLU(), conv(bias=False), BatchNorm())
+        return Residual(body)
+
+    stem = (conv(), BatchNorm(), ReLU())
+    return Sequential(*stem, block(), ReLU(), block(), ReLU(), GlobalAvgPool2d(), Linear(20))
+
+
+NETS = {
+    "residual": residual_net,
+    "plain": lambda: Sequential(
+        *(conv(), ReLU(), conv(), ReLU(), MaxPool2d(2), conv(), BatchNorm(), ReLU(), conv()),
+        *(BatchNorm(), ReLU(), MaxPool2d(3, 2), Flatten(), Linear(20), ReLU(), Dropout(0.5)),
+    ),
+    "norms and pools": lambda: Sequential(
+        *(conv(groups=4), GroupNorm(2), AvgPool2d(3, 1, padding=1), LayerNorm(), Softmax()),
+        *(layers.GELU(), layers.Sigmoid(), AdaptiveAvgPool2d(5), layers.Tanh(), Linear(8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
+    name: str, fuse: bool
+) -> None:
+    model, counting = counted(NETS[name](), (12, 12, 4), fuse=fuse)
+    nodes = model.graph.nodes[1:]
+    costs = {node.name: node.layer.cost(BATCH) for node in nodes}
+    # Gradients of an output with several readers are added by the loop unless one of them does.
+    added = 3 * BATCH * 12 * 12 * 8 * 4 * (name == "residual" and not fuse) * 2
+    assert sum(c.bytes_forward + c.bytes_backward for c in costs.values()) + added == sum(
+        counting.bytes.values()
+    )
+    convolutions = [node.name for node in nodes if isinstance(node.layer, Conv2d)]
+    assert len(convolutions) >= 1
+    for conv_name in convolutions if fuse else ():
+        cost = costs[conv_name]
+        assert cost.bytes_forward == counting.bytes[Kind.FORWARD, conv_name]
+        assert cost.bytes_backward == counting.bytes[Kind.BACKWARD, conv_name]
+
+
+def built(layer: Any, *shapes: tuple[int, ...]) -> Any:
+    """A layer that is the second of a model, so that its dx is needed."""
+    net = Sequential(Linear(shapes[0][-1]), layer)
+    return Model(net, shapes[0], backend="numpy", fuse=False).layers[1]
+
+
+def taps(size: int, kernel: int, stride: int, pad: int, dilation: int = 1) -> list[list[int]]:
+    """The positions that each window reads along an axis."""
+    first = range(-pad, size + pad - dilation * (kernel - 1), stride)
+    return [[start + dilation * tap for tap in range(kernel)] for start in first]
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "groups", "filters"),
+    [(1, 1, 1, 5), (2, 1, 1, 5), (1, 2, 1, 3), (2, 1, 2, 4), (1, 1, 4, 8)],
+)
+def test_the_operations_of_a_convolution_are_those_of_its_loops(
+    stride: int, dilation: int, groups: int, filters: int
+) -> None:
+    layer = built(
+        Conv2d(filters, 3, stride=stride, dilation=dilation, groups=groups, padding=1), (9, 7, 4)
+    )
+    forward = 0
+    windows = product(taps(9, 3, stride, 1, dilation), taps(7, 3, stride, 1, dilation))
+    outputs = 0
+    for rows, columns in windows:
+        for filter_ in range(filters):
+            outputs += 1
+            group = filter_ * groups // filters
+            for _row, _column, channel in product(rows, columns, range(4)):
+                forward += 2 * (channel * groups // 4 == group)
+    cost = layer.cost(1)
+    assert cost.flops_forward == forward  # the first addition is that of the bias
+    assert cost.flops_backward == 2 * forward + outputs
+    assert layer.cost(6) == (*(6 * n for n in cost[:2]), *layer.cost(6)[2:])
+
+
+def test_frozen_parameters_have_no_gradients() -> None:
+    model = Model(
+        Sequential(Linear(4), Conv2d(3, 1, name="c")), (5, 5, 4), backend="numpy", fuse=False
+    )
+    before = model.layers["c"].cost(2)
+    model.freeze("c")
+    after = model.layers["c"].cost(2)
+    assert after.flops_forward == before.flops_forward
+    assert after.flops_backward == before.flops_forward  # dx only
+    assert after.bytes_backward < before.bytes_backward
+
+
+def test_the_operations_of_pools_are_those_of_their_windows() -> None:
+    shape = (9, 7, 4)
+    windows = list(product(taps(9, 3, 2, 1), taps(7, 3, 2, 1)))
+    largest = built(MaxPool2d(3, 2, padding=1), shape).cost(1)
+    assert largest.flops_forward == sum(4 * (len(a) * len(b) - 1) for a, b in windows)
+    assert largest.flops_backward == 4 * len(windows)
+    mean = built(AvgPool2d(3, 2, padding=1), shape).cost(1)
+    assert mean.flops_forward == sum(4 * len(a) * len(b) for a, b in windows)
+    bins = [
+        (range(i * 9 // 4, -(-(i + 1) * 9 // 4)), range(j * 7 // 3, -(-(j + 1) * 7 // 3)))
+        for i, j in product(range(4), range(3))
+    ]
+    adaptive = built(AdaptiveAvgPool2d((4, 3)), shape).cost(1)
+    assert adaptive.flops_forward == sum(4 * len(a) * len(b) for a, b in bins)
+    assert built(GlobalAvgPool2d(), shape).cost(2).flops_forward == 2 * 4 * 9 * 7
+
+
+def test_batch_norm_counts_its_sums_and_its_map() -> None:
+    cost = built(BatchNorm(), (5, 5, 4)).cost(2)
+    n = 2 * 5 * 5 * 4
+    sums, maps = 3, 2  # x + x x; gamma x + beta
+    assert cost == ((sums + maps) * n, (5 + 4) * n, 3 * n * 4, 5 * n * 4)
+
+
+def test_layers_that_rearrange_values_only_move_bytes() -> None:
+    n, itemsize = 2 * 5 * 5 * 4, 4
+    assert built(Flatten(), (5, 5, 4)).cost(2) == (0, 0, 0, 0)
+    padded = 2 * 7 * 5 * 4
+    pad = built(layers.Pad(((1, 1), (0, 0), (0, 0))), (5, 5, 4)).cost(2)
+    assert pad == (0, 0, itemsize * (padded + 2 * n), itemsize * 2 * n)
+    part = 2 * 3 * 5 * 4
+    taken = built(layers.Slice(slice(0, 3)), (5, 5, 4)).cost(2)
+    assert taken == (0, 0, itemsize * 2 * part, itemsize * (n + 2 * part))
+    assert built(Dropout(0), (5, 5, 4)).cost(2)[:3] == (0, 0, 0)
+
+
+def test_merges_count_every_input() -> None:
+    net = Sequential(Linear(4), Branches(*(Linear(4) for _ in range(3)), merge=Add()))
+    total = Model(net, (5,), backend="numpy").layers[-1].cost(2)
+    assert total == (2 * 8, 0, 2 * 3 * 8 * 4, 0)
+    net = Sequential(Linear(4), Branches(*(Linear(4) for _ in range(3)), merge=Concat()))
+    joined = Model(net, (5,), backend="numpy").layers[-1].cost(2)
+    assert joined == (0, 0, 2 * 24 * 4, 2 * 24 * 4)

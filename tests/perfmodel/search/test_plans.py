@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pydtnn import Model, Trainer, run_threads
+from pydtnn.data import ArrayDataset
+from pydtnn.layers import (
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool2d,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sequential,
+)
+from pydtnn.models import create_net
+from pydtnn.parallel.mesh import Mesh
+from pydtnn.perfmodel.messages import MessageCosts
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.search import search, solve
+from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
+from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
+from pydtnn.perfmodel.strategy import Strategy
+from tests.perfmodel.costs import PerFlop
+
+
+def small() -> Sequential:
+    """Large maps with few weights, then many weights."""
+    return Sequential(
+        Conv2d(8, 3, padding=1, name="conv1"),
+        ReLU(),
+        Residual(Conv2d(8, 3, padding=1, name="conv2"), BatchNorm()),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(512, name="fc1"),
+        ReLU(),
+        Linear(10, name="fc2"),
+    )
+
+
+def projector(net, shape, batch, platform="cpu-1gbit", **more) -> Projector:
+    work = Workload(net, shape, global_batch=batch, **more)
+    return Projector(work, Platform.load(platform), PerFlop())
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search(projector(small(), (16, 16, 3), 32), 4)
+
+
+def test_layers_with_many_weights_are_cut_and_those_with_maps_are_not(found):
+    """On a slow network, gradients of the linear layer take longer than its activations."""
+    rules = found.best.strategy.plan
+    assert rules is not None
+    assert found.gain > 1.1
+    assert "filter" in rules["fc1"] or "channel" in rules["fc1"]
+    assert "data" in rules["conv1"] or "spatial" in rules["conv1"]
+
+
+def test_the_plan_that_was_found_trains_like_one_rank(found):
+    strategy = found.best.strategy
+    x = np.random.default_rng(0).standard_normal((8, 16, 16, 3))
+    data_set = ArrayDataset(x, np.arange(8) % 10)
+
+    def train(comm=None) -> np.ndarray:
+        mesh = None if comm is None else Mesh(comm, **strategy.axes)
+        plan = None if comm is None else strategy.plan
+        model = Model(small(), (16, 16, 3), dtype="float64", mesh=mesh, plan=plan)
+        trainer = Trainer(model, "sgd", metrics=(), progress=False)
+        data = 1 if mesh is None else mesh.shape["data"]
+        trainer.fit(data_set, epochs=1, batch_size=8 // data)
+        return np.array(trainer.losses)
+
+    serial = train()
+    for losses in run_threads(4, train):
+        np.testing.assert_allclose(losses, serial, rtol=1e-10)
+
+
+NETS = {
+    "residual": (small(), (16, 16, 3), 16),
+    "resnet20": (create_net("resnet20", 10, (32, 32, 3)), (32, 32, 3), 16),
+    "branches": (
+        Sequential(
+            Branches(
+                Conv2d(8, 1),
+                Sequential(Conv2d(4, 1), Conv2d(8, 3, padding=1)),
+                Sequential(Conv2d(2, 1), Conv2d(4, 5, padding=2)),
+                merge=Concat(),
+            ),
+            GlobalAvgPool2d(),
+            Linear(10),
+        ),
+        (16, 16, 3),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("platform", ["cpu-1gbit", "cpu-100gbit"])
+@pytest.mark.parametrize("name", NETS)
+def test_by_the_model_the_result_is_never_slower_than_a_uniform_plan(name, platform):
+    net, shape, batch = NETS[name]
+    own = projector(net, shape, batch, platform)
+    best = search(own, 2).best
+    for strategy in uniform(2, batch):
+        with contextlib.suppress(ValueError):  # cannot be cut in this way
+            assert best.seconds <= own.project(strategy).seconds
+
+
+def test_the_search_contains_uniform_plans():
+    """By its own sums of times it is never slower than one strategy wherever layers have it."""
+    own = projector(small(), (16, 16, 3), 32)
+    options = LayerOptions(own, MessageCosts(own.platform, Strategy({"data": 1, AXIS: 2})))
+    (best,) = solve(options.units, options)
+    for wanted in ("", "filter", "channel", "spatial", "data"):
+
+        def one(index, states, wanted=wanted):
+            every = [*options(index, states)]
+            return [o for o in every if o.name == wanted] or [o for o in every if not o.name]
+
+        (fixed,) = solve(options.units, one)
+        assert best.seconds <= fixed.seconds * (1 + 1e-12), wanted
+
+
+def test_a_limit_of_memory_is_respected():
+    own = projector(small(), (16, 16, 3), 32, "cpu-200gbit")
+    free = search(own, 4)
+    sizes = sorted(one.memory.total for one in free.tried)
+    limit = (sizes[0] + free.best.memory.total) / 2
+    assert limit < free.best.memory.total
+    found = search(own, 4, memory_limit=limit)
+    assert found.best.memory.total <= limit
+    assert found.best.seconds >= free.best.seconds
+    with pytest.raises(ValueError, match="search: expected a memory limit of at least"):
+        search(own, 4, memory_limit=1e3)
+
+
+def test_more_ranks_than_anything_to_cut_are_one_sentence():
+    net = Sequential(Flatten(), Linear(2))
+    with pytest.raises(ValueError, match="expected a network that can be cut over 64 ranks"):
+        search(projector(net, (3,), 2), 64)
+
+
+def test_networks_that_use_a_layer_twice_have_uniform_plans_only():
+    shared = Conv2d(3, 3, padding=1)
+    net = Sequential(shared, ReLU(), shared, Flatten(), Linear(10))
+    own = projector(net, (8, 8, 3), 8)
+    assert plans_for(own, {"data": 1, AXIS: 2}) == []
+    assert search(own, 2).best.strategy.plan is None
+
+
+def test_meshes_are_all_factorisations_with_samples_for_each_group():
+    assert [*meshes(8, 64)] == [
+        {"data": 1, "model": 8},
+        {"data": 2, "model": 4},
+        {"data": 4, "model": 2},
+    ]
+    assert [*meshes(8, 2)] == [{"data": 1, "model": 8}, {"data": 2, "model": 4}]
+
+
+def test_rules_name_the_layers_that_do_not_follow_their_inputs(found):
+    own = projector(small(), (16, 16, 3), 32)
+    options = LayerOptions(own, MessageCosts(own.platform, Strategy({"data": 1, AXIS: 4})))
+    (solution,) = solve(options.units, options)
+    rules = rules_of(options, solution)
+    names = [unit.name for unit in options.units]
+    assert set(rules) <= set(names)
+    assert all(list(own.values()) == [AXIS] for own in rules.values())
+    assert describe(rules, names)
+
+
+def test_the_least_memory_decides_where_time_does_not(found):
+    """Platforms without a limit of memory have the same result as with a large one."""
+    own = projector(small(), (16, 16, 3), 32)
+    large = replace(own.platform.cluster, memory_per_rank=1e15)
+    other = own.with_platform(replace(own.platform, cluster=large), own.costs)
+    assert search(other, 4).best.strategy == found.best.strategy

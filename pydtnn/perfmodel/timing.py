@@ -189,9 +189,7 @@ def update_seconds(outline: Outline, platform: Platform, slots: int, shards: int
 
 def bandwidth_of(platform: Platform) -> float:
     """Return the memory bandwidth of a rank while all others of its host compute, too, in B/s."""
-    compute = platform.compute
-    own, whole = compute.memory_bandwidth, compute.host_bandwidth
-    return own if whole is None else min(own, whole / platform.cluster.ranks_per_host)
+    return platform.rank_bandwidth
 
 
 def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1) -> StepTime:

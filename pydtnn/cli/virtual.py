@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.mesh import read_axes
+from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
+from pydtnn.utils.text_table import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
-    from pydtnn.perfmodel.virtual import VirtualRun
+    from pydtnn.perfmodel.virtual.timing import Timing
+    from pydtnn.perfmodel.workload import Workload
+
+
+STEPS = 4
+"""Steps that `--timing-only` executes, unless --steps-per-epoch is given."""
+
+MOST_THREADS = 1024
+"""Virtual ranks that can be threads of a process."""
 
 
 def run_on_virtual_ranks(
     config: TrainConfig, comm: Communicator, program: Callable[[Communicator], Any]
-) -> VirtualRun:
-    """Call `program(comm)` on every virtual rank.
+) -> None:
+    """Call `program(comm)` on every virtual rank, or print the time of steps without numerics.
 
     Parameters
     ----------
@@ -30,9 +42,12 @@ def run_on_virtual_ranks(
     ------
     ValueError, OSError
         If a file is invalid, or cannot be read.
+    AgreedError
+        If there are several processes.
     """
     from pydtnn.perfmodel.platform import Platform
     from pydtnn.perfmodel.virtual import Processor, run_virtual
+    from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
     from pydtnn.perfmodel.virtual.peaks import PeakCosts
 
     assert config.virtual_ranks is not None
@@ -42,12 +57,90 @@ def run_on_virtual_ranks(
             f"train: --virtual-ranks requires one process, got {comm.size}; start it without mpirun"
         )
     platform = Platform.load(config.platform)
-    return run_virtual(
+    disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
+    costs = PeakCosts(platform, config.dtype)
+    if config.timing_only:
+        from pydtnn.perfmodel.virtual.timing import time_steps
+
+        workload = describe_workload(config)
+        steps = config.steps_per_epoch or STEPS
+        timing = time_steps(workload, platform, costs, steps=steps, disturbances=disturbances)
+        print("\n".join(align(_timing_rows(timing, platform.name), 2)), flush=True)
+        return
+    if config.virtual_ranks > MOST_THREADS:
+        raise ValueError(
+            f"train: --virtual-ranks must be at most {MOST_THREADS}, got {config.virtual_ranks}; "
+            "add --timing-only"
+        )
+    run_virtual(
         program,
         network=platform.network(config.virtual_ranks),
-        costs=PeakCosts(platform, config.dtype),
+        costs=costs,
         processor=Processor.of(platform),
+        disturbances=disturbances,
     )
+
+
+def describe_workload(config: TrainConfig) -> Workload:
+    """Return the network and its distribution over the virtual ranks.
+
+    Raises
+    ------
+    ValueError
+        If the axes do not multiply to the number of ranks.
+    """
+    from pydtnn.cli.build import create_data, recomputation
+    from pydtnn.perfmodel.workload import Workload
+
+    ranks = config.virtual_ranks or 1
+    axes = read_axes(config.parallel) or {"data": ranks}
+    if prod(axes.values()) != ranks:
+        raise ValueError(
+            f"train: --parallel must multiply to the {ranks} virtual ranks, got {config.parallel}"
+        )
+    train = create_data(config)[0]
+    data = axes.get("data", 1)
+    pipeline = {"pipeline_schedule": config.pipeline_schedule} if "pipeline" in axes else {}
+    return Workload(
+        find(config, "model")[0].target,
+        train.input_shape,
+        train.classes or 1,
+        config.global_batch_size or config.batch_size * data,
+        axes,
+        plan=config.plan,
+        model_options=config.model_options,
+        options={
+            "dtype": config.dtype,
+            "fuse": config.fusion,
+            "bucket_bytes": config.bucket_bytes,
+            **recomputation(config),
+        },
+        scheme=config.scheme,
+        scheme_options=config.scheme_options,
+        compress=config.compress,
+        compress_options=config.compress_options,
+        allreduce=config.allreduce,
+        optimizer=config.optimizer,
+        trainer_options={
+            "accumulation": config.accumulation,
+            "micro_batches": config.micro_batches,
+            "sync_batch_norm": config.sync_batch_norm,
+            **pipeline,
+        },
+    )
+
+
+def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:
+    workload, steps = timing.workload, [1e3 * seconds for seconds in timing.steps]
+    executed = "one for all" if timing.alike else "every one"
+    return [
+        ("ranks", f"{workload.ranks} on {platform}; executed without numerics: {executed}"),
+        ("batch", f"{workload.batch} samples of all ranks"),
+        ("virtual time per step", f"{1e3 * timing.seconds:.4g} ms"),
+        ("shortest and longest", f"{min(steps):.4g} ms, {max(steps):.4g} ms of {len(steps)} steps"),
+        ("samples/s", f"{workload.batch / timing.seconds:.0f}"),
+        ("efficiency", f"{timing.efficiency:.0%} of the samples/s of as many single ranks"),
+    ]
 
 
 def describe_virtual(job: Job, alone: float, wall: float) -> list[tuple[str, str]]:

@@ -39,6 +39,10 @@ class VirtualOptions:
         metavar="FILE",
     )
 
+    timing_only: bool = option(
+        VIRTUAL, False, "with --virtual-ranks: predict the time of steps without numerics, and exit"
+    )
+
     def check_virtual(self) -> None:
         """Raise ValueError if virtual ranks have no platform, or an option has no effect."""
         if self.virtual_ranks is not None and self.platform is None:
@@ -49,6 +53,7 @@ class VirtualOptions:
         for label, given in (
             ("--compute", self.compute is not None),
             ("--disturb", self.disturb is not None),
+            ("--timing-only", self.timing_only),
         ):
             if given and self.virtual_ranks is None:
                 raise ValueError(f"train: {label} requires --virtual-ranks N")

@@ -345,6 +345,26 @@ class Communicator(SuggestsNames, ABC):
         """
         return make()
 
+    def follow(
+        self, algorithm: Any, array: np.ndarray, chunk_bytes: int, active: int
+    ) -> Request | None:
+        """Start a sum by a schedule, if this communicator knows its time without messages.
+
+        Parameters
+        ----------
+        algorithm : str or Algorithm
+            See `pydtnn.comm.schedules`.
+        array : ndarray (n,)
+        chunk_bytes, active : int
+            See `pydtnn.comm.schedules.executor.Scheduled`.
+
+        Returns
+        -------
+        Request or None
+            None: the schedule is to be executed.
+        """
+        return None
+
     def pause(self) -> None:
         """Let others run, in a loop that tests requests until one of them is complete."""
         time.sleep(0)  # ranks may be threads of one process

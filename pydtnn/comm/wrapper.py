@@ -70,6 +70,11 @@ class Wrapper(Communicator):
     def share(self, make: Callable[[], Any]) -> Any:
         return self.inner.share(make)
 
+    def follow(
+        self, algorithm: Any, array: np.ndarray, chunk_bytes: int, active: int
+    ) -> Request | None:
+        return self.inner.follow(algorithm, array, chunk_bytes, active)
+
     def pause(self) -> None:
         self.inner.pause()
 

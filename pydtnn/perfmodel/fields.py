@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydtnn.utils.suggest import unknown
 from pydtnn.utils.units import format_quantity, parse_quantity
-from pydtnn.utils.validate import whole
+from pydtnn.utils.validate import number, whole
 
 T = TypeVar("T")
 
@@ -42,6 +42,16 @@ def quantities(unit: str, *, optional: bool = True) -> Any:
 def count(*, default: Any = MISSING) -> Any:
     """Declare a whole number of at least 1."""
     return field(default=default, metadata={"count": True})
+
+
+def index(*, default: Any = MISSING) -> Any:
+    """Declare a whole number of at least 0."""
+    return field(default=default, metadata={"count": True, "least": 0})
+
+
+def positive(*, default: Any = MISSING) -> Any:
+    """Declare a number above 0 without a unit."""
+    return field(default=default, metadata={"number": True})
 
 
 def text(*, default: Any = MISSING) -> Any:
@@ -133,7 +143,12 @@ def _value(f: Field[Any], value: object, who: str, key: str) -> Any:
         return tuple(read(told["parts"], one, who, f"{key}[{i}]") for i, one in enumerate(value))
     if "count" in told:
         try:
-            return whole(who, key, value, at_least=1)
+            return whole(who, key, value, at_least=told.get("least", 1))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    if "number" in told:
+        try:
+            return number(who, key, value, above=0)
         except TypeError as error:
             raise ValueError(str(error)) from None
     if not isinstance(value, str):

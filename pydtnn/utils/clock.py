@@ -7,6 +7,8 @@ concern the real machine, read the time themselves.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 VIRTUAL_SECONDS = "virtual_seconds"
@@ -36,6 +38,16 @@ _OWN: ContextVar[Clock | None] = ContextVar("clock of a virtual rank", default=N
 def use(clock: Clock) -> None:
     """Let the calling thread read a clock from now on."""
     _OWN.set(clock)
+
+
+@contextmanager
+def used(clock: Clock) -> Iterator[None]:
+    """Context in which the calling thread reads a clock."""
+    token = _OWN.set(clock)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
 
 
 def current() -> Clock:

@@ -97,3 +97,14 @@ def test_exact_training_has_the_bytes_of_mpi(
     virtual = [f"--virtual-ranks={ranks}", "--platform=cpu-1gbit"]
     assert main([*options, *virtual, f"--output-dir={tmp_path / 'virtual'}"]) == 0
     assert weights(tmp_path / "virtual") == weights(tmp_path / "mpi")
+
+
+def test_the_time_of_many_ranks_is_printed_without_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--virtual-ranks=256", "--platform=cpu-1gbit", "--timing-only", "--batch-size=4"]
+    assert main([TINY[0], TINY[1], *options, f"--output-dir={tmp_path / 'run'}"]) == 0
+    told = capsys.readouterr().out
+    assert "256 on cpu-1gbit; executed without numerics: one for all" in told
+    assert "1024 samples of all ranks" in told
+    assert not (tmp_path / "run").exists()

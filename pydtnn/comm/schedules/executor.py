@@ -163,6 +163,9 @@ class Scheduled(Wrapper):
 
     def start(self, array: np.ndarray, algorithm: str | Algorithm) -> Request:
         """Start the sum of an array by an algorithm. Collective: all ranks call it."""
+        followed = self.carrier.follow(algorithm, array, self.chunk_bytes, self.active)
+        if followed is not None:
+            return followed
         plan = self._plan(algorithm, array.size, array.dtype)
         # A tag for each chunk, also for ranks that do not take part in it: equal on all ranks, as
         # they start sums in the same order. When tags repeat, their earlier sums are complete.

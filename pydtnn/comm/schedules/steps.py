@@ -116,10 +116,10 @@ class Group(NamedTuple):
     @property
     def by_host(self) -> list[list[int]]:
         """The ranks of each host, hosts in the order of their first ranks."""
-        return [
-            [rank for rank in range(self.size) if self.hosts[rank] == host]
-            for host in dict.fromkeys(self.hosts)
-        ]
+        ranks: dict[Hashable, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            ranks.setdefault(host, []).append(rank)
+        return [*ranks.values()]
 
 
 Rounds = Iterator[Round]

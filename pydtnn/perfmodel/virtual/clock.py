@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.compute.segments import Activities
 from pydtnn.perfmodel.engine.engine import Engine
+from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import Clock
 from pydtnn.utils.observer import Kind, Observer
 
@@ -15,31 +19,34 @@ PARTS = (Kind.KERNEL, Kind.LOAD)
 """Activities inside segments, which are reported in some runs only."""
 
 
-class RankClock(Clock, Observer):
-    """Virtual time of a rank.
+class SegmentClock(Clock, Observer):
+    """Virtual time that advances by the cost of the segment that a notification ends.
 
-    As an observer, it advances by the cost of the segment that a notification ends. Time inside a
-    communicator is that of messages, by which the engine advances it.
+    Time inside a communicator belongs to no segment: it is that of messages.
 
     Parameters
     ----------
-    engine : Engine
-    rank : int
-        Number of the rank among all ranks of the run.
     costs : ComputeCosts
+
+    Attributes
+    ----------
+    steps : int
+        Training steps that have begun.
     """
 
     common = True
 
-    def __init__(self, engine: Engine, rank: int, costs: ComputeCosts) -> None:
-        self.engine, self._rank, self._costs = engine, rank, costs
+    def __init__(self, costs: ComputeCosts) -> None:
+        self.steps = 0
+        self._costs = costs
         self._activities = Activities()
         self._layers: Mapping[str, Any] = {}
         self._samples = 0
         self._parts = 0  # activities in progress that end no segment
 
-    def now_ns(self) -> int:
-        return round(1e9 * self.engine.clock(self._rank))
+    @abstractmethod
+    def spend(self, seconds: float) -> None:
+        """Advance by the time of a segment without disturbances, in s."""
 
     def lane(self, name: str) -> Observer:
         """Return an observer of another thread, whose work takes no virtual time."""
@@ -57,6 +64,8 @@ class RankClock(Clock, Observer):
             return
         self._advance()
         self._activities.begin(kind, name)
+        if kind is Kind.PHASE and name == "step":
+            self.steps += 1
 
     def end(self) -> None:
         if self._parts:
@@ -70,4 +79,35 @@ class RankClock(Clock, Observer):
         if label is not None:
             layer = self._layers.get(label.name.removesuffix(" (recomputed)"))
             layer = None if label.kind == "phase" else layer
-            self.engine.spend(self._rank, self._costs.seconds(label, layer, self._samples))
+            self.spend(self._costs.seconds(label, layer, self._samples))
+
+
+class RankClock(SegmentClock):
+    """Virtual time of a rank, which the engine advances by the time of messages.
+
+    Parameters
+    ----------
+    engine : Engine
+    rank : int
+        Number of the rank among all ranks of the run.
+    costs : ComputeCosts
+    disturbances : Disturbances
+    """
+
+    def __init__(
+        self, engine: Engine, rank: int, costs: ComputeCosts, disturbances: Disturbances
+    ) -> None:
+        super().__init__(costs)
+        self.engine, self._rank = engine, rank
+        self._ranks, self._disturbances = np.array([rank]), disturbances
+
+    def now_ns(self) -> int:
+        return round(1e9 * self.engine.clock(self._rank))
+
+    def spend(self, seconds: float) -> None:
+        if self._disturbances is not NONE:
+            now = self.engine.clock(self._rank)
+            times, disturbances = np.array([now]), self._disturbances
+            seconds *= float(disturbances.factors(times, self.steps, self._ranks)[0])
+            disturbances.check_failure(self._rank, now + seconds)
+        self.engine.spend(self._rank, seconds)

@@ -45,5 +45,10 @@ def library_times(
     routes = [engine.network.routes[pair] for pair in pairs]
     latency = max(route.latency for route in routes)
     bandwidth = min(route.bandwidth for route in routes)
-    volume = VOLUME.get(kind, 0.0) * nbytes * (ranks - 1) / ranks
-    return [start + latency * ceil(log2(ranks)) + volume / bandwidth] * ranks
+    passed = volume(kind, nbytes, ranks) / bandwidth
+    return [start + latency * ceil(log2(ranks)) + passed] * ranks
+
+
+def volume(kind: str, nbytes: int, ranks: int) -> float:
+    """Return the bytes of a call that pass the slowest route."""
+    return VOLUME.get(kind, 0.0) * nbytes * (ranks - 1) / ranks

@@ -13,6 +13,7 @@ from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.clock import RankClock
 from pydtnn.perfmodel.virtual.communicator import Group, VirtualCommunicator
+from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
 from pydtnn.utils.clock import use
 
 IDLE = Processor()
@@ -40,6 +41,7 @@ def run_virtual(
     network: Network,
     costs: ComputeCosts | Sequence[ComputeCosts],
     processor: Processor = IDLE,
+    disturbances: Disturbances = NONE,
 ) -> VirtualRun:
     """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
 
@@ -59,6 +61,7 @@ def run_virtual(
         Time of computation, of all ranks or of each.
     processor : Processor, optional
         What messages cost the processor of a rank; by default nothing.
+    disturbances : Disturbances, optional
 
     Returns
     -------
@@ -73,13 +76,16 @@ def run_virtual(
         If all ranks wait for each other.
     """
     ranks = len(network.hosts)
-    engine = Engine(network)
+    disturbances.check(network)
+    engine = Engine(disturbances.network_at(network, 0.0))
+    for time in disturbances.changes():
+        engine.change(time, disturbances.network_at(network, time))
     everyone = Group(engine, processor, "all", range(ranks))
     results: list[Any] = [None] * ranks
 
     def run(rank: int) -> None:
         own = costs if isinstance(costs, ComputeCosts) else costs[rank]
-        clock = RankClock(engine, rank, own)
+        clock = RankClock(engine, rank, own, disturbances)
         use(clock)
         try:
             comm = by_rule(VirtualCommunicator(everyone, rank, clock))

@@ -1,0 +1,211 @@
+"""Times of schedules for many ranks: all messages of a row at once, in arrays.
+
+A row contains the messages that depend only on those of earlier rows. Each starts when both of its
+ranks have ended their earlier messages; links are divided among all messages of a row. This is the
+simulation of `pydtnn.comm.schedules.cost` where ranks progress together; it neither overlaps the
+chunks of long arrays nor messages of different rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pydtnn.comm.schedules import Algorithm, rounds
+from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.schedules.steps import Round
+from pydtnn.comm.schedules.timeline import timeline
+
+FEW = 64
+"""Ranks up to which the rounds of all are generated without looking for a rotation."""
+
+
+class Row(NamedTuple):
+    """Messages of a row.
+
+    Attributes
+    ----------
+    senders, receivers : ndarray of int
+    shares : ndarray of float
+        Lengths in arrays.
+    latencies, rates : ndarray of float
+        In s and B/s.
+    adds : ndarray of float
+        Lengths of what the receivers add.
+    """
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    shares: np.ndarray
+    latencies: np.ndarray
+    rates: np.ndarray
+    adds: np.ndarray
+
+
+class Replay:
+    """A schedule on a network.
+
+    Parameters
+    ----------
+    algorithm : str or Algorithm
+        A name of `SCHEDULES`, or a user-defined generator function.
+    network : Network
+    """
+
+    def __init__(self, algorithm: str | Algorithm, network: Network) -> None:
+        self._add, self._ranks = network.add, len(network.hosts)
+        links = _Links(network)
+        self._rows = [links.row(*messages) for messages in _messages(algorithm, network.hosts)]
+
+    @cached_property
+    def calls(self) -> np.ndarray:
+        """Messages that each rank sends and receives: an array (ranks,)."""
+        total = np.zeros(self._ranks, int)
+        for row in self._rows:
+            total += self._calls(row)
+        return total
+
+    def _calls(self, row: Row) -> np.ndarray:
+        both = np.concatenate([row.senders, row.receivers])
+        return np.bincount(both, minlength=self._ranks)
+
+    def busy(self, nbytes: int) -> float:
+        """Return the time in which the bytes pass, without latencies, in s."""
+        return sum(float((nbytes * row.shares / row.rates).max()) for row in self._rows)
+
+    def ends(self, starts: np.ndarray, nbytes: int, call: float = 0.0) -> np.ndarray:
+        """Return the time at which each rank ends, from those at which they start, in s.
+
+        Parameters
+        ----------
+        starts : ndarray (ranks,)
+        nbytes : int
+            Length of the array in B.
+        call : float
+            Time of a rank's processor per message that it sends or receives, in s.
+        """
+        now = starts.copy()
+        for row in self._rows:
+            if call:
+                now += call * self._calls(row)
+            begin = np.maximum(now[row.senders], now[row.receivers])
+            end = begin + row.latencies + nbytes * row.shares / row.rates
+            after = now.copy()
+            np.maximum.at(after, row.senders, end)
+            np.maximum.at(after, row.receivers, end)
+            if self._add:
+                np.add.at(after, row.receivers, nbytes * self._add * row.adds)
+            now = after
+        return now
+
+
+class _Links:
+    """Routes and links of a network, by numbers."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        names = list(dict.fromkeys(network.hosts))
+        number = {host: index for index, host in enumerate(names)}
+        self._hosts = names
+        self._host_of = np.array([number[host] for host in network.hosts])
+        self._capacity = np.array([*network.links.values(), np.inf])
+        self._number = {link: index for index, link in enumerate(network.links)}
+
+    def row(
+        self, senders: np.ndarray, receivers: np.ndarray, shares: np.ndarray, adds: np.ndarray
+    ) -> Row:
+        """Return a row, with the rates of its messages."""
+        pairs = self._host_of[senders] * len(self._hosts) + self._host_of[receivers]
+        distinct, place = np.unique(pairs, return_inverse=True)
+        routes = [
+            self._network.routes[
+                self._hosts[pair // len(self._hosts)], self._hosts[pair % len(self._hosts)]
+            ]
+            for pair in distinct.tolist()
+        ]
+        most = max((len(route.links) for route in routes), default=0) or 1
+        none = len(self._number)
+        numbers = np.array(
+            [
+                [*(self._number[link] for link in route.links)] + [none] * (most - len(route.links))
+                for route in routes
+            ]
+        )[place]
+        users = np.bincount(numbers.ravel(), minlength=none + 1)
+        shared = (self._capacity / np.maximum(users, 1))[numbers].min(axis=1)
+        alone = np.array([route.bandwidth for route in routes])[place]
+        latencies = np.array([route.latency for route in routes])[place]
+        return Row(senders, receivers, shares, latencies, np.minimum(alone, shared), adds)
+
+
+Messages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Senders, receivers, lengths, and lengths that are added, of the messages of a row."""
+
+
+def _messages(algorithm: str | Algorithm, hosts: Sequence[Hashable]) -> list[Messages]:
+    """Return the messages of each row."""
+    ranks = len(hosts)
+    if ranks > FEW:
+        own = rounds(algorithm, 0, hosts)
+        if all(_is_turned(own, algorithm, rank, hosts) for rank in _samples(ranks)):
+            return [_turned(one, ranks) for one in own if any(step.send for step in one)]
+    found: dict[int, list[tuple[int, int, float, float]]] = {}
+    for message in timeline([rounds(algorithm, rank, hosts) for rank in range(ranks)]).messages:
+        length = float(message.part.stop - message.part.start)
+        added = length if message.op == "sum" else 0.0
+        entry = message.sender, message.receiver, length, added
+        found.setdefault(message.row, []).append(entry)
+    return [_columns(found[row]) for row in sorted(found)]
+
+
+def _columns(rows: Sequence[tuple[int, int, float, float]]) -> Messages:
+    senders, receivers, shares, adds = zip(*rows, strict=True)
+    return np.array(senders), np.array(receivers), np.array(shares), np.array(adds)
+
+
+def _samples(ranks: int) -> tuple[int, ...]:
+    """Return ranks whose rounds are compared with those of rank 0."""
+    return 1, 2, 3, ranks // 3, ranks // 2, ranks - 2, ranks - 1
+
+
+def _is_turned(
+    own: Sequence[Round], algorithm: str | Algorithm, rank: int, hosts: Sequence[Hashable]
+) -> bool:
+    """Return whether a rank has the rounds of rank 0, with all peers `rank` places further."""
+    other, ranks = rounds(algorithm, rank, hosts), len(hosts)
+    return len(own) == len(other) and all(
+        _facts(mine, 0, ranks) == _facts(its, rank, ranks)
+        for mine, its in zip(own, other, strict=True)
+    )
+
+
+def _facts(steps: Round, rank: int, ranks: int) -> list[tuple[int, float, float, str]]:
+    """Return relative peer, lengths and operation of each step."""
+    return [
+        (
+            (step.peer - rank) % ranks,
+            0.0 if step.send is None else float(step.send.stop - step.send.start),
+            0.0 if step.receive is None else float(step.receive.stop - step.receive.start),
+            step.op,
+        )
+        for step in steps
+    ]
+
+
+def _turned(steps: Round, ranks: int) -> Messages:
+    """Return the messages of all ranks in a round that is that of rank 0, turned."""
+    everyone = np.arange(ranks)
+    sent = [(step.peer, float(step.send.stop - step.send.start)) for step in steps if step.send]
+    added = {
+        step.peer: float(step.receive.stop - step.receive.start)
+        for step in steps
+        if step.receive and step.op == "sum"
+    }
+    senders = np.concatenate([everyone for _ in sent])
+    receivers = np.concatenate([(everyone + peer) % ranks for peer, _ in sent])
+    shares = np.repeat([length for _, length in sent], ranks)
+    adds = np.repeat([added.get(-peer % ranks, 0.0) for peer, _ in sent], ranks)
+    return senders, receivers, shares, adds

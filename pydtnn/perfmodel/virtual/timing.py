@@ -1,0 +1,152 @@
+"""Time of training steps on many virtual ranks, without numerics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pydtnn.comm import Communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.kernels import create_backend
+from pydtnn.kernels.dry import dry_backend
+from pydtnn.perfmodel.compute.base import ComputeCosts
+from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.virtual.alike import DifferentError, run_alike
+from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
+from pydtnn.perfmodel.virtual.run import run_virtual
+from pydtnn.perfmodel.workload import Rank, Workload, period
+from pydtnn.utils import clock
+
+MOST_DIFFERENT = 64
+"""Ranks that can be executed one by one."""
+
+WARM_UP = 1
+"""Steps before those that are timed: the first ones create groups and buffers."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of training steps.
+
+    Attributes
+    ----------
+    workload : Workload
+    steps : tuple of float
+        Time of each step, from the end of the step before to the end on the last rank, in s.
+    alone : float
+        Time of a sample on one rank, in s.
+    alike : bool
+        Whether one rank was executed for all.
+    """
+
+    workload: Workload
+    steps: tuple[float, ...]
+    alone: float
+    alike: bool
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of a step in s."""
+        return sum(self.steps) / len(self.steps)
+
+    @property
+    def efficiency(self) -> float:
+        """Samples per second and rank, as a fraction of those of one rank with all the network."""
+        return self.workload.batch * self.alone / (self.workload.ranks * self.seconds)
+
+
+def time_steps(
+    workload: Workload,
+    platform: Platform,
+    costs: ComputeCosts,
+    *,
+    steps: int = 4,
+    disturbances: Disturbances = NONE,
+) -> Timing:
+    """Execute training steps on virtual ranks with kernels that do nothing.
+
+    If all ranks make the same collective calls, as those of data parallelism do, one of them is
+    executed for all; otherwise each of at most 64.
+
+    Parameters
+    ----------
+    workload : Workload
+    platform : Platform
+    costs : ComputeCosts
+        Time of computation of every rank.
+    steps : int
+        Steps to execute, rounded up to a multiple of the period of the scheme.
+    disturbances : Disturbances, optional
+
+    Raises
+    ------
+    ValueError
+        If the ranks differ and are too many, or the workload is not possible.
+    """
+    network = platform.network(workload.ranks)
+    disturbances.check(network)
+    length = period(workload)
+    program = _program(workload, length * -(-WARM_UP // length), length * -(-steps // length))
+    processor, alike = Processor.of(platform), True
+    uneven = workload.batch % workload.axes.get("data", 1)
+    try:
+        if uneven or [*workload.axes] not in ([], ["data"]):
+            raise DifferentError("parts of the network or of the batch that differ between ranks")
+        ends, _ = run_alike(
+            program,
+            network=network,
+            costs=costs,
+            processor=processor,
+            disturbances=disturbances,
+        )
+        slowest = np.array(ends)
+    except DifferentError as error:
+        if workload.ranks > MOST_DIFFERENT:
+            raise ValueError(
+                f"timing only: expected at most {MOST_DIFFERENT} ranks, which are executed one by "
+                f"one because of {error}, got {workload.ranks}; use fewer ranks, or data "
+                "parallelism with collective calls only"
+            ) from error
+        run = run_virtual(
+            program,
+            network=network,
+            costs=costs,
+            processor=processor,
+            disturbances=disturbances,
+        )
+        slowest, alike = np.max(run.results, axis=0), False
+    return Timing(workload, tuple(np.diff(slowest).tolist()), _alone(workload, costs), alike)
+
+
+def _program(workload: Workload, warm_up: int, steps: int) -> Callable[[Communicator], list[float]]:
+    """Return a function that runs steps, and returns the time before the first and after each."""
+
+    def run(comm: Communicator) -> list[float]:
+        backend = dry_backend(create_backend("cpu", threads=workload.threads), threshold=1)
+        rank = Rank(workload, comm, backend=backend)
+        rank.trainer.optimizer.iterations = 1  # the first step checks values of gradients
+        for _ in range(warm_up):
+            rank.step()
+        ends = [clock.now()]
+        for _ in range(steps):
+            rank.step()
+            ends.append(clock.now())
+        return ends
+
+    return run
+
+
+def _alone(workload: Workload, costs: ComputeCosts) -> float:
+    """Return the time of a sample on one rank, in s."""
+    batch = max(1, workload.batch // workload.axes.get("data", 1))
+    plain: dict[str, Any] = {"scheme": "allreduce", "scheme_options": {}, "compress": None}
+    one = replace(workload, axes={}, plan=None, batch=batch, **plain)
+    network = Network.create([0], latency=0.0, bandwidth=1.0)
+    ends, _ = run_alike(
+        _program(one, WARM_UP, 1), network=network, costs=costs, processor=Processor()
+    )
+    return (ends[-1] - ends[0]) / batch

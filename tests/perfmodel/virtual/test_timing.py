@@ -1,0 +1,70 @@
+"""Steps without numerics: one rank for all, or every one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.virtual import run_virtual
+from pydtnn.perfmodel.virtual.disturbances import Disturbances, Straggler
+from pydtnn.perfmodel.virtual.timing import _program, time_steps
+from pydtnn.perfmodel.workload import Workload
+from tests.perfmodel.virtual.costs import UniformCosts
+
+PLATFORM = Platform.load("cpu-1gbit")
+
+
+def workload(ranks: int, **options: object) -> Workload:
+    return Workload("cnn", (12, 12, 1), 10, 4 * ranks, {"data": ranks}, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("allreduce", ["rule", "ring", "vendor"])
+def test_one_rank_for_all_takes_about_the_time_of_every_one(ranks, allreduce):
+    work = workload(ranks, allreduce=allreduce)
+    timing = time_steps(work, PLATFORM, UniformCosts())
+    run = run_virtual(
+        _program(work, 1, 4),
+        network=PLATFORM.network(ranks),
+        costs=UniformCosts(),
+        processor=Processor.of(PLATFORM),
+    )
+    assert timing.alike
+    expected = (run.results[0][-1] - run.results[0][0]) / 4
+    assert timing.seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_many_ranks_are_one_that_is_executed():
+    timing = time_steps(workload(256), PLATFORM, UniformCosts())
+    assert timing.alike
+    assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds
+    assert 0 < timing.efficiency < 1
+
+
+def test_one_rank_has_the_efficiency_1():
+    assert time_steps(workload(1), PLATFORM, UniformCosts()).efficiency == pytest.approx(
+        1, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("options", [{"scheme": "gossip"}, {"compress": "topk"}])
+def test_ranks_with_messages_of_their_own_are_executed(options):
+    assert not time_steps(workload(4, **options), PLATFORM, UniformCosts(), steps=1).alike
+
+
+def test_too_many_ranks_that_differ_are_refused():
+    with pytest.raises(
+        ValueError, match="at most 64 ranks, .* a message between two ranks, got 65"
+    ):
+        time_steps(workload(65, scheme="gossip"), PLATFORM, UniformCosts())
+
+
+@pytest.mark.parametrize("ranks", [4, 128])
+def test_a_slow_rank_delays_all(ranks):
+    slow = Disturbances((Straggler(1, 3.0),))
+    usual, late = (
+        time_steps(workload(ranks), PLATFORM, UniformCosts(), disturbances=one).seconds
+        for one in (Disturbances(), slow)
+    )
+    assert late > 2 * usual

@@ -18,7 +18,7 @@ from pydtnn.comm.communicator import Communicator, Request
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.perfmodel.compute.base import ComputeCosts
-from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.rows import Replay
 from pydtnn.perfmodel.virtual.clock import SegmentClock
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances

@@ -13,7 +13,7 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.perfmodel.compute.base import ComputeCosts
-from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual.alike import DifferentError, run_alike
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydtnn.perfmodel.engine.post import Processor
+from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import run_virtual
 from pydtnn.perfmodel.virtual.disturbances import Disturbances, Straggler

@@ -140,9 +140,12 @@ def compare(
 def on(layout: str) -> Iterator[Run]:
     """Context in which commands run on a layout, such as "1gbit 2x2"; on this machine if empty."""
     if not layout:
-        yield lambda ranks, command: launch(
-            default_launcher(), ranks, 1, [sys.executable if c == "python" else c for c in command]
-        )
+
+        def here(ranks: int, command: list[str]) -> str:
+            started = [sys.executable if word == "python" else word for word in command]
+            return launch(default_launcher() if ranks > 1 else "", ranks, 1, started)
+
+        yield here
         return
     from benchmarks.comm.cluster_launch import Cluster, why_not
 

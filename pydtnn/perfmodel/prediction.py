@@ -16,6 +16,7 @@ from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, run_virtual
+from pydtnn.perfmodel.virtual.peaks import PeakCosts
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
 from pydtnn.utils.text_table import align, quantity
@@ -170,7 +171,7 @@ class Prediction:
 def predict(
     workload: Workload,
     platform: Platform,
-    costs: ComputeCosts | Sequence[ComputeCosts],
+    costs: ComputeCosts | Sequence[ComputeCosts] | None = None,
     *,
     loader_threads: int = 1,
 ) -> Prediction:
@@ -181,8 +182,8 @@ def predict(
     workload : Workload
         Of at most 16 ranks.
     platform : Platform
-    costs : ComputeCosts or sequence of ComputeCosts
-        Time of compute, or that of each rank.
+    costs : ComputeCosts or sequence of ComputeCosts, optional
+        Time of compute, or that of each rank; by default from the peak rates of the platform.
     loader_threads : int
         Threads that prepare batches on each rank; with 0, the loader is not part of the prediction.
 
@@ -196,6 +197,8 @@ def predict(
             f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
         )
     network, processor = platform.network(workload.ranks), Processor.of(platform)
+    if costs is None:
+        costs = PeakCosts(platform, str(workload.options.get("dtype", "float32")))
     ranks = simulate(workload, network, costs, processor)
     data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)

@@ -146,3 +146,9 @@ def test_a_prediction_with_measured_costs_is_readable_and_json():
 def test_more_ranks_than_can_be_executed_are_an_error():
     with pytest.raises(ValueError, match="predict: expected at most 16 ranks, got 32; use the "):
         predicted(batch=32, axes={"data": 32})
+
+
+def test_without_costs_compute_is_that_of_the_peak_rates_of_the_platform():
+    fast, slow = platform(), platform()
+    slow = replace(slow, compute=replace(slow.compute, peak={"float32": 1e6}))
+    assert predict(small_work(), slow).seconds > predict(small_work(), fast).seconds > 0

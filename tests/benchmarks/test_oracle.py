@@ -1,0 +1,70 @@
+"""Tables of predicted beside measured times."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy.cases import HERE, ON_CLUSTER, PLANS, ranks_of, workload_of
+from benchmarks.oracle import Row, kendall, regret, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(plan: str, measured: float, predicted: float, layout: str = "1gbit 2x2") -> Row:
+    return Row(layout, "resnet20", plan, 64, measured, predicted, 100.0, 97.0)
+
+
+ROWS = [row("data-4", 0.1, 0.09), row("sharded-4", 0.2, 0.21), row("top_k-4", 0.12, 0.08)]
+
+
+def test_accuracy_is_one_minus_the_relative_error():
+    assert ROWS[0].accuracy == pytest.approx(0.9)
+    assert ROWS[0].memory_error == pytest.approx(-0.03)
+
+
+def test_regret_is_that_of_the_plan_with_the_least_predicted_time():
+    assert regret(ROWS) == pytest.approx(0.2)
+    assert regret(ROWS[:2]) == 0.0
+
+
+@pytest.mark.parametrize(("ys", "tau"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([2, 1, 3], 1 / 3)])
+def test_kendalls_tau_compares_the_order_of_pairs(ys, tau):
+    assert kendall([10, 20, 30], ys) == pytest.approx(tau)
+
+
+def test_the_summary_has_mean_and_worst_and_the_order_on_each_cluster():
+    lines = list(summary(ROWS))
+    assert lines[0] == "accuracy of times: mean 83.9%, worst 66.7%"
+    assert lines[1] == "memory: worst error -3.0% (resnet20, data-4)"
+    assert lines[2].split() == [*("1gbit", "2x2", "resnet20"), *("tau", "0.33,"), "regret", "20.0%"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_plan_is_a_workload_of_its_number_of_ranks(plan):
+    assert workload_of(f"resnet20/{plan}/64").ranks == ranks_of(plan)
+
+
+def test_both_tables_have_the_plans_that_they_can_run():
+    assert {ranks_of(plan) for plan in HERE} == {1, 2}
+    assert {ranks_of(plan) for plan in ON_CLUSTER} == {4}
+
+
+@pytest.mark.parametrize("case", ["resnet20", "resnet20/data-2/many", "vgg99/one/8"])
+def test_a_case_that_does_not_exist_is_an_error(case):
+    with pytest.raises(ValueError, match="oracle: expected NETWORK/PLAN/BATCH with one of"):
+        workload_of(case)
+
+
+def test_a_case_is_predicted_and_measured():
+    command = [sys.executable, "-m", "benchmarks.oracle", "--quick", "--networks", "cnn"]
+    done = subprocess.run(
+        [*command, "--plans", "one", "--batches", "8"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +cnn +one +8 +[\d.]+ +[\d.]+ +-?[\d.]+%", done.stdout, re.M)
+    assert "accuracy of times: mean" in done.stdout

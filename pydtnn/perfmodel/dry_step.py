@@ -143,6 +143,7 @@ class DryStep:
         self.graph = Graph(shapes_of(input_shape), backend=self.backend, dtype=dtype)
         outputs = nodes(self.graph.add(copy.deepcopy(net), *self.graph.inputs))
         outputs, stage = partition(self.graph, outputs, plan, self.mesh)
+        self.staged = stage is not None
         self.transfer = Transfer(
             *(
                 0 if stage is None else sum(prod(v.shape) for v in values) * 4
@@ -268,7 +269,7 @@ class DryStep:
         placement = self.placement
         buffers = (*placement.buffers, *placement.frozen)
         names = [node.name for node in self.graph.nodes]
-        kept = zip(names, *map(self.kept, samples), strict=True)
+        kept = zip(names, *map(self.kept, samples), strict=True) if self.staged else ()
         forward, backward = (
             tuple(_join(a.events, b.events, layers, line))
             for a, b in zip(few[:2], many[:2], strict=True)

@@ -147,7 +147,8 @@ class MemoryOutline:
     peak : Linear
         Maximum of all arrays of a pass, the flat arrays included, slots excluded.
     nodes : tuple of NodeMemory
-        Arrays kept by each node between forward and backward.
+        Arrays kept by each node between forward and backward, of a stage of a pipeline; without
+        stages, one pass is in flight at a time, and there are none.
     scratch : int
         Scratch memory of kernels.
     """

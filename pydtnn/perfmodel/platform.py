@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,10 +204,18 @@ class Platform:
             raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
         return read(cls, content, who)
 
-    def save(self, path: str | Path) -> None:
-        """Write the platform as a file that `load` reads, with 4 significant digits."""
+    def save(self, path: str | Path, comments: Sequence[str] = ()) -> None:
+        """Write the platform as a file that `load` reads, with 4 significant digits.
+
+        Parameters
+        ----------
+        path : str or Path
+        comments : sequence of str
+            Lines at the beginning.
+        """
+        head = "".join(f"# {line}\n" for line in comments)
         content = yaml.safe_dump(write(self), sort_keys=False, allow_unicode=True, width=100)
-        write_file("platform", path, content.encode())
+        write_file("platform", path, (head + content).encode())
 
     def hosts(self, ranks: int) -> tuple[int, ...]:
         """Return the number of the host of each of several ranks, which fill host after host.
@@ -216,6 +224,12 @@ class Platform:
         (0, 0, 0, 0, 1, 1)
         """
         return tuple(rank // self.cluster.ranks_per_host for rank in range(ranks))
+
+    @property
+    def rank_bandwidth(self) -> float:
+        """Memory bandwidth of a rank while all others of its host compute, too, in B/s."""
+        own, whole = self.compute.memory_bandwidth, self.compute.host_bandwidth
+        return own if whole is None else min(own, whole / self.cluster.ranks_per_host)
 
     def between(self, ranks: int) -> Link:
         """Return the link between hosts for a group of ranks."""

@@ -313,8 +313,11 @@ class Projector:
         ends = carry_out(plan, times)
         slowest = max(range(stages), key=lambda k: passes[k].forward + passes[k].backward)
         exposed = [gradients_exposed(one, messages, own) for one in tables]
-        slots = self.workload.slots
-        updates = [update_seconds(one.outline, self.platform, slots) for one in tables]
+        shards = strategy.data if strategy.scheme == "sharded" else 1
+        updates = [
+            update_seconds(one.outline, self.platform, self.workload.slots, shards)
+            for one in tables
+        ]
         last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))
         layers = tuple(
             replace(

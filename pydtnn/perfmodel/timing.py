@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydtnn.model.costs import own_samples
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.messages import MessageCosts
-from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Ready, Start, Wait
+from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
 from pydtnn.perfmodel.platform import Platform
 
@@ -135,12 +135,11 @@ class _Clock:
     """One rank's main thread during a step."""
 
     def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
-        self.seconds = tables.of(samples)
+        self.tables, self.seconds = tables, tables.of(samples)
         self.messages, self.samples = messages, samples
         self.now = 0.0
         self.channel = Channel()
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-        self.sums: list[Operation] = []
         self.gradient_work = 0.0
 
     def run(self, events: Sequence[Event], buckets: Sequence[BucketOutline] = ()) -> None:
@@ -169,11 +168,14 @@ class _Clock:
         self.gradient_work += self.now - before
 
     def _ready(self, bucket: BucketOutline) -> None:
-        self.sums.append(self.channel.start(self.messages.gradients(bucket), self.now))
+        self.channel.start(self.messages.gradients(bucket), self.now)
 
     def finish(self) -> None:
-        """Wait for all sums of gradients."""
+        """Wait for all sums of gradients, and exchange those that the update exchanges."""
         before, self.now = self.now, self.channel.finish(self.now)
+        for bucket in self.tables.outline.buckets:
+            rounds = self.messages.update(bucket)
+            self.now = self.channel.wait(self.channel.start(rounds, self.now), self.now)
         self.gradient_work += self.now - before
 
     def layers(self) -> tuple[LayerTime, ...]:
@@ -189,9 +191,7 @@ def update_seconds(outline: Outline, platform: Platform, slots: int, shards: int
 
 def bandwidth_of(platform: Platform) -> float:
     """Return the memory bandwidth of a rank while all others of its host compute, too, in B/s."""
-    compute = platform.compute
-    own, whole = compute.memory_bandwidth, compute.host_bandwidth
-    return own if whole is None else min(own, whole / platform.cluster.ranks_per_host)
+    return platform.rank_bandwidth
 
 
 def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1) -> StepTime:
@@ -212,12 +212,6 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
     clock.run(outline.backward, outline.buckets)
     clock.finish()
     sharded = messages.strategy.scheme == "sharded"
-    before = clock.now
-    for bucket in outline.buckets if sharded else ():
-        clock.now = clock.channel.wait(
-            clock.channel.start(messages.update(bucket), clock.now), clock.now
-        )
-    gradients = clock.gradient_work + clock.now - before
     layers = clock.layers()
     return StepTime(
         forward=sum(layer.forward for layer in layers),
@@ -226,7 +220,7 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
         other=platform.compute.step,
         update=update_seconds(outline, platform, slots, messages.strategy.data if sharded else 1),
         layers_exposed=sum(layer.exchange for layer in layers),
-        gradients_exposed=gradients,
+        gradients_exposed=clock.gradient_work,
         idle=0.0,
         busy=clock.channel.busy,
         layers=layers,
@@ -261,17 +255,3 @@ def gradients_exposed(tables: Tables, messages: MessageCosts, samples: int) -> f
     clock.run(tables.outline.backward, tables.outline.buckets)
     clock.finish()
     return clock.now - alone
-
-
-__all__ = [
-    "LayerTime",
-    "PassTime",
-    "Ready",
-    "StepTime",
-    "Tables",
-    "bandwidth_of",
-    "gradients_exposed",
-    "pass_time",
-    "step_time",
-    "update_seconds",
-]

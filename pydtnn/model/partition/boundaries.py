@@ -101,7 +101,8 @@ def balanced_boundaries(nodes: Sequence[Node], outputs: Sequence[Node], stages: 
         If there are fewer layers than stages.
     """
     layers = [node for node in nodes if node.inputs]
-    allowed = [node for node in layers[1:] if not _splits_uses(layers, node.index)]
+    split = _splits_uses(layers)
+    allowed = [node for node in layers[1:] if node.index not in split]
     if len(allowed) < stages - 1:
         shared = "" if len(allowed) == len(layers) - 1 else ", some of which share parameters"
         raise ValueError(
@@ -142,12 +143,15 @@ def message_bytes(nodes: Sequence[Node], outputs: Sequence[Node], start: int) ->
     )
 
 
-def _splits_uses(layers: Sequence[Node], start: int) -> bool:
-    """Return whether a boundary is between two uses of the same parameters or statistics."""
-    before = {part for node in layers if node.index < start for part in state_of(node.layer)}
-    return any(
-        part in before for node in layers if node.index >= start for part in state_of(node.layer)
-    )
+def _splits_uses(layers: Sequence[Node]) -> set[int]:
+    """Return the boundaries between two uses of the same parameters or statistics."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for node in layers:
+        for part in state_of(node.layer):
+            first.setdefault(part, node.index)
+            last[part] = node.index
+    return {start for part in first for start in range(first[part] + 1, last[part] + 1)}
 
 
 def state_of(layer: Layer) -> set[int]:

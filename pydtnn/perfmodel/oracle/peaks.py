@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydtnn.layers.base import Layer
+from pydtnn.layers.halo_conv import HaloConv2d
 from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.timing import bandwidth_of
@@ -46,4 +47,4 @@ class PeakCosts(ComputeCosts):
 
 def _main_segment(layer: Layer) -> int:
     """Return the segment with the kernels: the interior of a stripe, otherwise the first."""
-    return 1 if hasattr(layer, "halo") else 0
+    return 1 if isinstance(layer, HaloConv2d) else 0

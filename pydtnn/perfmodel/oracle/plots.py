@@ -20,6 +20,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e4e4e0",
     "legend.frameon": False,
     "svg.fonttype": "none",
@@ -130,10 +131,7 @@ def _scaling(axes: Any, found: Mapping[int, Sequence[Entry]]) -> None:
     _lines(axes, kinds, lambda entry: entry.projection.epoch)
     chosen = {n: one for n, entries in found.items() if (one := best(entries))}
     if chosen:
-        first = min(chosen)
-        start = chosen[first].projection
-        assert start is not None
-        ideal = [start.epoch * first / n for n in chosen]
+        ideal = [e.efficiency * e.projection.epoch for e in chosen.values() if e.projection]
         axes.plot([*chosen], ideal, "--", color="#999999", label="ideal", zorder=1)
     _ranks_axis(axes, [*found])
     axes.set_yscale("log")

@@ -14,6 +14,9 @@ AXES = ("spatial", "filter", "channel", PIPELINE)
 
 KINDS = ("data", *AXES)
 
+MOST_PARTS = 128
+"""Parts of a layer in an enumeration: the layers of few networks can be cut into more."""
+
 MOST_STAGES = 8
 """Stages of a pipeline in an enumeration: longer ones wait more than they compute."""
 
@@ -84,7 +87,7 @@ def strategies(
             hybrid = part < ranks
             if ranks % part or (hybrid and "data" not in kinds):
                 continue
-            if axis == PIPELINE and part > MOST_STAGES:
+            if part > (MOST_STAGES if axis == PIPELINE else MOST_PARTS):
                 continue
             axes = {"data": ranks // part, axis: part}
             yield from variants.of(Strategy(axes))

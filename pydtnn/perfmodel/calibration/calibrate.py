@@ -1,0 +1,197 @@
+"""Measurement of a platform by the ranks of a job."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydtnn.comm import Communicator, agree
+from pydtnn.kernels import Backend, create_backend
+from pydtnn.kernels.limits import COPIED, SIDE
+from pydtnn.perfmodel.calibration import machine
+from pydtnn.perfmodel.calibration.messages import measure_messages
+from pydtnn.perfmodel.calibration.rates import measure_rates
+from pydtnn.perfmodel.calibration.sample import Sample, noisy
+from pydtnn.perfmodel.platform import Cluster, Compute, Platform, Storage
+from pydtnn.utils.machine import cpu_name
+from pydtnn.utils.units import format_quantity
+
+DTYPES = ("float32", "float64")
+
+DEFAULT = "laptop"
+"""Platform from which the figures of messages are taken that cannot be measured."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured platform.
+
+    Attributes
+    ----------
+    platform : Platform
+    isa : str
+        Instruction set of the kernels.
+    processor : str
+        Name of the CPU.
+    spreads : tuple of str
+        Quantities that other work on the machine disturbed, with their spread.
+    assumed : tuple of str
+        Entries that could not be measured on these ranks.
+    """
+
+    platform: Platform
+    isa: str
+    processor: str
+    spreads: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write the platform file, with comments on its origin."""
+        compute = self.platform.compute
+        plural = "s" * (compute.threads > 1)
+        head = [
+            f"Measured on {self.processor}, {self.isa}, {compute.threads} thread{plural} a rank."
+        ]
+        if self.assumed:
+            head.append(f"Not measured, replace by figures of your own: {', '.join(self.assumed)}.")
+        if self.spreads:
+            head.append(f"The machine was under load, spread of {', '.join(self.spreads)}.")
+        self.platform.save(path, comments=head)
+
+
+def calibrate(
+    comm: Communicator,
+    *,
+    name: str = "measured",
+    threads: int | None = None,
+    isa: str | None = None,
+    folder: Path = Path(),
+    rates: bool = True,
+) -> Calibration:
+    """Measure the platform of a job. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    comm : Communicator
+    name : str
+        Of the platform.
+    threads, isa : optional
+        See `pydtnn.create_backend`.
+    folder : Path
+        Folder in which the disk is measured.
+    rates : bool, default True
+        Whether to measure the rates of layers' kernels, which takes most of the time; otherwise
+        only peaks are.
+
+    Raises
+    ------
+    AgreedError
+        If an option is invalid, or the folder cannot be written.
+    """
+    backend, error = None, None
+    try:
+        backend = create_backend("cpu", threads=threads, isa=isa)
+    except ValueError as problem:
+        error = problem
+    agree(comm, error)
+    assert backend is not None
+    samples: list[Sample] = []
+    compute = _compute(comm, backend, samples, rates=rates)
+    messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
+    hosts = [*comm.hosts]
+    per_host = max(hosts.count(host) for host in hosts)
+    cluster = Cluster(len(set(hosts)), per_host, _cores(), machine.memory() / per_host)
+    platform = Platform(name, cluster, compute, messages, _storage(comm, folder))
+    spreads = sorted({own for all_ in comm.gather_object(noisy(samples)) for own in all_})
+    return Calibration(platform, backend.isa, cpu_name(), tuple(spreads), tuple(assumed))
+
+
+def _compute(
+    comm: Communicator, backend: Backend, samples: list[Sample], *, rates: bool
+) -> Compute:
+    """Measure the compute of all ranks at the same time, and the bandwidth of one rank alone."""
+    for dtype in DTYPES:
+        samples.append(machine.product(backend, dtype, comm.barrier))
+    peaks = [_median(comm, 2 * SIDE**3 / own.shortest) for own in samples]
+    comm.barrier()
+    alone = machine.copy(backend) if comm.rank == 0 else None
+    comm.barrier()
+    if alone is not None:
+        samples.append(alone)
+    own = 2 * COPIED / alone.shortest if alone is not None else 0.0
+    own = max(comm.gather_object(own))
+    together = machine.copy(backend, comm.barrier)
+    here = [2 * COPIED / s for s in comm.gather_object(statistics.median(together.times))]
+    host = [rate for rate, h in zip(here, comm.hosts, strict=True) if h == comm.hosts[0]]
+    python = machine.step(backend.threads)
+    samples.append(python)
+    whole = _median(comm, statistics.median(python.times))
+    compute = Compute(
+        threads=backend.threads,
+        peak=dict(zip(DTYPES, peaks, strict=True)),
+        memory_bandwidth=own,
+        host_bandwidth=min(sum(host), own * len(host)),
+        step=whole,
+    )
+    if not rates:
+        return compute
+    found = measure_rates(backend, comm.barrier)
+    samples.append(
+        Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))
+    )
+    call = _median(comm, found.call)
+    everywhere = comm.gather_object((found.rates, found.bandwidths))
+    all_rates, all_bandwidths = (
+        {name: statistics.median(one[i][name] for one in everywhere) for name in everywhere[0][i]}
+        for i in range(2)
+    )
+    layers = 2 * machine.nodes(backend.threads)
+    return replace(
+        compute,
+        call=call,
+        step=max(whole - layers * call, 0.0),
+        rates=all_rates,
+        bandwidths=all_bandwidths,
+    )
+
+
+def _storage(comm: Communicator, folder: Path) -> Storage:
+    """Measure the loader on all ranks at the same time, and the disk on rank 0."""
+    comm.barrier()
+    sample, rate = machine.loader_rates(machine.loader())
+    written, error = 0.0, None
+    if comm.rank == 0:
+        try:
+            written = machine.WRITTEN / machine.disk(folder).shortest
+        except OSError as problem:
+            error = problem
+    agree(comm, error)
+    return Storage(_median(comm, sample), _median(comm, rate), max(comm.gather_object(written)))
+
+
+def _median(comm: Communicator, value: float) -> float:
+    return float(statistics.median(comm.gather_object(value)))
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def describe(calibration: Calibration) -> Sequence[str]:
+    """Return lines with the main figures."""
+    p = calibration.platform
+    between, inside = p.messages.between, p.messages.inside
+    return [
+        f"{calibration.processor}, {calibration.isa}, {p.compute.threads} threads a rank",
+        f"peak {format_quantity(p.compute.peak['float32'], 'flop/s')} in float32",
+        f"memory {format_quantity(p.compute.memory_bandwidth, 'B/s')} alone, "
+        f"{format_quantity(p.rank_bandwidth, 'B/s')} with all ranks of a host",
+        f"Python {format_quantity(p.compute.call, 's')} per pass of a layer, "
+        f"{format_quantity(p.compute.step, 's')} per step",
+        f"messages inside a host {format_quantity(inside.latency, 's')}, "
+        f"{format_quantity(inside.bandwidth, 'B/s')}; between hosts "
+        f"{format_quantity(between.latency, 's')}, {format_quantity(between.bandwidth, 'B/s')}",
+    ]

@@ -1,0 +1,117 @@
+"""The command ``python -m pydtnn.calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pydtnn.comm import Communicator, agree, create_communicator
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.perfmodel.calibration.calibrate import calibrate, describe
+from pydtnn.utils.errors import EXPLAINED, AgreedError, requested_traceback
+from pydtnn.utils.errors import describe as describe_error
+from pydtnn.utils.output import printing
+
+WHO = "calibrate"
+
+DESCRIPTION = """Measure this machine, or the hosts of an MPI job, and write a platform file: peaks
+and achieved rates of kernels, memory, Python, network, loader and disk. All ranks measure at the
+same time. It takes less than a minute."""
+
+EPILOG = """example: mpirun -np 4 python -m pydtnn.calibrate --output cluster.yaml
+
+On a machine under load nothing is written and the status is 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    try:
+        comm = create_communicator()
+    except EXPLAINED as error:
+        print(f"{WHO}: {describe_error(error)}", file=sys.stderr)
+        return 1
+    try:
+        return _run(comm, arguments)
+    except EXPLAINED as error:
+        if comm.size > 1 and not isinstance(error, AgreedError):
+            raise  # the communicator prints it and ends all ranks
+        if comm.rank == 0:
+            print(f"{requested_traceback(error)}{describe_error(error)}", file=sys.stderr)
+        return 1
+
+
+def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
+    options, error = argparse.Namespace(), None
+    try:
+        with printing():
+            options = _parser(comm.rank == 0).parse_args(arguments)
+        if options.output.suffix not in (".yaml", ".yml"):
+            raise ValueError(
+                f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
+            )
+    except ValueError as problem:
+        error = problem
+    agree(comm, error)
+    folder = options.output.absolute().parent
+    name = options.name or options.output.stem
+    found = calibrate(comm, name=name, threads=options.threads, isa=options.isa, folder=folder)
+    told = f"the machine is under load, spread of {', '.join(found.spreads)}"
+    if found.spreads and not options.allow_noise:
+        if comm.rank == 0:
+            print(
+                f"{WHO}: {told}; nothing was written: repeat it when the machine is idle, or use "
+                "--allow-noise",
+                file=sys.stderr,
+            )
+        return 1
+    on_rank_0(comm, found.save, options.output)
+    if comm.rank == 0:
+        with printing():
+            for line in describe(found):
+                print(line)
+            for line in (f"warning: {told}",) if found.spreads else ():
+                print(line)
+            print(f"written to {options.output}")
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that raises its errors as exceptions with a one-sentence message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{WHO}: {message}; see {self.prog} --help")
+
+
+class _Silent(_Parser):
+    """The parser of ranks other than 0: it prints no help."""
+
+    def print_help(self, file: object = None) -> None:
+        """Print nothing."""
+
+
+def _parser(prints: bool) -> argparse.ArgumentParser:
+    parser = (_Parser if prints else _Silent)(
+        prog="python -m pydtnn.calibrate",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE.yaml", help="platform file to write"
+    )
+    parser.add_argument("--name", help="name of the platform (default: that of the file)")
+    parser.add_argument("--threads", type=int, help="threads of a rank (default: as in training)")
+    parser.add_argument("--isa", help="instruction set of the kernels: avx512, avx2 or generic")
+    parser.add_argument(
+        "--allow-noise", action="store_true", help="write the file on a machine under load, too"
+    )
+    return parser

@@ -1,0 +1,81 @@
+"""Compute times from the figures of a platform: the roofline of each layer."""
+
+from __future__ import annotations
+
+from pydtnn.layers.base import Layer
+from pydtnn.layers.halo_conv import HaloConv2d
+from pydtnn.layers.linear import Linear
+from pydtnn.perfmodel.compute.base import ComputeCosts, Label
+from pydtnn.perfmodel.compute.classes import Rates, classify
+from pydtnn.perfmodel.platform import Platform
+
+
+class AnalyticCosts(ComputeCosts):
+    """The time of the arithmetic or of the bytes of a pass, whichever is longer, and of Python.
+
+    Operations and bytes are those of `Layer.cost`. With a platform's achieved rates, arithmetic
+    takes the time that layers of the same class took there, nominal operations counted: fast
+    algorithms may exceed the peak. Otherwise, and for classes without a rate, peaks are used; then
+    the result is about a lower bound.
+
+    The first segment of a pass contains all of it; if a stripe's interior is computed while its
+    halo travels, the second one does.
+
+    Parameters
+    ----------
+    platform : Platform
+    dtype : str, default "float32"
+        Type of the model, for the peak.
+    peaks_only : bool, default False
+        Ignore achieved rates.
+
+    Raises
+    ------
+    ValueError
+        If the platform has no peak for the type.
+
+    References
+    ----------
+    Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore
+    architectures, 2009.
+    """
+
+    def __init__(
+        self, platform: Platform, dtype: str = "float32", *, peaks_only: bool = False
+    ) -> None:
+        compute = platform.compute
+        if dtype not in compute.peak:
+            raise ValueError(
+                f"platform {platform.name}: expected a peak for {dtype}, got those for "
+                f"{', '.join(compute.peak) or 'no type'}; add compute.peak.{dtype}"
+            )
+        self._peak, self._bandwidth = compute.peak[dtype], platform.rank_bandwidth
+        self._call, self._step = compute.call, compute.step
+        # rates are those of float32; other types have the same share of their peak
+        self._scale = self._peak / compute.peak.get("float32", self._peak)
+        self._rates = Rates({} if peaks_only else compute.rates)
+        self._bandwidths = {} if peaks_only else compute.bandwidths
+
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        """Return the time of a segment, in s.
+
+        That of a phase is the time of Python per step, in the first segment of the phase "step".
+        """
+        if layer is None:
+            return self._step if label == Label("phase", "step", 0) else 0.0
+        if label.index != int(isinstance(layer, HaloConv2d)):
+            return 0.0
+        cost = layer.cost(batch)
+        if label.kind == "forward":
+            return self._pass(layer, "forward", cost.flops_forward, cost.bytes_forward)
+        return self._pass(layer, "backward", cost.flops_backward, cost.bytes_backward)
+
+    def _pass(self, layer: Layer, direction: str, flops: int, moved: int) -> float:
+        kind = classify(layer)
+        rate = self._rates.of(kind, direction)
+        if rate is not None:
+            # rates of convolutions contain their bytes; a matrix has more of them for few samples
+            matrix = moved / self._bandwidth if isinstance(layer, Linear) else 0.0
+            return self._call + max(flops / (rate * self._scale), matrix)
+        bandwidth = self._bandwidths.get(kind.entry(direction), self._bandwidth)
+        return self._call + max(flops / self._peak, moved / bandwidth)

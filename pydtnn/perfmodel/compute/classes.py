@@ -1,0 +1,109 @@
+"""Classes of kernels: layers whose rates differ little, and how a rate depends on channels."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from pydtnn.layers.base import Layer
+from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.fused_conv import FusedConv2d
+from pydtnn.layers.fused_norm import NormAddReLU
+from pydtnn.layers.linear import Linear
+from pydtnn.layers.norm import BatchNorm, GroupNorm
+from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+
+IMAGE = 4
+"""Channels up to which a convolution's input is an image."""
+
+
+class KernelClass(NamedTuple):
+    """A class of kernels.
+
+    Attributes
+    ----------
+    name : str
+    size : int
+        Geometric mean of the channels of input and output; 0 where the rate is a bandwidth.
+    """
+
+    name: str
+    size: int = 0
+
+    def entry(self, direction: str) -> str:
+        """Return the name of its rate in a platform file.
+
+        >>> KernelClass("conv 3x3", 64).entry("forward")
+        'conv 3x3, 64, forward'
+        """
+        return ", ".join(filter(None, [self.name, str(self.size or ""), direction]))
+
+
+def classify(layer: Layer) -> KernelClass:
+    """Return the class of a layer's kernels.
+
+    Convolutions differ by window, by channels, and by whether norms are fused with them; other
+    layers are limited by memory, except for `Linear`.
+    """
+    if isinstance(layer, Conv2d):
+        g = layer.geometry
+        size = round(math.sqrt(g.channels * g.filters))
+        if g.channels == g.groups > 1:
+            return KernelClass("conv depthwise", size)
+        if g.channels <= IMAGE:
+            return KernelClass("conv of images", size)
+        fused = isinstance(layer, FusedConv2d) and (layer.evaluation.operations or layer.norm)
+        window = "x".join(map(str, g.kernel))
+        slow = max(g.stride) > 1 or max(g.dilation) > 1 or g.groups > 1
+        kind = f"conv {window}" if window in ("1x1", "3x3") and not slow else "conv other"
+        return KernelClass(f"{kind} fused" if fused else kind, size)
+    if isinstance(layer, Linear):
+        return KernelClass("linear", round(math.sqrt(layer.w.size)))
+    if isinstance(layer, BatchNorm | GroupNorm | NormAddReLU):
+        return KernelClass("norm")
+    if isinstance(layer, MaxPool2d | AvgPool2d | AdaptiveAvgPool2d):
+        return KernelClass("pool")
+    return KernelClass("elementwise")
+
+
+_SIZED = re.compile(r"(.+), ([0-9]+), (forward|backward)")
+
+
+class Rates:
+    """Rates by class and direction, interpolated between the sizes that were measured.
+
+    Parameters
+    ----------
+    rates : mapping of str to float
+        In flop/s, by `KernelClass.entry`.
+    """
+
+    def __init__(self, rates: Mapping[str, float]) -> None:
+        self._tables: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for entry, rate in rates.items():
+            if found := _SIZED.fullmatch(entry):
+                point = math.log(int(found[2])), math.log(rate)
+                self._tables[found[1], found[3]].append(point)
+        for table in self._tables.values():
+            table.sort()
+
+    def of(self, kind: KernelClass, direction: str) -> float | None:
+        """Return the rate of a class, in flop/s; None if it is not known.
+
+        Between two sizes it is interpolated, both on logarithmic scales; outside of all it is that
+        of the nearest.
+        """
+        table = self._tables.get((kind.name, direction))
+        if not table:
+            return None
+        x = math.log(max(kind.size, 1))
+        if x <= table[0][0] or len(table) == 1:
+            return math.exp(table[0][1])
+        for (x0, y0), (x1, y1) in pairwise(table):
+            if x <= x1:
+                return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+        return math.exp(table[-1][1])

@@ -1,0 +1,124 @@
+"""Calibration on this machine, with and without other work on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.comm import run_threads
+from pydtnn.perfmodel.calibration import command
+from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.utils.errors import AgreedError
+
+QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: Any) -> list[Calibration]:
+    """What two ranks measure, without the rates of layers."""
+    folder = tmp_path_factory.mktemp("calibration")
+    return run_threads(2, lambda comm: calibrate(comm, threads=1, folder=folder, rates=False))
+
+
+def test_all_ranks_measure_the_same_platform(measured: list[Calibration]) -> None:
+    assert measured[0] == measured[1]
+
+
+def test_a_measured_platform_is_complete_and_can_be_loaded(
+    measured: list[Calibration], tmp_path: Path
+) -> None:
+    found = measured[0]
+    found.save(tmp_path / "x.yaml")
+    loaded = Platform.load(tmp_path / "x.yaml")
+    assert loaded.cluster.ranks_per_host == 2
+    assert loaded.cluster.hosts == 1
+    assert loaded.compute.peak["float32"] > loaded.compute.peak["float64"] > 1e9
+    assert loaded.compute.host_bandwidth <= 2.01 * loaded.compute.memory_bandwidth
+    assert loaded.messages.inside.latency < 0.1
+    assert loaded.storage.write > 0
+    assert loaded.storage.loader > 0
+
+
+def test_what_one_host_cannot_measure_is_named_in_the_file(
+    measured: list[Calibration], tmp_path: Path
+) -> None:
+    assert measured[0].assumed == ("messages.between",)
+    measured[0].save(tmp_path / "x.yaml")
+    assert (
+        "Not measured, replace by figures of your own: messages.between."
+        in (tmp_path / "x.yaml").read_text()
+    )
+
+
+def test_an_unknown_instruction_set_is_an_error_on_all_ranks() -> None:
+    with pytest.raises(AgreedError, match="isa must be an instruction set that this machine has"):
+        run_threads(2, lambda comm: calibrate(comm, isa="avx9"))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: Calibration, *arguments: str) -> int:
+    monkeypatch.setattr(command, "calibrate", lambda comm, **options: found)
+    return command.main(arguments)
+
+
+def test_the_command_writes_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    path = tmp_path / "here.yaml"
+    assert run(monkeypatch, QUIET, "--output", str(path)) == 0
+    assert Platform.load(path) == QUIET.platform
+    assert f"written to {path}" in capsys.readouterr().out
+
+
+def test_under_load_nothing_is_written_unless_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    path, noisy = tmp_path / "here.yaml", replace(QUIET, spreads=("copy in memory by 80 %",))
+    assert run(monkeypatch, noisy, "--output", str(path)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("calibrate: the machine is under load, spread of copy in memory by 80")
+    assert "nothing was written" in error
+    assert not path.exists()
+    assert run(monkeypatch, noisy, "--output", str(path), "--allow-noise") == 0
+    assert "# The machine was under load, spread of copy in memory by 80 %." in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "calibrate: the following arguments are required: --output"),
+        (["--output", "x.txt"], "calibrate: --output must be a file named *.yaml, got x.txt"),
+        (["--output", "x.yaml", "--threads", "0"], "threads must be at least 1, got 0"),
+        (["--output", "x.yaml", "--quick"], "calibrate: unrecognized arguments: --quick"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments: list[str], message: str, capsys: Any) -> None:
+    assert command.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.long
+def test_other_processes_are_noticed(tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pydtnn.calibrate", "--output", "x.yaml", "--threads", "2"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert done.returncode == 1
+    assert done.stderr.startswith("calibrate: the machine is under load, spread of ")
+    assert not (tmp_path / "x.yaml").exists()

@@ -1,0 +1,100 @@
+"""Compute times from the figures of a platform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.model import Model
+from pydtnn.perfmodel.compute import AnalyticCosts, Label
+from pydtnn.perfmodel.compute.classes import KernelClass, Rates, classify
+from pydtnn.perfmodel.platform import Compute, Platform
+
+COMPUTE = Compute(
+    threads=1,
+    peak={"float32": 1e8, "float64": 5e7},
+    memory_bandwidth=1e8,
+    host_bandwidth=1e8,
+    call=1.0,
+    step=2.0,
+    rates={"conv 3x3, 16, forward": 4e8},
+    bandwidths={"pool, forward": 5e7},
+)
+PLATFORM = replace(Platform.load("laptop"), compute=COMPUTE)  # 4 ranks a host share 1e8 B/s
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    net = Sequential(
+        Conv2d(16, 3, name="first"),
+        Conv2d(16, 3, padding=1, name="second"),
+        MaxPool2d(2, name="pool"),
+        Flatten(),
+        Linear(512, name="fc"),
+    )
+    return Model(net, (10, 10, 3), backend="numpy", fuse=False)
+
+
+def seconds(costs: AnalyticCosts, model: Model, kind: str, name: str, index: int = 0) -> float:
+    return costs.seconds(Label(kind, name, index), model.layers[name], 4)
+
+
+def test_with_peaks_only_a_pass_takes_its_operations_or_its_bytes(model: Model) -> None:
+    costs = AnalyticCosts(PLATFORM, peaks_only=True)
+    conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)
+    assert conv.flops_forward / 1e8 > conv.bytes_forward / 25e6
+    assert seconds(costs, model, "forward", "second") == 1 + conv.flops_forward / 1e8
+    assert seconds(costs, model, "backward", "second") == 1 + conv.flops_backward / 1e8
+    assert seconds(costs, model, "forward", "pool") == 1 + pool.bytes_forward / 25e6
+
+
+def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None:
+    costs = AnalyticCosts(PLATFORM)
+    conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)
+    assert seconds(costs, model, "forward", "second") == 1 + conv.flops_forward / 4e8
+    assert seconds(costs, model, "backward", "second") == 1 + conv.flops_backward / 1e8
+    assert seconds(costs, model, "forward", "pool") == 1 + pool.bytes_forward / 5e7
+
+
+def test_another_dtype_has_the_same_share_of_its_peak(model: Model) -> None:
+    costs = AnalyticCosts(PLATFORM, "float64")
+    flops = model.layers["second"].cost(4).flops_forward
+    assert seconds(costs, model, "forward", "second") == 1 + flops / 2e8
+    with pytest.raises(ValueError, match="laptop: expected a peak for bfloat16, got those for flo"):
+        AnalyticCosts(PLATFORM, "bfloat16")
+
+
+def test_only_the_first_segment_and_the_step_take_time(model: Model) -> None:
+    costs = AnalyticCosts(PLATFORM)
+    assert seconds(costs, model, "forward", "second", 1) == 0
+    assert costs.seconds(Label("phase", "step"), None, 4) == 2.0
+    assert costs.seconds(Label("phase", "update"), None, 4) == 0
+
+
+def test_layers_are_classified_by_their_kernels() -> None:
+    net = Sequential(
+        *(Conv2d(16, 3, name="image"), BatchNorm(), ReLU()),
+        *(Conv2d(64, 3, name="fused"), BatchNorm(), ReLU()),
+        *(Conv2d(64, 1, name="point"), ReLU(name="relu"), MaxPool2d(2, name="pool")),
+        *(Conv2d(64, 3, stride=2, name="strided"), MaxPool2d(1, name="pool2")),
+        *(Conv2d(64, 3, groups=64, name="depthwise"), Flatten(), Linear(64, name="fc")),
+    )
+    model = Model(net, (32, 32, 3), backend="cpu")
+    found = {node.name: classify(node.layer) for node in model.graph.nodes}
+    assert found["image"] == KernelClass("conv of images", 7)
+    assert found["fused"] == KernelClass("conv 3x3 fused", 32)
+    assert found["point"] == KernelClass("conv 1x1 fused", 64)
+    assert found["strided"] == KernelClass("conv other", 64)
+    assert found["depthwise"] == KernelClass("conv depthwise", 64)
+    assert found["fc"].name == "linear"
+    assert found["pool"] == KernelClass("pool")
+
+
+def test_rates_are_interpolated_on_logarithmic_scales() -> None:
+    rates = Rates({"conv 3x3, 16, forward": 1e9, "conv 3x3, 64, forward": 4e9})
+    assert rates.of(KernelClass("conv 3x3", 32), "forward") == pytest.approx(2e9)
+    assert rates.of(KernelClass("conv 3x3", 8), "forward") == pytest.approx(1e9)
+    assert rates.of(KernelClass("conv 3x3", 512), "forward") == pytest.approx(4e9)
+    assert rates.of(KernelClass("conv 3x3", 32), "backward") is None

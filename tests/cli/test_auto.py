@@ -23,7 +23,7 @@ def test_one_rank_is_predicted_beside_the_measurement(
 ) -> None:
     assert main([*TINY, "--parallel=auto", f"--output-dir={tmp_path / 'run'}"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^parallel: serial: \S+ ms per step by the model; .* of a step", out, re.M)
+    assert re.search(r"^parallel: serial: \S+ ms per step by the model; limited by ", out, re.M)
     assert re.search(r"time per step +measured \S+ ms, predicted \S+ ms for this job \(acc", out)
     for part in ("in compute", "in communication", "waiting for data", "memory of a rank"):
         assert re.search(rf"  {part} +measured \S+", out)

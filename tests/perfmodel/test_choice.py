@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
-from pydtnn.perfmodel.choice import bottleneck, explain, plan_lines, ranked
+from pydtnn.perfmodel.choice import explain, plan_lines, ranked, search_lines
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector, Workload
 from pydtnn.perfmodel.search import search
-from pydtnn.perfmodel.strategy import Strategy
 from tests.perfmodel.costs import PerFlop
 
 
@@ -23,14 +22,7 @@ def test_a_choice_is_explained_with_its_rivals():
     assert head.split()[:3] == ["strategy", "ms/step", "compute"]
     assert best.startswith(found.best.strategy.name)
     assert 1 <= len(rest) < 5
+    _, lines = search_lines(own, 4)
+    assert lines[0] == f"4 ranks: {explain(found, own.platform.cluster.memory_per_rank)}"
+    assert lines[-1].startswith("train with: --parallel ")
     assert bool(plan_lines(found.best)) == (found.best.strategy.plan is not None)
-
-
-def test_the_bottleneck_is_the_largest_part_with_its_layer():
-    net = Sequential(Conv2d(8, 3, name="conv"), Flatten(), Linear(10))
-    work = Workload(net, (16, 16, 3), global_batch=32)
-    slow = Projector(work, Platform.load("cpu-1gbit"), PerFlop(rate=1e6))
-    assert "compute takes" in bottleneck(slow.project(Strategy({"data": 2})))
-    assert "most of it in conv" in bottleneck(slow.project(Strategy({"data": 2})))
-    fast = Projector(work, Platform.load("cpu-1gbit"), PerFlop(call=1e-9, rate=1e13))
-    assert "the exchange of gradients takes" in bottleneck(fast.project(Strategy({"data": 8})))

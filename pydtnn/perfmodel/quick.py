@@ -12,19 +12,20 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels import Backend
 from pydtnn.kernels.autotuner_file import VARIABLE
 from pydtnn.kernels.limits import measure_limits
 from pydtnn.layers import ReLU, Sequential
 from pydtnn.layers.base import StepContext
 from pydtnn.model import Model
-from pydtnn.perfmodel.platform import Cluster, Compute, Link, Messages, Platform
+from pydtnn.perfmodel.calibration import machine
+from pydtnn.perfmodel.calibration.calibrate import DEFAULT
+from pydtnn.perfmodel.calibration.messages import measure_messages
+from pydtnn.perfmodel.platform import Cluster, Compute, Platform
 from pydtnn.utils import clock
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
@@ -68,13 +69,12 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
 
     All ranks compute at the same time, as in training. Of ranks that differ, the slowest counts.
     """
-    network = Network.measure(comm) if comm.size > 1 else None
+    messages, _ = measure_messages(comm, Platform.load(DEFAULT).messages)
     comm.barrier()
     limits = measure_limits(backend)
     own = (limits["flops_per_second"], limits["bytes_per_second"], _seconds_per_call(backend))
     flops, moved, calls = zip(*comm.gather_object(own), strict=True)
     per_host = max(Counter(comm.hosts).values())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / per_host
     bandwidth = min(moved)
     return Platform(
         name="this job",
@@ -82,7 +82,7 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
             hosts=len(set(comm.hosts)),
             ranks_per_host=per_host,
             cores_per_host=max(os.cpu_count() or 1, 1),
-            memory_per_rank=memory,
+            memory_per_rank=machine.memory() / per_host,
         ),
         compute=Compute(
             threads=backend.threads,
@@ -91,30 +91,7 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
             host_bandwidth=per_host * bandwidth,
             call=max(calls),
         ),
-        messages=_messages(network),
-    )
-
-
-def _messages(network: Network | None) -> Messages:
-    """Return the slowest link of each kind."""
-    if network is None:  # one rank sends nothing
-        link = Link(latency=1e-6, bandwidth=1e10)
-        return Messages(inside=link, between=link)
-    links: dict[bool, list[Any]] = {True: [], False: []}
-    for (sender, receiver), route in network.routes.items():
-        links[sender == receiver].append(route)
-    inside, between = (_slowest(network, links[k] or links[not k]) for k in (True, False))
-    return Messages(
-        inside=inside, between=between, add=1 / network.add if network.add > 0 else None
-    )
-
-
-def _slowest(network: Network, routes: list[Any]) -> Link:
-    shared = [network.links[link] for route in routes for link in route.links]
-    return Link(
-        latency=max(route.latency for route in routes),
-        bandwidth=min(route.bandwidth for route in routes),
-        shared=min(shared) if shared else None,
+        messages=messages,
     )
 
 

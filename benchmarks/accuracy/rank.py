@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -25,7 +26,7 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.prediction import simulate
-from pydtnn.perfmodel.virtual import Processor
+from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.training.tuning import autotune
 
@@ -79,11 +80,13 @@ def compare(
     seconds_of(rank, comm, length * -(-WARM_UP // length))
     grown = max(comm.gather_object(resident(peak=True) - before))
     predicted, measured, communicated, memory = [], [], [], 0.0
+    number = len(os.sched_getaffinity(0))  # all hosts of an emulated cluster are this machine
+    cores = SharedCores(number, (0,) * comm.size) if number < comm.size else None
     for _ in range(turns):
-        profile = measure_job(workload, comm, steps=steps, warm_up=1)
+        profile = measure_job(workload, comm, steps=steps, warm_up=1, shared=cores is not None)
         if comm.rank == 0:
             costs = [MeasuredCosts(profile.of(r), varying=True) for r in range(comm.size)]
-            ranks = simulate(workload, network, costs, processor)
+            ranks = simulate(workload, network, costs, processor, cores)
             predicted.append(max(one.times.step for one in ranks))
             communicated.append(ranks[0].times.communication)
             memory = max(one.memory.total for one in ranks) / MIB

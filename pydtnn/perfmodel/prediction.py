@@ -15,7 +15,7 @@ from pydtnn.perfmodel.breakdown import Breakdown, Times
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.virtual import Processor, run_virtual
+from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.perfmodel.virtual.peaks import PeakCosts
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
@@ -199,7 +199,7 @@ def predict(
     network, processor = platform.network(workload.ranks), Processor.of(platform)
     if costs is None:
         costs = PeakCosts(platform, str(workload.options.get("dtype", "float32")))
-    ranks = simulate(workload, network, costs, processor)
+    ranks = simulate(workload, network, costs, processor, shared_cores(workload, platform))
     data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)
     storage, loading = platform.storage, 0.0
@@ -218,11 +218,22 @@ def predict(
     )
 
 
+def shared_cores(workload: Workload, platform: Platform) -> SharedCores | None:
+    """Return the cores that the ranks of a host share; None if there are enough for all."""
+    cluster = platform.cluster
+    wanted = min(cluster.ranks_per_host, workload.ranks) * workload.threads
+    if wanted <= cluster.cores_per_host:
+        return None
+    number = max(cluster.cores_per_host // workload.threads, 1)
+    return SharedCores(number, platform.hosts(workload.ranks))
+
+
 def simulate(
     workload: Workload,
     network: Network,
     costs: ComputeCosts | Sequence[ComputeCosts],
     processor: Processor,
+    cores: SharedCores | None = None,
 ) -> list[RankPrediction]:
     """Execute steps on virtual ranks without numerics; return the step with the median time.
 
@@ -236,8 +247,12 @@ def simulate(
     costs : ComputeCosts or sequence of ComputeCosts
     processor : Processor
         What messages cost the processor of a rank.
+    cores : SharedCores, optional
+        Cores that ranks share; by default each has its own.
     """
-    run = run_virtual(_run_rank(workload), network=network, costs=costs, processor=processor)
+    run = run_virtual(
+        _run_rank(workload), network=network, costs=costs, processor=processor, cores=cores
+    )
     steps = list(zip(*(times for times, _ in run.results), strict=True))
     middle = sorted(steps, key=lambda ranks: max(times.step for times in ranks))[len(steps) // 2]
     memory = [memory for _, memory in run.results]

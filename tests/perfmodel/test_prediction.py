@@ -152,3 +152,12 @@ def test_without_costs_compute_is_that_of_the_peak_rates_of_the_platform():
     fast, slow = platform(), platform()
     slow = replace(slow, compute=replace(slow.compute, peak={"float32": 1e6}))
     assert predict(small_work(), slow).seconds > predict(small_work(), fast).seconds > 0
+
+
+def test_ranks_of_a_host_share_its_cores():
+    found = platform(ranks=2)
+    few = replace(found, cluster=replace(found.cluster, cores_per_host=1))
+    many = replace(found, cluster=replace(found.cluster, cores_per_host=2))
+    work = small_work(axes={"data": 2})
+    shared, own = (predict(work, one, Constant()).seconds for one in (few, many))
+    assert shared == pytest.approx(2 * own, rel=0.05)

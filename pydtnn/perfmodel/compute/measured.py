@@ -75,7 +75,12 @@ def measure(
 
 
 def measure_job(
-    workload: Workload, comm: Communicator, *, steps: int = STEPS, warm_up: int = WARM_UP
+    workload: Workload,
+    comm: Communicator,
+    *,
+    steps: int = STEPS,
+    warm_up: int = WARM_UP,
+    shared: bool = False,
 ) -> Profile:
     """Measure the compute of all ranks of a job at the same time. Collective.
 
@@ -85,8 +90,12 @@ def measure_job(
         Of as many ranks as the job has.
     comm, steps, warm_up
         See `measure`.
+    shared : bool
+        Whether there are fewer cores than ranks. Times are then those of the processor, which do
+        not contain the time in which other ranks compute on the same core; a prediction from them
+        requires `SharedCores`.
     """
-    own = _measure_rank(workload, comm, warm_up + steps, comm.barrier)
+    own = _measure_rank(workload, comm, warm_up + steps, comm.barrier, shared)
     ranks = {r: RankProfile(tuple(t[warm_up:])) for r, t in enumerate(comm.gather_object(own))}
     return Profile(profile_key(workload), ranks, tuple(range(comm.size)))
 
@@ -188,10 +197,14 @@ def _measure_thread(
 
 
 def _measure_rank(
-    workload: Workload, comm: Communicator, steps: int, together: Callable[[], object]
+    workload: Workload,
+    comm: Communicator,
+    steps: int,
+    together: Callable[[], object],
+    shared: bool = False,
 ) -> Steps:
     """Run steps of this rank with detached communicators; return the segments of each step."""
-    times = SegmentTimes(time.perf_counter_ns)
+    times = SegmentTimes(time.thread_time_ns if shared else time.perf_counter_ns)
     detachable = Detachable(comm)
     rank = Rank(workload, detachable, observers=[times])
     trainer = rank.trainer

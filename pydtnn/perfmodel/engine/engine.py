@@ -21,11 +21,15 @@ from typing import NamedTuple
 
 from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.world import Ended
+from pydtnn.perfmodel.engine.cores import Cores, SharedCores
 from pydtnn.perfmodel.engine.transfers import Transfers
 from pydtnn.utils.errors import AgreedError, RankError, describe
 
 INTERNAL = -1
 """Takes the place of a rank in events of the engine itself, which precede those of ranks."""
+
+SHORT = 2e-6
+"""Time in s below which ranks do not share cores: a segment without kernels."""
 
 MOST_LATER = 64
 """Completions that are noted before those of the past are forgotten."""
@@ -94,6 +98,8 @@ class Engine:
     ----------
     network : Network
         With the host of every rank.
+    cores : SharedCores, optional
+        By default each rank has cores of its own.
 
     Attributes
     ----------
@@ -103,7 +109,7 @@ class Engine:
         The first error of the run.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, cores: SharedCores | None = None) -> None:
         self.network = network
         self.now = 0.0
         self.failure: BaseException | None = None
@@ -114,6 +120,7 @@ class Engine:
         self._events: list[_Event] = []
         self._number = 0
         self._transfers = Transfers(network)
+        self._cores = None if cores is None else Cores(cores)
         self._arrivals: dict[Hashable, Callable[[], None]] = {}
 
     # -- called by the threads of ranks -----------------------------------------------------------
@@ -124,7 +131,15 @@ class Engine:
 
     def spend(self, rank: int, seconds: float) -> None:
         """Advance the clock of a rank that computes."""
-        self._ranks[rank].clock += seconds
+        one, cores = self._ranks[rank], self._cores
+        if cores is None or seconds < SHORT:
+            one.clock += seconds
+            return
+        with self._lock:
+            self._check()
+            self._post(rank, lambda: cores.start(self.now, rank, seconds))
+            self._block(one, lambda: "compute")
+        self._sleep(one)
 
     def post(self, rank: int, action: Callable[[], None]) -> None:
         """Let an action be executed at the present time of a rank, which goes on."""
@@ -274,6 +289,8 @@ class Engine:
         while not self._running and self._ended < len(self._ranks) and self.failure is None:
             first = self._events[0].time if self._events else inf
             time = min(first, self._transfers.next_end())
+            if self._cores is not None:
+                time = min(time, self._cores.next_end())
             if time == inf:
                 self._find_deadlock()
                 return
@@ -284,6 +301,8 @@ class Engine:
                 self.fail(error)
 
     def _execute(self, time: float) -> None:
+        for rank in () if self._cores is None else self._cores.end(time):
+            self._wake(self._ranks[rank], time)
         for number in self._transfers.end(time):
             self._arrivals.pop(number)()
         while self._events and self._events[0].time <= time:

@@ -68,32 +68,32 @@ class Processor(NamedTuple):
             return cls()
         host = comm.split_by_host()
         short, long = (np.zeros(n // 4, "float32") for n in (SHORT, LONG))
-        received = np.zeros_like(short)
+        received, cold = np.zeros_like(short), np.zeros(CACHE, "uint8")
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
-        def exchange() -> Callable[[], None]:
-            return comm.exchange([(short, after)], [(received, before)]).wait
+        def exchange() -> None:
+            comm.exchange([(short, after)], [(received, before)]).wait()
 
-        exchanged = _measure(comm, exchange)
-        sums = [_measure(host, partial(_start_sum, host, x)) for x in (short, long)]
+        exchanged = _measure(comm, exchange, cold)
+        # gradients have just been computed, so they are in the cache of their rank
+        sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
         host.free()
         add = max(sums[1] - sums[0], 0.0) / (LONG - SHORT) if host.size > 1 else 0.0
         found = comm.gather_object((exchanged / 2, add))
         return cls(median(call for call, _ in found), 0.0, median(add for _, add in found))
 
 
-def _measure(comm: Communicator, start: Callable[[], Callable[[], None]]) -> float:
-    """Return the time to start an operation and to wait for it, in s."""
-    cold = np.zeros(CACHE, "uint8")
+def _measure(comm: Communicator, operation: Callable[[], None], written: np.ndarray) -> float:
+    """Return the time of an operation of all ranks after writing an array, in s."""
     times = []
     for _ in range(2 + REPEATS):
-        cold += 1
+        written.fill(1)
         comm.barrier()
         begin = time.perf_counter()
-        start()()
+        operation()
         times.append(time.perf_counter() - begin)
     return median(times[2:])
 
 
-def _start_sum(comm: Communicator, array: np.ndarray) -> Callable[[], None]:
-    return comm.iallreduce(array).wait
+def _add_up(comm: Communicator, array: np.ndarray) -> None:
+    comm.iallreduce(array).wait()

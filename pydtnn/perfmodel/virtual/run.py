@@ -9,6 +9,7 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.comm.thread import be_rank, start_ranks
 from pydtnn.perfmodel.compute.base import ComputeCosts
+from pydtnn.perfmodel.engine.cores import SharedCores
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.virtual.clock import RankClock
@@ -42,6 +43,7 @@ def run_virtual(
     costs: ComputeCosts | Sequence[ComputeCosts],
     processor: Processor = IDLE,
     disturbances: Disturbances = NONE,
+    cores: SharedCores | None = None,
 ) -> VirtualRun:
     """Call `function(comm, *args)` on virtual ranks, which are threads of this process.
 
@@ -62,6 +64,8 @@ def run_virtual(
     processor : Processor, optional
         What messages cost the processor of a rank; by default nothing.
     disturbances : Disturbances, optional
+    cores : SharedCores, optional
+        Cores that ranks share; by default each has its own, and `costs` are the times there.
 
     Returns
     -------
@@ -77,7 +81,7 @@ def run_virtual(
     """
     ranks = len(network.hosts)
     disturbances.check(network)
-    engine = Engine(disturbances.network_at(network, 0.0))
+    engine = Engine(disturbances.network_at(network, 0.0), cores)
     for time in disturbances.changes():
         engine.change(time, disturbances.network_at(network, time))
     everyone = Group(engine, processor, "all", range(ranks))

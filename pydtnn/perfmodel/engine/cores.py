@@ -1,0 +1,89 @@
+"""Cores that several ranks share: each rank that computes has an equal part of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import inf
+
+from pydtnn.utils.validate import whole
+
+
+@dataclass(frozen=True)
+class SharedCores:
+    """Which ranks share cores, and how many.
+
+    Ranks that wait for messages do not compute: they leave their part to others, as ranks do that
+    yield their core while they poll.
+
+    Attributes
+    ----------
+    number : int
+        Cores of each group.
+    groups : tuple of hashable
+        Group of each rank, such as its host.
+    """
+
+    number: int
+    groups: tuple[Hashable, ...]
+
+    def __post_init__(self) -> None:
+        whole("SharedCores", "number", self.number, at_least=1)
+
+
+class Cores:
+    """The ranks that compute, each at the rate of its part of the cores.
+
+    The ranks of a group compute at equal rates, so a group has one counter: the seconds of compute
+    that each of its ranks has completed. A rank ends when the counter reaches its value at the
+    start plus the seconds that the rank computes.
+
+    Parameters
+    ----------
+    shared : SharedCores
+    """
+
+    def __init__(self, shared: SharedCores) -> None:
+        self._number, self._groups = shared.number, shared.groups
+        self._passed: dict[Hashable, float] = dict.fromkeys(shared.groups, 0.0)
+        self._targets: dict[Hashable, list[tuple[float, int]]] = {g: [] for g in self._passed}
+        self._now = 0.0
+
+    def start(self, now: float, rank: int, seconds: float) -> None:
+        """Let a rank begin to compute what takes so many seconds on a core of its own."""
+        self._advance(now)
+        group = self._groups[rank]
+        heapq.heappush(self._targets[group], (self._passed[group] + seconds, rank))
+
+    def next_end(self) -> float:
+        """Return the time when the next rank ends, if none starts; infinite if none computes."""
+        return min(
+            (
+                self._now + max(targets[0][0] - self._passed[group], 0.0) / self._rate(group)
+                for group, targets in self._targets.items()
+                if targets
+            ),
+            default=inf,
+        )
+
+    def end(self, now: float) -> list[int]:
+        """Advance to a time, at most `next_end`, and return the ranks that have ended."""
+        ended: list[int] = []
+        if self.next_end() > now:
+            return ended
+        self._advance(now)
+        for group, targets in self._targets.items():
+            slack = 1e-12 + 1e-15 * now
+            while targets and targets[0][0] <= self._passed[group] + slack:
+                ended.append(heapq.heappop(targets)[1])
+        return sorted(ended)
+
+    def _rate(self, group: Hashable) -> float:
+        return min(1.0, self._number / len(self._targets[group]))
+
+    def _advance(self, now: float) -> None:
+        for group, targets in self._targets.items():
+            if targets:
+                self._passed[group] += self._rate(group) * (now - self._now)
+        self._now = now

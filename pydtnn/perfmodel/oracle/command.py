@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.perfmodel.compute import ComputeCosts
+from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
 from pydtnn.perfmodel.oracle.files import write_csv, write_json
 from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import (
@@ -18,7 +18,6 @@ from pydtnn.perfmodel.oracle.options import (
     variants_of,
     workload_of,
 )
-from pydtnn.perfmodel.oracle.peaks import PeakCosts
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
 from pydtnn.perfmodel.oracle.strategies import Variants, strategies
@@ -70,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
     workload = workload_of(options)
 
     def make_costs(changed: Platform) -> ComputeCosts:
-        return PeakCosts(changed, workload.dtype)
+        return AnalyticCosts(changed, workload.dtype, peaks_only=options.peaks_only)
 
     projector = Projector(workload, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_per_rank)

@@ -70,6 +70,9 @@ def create_parser() -> Parser:
         metavar="N",
         help="instead: samples of each rank, weak scaling",
     )
+    scale.add_argument(
+        "--peaks-only", action="store_true", help="ignore the platform's achieved rates of kernels"
+    )
     tried = parser.add_argument_group("strategies")
     tried.add_argument(
         "--strategies", default=",".join(KINDS), metavar="NAMES", help="(default: %(default)s)"

@@ -17,6 +17,7 @@ from pydtnn.models.mlp import mlp
 from pydtnn.models.resnet import (
     cifar_resnet,
     imagenet_resnet,
+    resnet8,
     resnet18,
     resnet20,
     resnet32,
@@ -55,6 +56,7 @@ MODELS: dict[str, Callable[..., Block]] = {
     "vgg16_bn": vgg16_bn,
     "vgg19": vgg19,
     "vgg19_bn": vgg19_bn,
+    "resnet8": resnet8,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet44": resnet44,
@@ -116,6 +118,7 @@ __all__ = [
     "resnet1202",
     "resnet152",
     "resnet18",
+    "resnet8",
     "resnet20",
     "resnet32",
     "resnet34",

@@ -187,8 +187,8 @@ def _head(classes: int) -> Sequential:
     return Sequential(GlobalAvgPool2d(name="pool"), Linear(classes, name="fc"), name="head")
 
 
-resnet20, resnet32, resnet44, resnet56, resnet110, resnet1202 = (
-    partial(cifar_resnet, depth) for depth in (20, 32, 44, 56, 110, 1202)
+resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, resnet1202 = (
+    partial(cifar_resnet, depth) for depth in (8, 20, 32, 44, 56, 110, 1202)
 )
 resnet18, resnet34, resnet50, resnet101, resnet152 = (
     partial(imagenet_resnet, depth) for depth in BLOCKS

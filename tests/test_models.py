@@ -40,6 +40,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("vgg16_bn", CIFAR, 10): 14_728_266,
     ("vgg19", CIFAR, 10): 20_029_514,
     ("vgg19_bn", CIFAR, 10): 20_040_522,
+    ("resnet8", CIFAR, 10): 78_042,
     ("resnet20", CIFAR, 10): 272_474,
     ("resnet32", CIFAR, 10): 466_906,
     ("resnet44", CIFAR, 10): 661_338,

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydtnn.cli.build import Job, create_data, create_network, create_optimizer
+from pydtnn.cli.build import (
+    Job,
+    create_data,
+    create_network,
+    create_network_for,
+    create_optimizer,
+)
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.predicted import Predicted, create_projector, no_formula, strategy_of
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.kernels import create_backend
+from pydtnn.layers import Net
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.recomputing import AUTO
 from pydtnn.perfmodel.choice import explain, plan_lines, ranked
@@ -24,7 +31,29 @@ from pydtnn.utils import plain_yaml
 from pydtnn.utils.sizes import parse_size
 
 
-def find_platform(config: TrainConfig, comm: Communicator, threads: int) -> Platform | None:
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes
+    ----------
+    net : Net
+    input_shape : tuple of int
+    samples : int
+        Of an epoch.
+    batch : int
+        Samples of a rank in a step.
+    """
+
+    net: Net
+    input_shape: tuple[int, ...]
+    samples: int
+    batch: int
+
+
+def find_platform(
+    config: TrainConfig, comm: Communicator, threads: int, task: Task
+) -> Platform | None:
     """Return the platform of a run. Collective: all ranks call it.
 
     That of `--platform`, otherwise the one of this job: measured, or from the user's cache; None
@@ -34,7 +63,9 @@ def find_platform(config: TrainConfig, comm: Communicator, threads: int) -> Plat
         return Platform.load(config.platform)
     if config.device != "cpu":
         return None
-    return platform_of(comm, create_backend("cpu", threads=threads))
+    tuning = config.tuning or ("fixed" if config.exact else None)
+    backend = create_backend("cpu", threads=threads, tuning=tuning)
+    return platform_of(comm, backend, task.net, task.input_shape, task.batch)
 
 
 def choose_parallel(
@@ -49,24 +80,32 @@ def choose_parallel(
     AgreedError
         On all ranks, if the model has no formula for the options, or nothing fits into memory.
     """
-    platform = find_platform(config, comm, threads)
-    found = on_rank_0(comm, _choose, config, comm.size, platform)
-    chosen, lines = comm.gather_object(found)[0]
-    return replace(config, **chosen), lines
-
-
-def _choose(
-    config: TrainConfig, ranks: int, platform: Platform | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of the fastest strategy, and why it was chosen."""
     option = no_formula(config)
-    if option or platform is None:
+    if option:
         raise ValueError(
             f"train: --parallel auto has no formula for {option}; name the axes, such as "
             "--parallel data=2"
         )
+    about = comm.gather_object(on_rank_0(comm, _describe_data, config))[0]
+    batch = config.global_batch_size or config.batch_size * comm.size
+    task = Task(create_network_for(config, *about[1:]), about[2], about[0], -(-batch // comm.size))
+    platform = find_platform(config, comm, threads, task)
+    found = on_rank_0(comm, _choose, config, comm.size, platform, task, batch)
+    chosen, lines = comm.gather_object(found)[0]
+    return replace(config, **chosen), lines
+
+
+def _describe_data(config: TrainConfig) -> tuple[int, int, tuple[int, ...]]:
+    """Return number of samples, classes and shape of the training set."""
     train, _ = create_data(config)
-    batch = config.global_batch_size or config.batch_size * ranks
+    create_network(config, train)  # raises for a data set without classes
+    return len(train), int(train.classes or 0), train.input_shape
+
+
+def _choose(
+    config: TrainConfig, ranks: int, platform: Platform, task: Task, batch: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of the fastest strategy, and why it was chosen."""
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
         limit = min(limit, parse_size("--memory-limit", config.memory_limit))
@@ -75,10 +114,10 @@ def _choose(
     projector = create_projector(
         config,
         platform,
-        create_network(config, train),
-        train.input_shape,
+        task.net,
+        task.input_shape,
         batch,
-        len(train),
+        task.samples,
         len(optimizer.slots),
     )
     found = search(
@@ -136,7 +175,12 @@ def add_prediction(job: Job, threads: int) -> None:
     config, comm = job.config, job.trainer.comm
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return
-    platform = None if no_formula(config) else find_platform(config, comm, threads)
+    platform = None
+    if not no_formula(config):
+        net = create_network(config, job.train)
+        batch = -(-job.global_batch_size // comm.size)
+        task = Task(net, job.train.input_shape, len(job.train), batch)
+        platform = find_platform(config, comm, threads, task)
     if comm.rank == 0:
         job.predicted = predict_job(job, platform)
 

@@ -237,8 +237,13 @@ def create_network(config: TrainConfig, data: Dataset) -> Net:
             f"--dataset: expected a data set with classes, got {data.name} without; train on it "
             "from Python, with a custom model"
         )
+    return create_network_for(config, data.classes, data.input_shape)
+
+
+def create_network_for(config: TrainConfig, classes: int, input_shape: tuple[int, ...]) -> Net:
+    """Create the network that `--model` names."""
     found, options = find(config, "model")
-    return found.make(options, data.classes, data.input_shape)
+    return found.make(options, classes, input_shape)
 
 
 def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.layers import Net
+from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projection, Projector, Workload
 from pydtnn.perfmodel.strategy import SCHEMES, Strategy
-from pydtnn.perfmodel.virtual.peaks import PeakCosts
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def create_projector(
         slots=slots,
         dtype=config.dtype,
     )
-    return Projector(work, platform, PeakCosts(platform, config.dtype))
+    return Projector(work, platform, AnalyticCosts(platform, config.dtype))
 
 
 def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.cli.config import TrainConfig
@@ -15,6 +16,8 @@ from pydtnn.utils.text_table import align
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
+    from pydtnn.perfmodel.compute.base import ComputeCosts
+    from pydtnn.perfmodel.platform import Platform
     from pydtnn.perfmodel.virtual.timing import Timing
     from pydtnn.perfmodel.workload import Workload
 
@@ -48,7 +51,6 @@ def run_on_virtual_ranks(
     from pydtnn.perfmodel.platform import Platform
     from pydtnn.perfmodel.virtual import Processor, run_virtual
     from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
-    from pydtnn.perfmodel.virtual.peaks import PeakCosts
 
     assert config.virtual_ranks is not None
     assert config.platform is not None
@@ -58,7 +60,7 @@ def run_on_virtual_ranks(
         )
     platform = Platform.load(config.platform)
     disturbances = NONE if config.disturb is None else Disturbances.load(config.disturb)
-    costs = PeakCosts(platform, config.dtype)
+    costs = create_costs(config, platform)
     if config.timing_only:
         from pydtnn.perfmodel.virtual.timing import time_steps
 
@@ -79,6 +81,32 @@ def run_on_virtual_ranks(
         processor=Processor.of(platform),
         disturbances=disturbances,
     )
+
+
+def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list[ComputeCosts]:
+    """Return the time of computation: analytic, or of each rank as measured on this machine.
+
+    Measured times are kept in the file `--compute`, to which those of another network or plan are
+    added.
+    """
+    from pydtnn.perfmodel.compute.analytic import AnalyticCosts
+    from pydtnn.perfmodel.compute.measured import measure, profile_key
+    from pydtnn.perfmodel.compute.profile import (
+        MeasuredCosts,
+        find_profile,
+        load_profiles,
+        save_profiles,
+    )
+
+    if config.compute is None:
+        return AnalyticCosts(platform, config.dtype)
+    workload, path = describe_workload(config), Path(config.compute)
+    profiles = load_profiles(path) if path.exists() else []
+    profile = find_profile(profiles, profile_key(workload))
+    if profile is None:
+        profile = measure(workload)
+        save_profiles(path, [*profiles, profile])
+    return [MeasuredCosts(profile.of(rank)) for rank in range(workload.ranks)]
 
 
 def describe_workload(config: TrainConfig) -> Workload:
@@ -102,7 +130,7 @@ def describe_workload(config: TrainConfig) -> Workload:
     data = axes.get("data", 1)
     pipeline = {"pipeline_schedule": config.pipeline_schedule} if "pipeline" in axes else {}
     return Workload(
-        find(config, "model")[0].target,
+        find(config, "model")[0].target if ":" in config.model else config.model,
         train.input_shape,
         train.classes or 1,
         config.global_batch_size or config.batch_size * data,
@@ -127,6 +155,7 @@ def describe_workload(config: TrainConfig) -> Workload:
             "sync_batch_norm": config.sync_batch_norm,
             **pipeline,
         },
+        threads=config.threads or 1,
     )
 
 
@@ -139,7 +168,13 @@ def _timing_rows(timing: Timing, platform: str) -> list[tuple[str, str]]:
         ("virtual time per step", f"{1e3 * timing.seconds:.4g} ms"),
         ("shortest and longest", f"{min(steps):.4g} ms, {max(steps):.4g} ms of {len(steps)} steps"),
         ("samples/s", f"{workload.batch / timing.seconds:.0f}"),
-        ("efficiency", f"{timing.efficiency:.0%} of the samples/s of as many single ranks"),
+        *(
+            []
+            if timing.alone is None
+            else [
+                ("efficiency", f"{timing.efficiency:.0%} of the samples/s of as many single ranks")
+            ]
+        ),
     ]
 
 

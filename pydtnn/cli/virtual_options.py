@@ -29,7 +29,8 @@ class VirtualOptions:
     compute: str | None = option(
         VIRTUAL,
         str,
-        "measured times of computation; by default those of --platform",
+        "times of computation measured on this machine, in this file, to which missing ones are "
+        "added; by default those of --platform",
         metavar="FILE",
     )
     disturb: str | None = option(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pydtnn.perfmodel.projection import Projection
-from pydtnn.perfmodel.search import Found, describe
+from pydtnn.perfmodel.oracle.diagnosis import bottleneck
+from pydtnn.perfmodel.projection import Projection, Projector
+from pydtnn.perfmodel.search import Found, describe, search
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.text_table import align, quantity
 
 FEW = 5
@@ -46,32 +48,6 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def bottleneck(one: Projection) -> str:
-    """Return the largest part of a step in words.
-
-    Returns
-    -------
-    str
-        For example "compute takes 80 % of a step, most of it in conv2 (3.1 ms)".
-    """
-    step = one.step
-    parts = {
-        "compute": step.compute - step.update,
-        "the update of parameters": step.update,
-        "messages of layers": step.layers_exposed,
-        "the exchange of gradients": step.gradients_exposed,
-        "waiting for other stages": step.idle,
-        "the loader": one.loader,
-    }
-    name = max(parts, key=parts.__getitem__)
-    text = f"{name} takes {parts[name] / one.seconds:.0%} of a step"
-    key = {"compute": "compute", "messages of layers": "exchange"}.get(name)
-    if key is None or not step.layers:
-        return text
-    layer = max(step.layers, key=lambda own: getattr(own, key))
-    return f"{text}, most of it in {layer.name} ({milliseconds(getattr(layer, key))} ms)"
-
-
 def plan_lines(one: Projection) -> list[str]:
     """Return the layers with a strategy of their own, in words; none for uniform plans."""
     plan = one.strategy.plan
@@ -98,5 +74,26 @@ def explain(found: Found, limit: float) -> str:
     without = f"; {dropped} others do not fit into memory" if dropped else ""
     return (
         f"{label(best)}: {milliseconds(best.seconds)} ms per step by the model{faster}; "
-        f"{bottleneck(best)}; memory {memory}{without}"
+        f"limited by {bottleneck(best)}; memory {memory}{without}"
     )
+
+
+def search_lines(projector: Projector, ranks: int) -> tuple[Found, list[str]]:
+    """Return the result of a search, and the lines that explain it and how to train with it.
+
+    Raises
+    ------
+    ValueError
+        If no strategy is possible.
+    """
+    found = search(projector, ranks)
+    limit, best = projector.platform.cluster.memory_per_rank, found.best
+    lines = [f"{ranks} ranks: {explain(found, limit)}", *ranked(found), *plan_lines(best)]
+    if best.strategy.plan is not None:
+        lines.append(f"gain over the best uniform plan: {found.gain:.2f}")
+    options = [f"--parallel {best.strategy.parallel}"] if best.strategy.cut else []
+    if best.strategy.plan is not None:
+        options.append(f"--plan '{plain_yaml.dump(best.strategy.plan)}'")
+    if best.strategy.recompute is not None:
+        options.append(f"--recompute {best.strategy.recompute}")
+    return found, [*lines, f"train with: {' '.join(options) or 'no options'}"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from math import isqrt, prod
 from typing import Any
 
@@ -32,6 +31,7 @@ from pydtnn.model.placement import place_parameters
 from pydtnn.model.recompute import KEPT_ALL, cut
 from pydtnn.model.segments import Cuts, named_cuts
 from pydtnn.perfmodel.compute import Label
+from pydtnn.perfmodel.dry_mesh import Position, start_dry
 from pydtnn.perfmodel.outline import (
     BucketOutline,
     Compute,
@@ -49,46 +49,6 @@ from pydtnn.utils.observer import Kind, Observer
 
 EVERYTHING = 1
 """Least size of arrays that are counted, in B."""
-
-
-class Position:
-    """A rank's place in a mesh of ranks that do not exist.
-
-    Parameters
-    ----------
-    shape : mapping of str to int
-    position : mapping of str to int
-    """
-
-    def __init__(self, shape: Mapping[str, int], position: Mapping[str, int]) -> None:
-        self.shape = {"data": 1, **shape}
-        self.position = {axis: position.get(axis, 0) for axis in self.shape}
-
-    @property
-    def comm(self) -> Any:
-        """Not available: nothing is gathered in a dry run."""
-        raise NotImplementedError
-
-    @property
-    def model_axes(self) -> tuple[str, ...]:
-        """The axes along which a network is cut."""
-        return tuple(axis for axis in self.shape if axis != "data")
-
-    def group(self, axis: str) -> Any:
-        """Return the group along an axis."""
-        return _Group(self.position[axis], self.shape[axis])
-
-    def counted(self, layer: str) -> AbstractContextManager[None]:
-        """Return an empty context."""
-        return nullcontext()
-
-    def communicate(self, asked: Any) -> Any:
-        """Not available: the dry step has its own function."""
-        raise NotImplementedError
-
-    def gather(self, own: Any, part: Any) -> Any:
-        """Not available: nothing is gathered in a dry run."""
-        raise NotImplementedError
 
 
 def inner_position(shape: Mapping[str, int]) -> dict[str, int]:
@@ -295,27 +255,6 @@ class DryStep:
         )
 
 
-class _Group:
-    """A group of ranks that records the messages of one rank."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.asked: list[tuple[str, list[int]]] = []
-
-    def iallreduce(self, array: Any) -> _Group:
-        """Record a sum."""
-        self.asked.append(("allreduce", [array.nbytes]))
-        return self
-
-    def exchange(self, sends: Any, receives: Any, tag: int) -> _Group:
-        """Record messages."""
-        self.asked.append(("messages", [array.nbytes for array, _ in sends]))
-        return self
-
-    def wait(self) -> None:
-        """Do nothing: the group is the request, too."""
-
-
 class _Recorded(Pending):
     """A collective whose wait is recorded."""
 
@@ -365,7 +304,7 @@ class _Recording(Observer):
         numbers = []
         for axis in collective.axes:
             group = self.mesh.group(axis)
-            pending = collective.start(group, 0)
+            pending = start_dry(collective, group)
             for operation, sent in group.asked:
                 self._started += 1
                 numbers.append(self._started)

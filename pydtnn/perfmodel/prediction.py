@@ -12,11 +12,11 @@ from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.perfmodel.breakdown import Breakdown, Times
+from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
-from pydtnn.perfmodel.virtual.peaks import PeakCosts
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
 from pydtnn.utils.text_table import align, quantity
@@ -198,7 +198,7 @@ def predict(
         )
     network, processor = platform.network(workload.ranks), Processor.of(platform)
     if costs is None:
-        costs = PeakCosts(platform, str(workload.options.get("dtype", "float32")))
+        costs = AnalyticCosts(platform, str(workload.options.get("dtype", "float32")))
     ranks = simulate(workload, network, costs, processor, shared_cores(workload, platform))
     data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)

@@ -339,7 +339,7 @@ class Projector:
             forward=sums["forward"],
             backward=sums["backward"],
             recomputed=sums["recomputed"],
-            other=self.platform.compute.step,
+            other=tables[slowest].step(own),
             update=updates[slowest],
             layers_exposed=sums["exchange"],
             gradients_exposed=exposed[slowest],

@@ -1,4 +1,4 @@
-"""The platform of a job, measured in about a second or taken from the user's cache.
+"""The platform of a job, measured in a few seconds or taken from the user's cache.
 
 `python -m pydtnn.calibrate` measures more, and more precisely.
 """
@@ -6,28 +6,41 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from pydtnn.comm import Communicator
-from pydtnn.comm.schedules.network import Network
 from pydtnn.kernels import Backend
 from pydtnn.kernels.autotuner_file import VARIABLE
+from pydtnn.kernels.dry import dry_backend
 from pydtnn.kernels.limits import measure_limits
-from pydtnn.layers import ReLU, Sequential
+from pydtnn.layers import Net, ReLU, Sequential
 from pydtnn.layers.base import StepContext
 from pydtnn.model import Model
-from pydtnn.perfmodel.platform import Cluster, Compute, Link, Messages, Platform
+from pydtnn.model.graph import Graph, shapes_of
+from pydtnn.perfmodel.calibration import machine
+from pydtnn.perfmodel.calibration.calibrate import DEFAULT
+from pydtnn.perfmodel.calibration.messages import measure_messages
+from pydtnn.perfmodel.calibration.rates import measure_rates
+from pydtnn.perfmodel.platform import Cluster, Compute, Platform
 from pydtnn.utils import clock
 from pydtnn.utils.files import user_cache
 from pydtnn.utils.machine import cpu_model
+
+LONGEST = 0.3
+"""Time of a step with which the rates of layers are measured, at peak rate, in s."""
+
+REPEATS = 4
+"""Steps that are timed."""
 
 CALLS = 50
 """Layers of the network whose passes give the time of Python per call."""
@@ -36,31 +49,70 @@ TURNS = 9
 """Passes of this network, of which the median counts."""
 
 
-def platform_of(comm: Communicator, backend: Backend) -> Platform:
-    """Return the platform of a job. Collective: all ranks call it.
+def platform_of(
+    comm: Communicator, backend: Backend, net: Net, input_shape: tuple[int, ...], batch: int
+) -> Platform:
+    """Return the platform of a job, with the rates of its network's layers. Collective.
 
-    Later jobs with the same CPU, threads, ranks and hosts take it from a file of the user's cache.
+    Later jobs with the same CPU, threads, ranks, hosts, network and batch take it from a file of
+    the user's cache.
 
     Parameters
     ----------
     comm : Communicator
     backend : Backend
         With compiled kernels on the host.
+    net : Net
+        Not part of a model; it is not changed.
+    input_shape : tuple of int
+        Of a sample.
+    batch : int
+        Samples of a rank, the most that are measured.
 
     Returns
     -------
     Platform
         Equal on all ranks.
     """
-    place = _file(comm, backend)
+    place = _file(comm, backend, repr(net), input_shape, batch)
     known = comm.gather_object(_load(place) if comm.rank == 0 else None)[0]
     if known is not None:
-        return known
+        return cast(Platform, known)
     found = measure_platform(comm, backend)
+    found = _with_rates(found, comm, backend, net, input_shape, batch)
     if comm.rank == 0 and place is not None:
         with contextlib.suppress(OSError):  # a cache that is not writable is not an error
             found.save(place)
     return found
+
+
+def _with_rates(
+    platform: Platform,
+    comm: Communicator,
+    backend: Backend,
+    net: Net,
+    input_shape: tuple[int, ...],
+    batch: int,
+) -> Platform:
+    """Add the rates that the kernels of a network's layers achieve on all ranks at once."""
+    work = _flops(net, input_shape, backend)
+    samples = max(1, min(batch, int(LONGEST * platform.compute.peak["float32"] / max(work, 1))))
+    own = measure_rates(backend, comm.barrier, [("", net, input_shape, samples)], REPEATS)
+    everywhere = comm.gather_object((own.rates, own.bandwidths))
+    rates, bandwidths = (
+        {name: median(one[i][name] for one in everywhere) for name in everywhere[0][i]}
+        for i in range(2)
+    )
+    compute = replace(platform.compute, rates=rates, bandwidths=bandwidths)
+    return replace(platform, compute=compute)
+
+
+def _flops(net: Net, input_shape: tuple[int, ...], backend: Backend) -> int:
+    """Return the operations of forward and backward of one sample."""
+    graph = Graph(shapes_of(input_shape), backend=dry_backend(backend, 1), dtype="float32")
+    graph.add(copy.deepcopy(net), *graph.inputs)
+    costs = [node.layer.cost(1) for node in graph.nodes if node.inputs]
+    return sum(cost.flops_forward + cost.flops_backward for cost in costs)
 
 
 def measure_platform(comm: Communicator, backend: Backend) -> Platform:
@@ -68,13 +120,12 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
 
     All ranks compute at the same time, as in training. Of ranks that differ, the slowest counts.
     """
-    network = Network.measure(comm) if comm.size > 1 else None
+    messages, _ = measure_messages(comm, Platform.load(DEFAULT).messages)
     comm.barrier()
     limits = measure_limits(backend)
     own = (limits["flops_per_second"], limits["bytes_per_second"], _seconds_per_call(backend))
     flops, moved, calls = zip(*comm.gather_object(own), strict=True)
     per_host = max(Counter(comm.hosts).values())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / per_host
     bandwidth = min(moved)
     return Platform(
         name="this job",
@@ -82,7 +133,7 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
             hosts=len(set(comm.hosts)),
             ranks_per_host=per_host,
             cores_per_host=max(os.cpu_count() or 1, 1),
-            memory_per_rank=memory,
+            memory_per_rank=machine.memory() / per_host,
         ),
         compute=Compute(
             threads=backend.threads,
@@ -91,30 +142,7 @@ def measure_platform(comm: Communicator, backend: Backend) -> Platform:
             host_bandwidth=per_host * bandwidth,
             call=max(calls),
         ),
-        messages=_messages(network),
-    )
-
-
-def _messages(network: Network | None) -> Messages:
-    """Return the slowest link of each kind."""
-    if network is None:  # one rank sends nothing
-        link = Link(latency=1e-6, bandwidth=1e10)
-        return Messages(inside=link, between=link)
-    links: dict[bool, list[Any]] = {True: [], False: []}
-    for (sender, receiver), route in network.routes.items():
-        links[sender == receiver].append(route)
-    inside, between = (_slowest(network, links[k] or links[not k]) for k in (True, False))
-    return Messages(
-        inside=inside, between=between, add=1 / network.add if network.add > 0 else None
-    )
-
-
-def _slowest(network: Network, routes: list[Any]) -> Link:
-    shared = [network.links[link] for route in routes for link in route.links]
-    return Link(
-        latency=max(route.latency for route in routes),
-        bandwidth=min(route.bandwidth for route in routes),
-        shared=min(shared) if shared else None,
+        messages=messages,
     )
 
 
@@ -142,10 +170,11 @@ def _median(call: Callable[[], object]) -> float:
     return median(times)
 
 
-def _file(comm: Communicator, backend: Backend) -> Path | None:
+def _file(comm: Communicator, backend: Backend, *workload: object) -> Path | None:
     """Return the path of the file in the cache; None without a home directory."""
     per_host = sorted(Counter(comm.hosts).values())
-    about = (cpu_model(), backend.isa, backend.threads, per_host)
+    tuning = backend.autotuner.mode
+    about = (cpu_model(), backend.isa, backend.threads, tuning, per_host, *workload)
     key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     try:
         folder = os.environ.get(VARIABLE)

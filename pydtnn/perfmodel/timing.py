@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydtnn.model.costs import own_samples
-from pydtnn.perfmodel.compute import ComputeCosts
+from pydtnn.perfmodel.compute import ComputeCosts, Label
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.outline import BucketOutline, Compute, Event, Outline, Start, Wait
 from pydtnn.perfmodel.overlap import Channel, Operation
@@ -20,6 +20,8 @@ from pydtnn.perfmodel.platform import Platform
 
 ACCESSES = {0: 3, 1: 5, 2: 7}
 """Numbers that an update reads and writes for each parameter, by slots of the optimizer."""
+
+STEP = Label("phase", "step", 0)
 
 RECOMPUTED = " (recomputed)"
 
@@ -130,6 +132,10 @@ class Tables:
             }
         return self._known[samples]
 
+    def step(self, samples: int) -> float:
+        """Return the time of Python outside of layers, in s."""
+        return self._costs.seconds(STEP, None, samples)
+
 
 class _Clock:
     """One rank's main thread during a step."""
@@ -186,12 +192,7 @@ class _Clock:
 def update_seconds(outline: Outline, platform: Platform, slots: int, shards: int = 1) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
     moved = ACCESSES.get(slots, 3 + 2 * slots) * outline.memory.trained / shards
-    return moved / bandwidth_of(platform)
-
-
-def bandwidth_of(platform: Platform) -> float:
-    """Return the memory bandwidth of a rank while all others of its host compute, too, in B/s."""
-    return platform.rank_bandwidth
+    return moved / platform.rank_bandwidth
 
 
 def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1) -> StepTime:
@@ -217,7 +218,7 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
         forward=sum(layer.forward for layer in layers),
         backward=sum(layer.backward for layer in layers),
         recomputed=sum(layer.recomputed for layer in layers),
-        other=platform.compute.step,
+        other=tables.step(samples),
         update=update_seconds(outline, platform, slots, messages.strategy.data if sharded else 1),
         layers_exposed=sum(layer.exchange for layer in layers),
         gradients_exposed=clock.gradient_work,

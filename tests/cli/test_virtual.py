@@ -108,3 +108,30 @@ def test_the_time_of_many_ranks_is_printed_without_training(
     assert "256 on cpu-1gbit; executed without numerics: one for all" in told
     assert "1024 samples of all ranks" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_measured_times_are_kept_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compute.json"
+    options = [*TINY, *VIRTUAL, "--timing-only", f"--compute={file}"]
+    assert main(options) == 0
+    content = file.read_bytes()
+    first = capsys.readouterr().out
+    assert main(options) == 0
+    assert file.read_bytes() == content
+    assert capsys.readouterr().out == first
+    assert (
+        main(
+            [
+                *TINY,
+                *VIRTUAL,
+                "--quiet",
+                "--epochs=1",
+                *options[-1:],
+                f"--output-dir={tmp_path / 'run'}",
+            ]
+        )
+        == 0
+    )
+    assert file.read_bytes() == content

@@ -231,3 +231,25 @@ def test_messages_that_have_met_leave_nothing_behind():
         return [*comm._group.mailbox._sends, *comm._group.mailbox._receives]
 
     assert run_threads(2, rank) == [[], []]
+
+
+def test_ranks_share_one_object():
+    made = []
+
+    def rank(comm):
+        return comm.share(lambda: made.append(comm.rank) or object())
+
+    first, *others = run_threads(3, rank)
+    assert all(other is first for other in others)
+    assert made == [0]
+
+
+def test_an_error_of_a_shared_object_is_raised_on_all_ranks():
+    def rank(comm):
+        def broken():
+            raise ValueError("broken")
+
+        with pytest.raises(ValueError, match="broken"):
+            comm.share(broken)
+
+    run_threads(3, rank)

@@ -8,7 +8,8 @@ from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
 from pydtnn.model.memory import forecast_memory
 from pydtnn.models import create_net
-from pydtnn.perfmodel.dry_step import DryStep, Position, inner_position
+from pydtnn.perfmodel.dry_mesh import Position
+from pydtnn.perfmodel.dry_step import DryStep, inner_position
 from pydtnn.perfmodel.outline import Compute, Linear, Outline, Ready, Start, Wait
 
 INPUT = (16, 16, 3)

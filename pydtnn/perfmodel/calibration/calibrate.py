@@ -126,15 +126,16 @@ def _compute(
     together = machine.copy(backend, comm.barrier)
     here = [2 * COPIED / s for s in comm.gather_object(statistics.median(together.times))]
     host = [rate for rate, h in zip(here, comm.hosts, strict=True) if h == comm.hosts[0]]
-    python = machine.step(backend.threads)
-    samples.append(python)
-    whole = _median(comm, statistics.median(python.times))
+    python = machine.python(backend.threads)
+    samples += python
+    call, step = (_median(comm, own) for own in machine.python_times(python))
     compute = Compute(
         threads=backend.threads,
         peak=dict(zip(DTYPES, peaks, strict=True)),
         memory_bandwidth=own,
         host_bandwidth=min(sum(host), own * len(host)),
-        step=whole,
+        call=call,
+        step=step,
     )
     if not rates:
         return compute
@@ -142,20 +143,12 @@ def _compute(
     samples.append(
         Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))
     )
-    call = _median(comm, found.call)
     everywhere = comm.gather_object((found.rates, found.bandwidths))
     all_rates, all_bandwidths = (
         {name: statistics.median(one[i][name] for one in everywhere) for name in everywhere[0][i]}
         for i in range(2)
     )
-    layers = 2 * machine.nodes(backend.threads)
-    return replace(
-        compute,
-        call=call,
-        step=max(whole - layers * call, 0.0),
-        rates=all_rates,
-        bandwidths=all_bandwidths,
-    )
+    return replace(compute, rates=all_rates, bandwidths=all_bandwidths)
 
 
 def _storage(comm: Communicator, folder: Path) -> Storage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,16 @@ from pydtnn.data.array import ArrayDataset
 from pydtnn.data.loader import Loader
 from pydtnn.kernels import Backend
 from pydtnn.kernels.limits import COPIED, SIDE
+from pydtnn.layers import BatchNorm, Conv2d, GlobalAvgPool2d, Linear, ReLU, Sequential
 from pydtnn.perfmodel.calibration.sample import Sample, processor_clock, sample
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils.files import unwritable, write_through
 
 WRITTEN = 32 << 20
 """Bytes of the file that measures the disk."""
+
+DEPTHS = (2, 22)
+"""Blocks of the networks that measure Python."""
 
 IMAGES = ((32, 512), (160, 48))
 """Sizes of square colour images, and samples in a batch, that measure the loader."""
@@ -48,21 +53,38 @@ def copy(backend: Backend, together: Callable[[], object] = lambda: None) -> Sam
     )
 
 
-def step(threads: int) -> Sample:
-    """Time steps of a network so small that only Python takes time."""
-    rank = Rank(Workload("mlp", (2, 2, 1), batch=4, threads=threads), Serial())
-    return sample(
-        "step in Python",
-        lambda: rank.trainer.train_step(rank.batch),
-        repeats=60,
-        clock=processor_clock(threads),
-    )
+def python(threads: int) -> tuple[Sample, ...]:
+    """Time steps of two networks of few elements, for which Python takes the time.
+
+    Returns
+    -------
+    tuple of Sample
+        For the networks of `DEPTHS`.
+    """
+    found = []
+    for depth in DEPTHS:
+        rank = Rank(Workload(partial(_tiny, depth), (2, 2, 4), batch=1, threads=threads), Serial())
+        step = partial(rank.trainer.train_step, rank.batch)
+        found.append(
+            sample(f"steps of {depth} blocks", step, repeats=40, clock=processor_clock(threads))
+        )
+    return tuple(found)
 
 
-def nodes(threads: int) -> int:
-    """Return the number of layers of the network of `step`."""
-    rank = Rank(Workload("mlp", (2, 2, 1), batch=4, threads=threads), Serial())
-    return len(rank.trainer.model.graph.nodes) - 1
+def python_times(samples: tuple[Sample, ...]) -> tuple[float, float]:
+    """Return the time of Python per pass of a layer and that per step besides, in s."""
+    short, long = (sorted(own.times)[len(own.times) // 4] for own in samples)
+    passes = [2 * (2 * depth + 2) for depth in DEPTHS]
+    call = max(long - short, 0.0) / (passes[1] - passes[0])
+    return call, max(short - passes[0] * call, 0.0)
+
+
+def _tiny(depth: int, classes: int, shape: tuple[int, ...]) -> Sequential:
+    """Return a network of two layers for each block, after fusion, and two more."""
+    blocks = [
+        part for _ in range(depth) for part in (Conv2d(4, 1, bias=False), BatchNorm(), ReLU())
+    ]
+    return Sequential(*blocks, GlobalAvgPool2d(), Linear(classes))
 
 
 def loader() -> tuple[Sample, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from pydtnn.layers import (
     GroupNorm,
     Linear,
     MaxPool2d,
+    Net,
     ReLU,
     Sequential,
     StepContext,
@@ -80,7 +82,16 @@ class _Clock(Observer):
         self.times[name, kind].append(self._clock() - start)
 
 
-def measure_rates(backend: Backend, together: Callable[[], object] = lambda: None) -> Measured:
+Network = tuple[str, Net, tuple[int, ...], int]
+"""Name, network, shape of a sample and samples of a step."""
+
+
+def measure_rates(
+    backend: Backend,
+    together: Callable[[], object] = lambda: None,
+    networks: Iterable[Network] | None = None,
+    repeats: int = REPEATS,
+) -> Measured:
     """Measure the layers' kernels with the threads of a backend.
 
     Parameters
@@ -88,6 +99,10 @@ def measure_rates(backend: Backend, together: Callable[[], object] = lambda: Non
     backend : Backend
     together : callable
         Called before each step, such as a barrier of ranks that share a host.
+    networks : iterable, optional
+        Whose layers are measured; by default networks with layers of many classes.
+    repeats : int
+        Steps of each network.
     """
     found = Measured()
     tiny = Sequential(*(part for _ in range(8) for part in (Linear(4), Dropout(0.0), ReLU())))
@@ -95,8 +110,8 @@ def measure_rates(backend: Backend, together: Callable[[], object] = lambda: Non
     found.call = statistics.median(min(own) for _, own in times.values())
     flops: dict[str, list[float]] = defaultdict(list)
     moved: dict[str, list[float]] = defaultdict(list)
-    for title, net, shape, batch in _networks():
-        times, found.spreads[title] = _run(net, shape, batch, backend, together, REPEATS)
+    for title, net, shape, batch in _networks() if networks is None else networks:
+        times, found.spreads[title] = _run(net, shape, batch, backend, together, repeats)
         for (layer, direction), own in times.values():
             cost = layer.cost(batch)
             work, nbytes = cost.flops_forward, cost.bytes_forward
@@ -112,7 +127,7 @@ def measure_rates(backend: Backend, together: Callable[[], object] = lambda: Non
     return found
 
 
-def _networks() -> Iterator[tuple[str, Sequential, tuple[int, ...], int]]:
+def _networks() -> Iterator[Network]:
     """Return name, network, input and batch of everything that is measured."""
     for channels, size in MAPS.items():
         batch = max(ELEMENTS // (channels * size * size), 1)
@@ -149,7 +164,7 @@ Times = dict[tuple[str, str], tuple[tuple[Layer, str], list[float]]]
 
 
 def _run(
-    net: Sequential,
+    net: Net,
     shape: tuple[int, ...],
     batch: int,
     backend: Backend,
@@ -157,8 +172,11 @@ def _run(
     repeats: int,
 ) -> tuple[Times, float]:
     """Return the times of each layer and direction, and the spread of those of the step."""
-    fuse = not any(isinstance(part, GroupNorm) for part in net)  # that network is of single layers
-    model = Model(Sequential(*net), shape, backend=backend, fuse=fuse, input_gradient=True)
+    parts = net if isinstance(net, Sequential) else ()
+    fuse = not any(
+        isinstance(part, GroupNorm) for part in parts
+    )  # that network is of single layers
+    model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, *shape)).astype("float32")
     dy = rng.standard_normal((batch, *model.output_shape)).astype("float32")

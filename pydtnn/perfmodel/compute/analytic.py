@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pydtnn.layers.base import Layer
+from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.halo_conv import HaloConv2d
 from pydtnn.layers.linear import Linear
+from pydtnn.perfmodel.compute.algorithms import work_of
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.classes import Rates, classify
 from pydtnn.perfmodel.platform import Platform
 
 
 class AnalyticCosts(ComputeCosts):
-    """The time of the arithmetic or of the bytes of a pass, whichever is longer, and of Python.
+    """The time of the arithmetic, of the bytes and of Python, for each pass of a layer.
 
-    Operations and bytes are those of `Layer.cost`. With a platform's achieved rates, arithmetic
-    takes the time that layers of the same class took there, nominal operations counted: fast
-    algorithms may exceed the peak. Otherwise, and for classes without a rate, peaks are used; then
-    the result is about a lower bound.
+    Operations and bytes are those of `Layer.cost`. With a platform's achieved rates, convolutions
+    and matrix products take the time that layers of the same class took there, nominal operations
+    counted: fast algorithms may exceed the peak.
+
+    Otherwise, and for classes without a rate, the times at the peak rate and at the bandwidth of
+    memory are added: a kernel of the CPU that waits for memory computes little meanwhile. For
+    convolutions, the fastest of the CPU's algorithms counts.
 
     The first segment of a pass contains all of it; if a stripe's interior is computed while its
     halo travels, the second one does.
@@ -67,10 +72,10 @@ class AnalyticCosts(ComputeCosts):
             return 0.0
         cost = layer.cost(batch)
         if label.kind == "forward":
-            return self._pass(layer, "forward", cost.flops_forward, cost.bytes_forward)
-        return self._pass(layer, "backward", cost.flops_backward, cost.bytes_backward)
+            return self._pass(layer, "forward", batch, cost.flops_forward, cost.bytes_forward)
+        return self._pass(layer, "backward", batch, cost.flops_backward, cost.bytes_backward)
 
-    def _pass(self, layer: Layer, direction: str, flops: int, moved: int) -> float:
+    def _pass(self, layer: Layer, direction: str, batch: int, flops: int, moved: int) -> float:
         kind = classify(layer)
         rate = self._rates.of(kind, direction)
         if rate is not None:
@@ -78,4 +83,18 @@ class AnalyticCosts(ComputeCosts):
             matrix = moved / self._bandwidth if isinstance(layer, Linear) else 0.0
             return self._call + max(flops / (rate * self._scale), matrix)
         bandwidth = self._bandwidths.get(kind.entry(direction), self._bandwidth)
-        return self._call + max(flops / self._peak, moved / bandwidth)
+        seconds = self._call + flops / self._peak + moved / bandwidth
+        return (
+            seconds - self._saved(layer, direction, batch) if isinstance(layer, Conv2d) else seconds
+        )
+
+    def _saved(self, layer: Conv2d, direction: str, batch: int) -> float:
+        """Return what the fastest algorithm saves of the time of the nominal operations."""
+        geometry, itemsize = layer.geometry, layer.dtype.itemsize
+        backward = direction == "backward"
+        passes = (not layer.w.frozen) + layer.needs_dx if backward else 1
+        fastest = min(
+            flops / self._peak + nbytes / self._bandwidth
+            for flops, nbytes in work_of(geometry, batch, itemsize)
+        )
+        return passes * (geometry.flops(batch) / self._peak - fastest)

@@ -44,8 +44,9 @@ class Processor(NamedTuple):
     @classmethod
     def of(cls, platform: Platform) -> Processor:
         """Return the processor of a platform."""
-        copy = platform.messages.copy
-        return cls(platform.messages.call, 0.0 if copy is None else 1 / copy)
+        messages = platform.messages
+        copy, add = (1 / r if r else 0.0 for r in (messages.copy, messages.allreduce))
+        return cls(messages.call, copy, add)
 
     @classmethod
     def measure(cls, comm: Communicator) -> Processor:

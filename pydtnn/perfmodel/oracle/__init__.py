@@ -1,7 +1,6 @@
 """The oracle: all strategies for a network on a platform, ranked and explained."""
 
 from pydtnn.perfmodel.oracle.limits import Limit, find_limits
-from pydtnn.perfmodel.oracle.peaks import PeakCosts
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants, strategies
 from pydtnn.perfmodel.oracle.what_if import SWEEPS, Point, Sweep, sweep
@@ -12,7 +11,6 @@ __all__ = [
     "Entry",
     "Limit",
     "Oracle",
-    "PeakCosts",
     "Point",
     "Sweep",
     "Variants",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.perfmodel.compute import ComputeCosts
+from pydtnn.perfmodel.compute import AnalyticCosts, ComputeCosts
 from pydtnn.perfmodel.oracle.files import write_csv, write_json
 from pydtnn.perfmodel.oracle.limits import find_limits
 from pydtnn.perfmodel.oracle.options import (
@@ -18,17 +18,19 @@ from pydtnn.perfmodel.oracle.options import (
     variants_of,
     workload_of,
 )
-from pydtnn.perfmodel.oracle.peaks import PeakCosts
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
 from pydtnn.perfmodel.oracle.strategies import Variants, strategies
 from pydtnn.perfmodel.oracle.table import duration, explain, of_best, of_limits, ranking, title
 from pydtnn.perfmodel.oracle.what_if import Sweep, sweep
+from pydtnn.perfmodel.paradl.command import main as paradl
 from pydtnn.perfmodel.paradl.command import parse_ranks
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.files import write_file
 from pydtnn.utils.output import printing
 from pydtnn.utils.text_table import align
 
@@ -47,9 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    if "--paradl" in given:
+        given.remove("--paradl")
+        return paradl(given)
     try:
         with printing():
-            _run(create_parser().parse_args(arguments))
+            _run(create_parser().parse_args(given))
     except Exception as error:
         text = describe(error).removeprefix("oracle: ")
         print(f"{requested_traceback(error)}pydtnn.oracle: {text}", file=sys.stderr)
@@ -63,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
     workload = workload_of(options)
 
     def make_costs(changed: Platform) -> ComputeCosts:
-        return PeakCosts(changed, workload.dtype)
+        return AnalyticCosts(changed, workload.dtype, peaks_only=options.peaks_only)
 
     projector = Projector(workload, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_per_rank)
@@ -80,6 +86,9 @@ def _run(options: argparse.Namespace) -> None:
 
         _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
         return
+    if options.search is not None:
+        _print_search(projector, ranks, options.search)
+        return
     if options.explain:
         _print_explanation(oracle.entry(strategy_of(options.explain)))
         return
@@ -95,6 +104,21 @@ def _run(options: argparse.Namespace) -> None:
     if options.plots:
         for path in plot_all(options.plots, swept, title(workload, platform.name, None)):
             print(f"plot: {path}")
+
+
+def _print_search(projector: Projector, ranks: Sequence[int], path: str) -> None:
+    from pydtnn.perfmodel.choice import search_lines
+
+    plan: Any = None
+    for number in sorted(ranks):
+        found, lines = search_lines(projector, number)
+        plan = found.best.strategy.plan
+        print("\n".join([*lines, ""]))
+    if path and plan is None:
+        print(f"{path} was not written: a uniform plan is the best one")
+    elif path:
+        write_file("--search", path, plain_yaml.dump(plan).encode() + b"\n")
+        print(f"plan: {path}")
 
 
 def _width() -> int:

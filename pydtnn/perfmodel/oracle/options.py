@@ -23,6 +23,9 @@ EXAMPLES = """examples:
       --global-batch 256 --explain data=8,spatial=2
   python -m pydtnn.oracle --model alexnet --input 224x224x3 --platform cpu-1gbit --ranks 16 \\
       --global-batch 256 --sweep bandwidth --plots plots
+  python -m pydtnn.oracle --model alexnet --input 224x224x3 --platform cpu-1gbit --ranks 4 \\
+      --global-batch 64 --search plan.yaml
+  python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch-per-rank 512
 """
 
 
@@ -67,6 +70,9 @@ def create_parser() -> Parser:
         metavar="N",
         help="instead: samples of each rank, weak scaling",
     )
+    scale.add_argument(
+        "--peaks-only", action="store_true", help="ignore the platform's achieved rates of kernels"
+    )
     tried = parser.add_argument_group("strategies")
     tried.add_argument(
         "--strategies", default=",".join(KINDS), metavar="NAMES", help="(default: %(default)s)"
@@ -93,6 +99,13 @@ def create_parser() -> Parser:
         const="",
         metavar="AXES",
         help="print the terms of a prediction, such as data=4,spatial=2; of the best without AXES",
+    )
+    out.add_argument(
+        "--search",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="choose a plan for each layer; FILE receives that of the largest number of ranks",
     )
     out.add_argument("--sweep", metavar="AXIS", help=f"change one figure: {', '.join(SWEEPS)}")
     return parser

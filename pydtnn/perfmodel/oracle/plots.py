@@ -12,7 +12,10 @@ from pydtnn.perfmodel.oracle.what_if import Sweep
 from pydtnn.utils.files import write_file
 from pydtnn.utils.optional import import_optional
 
-COLORS = ("#3470b5", "#d9693a", "#2a9a7c", "#a94fae", "#cf9a1f", "#7fa52f", "#cf4a75", "#6a5cc0")
+COLORS = (
+    *("#3470b5", "#d9693a", "#2a9a7c", "#a94fae", "#cf9a1f", "#7fa52f", "#cf4a75", "#6a5cc0"),
+    *("#222222", "#8c6d4f"),
+)
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -43,8 +46,6 @@ AXES = {
     "bandwidth": "bandwidth between hosts (B/s)",
     "ranks": "ranks",
 }
-
-MOST_LINES = len(COLORS)
 
 
 def plot_all(folder: Path, found: Mapping[int, Sequence[Entry]], name: str) -> list[Path]:

@@ -27,7 +27,8 @@ from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, part_shape
 from pydtnn.model.partition.rules import STRATEGIES, apply_strategy, follow, kind_of
 from pydtnn.perfmodel.compute import Label
-from pydtnn.perfmodel.dry_step import EVERYTHING, Position, inner_position
+from pydtnn.perfmodel.dry_mesh import Position
+from pydtnn.perfmodel.dry_step import EVERYTHING, inner_position
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Linear, Start
 from pydtnn.perfmodel.projection import Projector

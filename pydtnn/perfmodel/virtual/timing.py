@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,15 +37,15 @@ class Timing:
     workload : Workload
     steps : tuple of float
         Time of each step, from the end of the step before to the end on the last rank, in s.
-    alone : float
-        Time of a sample on one rank, in s.
+    alone : float or None
+        Time of a sample on one rank, in s; None if the network is cut.
     alike : bool
         Whether one rank was executed for all.
     """
 
     workload: Workload
     steps: tuple[float, ...]
-    alone: float
+    alone: float | None
     alike: bool
 
     @property
@@ -55,14 +55,16 @@ class Timing:
 
     @property
     def efficiency(self) -> float:
-        """Samples per second and rank, as a fraction of those of one rank with all the network."""
+        """Samples per second and rank, as a fraction of those of one rank; 0 if not known."""
+        if self.alone is None:
+            return 0.0
         return self.workload.batch * self.alone / (self.workload.ranks * self.seconds)
 
 
 def time_steps(
     workload: Workload,
     platform: Platform,
-    costs: ComputeCosts,
+    costs: ComputeCosts | Sequence[ComputeCosts],
     *,
     steps: int = 4,
     disturbances: Disturbances = NONE,
@@ -76,8 +78,8 @@ def time_steps(
     ----------
     workload : Workload
     platform : Platform
-    costs : ComputeCosts
-        Time of computation of every rank.
+    costs : ComputeCosts or sequence of ComputeCosts
+        Time of computation, of every rank or of each.
     steps : int
         Steps to execute, rounded up to a multiple of the period of the scheme.
     disturbances : Disturbances, optional
@@ -92,14 +94,16 @@ def time_steps(
     length = period(workload)
     program = _program(workload, length * -(-WARM_UP // length), length * -(-steps // length))
     processor, alike = Processor.of(platform), True
+    cut = [*workload.axes] not in ([], ["data"])
+    first = costs if isinstance(costs, ComputeCosts) else costs[0]
     uneven = workload.batch % workload.axes.get("data", 1)
     try:
-        if uneven or [*workload.axes] not in ([], ["data"]):
+        if uneven or cut:
             raise DifferentError("parts of the network or of the batch that differ between ranks")
         ends, _ = run_alike(
             program,
             network=network,
-            costs=costs,
+            costs=first,
             processor=processor,
             disturbances=disturbances,
         )
@@ -119,7 +123,8 @@ def time_steps(
             disturbances=disturbances,
         )
         slowest, alike = np.max(run.results, axis=0), False
-    return Timing(workload, tuple(np.diff(slowest).tolist()), _alone(workload, costs), alike)
+    alone = None if cut else _alone(workload, first)
+    return Timing(workload, tuple(np.diff(slowest).tolist()), alone, alike)
 
 
 def _program(workload: Workload, warm_up: int, steps: int) -> Callable[[Communicator], list[float]]:
@@ -144,7 +149,7 @@ def _alone(workload: Workload, costs: ComputeCosts) -> float:
     """Return the time of a sample on one rank, in s."""
     batch = max(1, workload.batch // workload.axes.get("data", 1))
     plain: dict[str, Any] = {"scheme": "allreduce", "scheme_options": {}, "compress": None}
-    one = replace(workload, axes={}, plan=None, batch=batch, **plain)
+    one = replace(workload, axes={}, batch=batch, **plain)
     network = Network.create([0], latency=0.0, bandwidth=1.0)
     ends, _ = run_alike(
         _program(one, WARM_UP, 1), network=network, costs=costs, processor=Processor()

@@ -9,6 +9,7 @@ import pytest
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import AnalyticCosts, Label
+from pydtnn.perfmodel.compute.algorithms import work_of
 from pydtnn.perfmodel.compute.classes import KernelClass, Rates, classify
 from pydtnn.perfmodel.platform import Compute, Platform
 
@@ -41,21 +42,48 @@ def seconds(costs: AnalyticCosts, model: Model, kind: str, name: str, index: int
     return costs.seconds(Label(kind, name, index), model.layers[name], 4)
 
 
-def test_with_peaks_only_a_pass_takes_its_operations_or_its_bytes(model: Model) -> None:
+def test_with_peaks_only_a_pass_takes_its_operations_and_its_bytes(model: Model) -> None:
     costs = AnalyticCosts(PLATFORM, peaks_only=True)
-    conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)
-    assert conv.flops_forward / 1e8 > conv.bytes_forward / 25e6
-    assert seconds(costs, model, "forward", "second") == 1 + conv.flops_forward / 1e8
-    assert seconds(costs, model, "backward", "second") == 1 + conv.flops_backward / 1e8
-    assert seconds(costs, model, "forward", "pool") == 1 + pool.bytes_forward / 25e6
+    fc, pool = model.layers["fc"].cost(4), model.layers["pool"].cost(4)
+    assert seconds(costs, model, "forward", "fc") == pytest.approx(
+        1 + fc.flops_forward / 1e8 + fc.bytes_forward / 25e6
+    )
+    assert seconds(costs, model, "backward", "fc") == pytest.approx(
+        1 + fc.flops_backward / 1e8 + fc.bytes_backward / 25e6
+    )
+    assert seconds(costs, model, "forward", "pool") == pytest.approx(
+        1 + pool.flops_forward / 1e8 + pool.bytes_forward / 25e6
+    )
+
+
+def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model: Model) -> None:
+    costs = AnalyticCosts(PLATFORM, peaks_only=True)
+    conv = model.layers["second"]  # 16 -> 16 channels, 8 x 8: 2 x 2 tiles of 4 x 4
+    tiles, weights = 4 * 2 * 2, 16 * 16
+    products = 2 * 36 * 16 * 16
+    transforms = 2 * (156 + 90) * 16
+    fast = tiles * (products + transforms) + 2 * 72 * weights
+    slow = conv.geometry.flops(4)
+    assert fast < slow
+    moved = conv.cost(4).bytes_forward + 2 * 36 * weights * 4
+    assert seconds(costs, model, "forward", "second") == pytest.approx(
+        1 + min(fast / 1e8 + moved / 25e6, slow / 1e8 + conv.cost(4).bytes_forward / 25e6)
+    )
+    flops = [n for n, _ in work_of(conv.geometry, 4, 4)]
+    assert flops[0] == slow
+    assert fast in flops
 
 
 def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None:
     costs = AnalyticCosts(PLATFORM)
     conv, pool = model.layers["second"].cost(4), model.layers["pool"].cost(4)
     assert seconds(costs, model, "forward", "second") == 1 + conv.flops_forward / 4e8
-    assert seconds(costs, model, "backward", "second") == 1 + conv.flops_backward / 1e8
-    assert seconds(costs, model, "forward", "pool") == 1 + pool.bytes_forward / 5e7
+    peaks = AnalyticCosts(PLATFORM, peaks_only=True)
+    backward = seconds(costs, model, "backward", "second")
+    assert backward == seconds(peaks, model, "backward", "second")
+    assert seconds(costs, model, "forward", "pool") == pytest.approx(
+        1 + pool.flops_forward / 1e8 + pool.bytes_forward / 5e7
+    )
 
 
 def test_another_dtype_has_the_same_share_of_its_peak(model: Model) -> None:

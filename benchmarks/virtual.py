@@ -1,0 +1,89 @@
+"""Accuracy against virtual time: ways to train ResNet-8 on CIFAR-10 on 64 virtual ranks.
+
+    python -m benchmarks.virtual --output virtual.png              # about 25 minutes on 2 cores
+    python -m benchmarks.virtual --epochs 1 --steps 3              # a minute, to try it
+
+Each way is a run of `python -m pydtnn.train --virtual-ranks`, whose history has the virtual time of
+every epoch. An epoch is a quarter of a pass over the samples, so that curves have more points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WAYS = {
+    "all-reduce": ["--lr=0.2"],
+    "top-k": ["--lr=0.2", "--compress=topk", '--compress-options={"share": 0.01}'],
+    "local SGD": ["--lr=0.1", "--scheme=local_sgd", '--scheme-options={"period": 8}'],
+    "gossip": ["--lr=0.1", "--scheme=gossip"],
+}
+"""Options of each way to train."""
+
+
+def train(name: str, folder: Path, given: argparse.Namespace) -> list[dict[str, float]]:
+    """Train in one way; return its history."""
+    command = [
+        *(sys.executable, "-m", "pydtnn.train", "--model=resnet8", f"--dataset={given.dataset}"),
+        *(f"--virtual-ranks={given.ranks}", f"--platform={given.platform}", "--quiet"),
+        *(f"--batch-size={given.batch}", f"--epochs={given.epochs}", "--augment=crop:4,flip"),
+        *(f"--steps-per-epoch={given.steps}", "--checkpoint-epochs=0", "--warmup-epochs=0.5"),
+        *WAYS[name],
+        f"--output-dir={folder}",
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return list(json.loads((folder / "history.json").read_text()))
+
+
+def draw(histories: dict[str, list[dict[str, float]]], title: str, path: str) -> None:
+    """Draw a curve for each way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, history in histories.items():
+        times = [epoch["virtual_seconds"] for epoch in history]
+        axes.plot(times, [epoch["val_accuracy"] for epoch in history], "o-", ms=3, label=name)
+    axes.set(xlabel="virtual time in s", ylabel="validation accuracy", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--platform", default="cpu-1gbit")
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--batch", type=int, default=8, help="samples per rank and step")
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24, help="per epoch")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--output", help="file of the picture")
+    given = parser.parse_args()
+    histories = {}
+    print(f"{'way':12} {'ms/step':>8} {'virtual s':>10} {'accuracy':>9} {'real s':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(given.ways):
+            begin = time.perf_counter()
+            history = histories[name] = train(name, Path(folder) / str(number), given)
+            real, last = time.perf_counter() - begin, history[-1]
+            step = (last["virtual_seconds"]) / (given.epochs * given.steps)
+            print(
+                f"{name:12} {1e3 * step:8.2f} {last['virtual_seconds']:10.3f} "
+                f"{last['val_accuracy']:9.4f} {real:7.1f}",
+                flush=True,
+            )
+    if given.output:
+        draw(histories, f"ResNet-8, {given.ranks} virtual ranks on {given.platform}", given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Operations and bytes of the algorithms of convolutions, which perform fewer than the nominal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from pydtnn.kernels import ConvGeometry
+from pydtnn.kernels.cpu.conv import candidates
+
+
+class Winograd(NamedTuple):
+    """Operations of Winograd's algorithm with 3 x 3 taps, by tile.
+
+    Attributes
+    ----------
+    tile : int
+        Rows and columns of the output of a tile.
+    products : int
+        Multiplications for each channel and filter.
+    data, filters, inverse : int
+        Additions of the transforms of a tile of a channel, of a filter, and of a result.
+    """
+
+    tile: int
+    products: int
+    data: int
+    filters: int
+    inverse: int
+
+
+WINOGRAD = {
+    "winograd2": Winograd(2, 16, 32, 28, 24),
+    "winograd4": Winograd(4, 36, 156, 72, 90),
+}
+"""Lavin and Gray, Fast algorithms for convolutional neural networks, 2016, sections 4.1 and 4.3."""
+
+
+def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Return the work of one pass (forward, dw or dx) by each algorithm of the CPU's kernels.
+
+    Parameters
+    ----------
+    geometry : ConvGeometry
+    batch : int
+    itemsize : int
+        Length of an element, in B.
+
+    Yields
+    ------
+    flops : int
+        Operations at the peak of multiply-adds; an addition of a transform counts twice, because it
+        takes as long as a multiply-add.
+    nbytes : int
+        Bytes of transformed filters, besides those of `Layer.cost`.
+    """
+    for name in candidates(geometry):
+        if name not in WINOGRAD:
+            yield geometry.flops(batch), 0
+            continue
+        own, channels, filters = WINOGRAD[name], geometry.channels, geometry.filters
+        tiles = batch * prod(-(-n // own.tile) for n in geometry.output)
+        products = 2 * own.products * channels * filters
+        transforms = 2 * (own.data * channels + own.inverse * filters)
+        weights = channels * filters
+        yield (
+            tiles * (products + transforms) + 2 * own.filters * weights,
+            2 * own.products * weights * itemsize,
+        )

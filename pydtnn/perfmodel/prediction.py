@@ -9,6 +9,7 @@ from typing import Any
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.perfmodel.breakdown import Breakdown, Times
@@ -17,6 +18,7 @@ from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
+from pydtnn.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
 from pydtnn.utils.text_table import align, quantity
@@ -279,6 +281,14 @@ def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times],
             for _ in range(length):
                 rank.step()
             found.append(breakdown.take((clock.now() - begin) / length, length))
-        return found, rank_memory(rank)
+        return found, rank_memory(rank, library=_buffers(comm))
 
     return run
+
+
+def _buffers(comm: Communicator) -> int:
+    """Return the most memory of the MPI library for the sums of a virtual rank, in B."""
+    while isinstance(comm, Wrapper):
+        comm = comm.inner
+    assert isinstance(comm, VirtualCommunicator)
+    return comm.buffers.most

@@ -161,3 +161,18 @@ def test_ranks_of_a_host_share_its_cores():
     work = small_work(axes={"data": 2})
     shared, own = (predict(work, one, Constant()).seconds for one in (few, many))
     assert shared == pytest.approx(2 * own, rel=0.05)
+
+
+def test_sums_that_are_pending_at_a_time_need_memory():
+    overlapped, after = (
+        predicted(
+            {"bandwidth": 2e5, "shared": 2e5},
+            axes={"data": 2},
+            allreduce="vendor",
+            scheme_options={"overlap": overlap},
+            options={"bucket_bytes": 512},
+        ).ranks[0]
+        for overlap in (True, False)
+    )
+    assert overlapped.memory.messages > after.memory.messages > 0
+    assert overlapped.memory.messages <= 1.1 * overlapped.memory.gradients

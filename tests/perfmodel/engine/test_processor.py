@@ -10,8 +10,9 @@ from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 
 def test_the_processor_of_a_platform_copies_at_its_rate():
-    platform = replace(found := Platform.load("laptop"), messages=replace(found.messages, copy=5e9))
-    assert Processor.of(platform) == Processor(platform.messages.call, 1 / 5e9, 0.0)
+    platform = Platform.load("laptop")
+    copying = replace(platform, messages=replace(platform.messages, copy=5e9))
+    assert Processor.of(copying) == Processor(platform.messages.call, 1 / 5e9, 0.0)
 
 
 def test_all_ranks_measure_the_same_processor():

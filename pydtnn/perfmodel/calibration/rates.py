@@ -127,9 +127,8 @@ def measure_rates(
                 flops[kind.entry(direction)].append(work / seconds)
             elif nbytes:
                 moved[kind.entry(direction)].append(nbytes / seconds)
-    found.bandwidths["update"] = update_bandwidth(backend.threads)
     found.rates = {name: statistics.median(own) for name, own in flops.items()}
-    found.bandwidths |= {name: statistics.median(own) for name, own in moved.items()}
+    found.bandwidths = {name: statistics.median(own) for name, own in moved.items()}
     return found
 
 

@@ -208,6 +208,12 @@ class Platform:
             raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
         return read(cls, content, who)
 
+    @staticmethod
+    def comment(name: str) -> str:
+        """Return the comment at the beginning of the file of a platform of the package."""
+        lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+        return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+
     def save(self, path: str | Path, comments: Sequence[str] = ()) -> None:
         """Write the platform as a file that `load` reads, with 4 significant digits.
 

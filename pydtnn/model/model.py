@@ -142,8 +142,9 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
         self.graph.finish(outputs, input_gradient=input_gradient or received)
         self.parameters: dict[str, Parameter] = {}
         self._place_parameters((bucket_bytes or DEFAULT_BUCKET_BYTES,))
-        for p in self.parameters.values():
-            p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
+        with self.backend.recycling():
+            for p in self.parameters.values():
+                p.master[...] = self.backend.asarray(p.initial_value(self.seed), p.buffer.dtype)
         self.refresh()
         self.backend.trim()  # temporary arrays of initial values
         statistics = dict.fromkeys(s for layer in self.layers for s in layer.statistics)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
 from pydtnn.models.cnn import cnn
+from pydtnn.models.inception import inception_v3
 from pydtnn.models.mlp import mlp
 from pydtnn.models.resnet import (
     cifar_resnet,
@@ -68,6 +69,7 @@ MODELS: dict[str, Callable[..., Block]] = {
     "resnet50": resnet50,
     "resnet101": resnet101,
     "resnet152": resnet152,
+    "inception_v3": inception_v3,
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
@@ -112,6 +114,7 @@ __all__ = [
     "cnn",
     "create_net",
     "imagenet_resnet",
+    "inception_v3",
     "mlp",
     "resnet101",
     "resnet110",

@@ -1,6 +1,7 @@
 """The fixture `comm`: one test, run by all ranks of a group of threads or of MPI processes.
 
     @pytest.mark.threads(2, 3)          # on 2 and on 3 threads
+    @pytest.mark.threads(2, run=virtual)   # on 2 ranks, by virtual(2, rank) instead of run_threads
     @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these
     @pytest.mark.mpi(through=staged)    # each rank calls staged(comm) and tests what it returns
     @pytest.mark.mpi(checked=False)     # calls are not compared over the ranks (`Checked`)
@@ -36,6 +37,7 @@ class Group:
     ranks: int
     through: Callable[[Communicator], Communicator] = field(default=lambda comm: comm)
     checked: bool = True
+    run: Callable[[int, Callable[[Communicator], None]], object] = run_threads
 
     def __str__(self) -> str:
         return f"{self.kind}{self.ranks}"
@@ -87,7 +89,7 @@ class Groups:
         def rank(comm: Communicator) -> None:
             pyfuncitem.obj(comm=group.through(comm), **fixtures)
 
-        run_threads(group.ranks, rank)
+        group.run(group.ranks, rank)
         return True
 
     @pytest.fixture

@@ -57,6 +57,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("resnet50", CIFAR, 10): 23_520_842,
     ("resnet101", CIFAR, 10): 42_512_970,
     ("resnet152", CIFAR, 10): 58_156_618,
+    ("inception_v3", (299, 299, 3), 1000): 23_834_568,
 }
 # 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
 OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
@@ -128,6 +129,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
         ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
+        ("inception_v3", (75, 76, 3), {}),
     ],
 )
 def test_small_inputs_go_forward_and_backward(

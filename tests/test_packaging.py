@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pydtnn.perfmodel.platform import FOLDER
+
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
     ".*",
@@ -109,6 +111,9 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
     assert "pydtnn/models/__init__.py" in names
     templates = (ROOT / "pydtnn" / "reports" / "templates").iterdir()
     assert {str(path.relative_to(ROOT)) for path in templates} <= {*names}
+    platforms = [path.relative_to(ROOT) for path in FOLDER.glob("*.yaml")]
+    assert platforms
+    assert {str(path) for path in platforms} <= {*names}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.startswith("pydtnn/kernels/cpu/_") and name.endswith(".so") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}

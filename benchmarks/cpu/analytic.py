@@ -16,6 +16,7 @@ import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks.common.report import Report
 from pydtnn.comm import Serial
@@ -78,7 +79,7 @@ def measure(workload: Workload, steps: int) -> tuple[float, dict[tuple[str, str]
     return statistics.median(sorted(whole[WARM_UP:])[: max(steps // 2, 1)]), layers, rank
 
 
-def predict(costs: AnalyticCosts, rank: Rank, platform: Platform, batch: int) -> dict[Label, float]:
+def predict(costs: AnalyticCosts, rank: Rank, bandwidth: float, batch: int) -> dict[Label, float]:
     """Return the times of the passes of all layers, of the update, and of Python."""
     graph = rank.trainer.model.graph
     found = {}
@@ -90,7 +91,7 @@ def predict(costs: AnalyticCosts, rank: Rank, platform: Platform, batch: int) ->
     step = Label("phase", "step")
     numbers = sum(p.size for p in rank.trainer.model.parameters.values())
     found[step] = costs.seconds(step, None, batch)
-    found[Label("phase", "update")] = 4 * ACCESSES * numbers / platform.rank_bandwidth
+    found[Label("phase", "update")] = 4 * ACCESSES * numbers / bandwidth
     return found
 
 
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--classes", action="store_true", help="one line per class of layers, too")
-    parser.add_argument("--output", help="file for the table")
+    parser.add_argument("--output", type=Path, help="file for the table")
     args = parser.parse_args()
     platform = Platform.load(args.platform)
     report = Report(args.output)
@@ -108,6 +109,7 @@ def main() -> None:
         "peaks": AnalyticCosts(platform, peaks_only=True),
         "rates": AnalyticCosts(platform),
     }
+    update = {"peaks": platform.rank_bandwidth, "rates": platform.update_bandwidth}
     accuracies: dict[str, list[float]] = defaultdict(list)
     report.line(
         f"{'network':12}{'batch':>6}{'measured ms':>13}{'peaks ms':>10}{'rates ms':>10}"
@@ -120,7 +122,9 @@ def main() -> None:
                 net, shape, classes=classes, batch=batch, threads=platform.compute.threads
             )
             seconds, layers, rank = measure(workload, args.steps)
-            found = {kind: predict(costs, rank, platform, batch) for kind, costs in kinds.items()}
+            found = {
+                kind: predict(costs, rank, update[kind], batch) for kind, costs in kinds.items()
+            }
             line = f"{name:12}{batch:6}{1e3 * seconds:13.2f}"
             for own in found.values():
                 line += f"{1e3 * sum(own.values()):10.2f}"

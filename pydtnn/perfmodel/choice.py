@@ -16,7 +16,8 @@ COLUMNS = ("strategy", "ms/step", "compute", "update", "messages", "idle", "load
 
 def ranked(found: Found, most: int = FEW) -> list[str]:
     """Return a table of the fastest strategies, with times of a step in ms."""
-    shown, seen = [], set()
+    shown: list[list[str]] = []
+    seen: set[str] = set()
     for one in found.tried:
         name = label(one)
         if name not in seen and len(shown) < most:

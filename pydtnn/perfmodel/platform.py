@@ -56,7 +56,7 @@ class Compute:
     rates : mapping of str to float
         Achieved rates by class of kernels, in flop/s; without them, peaks are used.
     bandwidths : mapping of str to float
-        Achieved bandwidths by class of kernels, in B/s.
+        Achieved bandwidths by class of kernels, and of the "update" by an optimizer, in B/s.
     """
 
     threads: int = count()
@@ -208,6 +208,12 @@ class Platform:
             raise ValueError(f"{path}: expected a YAML file: {error}; correct it") from error
         return read(cls, content, who)
 
+    @staticmethod
+    def comment(name: str) -> str:
+        """Return the comment at the beginning of the file of a platform of the package."""
+        lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+        return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+
     def save(self, path: str | Path, comments: Sequence[str] = ()) -> None:
         """Write the platform as a file that `load` reads, with 4 significant digits.
 
@@ -234,6 +240,11 @@ class Platform:
         """Memory bandwidth of a rank while all others of its host compute, too, in B/s."""
         own, whole = self.compute.memory_bandwidth, self.compute.host_bandwidth
         return own if whole is None else min(own, whole / self.cluster.ranks_per_host)
+
+    @property
+    def update_bandwidth(self) -> float:
+        """Memory bandwidth of an optimizer's update, in B/s: the achieved one if it is known."""
+        return self.compute.bandwidths.get("update", self.rank_bandwidth)
 
     def between(self, ranks: int) -> Link:
         """Return the link between hosts for a group of ranks."""

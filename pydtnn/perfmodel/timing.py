@@ -192,7 +192,7 @@ class _Clock:
 def update_seconds(outline: Outline, platform: Platform, slots: int, shards: int = 1) -> float:
     """Return the time of the optimizer's update of this rank's parameters, in s."""
     moved = ACCESSES.get(slots, 3 + 2 * slots) * outline.memory.trained / shards
-    return moved / platform.rank_bandwidth
+    return moved / platform.update_bandwidth
 
 
 def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: int = 1) -> StepTime:

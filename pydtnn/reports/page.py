@@ -13,6 +13,7 @@ from pydtnn.reports.memory import memory
 from pydtnn.reports.messages import messages
 from pydtnn.reports.overview import configuration, environment, overview
 from pydtnn.reports.phases import phases
+from pydtnn.reports.predicted import predicted
 from pydtnn.reports.runs import Run
 from pydtnn.reports.scaling import scaling
 from pydtnn.reports.section import Section
@@ -27,7 +28,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 def sections_of(runs: Sequence[Run], shown: Sequence[Step] = ()) -> list[Section]:
     """Return the sections of runs, in the order of the page; the timeline has the steps `shown`."""
     return [
-        *(build(runs) for build in (overview, scaling, training, throughput, phases, steps)),
+        *(build(runs) for build in (overview, scaling, training, throughput, predicted)),
+        *(build(runs) for build in (phases, steps)),
         timeline(runs, shown),
         *(build(runs) for build in (layers, messages, memory, configuration, environment)),
     ]

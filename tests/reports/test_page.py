@@ -56,7 +56,8 @@ def test_a_run_of_the_command_line_with_a_trace_has_all_sections_but_those_of_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert train([*TINY, "--quiet", "--output-dir=run", "--trace=steps", "--trace-steps=2:6"]) == 0
+    options = ["--progress=none", "--output-dir=run", "--trace=steps", "--trace-steps=2:6"]
+    assert train([*TINY, *options]) == 0
     [run] = read_runs(["run"])
     assert run.traced
     assert len(run.traced.steps) == 4

@@ -11,6 +11,7 @@ import pytest
 from pydtnn.reports.curves import throughput, training
 from pydtnn.reports.overview import configuration, environment, overview
 from pydtnn.reports.phases import SHOWN, chosen, phases
+from pydtnn.reports.predicted import predicted
 from pydtnn.reports.runs import Run, read_runs
 from pydtnn.reports.scaling import scaling
 from pydtnn.reports.section import Figure, Section
@@ -138,6 +139,41 @@ def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
     assert cells["images/s"] == ["640", "1,280"]
     assert cells["time in epochs"] == ["4.5 s", "4.5 s"]
     assert len(overview(runs(tmp_path / "many", 1, 2, 3, 4, 5)).tables[0].rows) == 5
+
+
+PREDICTED = {
+    **{"platform": "this job", "seconds": 0.05, "compute": 0.03, "update": 0.005},
+    **{"communication": 0.01, "data": 0.005, "memory": 1e8, "reason": ""},
+}
+
+
+def test_predicted_parts_of_a_step_are_beside_the_measured_ones(tmp_path: Path) -> None:
+    """20 steps of 0.9 / 20 s, of which 0.2 / 20 s are communication, and 0.1 / 20 s of data."""
+    section = predicted(read_runs([write_run(tmp_path / "run", predicted=PREDICTED)]))
+    [table] = section.tables
+    assert table.rows == [
+        ["time per step", "50 ms", "50 ms"],
+        ["compute and update", "35 ms", "35 ms"],
+        ["communication that is not hidden", "10 ms", "10 ms"],
+        ["waiting for data", "5 ms", "5 ms"],
+        ["accuracy", "", "100 %"],
+        ["memory of a rank, without data", "", "100 MB"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (None, "no run has a prediction in run.json"),
+        ({"reason": "no formula for --exact"}, "no formula for --exact"),
+        (PREDICTED | {"seconds": "fast"}, "no run has a prediction in run.json"),
+        (PREDICTED | {"seconds": 0}, "no run has a prediction in run.json"),
+    ],
+)
+def test_a_run_without_a_prediction_says_why(tmp_path: Path, entry: Any, reason: str) -> None:
+    section = predicted(read_runs([write_run(tmp_path / "run", predicted=entry)]))
+    assert section.empty
+    assert section.absent == reason
 
 
 def test_a_run_without_measurements_says_how_to_get_them(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pydtnn.comm import Communicator, agree
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.kernels.limits import COPIED, SIDE
 from pydtnn.perfmodel.calibration import machine
-from pydtnn.perfmodel.calibration.messages import measure_messages
-from pydtnn.perfmodel.calibration.rates import measure_rates
+from pydtnn.perfmodel.calibration.messages import exchange_sample, measure_messages
+from pydtnn.perfmodel.calibration.rates import measure_rates, update_bandwidth
 from pydtnn.perfmodel.calibration.sample import Sample, noisy
 from pydtnn.perfmodel.platform import Cluster, Compute, Platform, Storage
 from pydtnn.utils.machine import cpu_name
@@ -100,13 +100,15 @@ def calibrate(
     assert backend is not None
     samples: list[Sample] = []
     compute = _compute(comm, backend, samples, rates=rates)
+    if comm.size > 1:
+        samples.append(exchange_sample(comm))
     messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
     hosts = [*comm.hosts]
     per_host = max(hosts.count(host) for host in hosts)
     cluster = Cluster(len(set(hosts)), per_host, _cores(), machine.memory() / per_host)
     platform = Platform(name, cluster, compute, messages, _storage(comm, folder))
-    spreads = sorted({own for all_ in comm.gather_object(noisy(samples)) for own in all_})
-    return Calibration(platform, backend.isa, cpu_name(), tuple(spreads), tuple(assumed))
+    everywhere = [one for own in comm.gather_object(samples) for one in own]
+    return Calibration(platform, backend.isa, cpu_name(), tuple(noisy(everywhere)), tuple(assumed))
 
 
 def _compute(
@@ -143,6 +145,7 @@ def _compute(
     samples.append(
         Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))
     )
+    found.bandwidths["update"] = update_bandwidth(backend.threads)
     everywhere = comm.gather_object((found.rates, found.bandwidths))
     all_rates, all_bandwidths = (
         {name: statistics.median(one[i][name] for one in everywhere) for name in everywhere[0][i]}

@@ -11,6 +11,7 @@ from typing import NoReturn
 from pydtnn.comm import Communicator, agree, create_communicator
 from pydtnn.comm.rank0 import on_rank_0
 from pydtnn.perfmodel.calibration.calibrate import calibrate, describe
+from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import EXPLAINED, AgreedError, requested_traceback
 from pydtnn.utils.errors import describe as describe_error
 from pydtnn.utils.output import printing
@@ -54,13 +55,18 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
     try:
         with printing():
             options = _parser(comm.rank == 0).parse_args(arguments)
-        if options.output.suffix not in (".yaml", ".yml"):
+        if not options.list and options.output.suffix not in (".yaml", ".yml"):
             raise ValueError(
                 f"{WHO}: --output must be a file named *.yaml, got {options.output}; rename it"
             )
     except ValueError as problem:
         error = problem
     agree(comm, error)
+    if options.list:
+        if comm.rank == 0:
+            with printing():
+                print(listing())
+        return 0
     folder = options.output.absolute().parent
     name = options.name or options.output.stem
     found = calibrate(comm, name=name, threads=options.threads, isa=options.isa, folder=folder)
@@ -84,6 +90,13 @@ def _run(comm: Communicator, arguments: Sequence[str] | None) -> int:
     return 0
 
 
+def listing() -> str:
+    """Return a line for each platform of the package: its name and the comment of its file."""
+    names = platform_names()
+    width = max(map(len, names))
+    return "\n".join(f"{name:{width}}  {Platform.comment(name)}" for name in names)
+
+
 class _Parser(argparse.ArgumentParser):
     """Parser that raises its errors as exceptions with a one-sentence message."""
 
@@ -105,9 +118,9 @@ def _parser(prints: bool) -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="FILE.yaml", help="platform file to write"
-    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--output", type=Path, metavar="FILE.yaml", help="platform file to write")
+    what.add_argument("--list", action="store_true", help="print the platforms of the package")
     parser.add_argument("--name", help="name of the platform (default: that of the file)")
     parser.add_argument("--threads", type=int, help="threads of a rank (default: as in training)")
     parser.add_argument("--isa", help="instruction set of the kernels: avx512, avx2 or generic")

@@ -66,7 +66,7 @@ def python(threads: int) -> tuple[Sample, ...]:
         rank = Rank(Workload(partial(_tiny, depth), (2, 2, 4), batch=1, threads=threads), Serial())
         step = partial(rank.trainer.train_step, rank.batch)
         found.append(
-            sample(f"steps of {depth} blocks", step, repeats=40, clock=processor_clock(threads))
+            sample(f"Python in {depth} blocks", step, 40, clock=processor_clock(threads), limit=0.5)
         )
     return tuple(found)
 

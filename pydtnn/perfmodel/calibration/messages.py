@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network, Route
+from pydtnn.perfmodel.calibration.sample import Sample, sample
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.platform import Link, Messages
 
@@ -63,3 +66,14 @@ def _link(network: Network, routes: Sequence[Route], shared: str, default: Link)
         statistics.median(route.bandwidth for route in routes),
         statistics.median(capacities) if capacities else None,
     )
+
+
+def exchange_sample(comm: Communicator) -> Sample:
+    """Time messages of a few bytes between neighbours, to find disturbances. Collective."""
+    outgoing, incoming = np.zeros(8), np.zeros(8)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+    def exchange() -> None:
+        comm.exchange([(outgoing, after)], [(incoming, before)]).wait()
+
+    return sample("messages", exchange, 40, together=comm.barrier, limit=1.0)

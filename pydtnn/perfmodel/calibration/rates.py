@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pydtnn.comm import Serial
 from pydtnn.kernels import Backend
 from pydtnn.layers import (
     AvgPool2d,
@@ -29,6 +30,7 @@ from pydtnn.layers.base import Layer
 from pydtnn.model.model import Model
 from pydtnn.perfmodel.calibration.sample import excess, processor_clock
 from pydtnn.perfmodel.compute.classes import classify
+from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.utils.observer import Kind, Observer
 
 REPEATS = 7
@@ -39,6 +41,9 @@ TINY = (4,)
 
 MAPS = {16: 32, 32: 16, 64: 28, 128: 14, 256: 14, 512: 7}
 """Height of maps by channels, as in common networks."""
+
+WIDTH = 4096
+"""Rows and columns of the matrix whose update is measured: 64 MiB, more than caches hold."""
 
 ELEMENTS = 1 << 19
 """Elements of a map of all samples: 2 MiB of float32."""
@@ -125,6 +130,27 @@ def measure_rates(
     found.rates = {name: statistics.median(own) for name, own in flops.items()}
     found.bandwidths = {name: statistics.median(own) for name, own in moved.items()}
     return found
+
+
+def update_bandwidth(threads: int) -> float:
+    """Return the bandwidth of updates by SGD with momentum, in B/s: five accesses a parameter."""
+    clock = _Clock(processor_clock(threads))
+    rank = Rank(
+        Workload(_matrix, (WIDTH,), classes=WIDTH, batch=1, threads=threads),
+        Serial(),
+        observers=[clock],
+    )
+    seconds = []
+    for _ in range(2 + REPEATS):
+        clock.times.clear()
+        rank.trainer.train_step(rank.batch)
+        seconds.append(sum(clock.times["update", "phase"]))
+    numbers = sum(p.size for p in rank.trainer.model.parameters.values())
+    return 5 * 4 * numbers / min(seconds[2:])
+
+
+def _matrix(classes: int, shape: tuple[int, ...]) -> Linear:
+    return Linear(classes)
 
 
 def _networks() -> Iterator[Network]:

@@ -23,11 +23,14 @@ class Sample:
         In s.
     elapsed : tuple of float
         Wall times, in s, if `times` are those of the processor.
+    limit : float
+        Spread above which other work disturbed it.
     """
 
     name: str
     times: tuple[float, ...]
     elapsed: tuple[float, ...] = ()
+    limit: float = NOISY
 
     @property
     def shortest(self) -> float:
@@ -63,6 +66,7 @@ def sample(
     repeats: int = 15,
     together: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    limit: float = NOISY,
 ) -> Sample:
     """Time work several times, after one call that is not counted.
 
@@ -75,6 +79,8 @@ def sample(
         Called before each repetition, such as a barrier.
     clock : callable
         Current time, in s; the spread is that of wall times.
+    limit : float
+        See `Sample`.
     """
     work()
     times, elapsed = [], []
@@ -84,14 +90,20 @@ def sample(
         work()
         times.append(clock() - start)
         elapsed.append(time.perf_counter() - begun)
-    return Sample(name, tuple(times), tuple(elapsed))
+    return Sample(name, tuple(times), tuple(elapsed), limit)
 
 
-def noisy(samples: Sequence[Sample], limit: float = NOISY) -> list[str]:
-    """Return a phrase for each quantity with a spread above the limit, the largest first.
+def noisy(samples: Sequence[Sample]) -> list[str]:
+    """Return a phrase for each quantity with a spread above its limit, the largest first.
+
+    Of several samples of a quantity, as of several ranks, the one with the largest spread counts.
 
     >>> noisy([Sample("copy", (1.0, 2.0, 2.0)), Sample("product", (1.0, 1.0))])
     ['copy by 100 %']
     """
-    over = sorted((s for s in samples if s.spread > limit), key=lambda s: -s.spread)
-    return [f"{s.name} by {s.spread:.0%}".replace("%", " %") for s in over]
+    largest: dict[str, float] = {}
+    for one in samples:
+        if one.spread > max(one.limit, largest.get(one.name, 0.0)):
+            largest[one.name] = one.spread
+    ordered = sorted(largest.items(), key=lambda item: -item[1])
+    return [f"{name} by {100 * spread:.0f} %" for name, spread in ordered]

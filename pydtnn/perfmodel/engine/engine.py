@@ -31,6 +31,12 @@ INTERNAL = -1
 SHORT = 2e-6
 """Time in s below which ranks do not share cores: a segment without kernels."""
 
+FREE_TESTS = 64
+"""Tests at the same time of a rank after which they are taken to be a loop that waits."""
+
+POLL = 5e-6
+"""Time of a test in such a loop, in s."""
+
 MOST_LATER = 64
 """Completions that are noted before those of the past are forgotten."""
 
@@ -75,8 +81,16 @@ class _Rank:
         self.blocked = False
         self.pausing = False
         self.doing: Callable[[], str] = str
+        self.polls, self.polled_at = 0, -1.0
         self.fresh = False  # whether an operation has been completed since the last pause
         self.later: list[float] = []  # completions that may be after the clock
+
+    def poll(self) -> None:
+        """Count a test without success; advance the clock in a loop of tests."""
+        self.polls = self.polls + 1 if self.clock == self.polled_at else 1
+        if self.polls > FREE_TESTS:
+            self.clock += POLL
+        self.polled_at = self.clock
 
     def note(self, at: float) -> None:
         """Note the completion of an operation."""
@@ -165,10 +179,14 @@ class Engine:
         self._sleep(one)
 
     def test(self, rank: int, what: Completion) -> bool:
-        """Return whether something is complete at the present time of a rank."""
+        """Return whether something is complete at the present time of a rank.
+
+        Tests take no time, except in a loop that does nothing else, which would never end.
+        """
         one = self._ranks[rank]
         if what.at <= one.clock:
             return True
+        one.poll()
         with self._lock:
             self._check()
             if what.at < inf:

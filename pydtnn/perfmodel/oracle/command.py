@@ -80,9 +80,7 @@ def _run(options: argparse.Namespace) -> None:
 
         def found_for(number: int) -> list[Strategy]:
             found = [*strategies(number, kinds, plain)]
-            if options.sweep == "ranks":
-                return [s for s in found if len(s.cut) + (s.data > 1) < 2 or s.ranks == 1]
-            return _different(oracle, found)
+            return found if options.sweep == "ranks" else _different(oracle, found)
 
         _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
         return
@@ -167,7 +165,9 @@ def _different(oracle: Oracle, found: Sequence[Strategy]) -> list[Strategy]:
 
 
 def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
-    rows = [[f"time of an epoch by {found.axis}", *(point.text for point in found.points)]]
+    rows: list[list[str]] = [
+        [f"time of an epoch by {found.axis}", *(point.text for point in found.points)]
+    ]
     for name, entries in found.entries.items():
         times = [
             "-" if entry.projection is None else duration(entry.projection.epoch)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from pydtnn.models import create_net
-from pydtnn.optimizers import get_optimizer
+from pydtnn.optimizers import OPTIMIZER
+from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.projection import Workload
@@ -134,9 +135,20 @@ def workload_of(options: argparse.Namespace) -> Workload:
         name=str(options.model),
         global_batch=batch,
         samples=options.samples,
-        slots=len(get_optimizer(options.optimizer).slots),
+        slots=slots_of(options.optimizer),
         dtype=options.dtype,
     )
+
+
+def slots_of(name: str) -> int:
+    """Return the slots of an optimizer, with momentum if it has this option, as in training.
+
+    >>> slots_of("sgd"), slots_of("adam")
+    (1, 2)
+    """
+    found = OPTIMIZER.find(name)
+    options = {"momentum": 0.9} if "momentum" in found.takes else {}
+    return len(found.make(options).slots)
 
 
 def shape_of(text: str) -> tuple[int, ...]:
@@ -156,7 +168,15 @@ def names_of(text: str) -> list[str]:
 
 
 def variants_of(options: argparse.Namespace) -> Variants:
-    """Return what is tried besides the axes."""
+    """Return what is tried besides the axes.
+
+    Raises
+    ------
+    ValueError
+        If a compressor is unknown.
+    """
+    for name in names_of(options.compress):
+        COMPRESSOR.find(name)
     return Variants(
         recompute=not options.no_recompute,
         sharded=not options.no_sharded,

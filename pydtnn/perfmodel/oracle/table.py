@@ -15,6 +15,9 @@ HEADER = (
     *("memory", "efficiency", "node h", "bottleneck"),
 )
 
+OMITTED = ("loader", "update", "epoch", "node h", "compute")
+"""Columns that narrow terminals do not show, in this order."""
+
 
 def duration(seconds: float) -> str:
     """Format a time with three digits.
@@ -77,10 +80,15 @@ def cells(entry: Entry) -> list[str]:
 
 
 def ranking(entries: Iterable[Entry], width: int) -> list[str]:
-    """Return a table of entries with a projection, one line each, cut to a width."""
+    """Return a table of entries with a projection, one line each, at most as wide as `width`."""
     rows = [list(HEADER)] + [cells(entry) for entry in entries if entry.projection is not None]
-    order = [1, 0, *range(2, len(HEADER) - 1), len(HEADER) - 1]
+    order = [1, 0, *range(2, len(HEADER))]
     lines = align([[row[i] for i in order] for row in rows], 1)
+    for name in OMITTED:
+        if max(map(len, lines)) <= width:
+            break
+        order.remove(HEADER.index(name))
+        lines = align([[row[i] for i in order] for row in rows], 1)
     return [line[:width] for line in lines]
 
 

@@ -88,13 +88,7 @@ def sweep(
     if axis not in SWEEPS:
         raise ValueError(f"--sweep: {unknown('axis', axis, SWEEPS)}")
     if axis == "ranks":
-        oracle = Oracle(projector)
-        found: dict[str, list[Entry]] = {}
-        for number in ranks:
-            for strategy in strategies(number):
-                found.setdefault(strategy.kind, []).append(oracle.entry(strategy))
-        whole = {name: tuple(own) for name, own in found.items() if len(own) == len(ranks)}
-        return Sweep(axis, tuple(Point(n, str(n)) for n in ranks), whole)
+        return _over_ranks(projector, strategies, ranks)
     chosen = strategies(max(ranks))
     points, columns = [], []
     for factor in FACTORS:
@@ -104,6 +98,37 @@ def sweep(
         columns.append([oracle.entry(strategy) for strategy in chosen])
     rows = zip(chosen, zip(*columns, strict=True), strict=True)
     return Sweep(axis, tuple(points), {strategy.name: entries for strategy, entries in rows})
+
+
+def _over_ranks(
+    projector: Projector, strategies: Callable[[int], Sequence[Strategy]], ranks: Sequence[int]
+) -> Sweep:
+    """Return the fastest entry of each kind for each number of ranks."""
+    oracle = Oracle(projector)
+    columns: list[dict[str, Entry]] = []
+    for number in ranks:
+        column: dict[str, Entry] = {}
+        for entry in oracle.rank(strategies(number)):
+            column.setdefault(entry.strategy.kind, entry)
+        columns.append(column)
+    kinds = dict.fromkeys(kind for column in columns for kind in column if kind != "serial")
+    points = tuple(Point(number, str(number)) for number in ranks)
+
+    def entry_of(kind: str, number: int, column: Mapping[str, Entry]) -> Entry:
+        missing = Entry(Strategy({"data": number}), number, None, f"{kind} is not possible")
+        return column.get(kind, column.get("serial", missing))
+
+    return Sweep(
+        "ranks",
+        points,
+        {
+            kind: tuple(
+                entry_of(kind, number, column)
+                for number, column in zip(ranks, columns, strict=True)
+            )
+            for kind in kinds or ["serial"]
+        },
+    )
 
 
 def _changed(

@@ -13,7 +13,7 @@ import pytest
 from pydtnn.comm import run_threads
 from pydtnn.perfmodel.calibration import command
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
-from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import AgreedError
 
 QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
@@ -91,7 +91,7 @@ def test_under_load_nothing_is_written_unless_it_is_allowed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "calibrate: the following arguments are required: --output"),
+        ([], "calibrate: one of the arguments --output --list is required"),
         (["--output", "x.txt"], "calibrate: --output must be a file named *.yaml, got x.txt"),
         (["--output", "x.yaml", "--threads", "0"], "threads must be at least 1, got 0"),
         (["--output", "x.yaml", "--quick"], "calibrate: unrecognized arguments: --quick"),
@@ -102,6 +102,13 @@ def test_wrong_options_are_one_sentence(arguments: list[str], message: str, caps
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_platforms_of_the_package_are_listed(capsys: Any) -> None:
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == platform_names()
+    assert all(len(line.split()) > 3 for line in lines)
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pydtnn.perfmodel.calibration.sample import Sample, noisy, sample
@@ -27,4 +29,9 @@ def test_the_spread_is_that_of_wall_times() -> None:
     assert found.shortest == 1.0
     assert found.spread == pytest.approx(1.0)
     assert noisy([found, Sample("quiet", (1.0, 1.05))]) == ["product by 100 %"]
-    assert noisy([found], limit=2.0) == []
+    assert noisy([replace(found, limit=2.0)]) == []
+
+
+def test_the_rank_with_the_largest_spread_counts() -> None:
+    ranks = [Sample("copy", (1.0, 1.5, 1.5)), Sample("copy", (1.0, 3.0, 3.0))]
+    assert noisy(ranks) == ["copy by 200 %"]

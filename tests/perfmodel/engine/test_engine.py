@@ -126,3 +126,13 @@ def test_an_error_of_an_action_ends_the_run():
 
     with pytest.raises(MemoryError, match="no memory"):
         run(2, program)
+
+
+def test_a_loop_of_tests_ends_shortly_after_the_completion():
+    def program(engine: Engine, rank: int) -> None:
+        done = complete_at(engine, rank, 1e-3)
+        while not engine.test(rank, done):
+            pass
+        assert 1e-3 <= engine.clock(rank) <= 1.01e-3
+
+    run(1, program)

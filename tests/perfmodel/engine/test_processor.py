@@ -11,8 +11,8 @@ from tests.perfmodel.virtual.costs import UniformCosts, cluster
 
 def test_the_processor_of_a_platform_copies_at_its_rate():
     platform = Platform.load("laptop")
-    copying = replace(platform, messages=replace(platform.messages, copy=5e9))
-    assert Processor.of(copying) == Processor(platform.messages.call, 1 / 5e9, 0.0)
+    messages = replace(platform.messages, call=2e-6, copy=1e9, allreduce=None)
+    assert Processor.of(replace(platform, messages=messages)) == Processor(2e-6, 1e-9, 0.0)
 
 
 def test_all_ranks_measure_the_same_processor():

@@ -1,0 +1,155 @@
+"""Inception v3."""
+
+from __future__ import annotations
+
+from pydtnn.layers import (
+    AvgPool2d,
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2d,
+    Linear,
+    MaxPool2d,
+    Net,
+    ReLU,
+    Sequential,
+)
+from pydtnn.models.images import image_size
+
+Pair = int | tuple[int, int]
+
+
+def inception_v3(classes: int, input_shape: tuple[int, ...], *, dropout: float = 0.5) -> Sequential:
+    """Blocks of parallel convolutions, some of them 1 x n and n x 1; without the auxiliary output.
+
+    Parameters
+    ----------
+    classes : int
+    input_shape : tuple of int
+        Images ``(H, W, C)`` of at least 75 x 75; 299 x 299 in the paper.
+    dropout : float
+        Rate before the output.
+
+    Returns
+    -------
+    Sequential
+        Gives logits ``(N, classes)``.
+
+    References
+    ----------
+    Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, Rethinking the Inception architecture for computer
+    vision, 2016, table 1 and figures 5 to 7; the widths are those of the authors' implementation.
+    """
+    image_size("inception_v3", input_shape, at_least=75)
+    stem = Sequential(
+        _conv(32, 3, stride=2, name="conv1"),
+        _conv(32, 3, name="conv2"),
+        _conv(64, 3, padding=1, name="conv3"),
+        MaxPool2d(3, stride=2, name="pool1"),
+        _conv(80, 1, name="conv4"),
+        _conv(192, 3, name="conv5"),
+        MaxPool2d(3, stride=2, name="pool2"),
+        name="stem",
+    )
+    return Sequential(
+        stem,
+        *(_square(width, f"square{i}") for i, width in enumerate((32, 64, 64))),
+        _reduce_square("reduce0"),
+        *(_row_column(width, f"row{i}") for i, width in enumerate((128, 160, 160, 192))),
+        _reduce_row("reduce1"),
+        *(_wide(f"wide{i}") for i in range(2)),
+        GlobalAvgPool2d(name="pool"),
+        Flatten(name="flatten"),
+        Dropout(dropout, name="dropout"),
+        Linear(classes, name="fc"),
+    )
+
+
+def _conv(
+    filters: int,
+    kernel: Pair,
+    *,
+    stride: int = 1,
+    padding: Pair = 0,
+    name: str | None = None,
+) -> Sequential:
+    return Sequential(
+        Conv2d(filters, kernel, stride=stride, padding=padding, bias=False, name="conv"),
+        BatchNorm(epsilon=1e-3, name="bn"),
+        ReLU(name="relu"),
+        name=name,
+    )
+
+
+def _pooled(filters: int) -> Sequential:
+    return Sequential(AvgPool2d(3, stride=1, padding=1), _conv(filters, 1))
+
+
+def _together(*parts: Net, name: str | None = None) -> Branches:
+    return Branches(*parts, merge=Concat(), name=name)
+
+
+def _square(width: int, name: str) -> Branches:
+    """Figure 5."""
+    return _together(
+        _conv(64, 1),
+        Sequential(_conv(48, 1), _conv(64, 5, padding=2)),
+        Sequential(_conv(64, 1), _conv(96, 3, padding=1), _conv(96, 3, padding=1)),
+        _pooled(width),
+        name=name,
+    )
+
+
+def _reduce_square(name: str) -> Branches:
+    return _together(
+        _conv(384, 3, stride=2),
+        Sequential(_conv(64, 1), _conv(96, 3, padding=1), _conv(96, 3, stride=2)),
+        MaxPool2d(3, stride=2),
+        name=name,
+    )
+
+
+def _row(filters: int) -> Sequential:
+    return _conv(filters, (1, 7), padding=(0, 3))
+
+
+def _column(filters: int) -> Sequential:
+    return _conv(filters, (7, 1), padding=(3, 0))
+
+
+def _row_column(width: int, name: str) -> Branches:
+    """Figure 6 with n = 7."""
+    return _together(
+        _conv(192, 1),
+        Sequential(_conv(width, 1), _row(width), _column(192)),
+        Sequential(_conv(width, 1), _column(width), _row(width), _column(width), _row(192)),
+        _pooled(192),
+        name=name,
+    )
+
+
+def _reduce_row(name: str) -> Branches:
+    return _together(
+        Sequential(_conv(192, 1), _conv(320, 3, stride=2)),
+        Sequential(_conv(192, 1), _row(192), _column(192), _conv(192, 3, stride=2)),
+        MaxPool2d(3, stride=2),
+        name=name,
+    )
+
+
+def _wide(name: str) -> Branches:
+    """Figure 7."""
+
+    def both() -> Branches:
+        return _together(_conv(384, (1, 3), padding=(0, 1)), _conv(384, (3, 1), padding=(1, 0)))
+
+    return _together(
+        _conv(320, 1),
+        Sequential(_conv(384, 1), both()),
+        Sequential(_conv(448, 1), _conv(384, 3, padding=1), both()),
+        _pooled(192),
+        name=name,
+    )

@@ -1,0 +1,114 @@
+import csv
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydtnn.perfmodel.oracle.command import main
+
+NET = ["--model", "resnet20", "--input", "16x16x3", "--classes", "10", "--platform", "cpu-10gbit"]
+QUICK = [*NET, "--global-batch", "64", "--no-recompute", "--no-sharded"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*QUICK, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_best_strategy_of_each_number_of_ranks_is_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    files = tmp_path / "all.json", tmp_path / "all.csv"
+    out = run(
+        capsys, "--ranks", "1-4", "--strategies", "data,filter",
+        "--json", str(files[0]), "--csv", str(files[1]),
+    )  # fmt: skip
+    assert "global batch 64" in out
+    assert "fastest: " in out
+    assert "head.fc has 10 features" in out
+    assert max(map(len, out.splitlines()[1:5])) <= 90
+    rows: list[dict[str, Any]] = json.loads(files[0].read_text())["predictions"]
+    assert {row["ranks"] for row in rows} == {1, 2, 4}
+    assert [row["strategy"] for row in csv.DictReader(files[1].read_text().splitlines())] == [
+        row["strategy"] for row in rows
+    ]
+
+
+def test_all_strategies_of_one_number_of_ranks_are_ranked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = run(capsys, "--ranks", "2", "--strategies", "data,spatial,filter,pipeline")
+    for name in ("data 2", "spatial 2", "filter 2", "pipeline 2"):
+        assert f"\n{name} " in out
+
+
+def test_a_prediction_is_explained_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--ranks", "4", "--explain", "data=2,filter=2")
+    assert "stage3.2.conv2" in out
+    assert "exchanges of layers, exposed" in out
+    assert "memory of a rank" in out
+
+
+def test_a_sweep_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--ranks", "2", "--strategies", "data,filter", "--sweep", "bandwidth")
+    assert "10 Gbit/s" in out
+    assert "fastest that is possible:" in out
+
+
+def test_plots_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(capsys, "--ranks", "1,2", "--strategies", "data", "--plots", str(tmp_path))
+    run(
+        capsys, "--ranks", "1,2", "--strategies", "data", "--sweep", "ranks",
+        "--plots", str(tmp_path),
+    )  # fmt: skip
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"scaling.png", "breakdown.png", "memory.png", "sweep_ranks.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "resnet21"], "resnet20"),
+        (["--input", "16 by 16"], "224x224x3"),
+        (["--platform", "cpu-1gbi"], "cpu-1gbit"),
+        (["--ranks", "0"], "--ranks"),
+        (["--global-batch", "0"], "at least 1"),
+        (["--batch-per-rank", "4"], "exclude each other"),
+        (["--strategies", "model"], "strategy"),
+        (["--compress", "zip"], "compressor"),
+        (["--explain", "data=128"], "one sample for each of 128 ranks"),
+        (["--explain", "rows=2"], "data=4,spatial=2"),
+        (["--sweep", "latency"], "bandwidth"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main([*QUICK, "--ranks", "2", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_broken_platform_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: broken\ncluster: 3\n")
+    assert main([*QUICK, "--platform", str(path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.long
+def test_all_strategies_up_to_1024_ranks_take_less_than_10_s_of_one_core(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = time.process_time()
+    arguments = ["--model", "resnet50", "--input", "224x224x3", "--platform", "cpu-10gbit"]
+    assert main([*arguments, "--ranks", "1-1024", "--global-batch", "1024"]) == 0
+    assert time.process_time() - start < 10

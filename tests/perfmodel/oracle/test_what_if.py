@@ -1,0 +1,55 @@
+import pytest
+
+from pydtnn.models import create_net
+from pydtnn.perfmodel.oracle import SWEEPS, sweep
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.strategy import Strategy
+from tests.perfmodel.costs import PerFlop
+
+INPUT = (8, 8, 3)
+
+
+@pytest.fixture(scope="module")
+def projector() -> Projector:
+    workload = Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
+    return Projector(workload, Platform.load("cpu-1gbit"), PerFlop())
+
+
+def costs_of(platform: Platform) -> PerFlop:
+    return PerFlop(rate=platform.compute.peak["float32"] / 100)
+
+
+def times(projector: Projector, axis: str) -> list[float]:
+    found = sweep(axis, projector, costs_of, lambda n: [Strategy({"data": n})], [4])
+    (entries,) = found.entries.values()
+    assert len(entries) == len(found.points)
+    return [entry.projection.seconds for entry in entries if entry.projection]
+
+
+@pytest.mark.parametrize("axis", ["flops", "memory", "bandwidth"])
+def test_a_better_machine_is_never_slower(projector: Projector, axis: str) -> None:
+    seconds = times(projector, axis)
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+
+
+def test_larger_batches_take_longer_steps(projector: Projector) -> None:
+    seconds = times(projector, "batch")
+    assert seconds == sorted(seconds)
+
+
+def test_the_axis_of_ranks_has_the_fastest_of_each_kind(projector: Projector) -> None:
+    def found(ranks: int) -> list[Strategy]:
+        own = [Strategy({"data": ranks}), Strategy({"data": 1, "filter": ranks})]
+        return own if ranks > 1 else [Strategy()]
+
+    result = sweep("ranks", projector, costs_of, found, [1, 2, 4])
+    assert [point.value for point in result.points] == [1, 2, 4]
+    assert {*result.entries} == {"data", "filter"}
+    assert all(entry.projection for entries in result.entries.values() for entry in entries)
+
+
+def test_unknown_axes_are_refused(projector: Projector) -> None:
+    with pytest.raises(ValueError, match=SWEEPS[0]):
+        sweep("bach", projector, costs_of, lambda n: [], [2])

@@ -176,3 +176,14 @@ def test_sums_that_are_pending_at_a_time_need_memory():
     )
     assert overlapped.memory.messages > after.memory.messages > 0
     assert overlapped.memory.messages <= 1.1 * overlapped.memory.gradients
+
+
+def test_a_model_is_predicted_with_the_options_of_a_workload_on_a_platform_by_name():
+    options = {"input_shape": (6, 6, 1), "batch": 4, "axes": {"data": 2}}
+    short = predict("mlp", "cpu-1gbit", Constant(), **options)
+    assert short.seconds == predict(Workload("mlp", **options), platform(), Constant()).seconds
+
+
+def test_options_belong_to_the_workload():
+    with pytest.raises(TypeError, match="expected options as arguments of the Workload, got batch"):
+        predict(small_work(), platform(), Constant(), batch=8)

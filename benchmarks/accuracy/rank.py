@@ -25,6 +25,7 @@ from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
+from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.prediction import simulate
 from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.workload import Rank, Workload, period
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
     )
     processor = Processor.measure(comm)
+    if comm.size > 1:
+        processor = processor._replace(library=MeasuredLibrary.measure(comm))
     for case in args.cases:
         workload = workload_of(case)
         found = compare(workload, comm, network, processor, args.turns, args.steps)

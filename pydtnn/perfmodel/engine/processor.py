@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
 
 SHORT, LONG = 64, 1 << 20
@@ -35,11 +36,14 @@ class Processor(NamedTuple):
     add : float
         Time per byte of a library's allreduce inside a host, during which the rank adds and copies,
         in s/B; 0: it takes the time of messages.
+    library : MeasuredLibrary or None
+        Times of other collectives of the MPI library; by default those of closed formulas.
     """
 
     call: float = 0.0
     copy: float = 0.0
     add: float = 0.0
+    library: MeasuredLibrary | None = None
 
     @classmethod
     def of(cls, platform: Platform) -> Processor:

@@ -186,8 +186,7 @@ class VirtualCommunicator(MeetingCommunicator):
             times.nbytes = max(times.nbytes, call.nbytes)
             if times.meeting.join(rank, call, value, combine):
                 del group.meetings[turn]
-                nbytes = 0 if self._adds(call) else times.nbytes
-                left = library_times(call.kind, nbytes, times.joined, group.hosts, engine)
+                left = self._leave(call, times)
                 for done, at in zip(times.left, left, strict=True):
                     engine.complete(done, at)
 
@@ -195,6 +194,15 @@ class VirtualCommunicator(MeetingCommunicator):
             engine.spend(self._own, group.processor.call)
         engine.post(self._own, arrive)
         return times
+
+    def _leave(self, call: Call, times: _Times) -> list[float]:
+        """Return the time at which each rank leaves a collective call, in s."""
+        group, nbytes = self._group, 0 if self._adds(call) else times.nbytes
+        library = group.processor.library
+        measured = None if library is None else library.time(call.kind, nbytes, self.size)
+        if measured is None or self.size == 1:
+            return library_times(call.kind, nbytes, times.joined, group.hosts, self._engine)
+        return [max(times.joined) + measured] * self.size
 
     def _adds(self, call: Call) -> bool:
         """Return whether the processors of the ranks add and copy the arrays of a call."""

@@ -29,7 +29,7 @@ class RankMemory:
         Of kernels.
     messages : int
         Buffers of the exchange of gradients: received chunks, residuals and other state of
-        compression.
+        compression, and those of the MPI library for pending sums.
     process : int
         Code and small objects of a training process, about.
     """
@@ -52,7 +52,7 @@ class RankMemory:
         return asdict(self) | {"total": self.total}
 
 
-def rank_memory(rank: Rank) -> RankMemory:
+def rank_memory(rank: Rank, library: int = 0) -> RankMemory:
     """Predict the memory of a rank by running its passes without computation.
 
     Parameters
@@ -60,6 +60,8 @@ def rank_memory(rank: Rank) -> RankMemory:
     rank : Rank
         After its first steps, which have created the buffers of its exchange. It may have a dry
         backend.
+    library : int
+        Memory of the communicator's library for messages, in B.
     """
     trainer = rank.trainer
     model, optimizer = trainer.model, trainer.optimizer
@@ -76,7 +78,7 @@ def rank_memory(rank: Rank) -> RankMemory:
         slots=sum(part.nbytes for _, _, _, part in optimizer.stored()),
         activations=max(held - flat - passed, 0) + batch,
         scratch=forecast.scratch,
-        messages=_own_arrays(trainer.exchange, [model, optimizer, *model.buckets]),
+        messages=_own_arrays(trainer.exchange, [model, optimizer, *model.buckets]) + library,
         process=process,
     )
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from pydtnn.comm import Communicator
 from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
+from pydtnn.layers import Net
 from pydtnn.perfmodel.breakdown import Breakdown, Times
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
+from pydtnn.perfmodel.virtual.communicator import VirtualCommunicator
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.utils import clock
 from pydtnn.utils.text_table import align, quantity
@@ -169,29 +173,44 @@ class Prediction:
 
 
 def predict(
-    workload: Workload,
-    platform: Platform,
+    workload: Workload | str | Callable[..., Net],
+    platform: Platform | str | Path,
     costs: ComputeCosts | Sequence[ComputeCosts] | None = None,
     *,
     loader_threads: int = 1,
+    **options: Any,
 ) -> Prediction:
     """Predict the time and memory of a step by executing it on virtual ranks without numerics.
 
     Parameters
     ----------
-    workload : Workload
-        Of at most 16 ranks.
-    platform : Platform
+    workload : Workload, str or callable
+        Of at most 16 ranks; or a model, as in `Workload`.
+    platform : Platform, str or Path
+        A platform, its name or its file.
     costs : ComputeCosts or sequence of ComputeCosts, optional
-        Time of compute, or that of each rank; by default from the peak rates of the platform.
+        Time of compute, or that of each rank; by default from the rates of the platform.
     loader_threads : int
         Threads that prepare batches on each rank; with 0, the loader is not part of the prediction.
+    **options
+        Of a model: the other parameters of `Workload`, such as `input_shape`, `batch` and `axes`.
 
     Raises
     ------
     ValueError
         If there are too many ranks, or the workload is not possible.
+    TypeError
+        If an option does not exist.
     """
+    if not isinstance(workload, Workload):
+        workload = Workload(workload, **options)
+    elif options:
+        raise TypeError(
+            f"{WHO}: expected options as arguments of the Workload, got {', '.join(options)}; use "
+            "dataclasses.replace(workload, ...)"
+        )
+    if not isinstance(platform, Platform):
+        platform = Platform.load(platform)
     if workload.ranks > MOST_RANKS:
         raise ValueError(
             f"{WHO}: expected at most {MOST_RANKS} ranks, got {workload.ranks}; use the oracle"
@@ -279,6 +298,14 @@ def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times],
             for _ in range(length):
                 rank.step()
             found.append(breakdown.take((clock.now() - begin) / length, length))
-        return found, rank_memory(rank)
+        return found, rank_memory(rank, library=_buffers(comm))
 
     return run
+
+
+def _buffers(comm: Communicator) -> int:
+    """Return the most memory of the MPI library for the sums of a virtual rank, in B."""
+    while isinstance(comm, Wrapper):
+        comm = comm.inner
+    assert isinstance(comm, VirtualCommunicator)
+    return comm.buffers.most

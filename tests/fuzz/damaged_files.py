@@ -32,6 +32,14 @@ from pydtnn.data.inputs import inputs_of
 from pydtnn.data.mnist import FILES
 from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
 from pydtnn.model import Model
+from pydtnn.perfmodel import Label, Platform
+from pydtnn.perfmodel.compute.profile import (
+    MeasuredCosts,
+    Profile,
+    RankProfile,
+    load_profiles,
+    save_profiles,
+)
 from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
 from pydtnn.tracing import RankTrace, build_timeline, read_traces
@@ -454,6 +462,50 @@ class Traces(Kind):
             assert (trace.names, trace.about) == (right.names, right.about)
 
 
+class Profiles(Kind):
+    """Measured times of compute; they have no checksum."""
+
+    def prepare(self) -> None:
+        steps = tuple(
+            {Label("forward", "conv", index): 1e-3 * number for index in range(3)}
+            for number in range(1, 5)
+        )
+        ranks = {rank: RankProfile(steps) for rank in range(2)}
+        save_profiles(self.folder / "profiles.json", [Profile({"model": "cnn"}, ranks, (0, 1, 0))])
+
+    def spoil(self, rng: Rng) -> tuple[str, bytes, str]:
+        (name,) = self.files
+        if rng.random() < 0.5:
+            return super().spoil(rng)
+        data, done = change_json(self.files[name], rng)
+        (self.folder / name).write_bytes(data)
+        return name, data, done
+
+    def read(self) -> list[Profile]:
+        return load_profiles(self.folder / "profiles.json")
+
+    def check(self, found: list[Profile], name: str, data: bytes) -> None:
+        for profile in found:
+            for rank in range(len(profile.like)):
+                costs = MeasuredCosts(profile.of(rank))
+                for label in profile.of(rank).labels:
+                    assert 0 <= costs.seconds(label, None, 1) < float("inf")
+
+
+class Platforms(Kind):
+    """A cluster in numbers with units."""
+
+    def prepare(self) -> None:
+        Platform.load("laptop").save(self.folder / "platform.yaml")
+
+    def read(self) -> Platform:
+        return Platform.load(self.folder / "platform.yaml")
+
+    def check(self, found: Platform, name: str, data: bytes) -> None:
+        network = found.network(4)
+        assert all(route.bandwidth > 0 for route in network.routes.values())
+
+
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "configuration": Configuration,
     "run file": RunFile,
@@ -467,6 +519,8 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "choices": Choices,
     "own code": OwnCode,
     "traces": Traces,
+    "profiles": Profiles,
+    "platforms": Platforms,
 }
 
 

@@ -161,3 +161,29 @@ def test_ranks_of_a_host_share_its_cores():
     work = small_work(axes={"data": 2})
     shared, own = (predict(work, one, Constant()).seconds for one in (few, many))
     assert shared == pytest.approx(2 * own, rel=0.05)
+
+
+def test_sums_that_are_pending_at_a_time_need_memory():
+    overlapped, after = (
+        predicted(
+            {"bandwidth": 2e5, "shared": 2e5},
+            axes={"data": 2},
+            allreduce="vendor",
+            scheme_options={"overlap": overlap},
+            options={"bucket_bytes": 512},
+        ).ranks[0]
+        for overlap in (True, False)
+    )
+    assert overlapped.memory.messages > after.memory.messages > 0
+    assert overlapped.memory.messages <= 1.1 * overlapped.memory.gradients
+
+
+def test_a_model_is_predicted_with_the_options_of_a_workload_on_a_platform_by_name():
+    options = {"input_shape": (6, 6, 1), "batch": 4, "axes": {"data": 2}}
+    short = predict("mlp", "cpu-1gbit", Constant(), **options)
+    assert short.seconds == predict(Workload("mlp", **options), platform(), Constant()).seconds
+
+
+def test_options_belong_to_the_workload():
+    with pytest.raises(TypeError, match="expected options as arguments of the Workload, got batch"):
+        predict(small_work(), platform(), Constant(), batch=8)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def load_profiles(path: str | Path) -> list[Profile]:
     try:
         content = parse_object(read_file("profile", path), Path(path).name, FORMAT)
         return [_from_json(one) for one in content["profiles"]]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"profile: {path} is not a profile of this version of pydtnn ({error!r}); measure again"
         ) from error
@@ -202,6 +203,6 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
 
 
 def _time(seconds: Any) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise ValueError(f"a time must be a number of at least 0, got {seconds!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
+        raise ValueError(f"a time must be a finite number of at least 0, got {seconds!r}")
     return float(seconds)

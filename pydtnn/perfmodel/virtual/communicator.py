@@ -59,16 +59,46 @@ class _Times:
         self.nbytes = 0
 
 
+@dataclass
+class Buffers:
+    """Memory of an MPI library for the pending sums of a rank: as long as their arrays.
+
+    Attributes
+    ----------
+    pending, most : int
+        Bytes now, and the most so far.
+    """
+
+    pending: int = 0
+    most: int = 0
+
+    def take(self, nbytes: int) -> None:
+        """Allocate memory for a sum; a negative number of bytes returns it."""
+        self.pending += nbytes
+        self.most = max(self.most, self.pending)
+
+
 class VirtualCommunicator(MeetingCommunicator):
     """One rank of a group of virtual ranks; created by `run_virtual` and `split`.
 
     Values are those of `run_threads`: reductions run in the order of the ranks.
+
+    Attributes
+    ----------
+    buffers : Buffers
+        Of all groups of the rank.
     """
 
     def __init__(
-        self, group: Group, rank: int, observer: Observer, messages: Messages | None = None
+        self,
+        group: Group,
+        rank: int,
+        observer: Observer,
+        messages: Messages | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         super().__init__(rank, group.hosts)
+        self.buffers = buffers or Buffers()
         self.members = group.members
         self._observer = observer
         self._group, self._engine = group, group.engine
@@ -98,6 +128,8 @@ class VirtualCommunicator(MeetingCommunicator):
             return reduce_in_order(arrays, op)
 
         call = allreduce_call(array, op)
+        if self.size > 1:
+            self.buffers.take(array.nbytes)
         return _Reduction(self, call, self._join(call, array, combine), array)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
@@ -138,7 +170,7 @@ class VirtualCommunicator(MeetingCommunicator):
 
         call = Call("split", "split", 16)
         group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
-        return VirtualCommunicator(group, place, self._observer, self._messages)
+        return VirtualCommunicator(group, place, self._observer, self._messages, self.buffers)
 
     def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         return self._finish(call, self._join(call, value, combine))
@@ -194,6 +226,8 @@ class _Reduction(Request):
     def wait(self) -> None:
         if self.array is not None:
             self.array[:] = self.comm._finish(self.call, self.times)
+            if self.comm.size > 1:
+                self.comm.buffers.take(-self.array.nbytes)
             self.array = None
 
     def test(self) -> bool:

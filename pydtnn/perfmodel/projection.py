@@ -15,6 +15,7 @@ from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep, inner_position
+from pydtnn.perfmodel.formulas import Placement
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.pipeline import StageTime, carry_out
@@ -192,7 +193,7 @@ class Projector:
         ValueError
             If the plan does not fit the network.
         """
-        place = (*strategy.cut.items(), repr(strategy.plan), stage)
+        place = (*strategy.cut.items(), repr(strategy.plan), self._between(strategy), stage)
         key = (*place, strategy.recompute)
         if key not in self._tables:
             try:
@@ -217,8 +218,16 @@ class Projector:
                 position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
                 plan=strategy.plan if cut else None,
                 dtype=self.workload.dtype,
+                between_hosts=self._between(strategy),
             )
         return self._steps[place]
+
+    def _between(self, strategy: Strategy) -> bool:
+        """Return whether the ranks along "data" are on several hosts."""
+        own, per_host = strategy.data, self.platform.cluster.ranks_per_host
+        if own == 1:
+            return False
+        return Placement.along(own, strategy.stride("data"), per_host, strategy.ranks).hosts > 1
 
     def project(self, strategy: Strategy) -> Projection:
         """Predict training with a strategy.

@@ -79,6 +79,11 @@ class DryStep:
     between_hosts : bool
         Whether gradients are exchanged between hosts, which shortens buckets.
 
+    Attributes
+    ----------
+    same_buckets : bool
+        Whether buckets inside a host and between hosts have the same lengths.
+
     Raises
     ------
     ValueError
@@ -121,8 +126,10 @@ class DryStep:
         total = sum(
             ALIGNMENT * -(-p.size * itemsize // ALIGNMENT) for p, _ in completed(self.graph)
         )
-        lengths = bucket_bytes(range(1 + between_hosts), total, DEFAULT_BUCKET_BYTES)
-        self.placement = place_parameters(self.graph, lengths)
+        usual = DEFAULT_BUCKET_BYTES
+        between = bucket_bytes(("a", "b"), total, usual)
+        self.same_buckets = {*between} == {usual}
+        self.placement = place_parameters(self.graph, between if between_hosts else (usual,))
         statistics = dict.fromkeys(s for node in self.graph.nodes for s in node.layer.statistics)
         self.statistics = RunningStatistics(list(statistics), self.backend)
         # a layer may compute a part of the samples

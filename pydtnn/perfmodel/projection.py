@@ -193,24 +193,29 @@ class Projector:
         ValueError
             If the plan does not fit the network.
         """
-        place = (*strategy.cut.items(), repr(strategy.plan), self._between(strategy), stage)
-        key = (*place, strategy.recompute)
+        place = (*strategy.cut.items(), repr(strategy.plan), stage)
+        key = (*place, strategy.recompute, self._between(strategy))
         if key not in self._tables:
             try:
-                outline = self._dry_step(strategy, place, stage).outline(strategy.recompute)
-                self._tables[key] = Tables(outline, self.costs)
+                step = self._dry_step(strategy, place, stage)
+                found: Tables | ValueError = Tables(step.outline(strategy.recompute), self.costs)
             except ValueError as error:
-                self._tables[key] = error
+                found = error
+            alike = not isinstance(found, Tables) or step.same_buckets
+            for between in (False, True) if alike else key[-1:]:
+                self._tables[*key[:-1], between] = found
         found = self._tables[key]
         if isinstance(found, ValueError):
             raise found
         return found
 
-    def _dry_step(self, strategy: Strategy, place: Any, stage: int) -> DryStep:
+    def _dry_step(self, strategy: Strategy, place: tuple[Any, ...], stage: int) -> DryStep:
         """Return the network of a rank, which is built once for all kinds of recomputation."""
-        if place not in self._steps:
+        between = self._between(strategy)
+        step = self._steps.get((place, between))
+        if step is None:
             cut = strategy.cut
-            self._steps[place] = DryStep(
+            step = DryStep(
                 self.workload.net,
                 self.workload.input_shape,
                 self.backend,
@@ -218,9 +223,11 @@ class Projector:
                 position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
                 plan=strategy.plan if cut else None,
                 dtype=self.workload.dtype,
-                between_hosts=self._between(strategy),
+                between_hosts=between,
             )
-        return self._steps[place]
+            for own in (False, True) if step.same_buckets else (between,):
+                self._steps[place, own] = step
+        return step
 
     def _between(self, strategy: Strategy) -> bool:
         """Return whether the ranks along "data" are on several hosts."""

@@ -85,15 +85,13 @@ def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
         net, each = create_net(args.model, args.classes, shape), -(-args.batch // comm.size)
         platform = platform_of(comm, create_backend("cpu", threads=threads), net, shape, each)
 
-    def find() -> list[Case]:
+    def find() -> list[tuple[str, Strategy, float]]:
         task = Task(create_net(args.model, args.classes, shape), shape, global_batch=args.batch)
         projector = Projector(task, platform, AnalyticCosts(platform))
         found = search(projector, comm.size)
-        cases = [Case(label(one), one.strategy, one.seconds) for one in found.tried]
-        return cases[: args.most]
+        return [(label(one), one.strategy, one.seconds) for one in found.tried[: args.most]]
 
-    cases: list[Case] = comm.gather_object(on_rank_0(comm, find))[0]
-    return cases
+    return [Case(*one) for one in comm.gather_object(on_rank_0(comm, find))[0]]
 
 
 def measure_all(

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--platform", default="cpu-1gbit")
     parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--batch", type=int, default=8, help="samples per rank and step")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=24, help="per epoch")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--output", help="file of the picture")

@@ -26,7 +26,7 @@ from pydtnn.callbacks import (
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
-from pydtnn.cli.predicted import Predicted
+from pydtnn.cli.predicted import Predicted, StepMemory
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
 from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
@@ -46,7 +46,6 @@ from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
-from pydtnn.utils.machine import resident_memory
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
 from pydtnn.weights import load_weights
@@ -82,8 +81,8 @@ class Job:
         The arrays that `--load` has loaded, if any.
     recorder : Recorder or None
         The observer of `--trace`, if it is set.
-    resident : int
-        Memory of this process before the model was built, in B.
+    memory : StepMemory or None
+        Growth of this process since the model was built.
     predicted : Predicted or None
         Time and memory of a step by the performance model, on rank 0.
     """
@@ -98,7 +97,7 @@ class Job:
     directory: Path
     loaded: LoadReport | None = None
     recorder: Recorder | None = None
-    resident: int = 0
+    memory: StepMemory | None = None
     predicted: Predicted | None = None
 
 
@@ -135,7 +134,7 @@ def create_job(
     loss, metrics = create_loss(config, train), create_metrics(config)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)
-    begin, resident = clock.now(), resident_memory()
+    begin, grown = clock.now(), StepMemory()
     model = Model(
         create_network(config, train),
         train.input_shape,
@@ -162,7 +161,7 @@ def create_job(
         loss=loss,
         metrics=metrics,
         exchange=create_exchange(config, data),
-        callbacks=[*slow, *create_callbacks(config, directory, monitor)],
+        callbacks=[grown, *slow, *create_callbacks(config, directory, monitor)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         accumulation=config.accumulation,
         micro_batches=config.micro_batches,
@@ -186,7 +185,7 @@ def create_job(
         directory,
         loaded,
         recorder,
-        resident,
+        grown,
     )
 
 

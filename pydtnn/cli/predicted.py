@@ -12,6 +12,8 @@ from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projection, Projector, Workload
 from pydtnn.perfmodel.strategy import SCHEMES, Strategy
+from pydtnn.training.callback import Callback, Training
+from pydtnn.utils.machine import peak_memory, resident_memory
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,29 @@ class Predicted:
             data=one.loader,
             memory=one.memory.total,
         )
+
+
+class StepMemory(Callback):
+    """Growth of this process in the steps of its first epoch, before evaluations and checkpoints.
+
+    Attributes
+    ----------
+    grown : int
+        In B, compared with the time when this object was made.
+    """
+
+    def __init__(self) -> None:
+        self.grown = 0
+        self._before, self._first = resident_memory(), True
+
+    def on_step_end(self, trainer: Training) -> None:
+        """Read the peak."""
+        if self._first:
+            self.grown = max(peak_memory() - self._before, 0)
+
+    def on_epoch_end(self, trainer: Training) -> None:
+        """Stop: evaluations have other arrays."""
+        self._first = False
 
 
 def no_formula(config: TrainConfig) -> str:

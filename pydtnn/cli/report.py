@@ -95,7 +95,7 @@ def print_report(job: Job) -> None:
     own = {
         "seconds": job.trainer.seconds,
         "peak": peak_memory(),
-        "grown": peak_memory() - job.resident,
+        "grown": 0 if job.memory is None else job.memory.grown,
         "bytes": comm.traffic.bytes,
         "gpu_peak": getattr(job.trainer.model.backend.memory, "peak_held", 0),
     }

@@ -14,20 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels import Backend
 from pydtnn.kernels.dry import dry_backend, scratch
+from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.layers import Net
 from pydtnn.layers.base import StepContext
 from pydtnn.layers.collectives import Collective, Pending
 from pydtnn.layers.node import nodes
-from pydtnn.layers.parameters import DEFAULT_BUCKET_BYTES, Bucket
+from pydtnn.layers.parameters import ALIGNMENT, DEFAULT_BUCKET_BYTES, Bucket
 from pydtnn.layers.statistics import RunningStatistics
 from pydtnn.model.execution import backward_loop, forward_loop, run_together
 from pydtnn.model.fusion import fuse
 from pydtnn.model.graph import Graph, shapes_of
 from pydtnn.model.observed import Reports
 from pydtnn.model.partition.apply import partition
-from pydtnn.model.placement import place_parameters
+from pydtnn.model.placement import completed, place_parameters
 from pydtnn.model.recompute import KEPT_ALL, cut
 from pydtnn.model.segments import Cuts, named_cuts
 from pydtnn.perfmodel.compute import Label
@@ -74,7 +76,13 @@ class DryStep:
     plan : Plan, mapping or str, optional
     dtype : str
     fused : bool
-    bucket_bytes : sequence of int
+    between_hosts : bool
+        Whether gradients are exchanged between hosts, which shortens buckets.
+
+    Attributes
+    ----------
+    same_buckets : bool
+        Whether buckets inside a host and between hosts have the same lengths.
 
     Raises
     ------
@@ -93,7 +101,7 @@ class DryStep:
         plan: Any = None,
         dtype: str = "float32",
         fused: bool = True,
-        bucket_bytes: Sequence[int] = (DEFAULT_BUCKET_BYTES,),
+        between_hosts: bool = False,
     ) -> None:
         shape = dict(shape or {})
         place = inner_position(shape) if position is None else position
@@ -114,7 +122,14 @@ class DryStep:
             outputs = fuse(self.graph, outputs)
         received = stage is not None and bool(stage.receives)
         self.graph.finish(outputs, input_gradient=received)
-        self.placement = place_parameters(self.graph, bucket_bytes)
+        itemsize = arithmetic(self.graph.dtype).itemsize
+        total = sum(
+            ALIGNMENT * -(-p.size * itemsize // ALIGNMENT) for p, _ in completed(self.graph)
+        )
+        usual = DEFAULT_BUCKET_BYTES
+        between = bucket_bytes(("a", "b"), total, usual)
+        self.same_buckets = {*between} == {usual}
+        self.placement = place_parameters(self.graph, between if between_hosts else (usual,))
         statistics = dict.fromkeys(s for node in self.graph.nodes for s in node.layer.statistics)
         self.statistics = RunningStatistics(list(statistics), self.backend)
         # a layer may compute a part of the samples

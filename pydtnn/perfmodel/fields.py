@@ -98,7 +98,10 @@ def read(kind: type[T], content: object, who: str, key: str = "") -> T:
     for name, f in declared.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f"{who}: expected an entry {_join(key, name)!r}, got none; add it")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{who}: {_join(key, str(error))}") from None
 
 
 def write(value: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.entries import DTYPES, UPDATE, check, check_bandwidth, read_rate
 from pydtnn.perfmodel.fields import count, part, parts, quantities, quantity, read, text, write
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.files import read_file, write_file
@@ -67,6 +68,15 @@ class Compute:
     step: float = quantity("s", default=0.0, positive=False)
     rates: Mapping[str, float] = quantities("flop/s")
     bandwidths: Mapping[str, float] = quantities("B/s")
+
+    def __post_init__(self) -> None:
+        """Check the names of peaks, rates and bandwidths."""
+        for name in self.peak:
+            check("peak: unknown", "dtype", name, DTYPES)
+        for name in self.rates:
+            read_rate(name)
+        for name in self.bandwidths:
+            check_bandwidth(name)
 
 
 @dataclass(frozen=True)
@@ -244,7 +254,7 @@ class Platform:
     @property
     def update_bandwidth(self) -> float:
         """Memory bandwidth of an optimizer's update, in B/s: the achieved one if it is known."""
-        return self.compute.bandwidths.get("update", self.rank_bandwidth)
+        return self.compute.bandwidths.get(UPDATE, self.rank_bandwidth)
 
     def between(self, ranks: int) -> Link:
         """Return the link between hosts for a group of ranks."""

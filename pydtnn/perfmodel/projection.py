@@ -15,6 +15,7 @@ from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
 from pydtnn.perfmodel.compression import find_compression
 from pydtnn.perfmodel.compute import ComputeCosts
 from pydtnn.perfmodel.dry_step import DryStep, inner_position
+from pydtnn.perfmodel.formulas import Placement
 from pydtnn.perfmodel.messages import MessageCosts, duration
 from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.pipeline import StageTime, carry_out
@@ -193,23 +194,28 @@ class Projector:
             If the plan does not fit the network.
         """
         place = (*strategy.cut.items(), repr(strategy.plan), stage)
-        key = (*place, strategy.recompute)
+        key = (*place, strategy.recompute, self._between(strategy))
         if key not in self._tables:
             try:
-                outline = self._dry_step(strategy, place, stage).outline(strategy.recompute)
-                self._tables[key] = Tables(outline, self.costs)
+                step = self._dry_step(strategy, place, stage)
+                found: Tables | ValueError = Tables(step.outline(strategy.recompute), self.costs)
             except ValueError as error:
-                self._tables[key] = error
+                found = error
+            alike = not isinstance(found, Tables) or step.same_buckets
+            for between in (False, True) if alike else key[-1:]:
+                self._tables[*key[:-1], between] = found
         found = self._tables[key]
         if isinstance(found, ValueError):
             raise found
         return found
 
-    def _dry_step(self, strategy: Strategy, place: Any, stage: int) -> DryStep:
+    def _dry_step(self, strategy: Strategy, place: tuple[Any, ...], stage: int) -> DryStep:
         """Return the network of a rank, which is built once for all kinds of recomputation."""
-        if place not in self._steps:
+        between = self._between(strategy)
+        step = self._steps.get((place, between))
+        if step is None:
             cut = strategy.cut
-            self._steps[place] = DryStep(
+            step = DryStep(
                 self.workload.net,
                 self.workload.input_shape,
                 self.backend,
@@ -217,8 +223,18 @@ class Projector:
                 position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
                 plan=strategy.plan if cut else None,
                 dtype=self.workload.dtype,
+                between_hosts=between,
             )
-        return self._steps[place]
+            for own in (False, True) if step.same_buckets else (between,):
+                self._steps[place, own] = step
+        return step
+
+    def _between(self, strategy: Strategy) -> bool:
+        """Return whether the ranks along "data" are on several hosts."""
+        own, per_host = strategy.data, self.platform.cluster.ranks_per_host
+        if own == 1:
+            return False
+        return Placement.along(own, strategy.stride("data"), per_host, strategy.ranks).hosts > 1
 
     def project(self, strategy: Strategy) -> Projection:
         """Predict training with a strategy.

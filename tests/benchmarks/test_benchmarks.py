@@ -72,6 +72,17 @@ def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_analytic_prints_predicted_beside_measured_times():
+    options = ("--platform", "laptop", "--models", "cnn", "--steps", "1", "--classes")
+    table = lines("cpu.analytic", *options)
+    for batch in ("16", "64"):
+        measured, peaks, rates, *_ = map(float, (w.rstrip("%") for w in row(table, "cnn", batch)))
+        assert 0 < peaks == rates  # the platform has no achieved rates
+        assert measured > 0
+    assert any(line.startswith("peaks: mean accuracy") for line in table)
+    assert sum(line.split()[:2] == ["pool,", "forward"] for line in table) == 2
+
+
 def test_recomputation_prints_the_arrays_and_the_time_of_each_way():
     ways = ["--recompute", "2", "auto"]
     table = lines("cpu.recomputation", "--models", "cnn", "--steps", "1", *ways)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.cli.predicted import Predicted, no_formula, rows
+from pydtnn.cli.predicted import Predicted, StepMemory, no_formula, rows
 from pydtnn.perfmodel.platform import FOLDER, Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.train import main
@@ -130,3 +130,16 @@ def test_lines_of_the_report_compare_each_part() -> None:
     assert found["  in communication"] == "measured 3 ms, predicted 2 ms"
     assert "measured 6 MB, predicted 5 MB" in found["  memory of a rank"]
     assert rows(predicted, {}) == []
+
+
+def test_memory_is_that_of_the_steps_before_the_first_evaluation() -> None:
+    memory = StepMemory()
+    block = bytearray(50 << 20)
+    block[::4096] = bytes(len(block[::4096]))  # touch every page
+    memory.on_step_end(None)  # type: ignore[arg-type]
+    grown = memory.grown
+    memory.on_epoch_end(None)  # type: ignore[arg-type]
+    more = bytearray(300 << 20)
+    more[::4096] = bytes(len(more[::4096]))
+    memory.on_step_end(None)  # type: ignore[arg-type]
+    assert memory.grown == grown

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pydtnn import layers
-from pydtnn.kernels import Deferred, create_backend
+from pydtnn.comm import Communicator, run_threads
+from pydtnn.kernels import ConvGeometry, Deferred, create_backend
 from pydtnn.kernels.reference import FAMILIES
 from pydtnn.layers import (
     AdaptiveAvgPool2d,
@@ -34,7 +35,10 @@ from pydtnn.layers import (
     Softmax,
     StepContext,
 )
+from pydtnn.layers.extended_conv import ExtendedConv2d
+from pydtnn.layers.striped_conv import StripedConv2d
 from pydtnn.model import Model
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.utils.observer import Kind, Observer
 
 BATCH = 8
@@ -51,19 +55,20 @@ class Counting(Observer):
         self.stack: list[tuple[Kind, str]] = []
         self.nested: list[Any] = []
         self.bytes: dict[tuple[Kind, str], int] = defaultdict(int)
+        self.flops: dict[tuple[Kind, str], int] = defaultdict(int)
         for name, reference in FAMILIES.items():
             family = getattr(backend, name)
             for kernel, method in vars(reference).items():
                 if not kernel.startswith("_") and callable(method):
                     bound = getattr(family, kernel)
-                    setattr(family, kernel, self.counted(bound))
+                    setattr(family, kernel, self.counted(bound, kernel))
 
-    def counted(self, call: Any) -> Any:
+    def counted(self, call: Any, kernel: str) -> Any:
         signature, nested = inspect.signature(call), self.nested
 
         def counting(*args: Any, **options: Any) -> Any:
             if self.stack and not nested:  # not of a kernel that calls another
-                self.add(signature.bind(*args, **options).arguments)
+                self.add(signature.bind(*args, **options).arguments, kernel)
             nested.append(call)
             try:
                 return call(*args, **options)
@@ -72,9 +77,13 @@ class Counting(Observer):
 
         return counting
 
-    def add(self, arguments: dict[str, Any]) -> None:
+    def add(self, arguments: dict[str, Any], kernel: str) -> None:
         read: dict[int, int] = {}
         for name, value in arguments.items():
+            if isinstance(value, ConvGeometry) and kernel != "takes_sums":
+                rows = arguments["dy" if kernel.startswith("backward") else "out"].shape[0]
+                passes = 2 if kernel == "backward" else 1
+                self.flops[self.stack[-1]] += passes * value.flops(rows)
             if isinstance(value, Deferred):
                 terms = [term.x for term in value.terms]
                 arrays = [value.array] if value.array is not None and name != "gate" else terms
@@ -248,3 +257,43 @@ def test_merges_count_every_input() -> None:
     net = Sequential(Linear(4), Branches(*(Linear(4) for _ in range(3)), merge=Concat()))
     joined = Model(net, (5,), backend="numpy").layers[-1].cost(2)
     assert joined == (0, 0, 2 * 24 * 4, 2 * 24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("height", "kind"), [(480, StripedConv2d), (24, ExtendedConv2d)], ids=["striped", "extended"]
+)
+def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
+    height: int, kind: type
+) -> None:
+    shape = (height, 8, 4)
+
+    def rank(comm: Communicator) -> None:
+        net = Sequential(*(conv(bias=False, name=name) for name in "ab"))
+        backend = create_backend("cpu", threads=1, tuning="direct")
+        model = Model(net, shape, backend=backend, mesh=Mesh(comm, height=3))
+        assert all(type(model.layers[name]) is kind for name in "ab")
+        x = np.random.default_rng(0).normal(size=(BATCH, *shape)).astype("float32")
+        x = x[:, *model.graph.inputs[0].part]
+        counting = Counting(backend)
+        model.observer = counting
+        y, saved = model.forward(x, StepContext(training=True, samples=np.arange(BATCH)))
+        model.backward(np.ones_like(y), saved)
+        for name in "ab":
+            layer = model.layers[name]
+            cost = layer.cost(BATCH)
+            assert cost.flops_forward == counting.flops[Kind.FORWARD, name]
+            received = cost.flops_backward - counting.flops[Kind.BACKWARD, name]
+            assert 0 <= received <= 2 * BATCH * 8 * 8  # additions of two rows of halos to dx
+            # copies of rows are the work of the layer, too, but no kernels
+            copied = cost.bytes_forward - counting.bytes[Kind.FORWARD, name]
+            line, out = (BATCH * 8 * c * 4 for c in (layer.geometry.channels, 8))
+            neighbours = 2 if comm.rank == 1 else 1
+            if kind is StripedConv2d:  # a row is sent; 3 are put together; one is copied into y
+                again = layer.w.size * 4  # filters of the few rows at an edge are not counted
+                assert copied == neighbours * (2 * line + 6 * line + 2 * out - again)
+            else:  # the stripe is read, and written with the rows of neighbours
+                assert copied == line * (height // 3 + height // 3 + neighbours)
+            differentiated = cost.bytes_backward - counting.bytes[Kind.BACKWARD, name]
+            assert 0 < differentiated <= 2 * copied
+
+    run_threads(3, rank)

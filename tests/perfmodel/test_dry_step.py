@@ -115,3 +115,10 @@ def test_the_net_is_not_changed() -> None:
 def test_a_plan_that_is_not_possible_is_refused() -> None:
     with pytest.raises(ValueError, match="spatial=64"):
         outline({"spatial": 64})
+
+
+def test_buckets_are_shorter_between_hosts() -> None:
+    inside, between = (outline(between_hosts=several).buckets for several in (False, True))
+    assert sum(b.nbytes for b in inside) == pytest.approx(sum(b.nbytes for b in between), rel=0.01)
+    assert len(between) > len(inside)
+    assert between[0].nbytes < between[1].nbytes

@@ -56,6 +56,31 @@ def test_a_saved_platform_is_loaded_unchanged(name: str, tmp_path: Path) -> None
             "float64: 45",
             "compute.peak.float64: expected a number with a unit",
         ),
+        (
+            "    float64: 45",
+            "    flaot64: 45",
+            "compute.peak: unknown dtype 'flaot64'; did you mean 'f",
+        ),
+        (
+            "  call: 15 us",
+            "  rates: {conv 3x3: 1 Gflop/s}",
+            "compute.rates: expected a class, chann",
+        ),
+        (
+            "  call: 15 us",
+            "  rates: {'conv 3x4, 64, forward': 1 Gflop/s}",
+            "compute.rates: unknown class 'conv 3x4'; did you mean 'conv 3x3'",
+        ),
+        (
+            "  call: 15 us",
+            "  rates: {'linear, 64, forwards': 1 Gflop/s}",
+            "compute.rates: unknown direction 'forwards'; did you mean 'forward'",
+        ),
+        (
+            "  call: 15 us",
+            "  bandwidths: {'norms, forward': 1 GB/s}",
+            "compute.bandwidths: unknown class 'norms, forward'; did you mean 'norm, forward'",
+        ),
         ("name: laptop", "name: 3", "edited.yaml: name must be text, got 3"),
         ("name: laptop", "name: [", "edited.yaml: expected a YAML file: "),
         ("  add: 8 GB/s", "  classes: 8", "edited.yaml: messages.classes: expected a list, got 8"),

@@ -15,6 +15,7 @@ from pydtnn.perfmodel.calibration import machine
 from pydtnn.perfmodel.calibration.messages import exchange_sample, measure_messages
 from pydtnn.perfmodel.calibration.rates import measure_rates, update_bandwidth
 from pydtnn.perfmodel.calibration.sample import Sample, noisy
+from pydtnn.perfmodel.entries import UPDATE
 from pydtnn.perfmodel.platform import Cluster, Compute, Platform, Storage
 from pydtnn.utils.machine import cpu_name
 from pydtnn.utils.units import format_quantity
@@ -145,7 +146,7 @@ def _compute(
     samples.append(
         Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))
     )
-    found.bandwidths["update"] = update_bandwidth(backend.threads)
+    found.bandwidths[UPDATE] = update_bandwidth(backend.threads)
     everywhere = comm.gather_object((found.rates, found.bandwidths))
     all_rates, all_bandwidths = (
         {name: statistics.median(one[i][name] for one in everywhere) for name in everywhere[0][i]}

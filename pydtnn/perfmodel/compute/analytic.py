@@ -45,6 +45,8 @@ class AnalyticCosts(ComputeCosts):
     architectures, 2009.
     """
 
+    constant = True
+
     def __init__(
         self, platform: Platform, dtype: str = "float32", *, peaks_only: bool = False
     ) -> None:

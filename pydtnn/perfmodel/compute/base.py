@@ -33,7 +33,15 @@ class Label:
 
 
 class ComputeCosts(ABC):
-    """Time of the parts of a step that are not communication, on one rank of a platform."""
+    """Time of the parts of a step that are not communication, on one rank of a platform.
+
+    Attributes
+    ----------
+    constant : bool
+        Whether equal arguments always give the same time, which need not be computed again.
+    """
+
+    constant = False
 
     @abstractmethod
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
 
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
@@ -16,31 +14,10 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.norm import BatchNorm, GroupNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from pydtnn.perfmodel.entries import KernelClass, read_rate
 
 IMAGE = 4
 """Channels up to which a convolution's input is an image."""
-
-
-class KernelClass(NamedTuple):
-    """A class of kernels.
-
-    Attributes
-    ----------
-    name : str
-    size : int
-        Geometric mean of the channels of input and output; 0 where the rate is a bandwidth.
-    """
-
-    name: str
-    size: int = 0
-
-    def entry(self, direction: str) -> str:
-        """Return the name of its rate in a platform file.
-
-        >>> KernelClass("conv 3x3", 64).entry("forward")
-        'conv 3x3, 64, forward'
-        """
-        return ", ".join(filter(None, [self.name, str(self.size or ""), direction]))
 
 
 def classify(layer: Layer) -> KernelClass:
@@ -70,9 +47,6 @@ def classify(layer: Layer) -> KernelClass:
     return KernelClass("elementwise")
 
 
-_SIZED = re.compile(r"(.+), ([0-9]+), (forward|backward)")
-
-
 class Rates:
     """Rates by class and direction, interpolated between the sizes that were measured.
 
@@ -85,9 +59,9 @@ class Rates:
     def __init__(self, rates: Mapping[str, float]) -> None:
         self._tables: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         for entry, rate in rates.items():
-            if found := _SIZED.fullmatch(entry):
-                point = math.log(int(found[2])), math.log(rate)
-                self._tables[found[1], found[3]].append(point)
+            kind, direction = read_rate(entry)
+            point = math.log(kind.size), math.log(rate)
+            self._tables[kind.name, direction].append(point)
         for table in self._tables.values():
             table.sort()
 

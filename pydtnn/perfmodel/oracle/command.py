@@ -97,7 +97,10 @@ def _run(options: argparse.Namespace) -> None:
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    print("\n".join(of_limits(find_limits(workload, projector.backend))))
+    limits = find_limits(workload, projector.backend)
+    if options.batch_per_rank:
+        limits = [limit for limit in limits if limit.kind != "data"]
+    print("\n".join(of_limits(limits)))
     _write(swept, options, {"model": workload.name, "platform": platform.name})
     if options.plots:
         for path in plot_all(options.plots, swept, title(workload, platform.name, None)):

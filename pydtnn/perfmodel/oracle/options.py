@@ -47,7 +47,12 @@ def create_parser() -> Parser:
     )
     what = parser.add_argument_group("network and training")
     what.add_argument("--model", required=True, metavar="NAME", help="or path/to/file.py:function")
-    what.add_argument("--input", required=True, metavar="HxWxC", help="shape of a sample")
+    what.add_argument(
+        "--input",
+        default="224x224x3",
+        metavar="HxWxC",
+        help="shape of a sample (default: 224x224x3)",
+    )
     what.add_argument("--classes", type=int, default=1000, metavar="N", help="(default: 1000)")
     what.add_argument("--optimizer", default="sgd", metavar="NAME", help="(default: sgd)")
     what.add_argument("--dtype", default="float32", metavar="NAME", help="(default: float32)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.perfmodel.compute.base import ComputeCosts
+from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.perfmodel.compute.segments import Activities
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.virtual.disturbances import NONE, Disturbances
@@ -40,6 +40,7 @@ class SegmentClock(Clock, Observer):
         self.steps = 0
         self._costs = costs
         self._activities = Activities()
+        self._known: dict[tuple[Label, int], float] = {}
         self._layers: Mapping[str, Any] = {}
         self._samples = 0
         self._parts = 0  # activities in progress that end no segment
@@ -54,6 +55,7 @@ class SegmentClock(Clock, Observer):
 
     def layers(self, layers: Mapping[str, Any]) -> None:
         self._layers = layers
+        self._known.clear()
 
     def samples(self, samples: int) -> None:
         self._samples = samples
@@ -77,9 +79,19 @@ class SegmentClock(Clock, Observer):
     def _advance(self) -> None:
         label = self._activities.ending()
         if label is not None:
+            self.spend(self._seconds(label))
+
+    def _seconds(self, label: Label) -> float:
+        """Return the time of a segment, in s."""
+        key = label, self._samples
+        seconds = self._known.get(key)
+        if seconds is None:
             layer = self._layers.get(label.name.removesuffix(" (recomputed)"))
             layer = None if label.kind == "phase" else layer
-            self.spend(self._costs.seconds(label, layer, self._samples))
+            seconds = self._costs.seconds(label, layer, self._samples)
+            if self._costs.constant:
+                self._known[key] = seconds
+        return seconds
 
 
 class RankClock(SegmentClock):

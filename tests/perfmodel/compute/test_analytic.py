@@ -10,7 +10,8 @@ from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, S
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import AnalyticCosts, Label
 from pydtnn.perfmodel.compute.algorithms import work_of
-from pydtnn.perfmodel.compute.classes import KernelClass, Rates, classify
+from pydtnn.perfmodel.compute.classes import Rates, classify
+from pydtnn.perfmodel.entries import KernelClass
 from pydtnn.perfmodel.platform import Compute, Platform
 
 COMPUTE = Compute(

@@ -1,0 +1,177 @@
+"""Time of every strategy of a job, predicted and measured, and the regret of the predicted choice.
+
+    mpirun -np 4 python -m benchmarks.regret --model resnet20 --input 32x32x3 --batch 64
+    python -m benchmarks.regret --cluster "1gbit 4x1" --model vgg11 --input 32x32x3 --batch 64
+
+All strategies that `--parallel auto` considers are projected on the platform of the job (or that of
+`--platform`), and run: uniform ones, hybrids, and plans that were searched layer by layer. Each is
+measured in several turns, one after the other, so that other work on the machine disturbs all of
+them; the time of a step is the median over the turns of the slowest rank. The regret is the
+measured time of the strategy that is predicted to be the fastest over that of the fastest one,
+minus 1; tau is Kendall's rank correlation of predicted and measured times.
+
+`--cluster` runs it on four ranks of an emulated cluster: `benchmarks.comm.cluster`, for root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.common.report import Report
+from benchmarks.oracle import kendall, on
+from pydtnn.comm import Communicator, agree, create_communicator
+from pydtnn.comm.cores import threads_per_rank
+from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.kernels import create_backend
+from pydtnn.models import create_net
+from pydtnn.perfmodel.choice import label, milliseconds
+from pydtnn.perfmodel.compute.analytic import AnalyticCosts
+from pydtnn.perfmodel.oracle.options import shape_of
+from pydtnn.perfmodel.platform import Platform
+from pydtnn.perfmodel.projection import Projector
+from pydtnn.perfmodel.projection import Workload as Task
+from pydtnn.perfmodel.quick import platform_of
+from pydtnn.perfmodel.search import search
+from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.workload import Rank, Workload
+from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
+from pydtnn.utils import clock
+
+WARM_UP = 2
+
+
+class Case(NamedTuple):
+    """A strategy with its predicted time, in s."""
+
+    name: str
+    strategy: Strategy
+    predicted: float
+
+
+class Outcome(NamedTuple):
+    """A case with its measured time, in s."""
+
+    case: Case
+    measured: float
+
+
+def main() -> None:
+    """Print the table."""
+    args = _parser().parse_args()
+    if args.cluster:
+        own = [word for word in sys.argv[1:] if word not in ("--cluster", args.cluster)]
+        with on(args.cluster) as run:
+            print(run(4, ["python", "-m", "benchmarks.regret", *own]), end="")
+        return
+    comm = create_communicator()
+    outcomes = measure_all(comm, find_cases(comm, args), args)
+    if comm.rank == 0:
+        report = Report(args.output)
+        for line in table(outcomes):
+            report.line(line)
+
+
+def find_cases(comm: Communicator, args: argparse.Namespace) -> list[Case]:
+    """Return the strategies of the job, the fastest first. Collective: all ranks call it."""
+    shape = shape_of(args.input)
+    threads = threads_per_rank(comm)
+    platform = args.platform and Platform.load(args.platform)
+    if platform is None:
+        net, each = create_net(args.model, args.classes, shape), -(-args.batch // comm.size)
+        platform = platform_of(comm, create_backend("cpu", threads=threads), net, shape, each)
+
+    def find() -> list[tuple[str, Strategy, float]]:
+        task = Task(create_net(args.model, args.classes, shape), shape, global_batch=args.batch)
+        projector = Projector(task, platform, AnalyticCosts(platform))
+        found = search(projector, comm.size)
+        return [(label(one), one.strategy, one.seconds) for one in found.tried[: args.most]]
+
+    return [Case(*one) for one in comm.gather_object(on_rank_0(comm, find))[0]]
+
+
+def measure_all(
+    comm: Communicator, cases: Sequence[Case], args: argparse.Namespace
+) -> list[Outcome]:
+    """Measure all cases in turns. Collective: all ranks call it."""
+    times: list[list[float]] = [[] for _ in cases]
+    for _ in range(args.turns):
+        for case, own in zip(cases, times, strict=True):
+            own.append(measure(comm, case.strategy, args))
+    return [Outcome(case, median(own)) for case, own in zip(cases, times, strict=True)]
+
+
+def measure(comm: Communicator, strategy: Strategy, args: argparse.Namespace) -> float:
+    """Return the time of a step of the slowest rank, in s. Collective: all ranks call it."""
+    trainer_options = {}
+    if strategy.stages > 1:
+        parts = min(DEFAULT_PER_STAGE * strategy.stages, args.batch // strategy.data)
+        trainer_options["micro_batches"] = parts
+    work = Workload(
+        args.model,
+        shape_of(args.input),
+        args.classes,
+        args.batch,
+        strategy.axes,
+        strategy.plan,
+        options={"recompute": strategy.recompute} if strategy.recompute else {},
+        trainer_options=trainer_options,
+        threads=threads_per_rank(comm),
+    )
+    rank, error = None, None
+    try:
+        rank = Rank(work, comm)
+    except ValueError as problem:
+        error = problem
+    agree(comm, error)
+    assert rank is not None
+    for _ in range(WARM_UP):
+        rank.step()
+    comm.barrier()
+    begin = clock.now()
+    for _ in range(args.steps):
+        rank.step()
+    return max(comm.gather_object((clock.now() - begin) / args.steps))
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the lines of the table, with regret and tau."""
+    width = max(len(one.case.name) for one in outcomes)
+    lines = [f"{'strategy':{width}}  predicted ms  measured ms  accuracy"]
+    for one in outcomes:
+        accuracy = 1 - abs(one.case.predicted - one.measured) / one.measured
+        lines.append(
+            f"{one.case.name:{width}}  {milliseconds(one.case.predicted):>12}"
+            f"  {milliseconds(one.measured):>11}  {accuracy:>7.0%}"
+        )
+    fastest = min(outcomes, key=lambda one: one.measured)
+    chosen = min(outcomes, key=lambda one: one.case.predicted)
+    lines.append(f"chosen: {chosen.case.name}; fastest: {fastest.case.name}")
+    lines.append(f"regret {chosen.measured / fastest.measured - 1:.1%}")
+    if len(outcomes) > 1:
+        tau = kendall([o.case.predicted for o in outcomes], [o.measured for o in outcomes])
+        lines[-1] += f", tau {tau:.2f}"
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--model", default="resnet20")
+    parser.add_argument("--input", default="32x32x3", metavar="HxWxC")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64, help="samples of all ranks per step")
+    parser.add_argument("--platform", metavar="FILE", help="by default measured")
+    parser.add_argument("--most", type=int, default=12, help="strategies, the fastest first")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of a turn")
+    parser.add_argument("--cluster", default="", metavar="LAYOUT", help="such as '1gbit 4x1'")
+    parser.add_argument("--output", type=Path, help="file that receives the table, too")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The clock of a rank, and what it asks of the costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydtnn.comm import Communicator
+from pydtnn.layers import ReLU
+from pydtnn.layers.base import Layer
+from pydtnn.perfmodel.compute.base import Label
+from pydtnn.perfmodel.virtual import run_virtual
+from pydtnn.utils import clock
+from pydtnn.utils.observer import Activity, Kind
+from tests.perfmodel.virtual.costs import UniformCosts, cluster
+
+
+class Counted(UniformCosts):
+    def __init__(self, constant: bool) -> None:
+        self.constant = constant
+        self.asked: list[tuple[Label, Layer | None, int]] = []
+
+    def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
+        self.asked.append((label, layer, batch))
+        return super().seconds(label, layer, batch)
+
+
+def passes(comm: Communicator) -> list[float]:
+    observer = comm.own_observer
+    assert observer is not None
+    observer.layers({"conv": ReLU()})
+    times = []
+    for samples in (4, 4, 2):
+        observer.samples(samples)
+        begin = clock.now()
+        with Activity(observer, Kind.PHASE, "forward"):
+            with Activity(observer, Kind.FORWARD, "conv"):
+                with Activity(observer, Kind.KERNEL, "conv"):
+                    pass
+                with Activity(observer, Kind.CALL, "isend"):
+                    pass
+            with Activity(observer, Kind.BACKWARD, "conv"):
+                pass
+        times.append(clock.now() - begin)
+    return times
+
+
+@pytest.mark.parametrize(("constant", "asked"), [(True, 12), (False, 18)])
+def test_segments_advance_the_clock_by_their_costs(constant: bool, asked: int) -> None:
+    costs = Counted(constant)
+    run = run_virtual(passes, network=cluster("a"), costs=costs)
+    assert run.results[0] == pytest.approx([12e-3, 12e-3, 6e-3])
+    assert len(costs.asked) == asked
+    conv = Label("forward", "conv", 1), 2
+    assert [(label, batch) for label, layer, batch in costs.asked if layer][-2] == conv
+
+
+def test_activities_of_other_threads_take_no_virtual_time() -> None:
+    def rank(comm: Communicator) -> float:
+        assert comm.own_observer is not None
+        begin = clock.now()
+        with Activity(comm.own_observer.lane("loader 0"), Kind.FORWARD, "conv"):
+            pass
+        return clock.now() - begin
+
+    assert run_virtual(rank, network=cluster("a"), costs=UniformCosts()).results == [0.0]

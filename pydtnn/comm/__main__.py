@@ -6,14 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
-from pydtnn.utils.errors import describe, requested_traceback
-from pydtnn.utils.output import printing
+from pydtnn.utils.command import Parser, run_command
 
 EXAMPLES = """examples:
   python -m pydtnn.comm list
@@ -40,25 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    try:
-        with printing():
-            options = _parser().parse_args(arguments)
-            options.command(options)
-    except Exception as error:
-        print(f"{requested_traceback(error)}pydtnn.comm: {describe(error)}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("pydtnn.comm", lambda: _run(_parser().parse_args(arguments)))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
+def _run(options: argparse.Namespace) -> None:
+    options.command(options)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         "python -m pydtnn.comm",
         description="List, draw and check allreduce schedules.",
         epilog=EXAMPLES,

@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from pydtnn.cli.mesh import read_axes
 from pydtnn.comm import create_communicator
@@ -18,6 +18,7 @@ from pydtnn.parallel.schemes import SCHEME
 from pydtnn.testing import check_layer, check_loss, check_metric, check_plan, check_scheme
 from pydtnn.testing.plan_report import PlanReport
 from pydtnn.testing.scheme_report import SchemeReport
+from pydtnn.utils.command import Parser
 from pydtnn.utils.errors import describe, requested_traceback
 from pydtnn.utils.output import printing
 from pydtnn.utils.own_code import import_object
@@ -76,13 +77,8 @@ CHECKS: dict[type, Callable[..., None]] = {
 """Checks by base class; anything else is a scheme."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m pydtnn.testing --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m pydtnn.testing",
         description="Check that a parallel scheme, layer, loss or metric keeps its contract, or "
         "that a network computes the same under a plan as serially.",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pydtnn.tracing.exports import FORMATS
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.tracing.timeline import load_timeline
-from pydtnn.utils.errors import describe, printable, requested_traceback
-from pydtnn.utils.output import printing
+from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.errors import printable
 
 EXAMPLES = """examples:
   python -m pydtnn.train --model resnet20 --trace traces/run
@@ -33,26 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    try:
-        with printing():
-            options = _parser().parse_args(arguments)
-            options.command(options)
-    except Exception as error:
-        text = describe(error).removeprefix("trace: ")
-        print(f"{requested_traceback(error)}pydtnn.trace: {text}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("pydtnn.trace", lambda: _run(_parser().parse_args(arguments)))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
+def _run(options: argparse.Namespace) -> None:
+    options.command(options)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m pydtnn.trace",
         description="Export, summarise and compare traces that --trace has written.",
         epilog=EXAMPLES,

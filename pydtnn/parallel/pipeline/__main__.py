@@ -6,14 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pydtnn.parallel.pipeline.check import check
 from pydtnn.parallel.pipeline.draw import text, title
 from pydtnn.parallel.pipeline.picture import draw
 from pydtnn.parallel.pipeline.schedules import find
-from pydtnn.utils.errors import describe, requested_traceback
-from pydtnn.utils.output import printing
+from pydtnn.utils.command import Parser, run_command
 
 EXAMPLES = """examples:
   python -m pydtnn.parallel.pipeline draw 1f1b
@@ -33,27 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    try:
-        with printing():
-            _run(_parser().parse_args(arguments))
-    except Exception as error:
-        print(
-            f"{requested_traceback(error)}pydtnn.parallel.pipeline: {describe(error)}",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    name = "pydtnn.parallel.pipeline"
+    return run_command(name, lambda: _run(_parser().parse_args(arguments)))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         "python -m pydtnn.parallel.pipeline",
         description="Draw and check pipeline schedules.",
         epilog=EXAMPLES,

@@ -6,19 +6,17 @@ import argparse
 import csv
 import io
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydtnn.perfmodel.paradl.case import STRATEGIES, Case
 from pydtnn.perfmodel.paradl.projection import FORMULAS, project, sweep
 from pydtnn.perfmodel.paradl.table import corrections, table
 from pydtnn.perfmodel.paradl.text import read_network, read_platform, read_split
-from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.command import Parser, run_command
 from pydtnn.utils.files import write_file
-from pydtnn.utils.output import printing
 from pydtnn.utils.suggest import unknown
 
 EXAMPLES = """examples:
@@ -36,24 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Default: the arguments of this process.
     """
-    try:
-        with printing():
-            _run(_parser().parse_args(arguments))
-    except Exception as error:
-        print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("", lambda: _run(_parser().parse_args(arguments)))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         "python -m pydtnn.perfmodel.paradl",
         description="Project the training time of a network with the formulas of ParaDL (Kahira et "
         "al., 2021), as published and corrected.",

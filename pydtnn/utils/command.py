@@ -1,0 +1,43 @@
+"""Commands of one process: options, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.output import printing
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that raises its errors as exceptions with a one-sentence message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def run_command(name: str, run: Callable[[], None]) -> int:
+    """Run a command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    name : str
+        What the line begins with, such as "pydtnn.comm"; empty if errors name their origin.
+    run : callable
+        Prints the output.
+    """
+    try:
+        with printing():
+            run()
+    except Exception as error:
+        text = describe(error)
+        if name:
+            text = f"{name}: {text.removeprefix(name.rpartition('.')[2] + ': ')}"
+        print(f"{requested_traceback(error)}{text}", file=sys.stderr)
+        return 1
+    return 0

@@ -164,6 +164,8 @@ def _options(config: TrainConfig, found: Found, batch: int, limit: float) -> dic
     if config.recompute is None and best.recompute is not None:
         chosen["recompute"] = AUTO
         chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
+    elif config.recompute != AUTO:
+        chosen["memory_limit"] = None  # a limit of recomputation
     return chosen
 
 

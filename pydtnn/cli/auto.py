@@ -30,6 +30,10 @@ from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.sizes import parse_size
 
+WORTH = 1.05
+"""Time of the best uniform plan over that of one that cuts layers differently, to use the latter:
+the error of the model."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -127,7 +131,7 @@ def _choose(
         recompute=(None, AUTO) if config.recompute is None else (base.recompute,),
         base=base,
         allowed=_allowed(batch, optimizer.per_parameter),
-    )
+    ).prefer_uniform(WORTH)
     details = [*ranked(found), *plan_lines(found.best)]
     lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
     return _options(config, found, batch, limit), lines
@@ -164,6 +168,8 @@ def _options(config: TrainConfig, found: Found, batch: int, limit: float) -> dic
     if config.recompute is None and best.recompute is not None:
         chosen["recompute"] = AUTO
         chosen["memory_limit"] = config.memory_limit or f"{int(limit)}B"
+    elif config.recompute != AUTO:
+        chosen["memory_limit"] = None  # a limit of recomputation
     return chosen
 
 

@@ -384,7 +384,7 @@ class TrainConfig(
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
-            ("memory_limit", "--recompute auto", self.recompute != "auto"),
+            ("memory_limit", "--recompute auto", "auto" not in (self.recompute, self.parallel)),
         ):
             if missing and getattr(self, name) != usual[name].default:
                 raise ValueError(f"train: {usual[name].label} requires {partner}")

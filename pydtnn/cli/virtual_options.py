@@ -23,7 +23,7 @@ class VirtualOptions:
         VIRTUAL,
         str,
         "name of a platform, or path/to/file.yaml, also for predictions; by default this job's "
-        "ranks, measured in a second",
+        "ranks, measured in a few seconds",
         metavar="FILE",
     )
     compute: str | None = option(

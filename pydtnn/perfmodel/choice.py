@@ -65,8 +65,9 @@ def explain(found: Found, limit: float) -> str:
         Memory of a rank, in B.
     """
     best = found.best
-    others = [one for one in found.tried if one.strategy.axes != best.strategy.axes]
-    than = next((one for one in others if one.memory.total <= limit), None)
+    others = (one for one in found.tried if one.strategy.axes != best.strategy.axes)
+    slower = (one for one in others if one.seconds >= best.seconds)
+    than = next((one for one in slower if one.memory.total <= limit), None)
     faster = ""
     if than is not None:
         faster = f", {than.seconds / best.seconds:.2f} times as fast as {than.strategy.name}"

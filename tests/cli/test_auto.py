@@ -115,6 +115,16 @@ def test_options_without_a_formula_are_named(options: dict, found: str) -> None:
     assert no_formula(TrainConfig(**options)) == found
 
 
+def test_a_limit_of_memory_is_that_of_the_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*TINY, "--parallel=auto", "--quiet", "--memory-limit=1MB"]
+    assert main([*options, f"--output-dir={tmp_path / 'small'}"]) == 1
+    assert "search: expected a memory limit of at least" in capsys.readouterr().err
+    options[-1] = "--memory-limit=1GB"
+    assert main([*options, f"--output-dir={tmp_path / 'large'}"]) == 0
+
+
 def test_lines_of_the_report_compare_each_part() -> None:
     predicted = Predicted("p", 0.010, 0.006, 0.001, 0.002, 0.001, 5e6)
     measured = {

@@ -45,6 +45,12 @@ class Found:
         """Time of the best uniform plan over that of the best one."""
         return inf if self.uniform is None else self.uniform.seconds / self.best.seconds
 
+    def prefer_uniform(self, gain: float) -> Found:
+        """Return a result whose best strategy is the uniform one if the other gains less."""
+        if self.uniform is None or self.gain >= gain:
+            return self
+        return replace(self, best=self.uniform)
+
 
 def search(
     projector: Projector,

@@ -45,6 +45,7 @@ CASES: list[tuple[Any, dict[str, int], str]] = [
     ("filtr", {"filter": 2}, "^Plan: unknown strategy 'filtr'; did you mean 'filter'"),
     ("plan.txt", {"filter": 2}, "^Plan: unknown strategy 'plan.txt'.*a file must end in .yaml$"),
     ("absent.yaml", {"filter": 2}, "^Plan: absent.yaml cannot be read: .*"),
+    ("{fc: {filter: ", {"filter": 2}, "^Plan: the rules {fc: {filter:  cannot be read: .*"),
     ("spatial", {"a": 2, "b": 2}, "spatial requires one axis of the mesh besides data, got a, b"),
     (
         None,
@@ -140,7 +141,8 @@ def test_a_file_and_a_mapping_are_the_same_plan(tmp_path: Path) -> None:
 
     def rank(comm: Communicator) -> bool:
         mesh = Mesh(comm, a=2)
-        plans: list[Any] = [path, str(path), rules, Plan(rules)]
+        text = "{conv: {spatial: a}, '*': {filter: a}}"
+        plans: list[Any] = [path, str(path), rules, Plan(rules), text]
         models = [Model(net(), (6, 4, 2), plan=plan, mesh=mesh) for plan in plans]
         names = [[node.name for node in model.graph.nodes] for model in models]
         return all(own == names[0] for own in names)

@@ -66,6 +66,11 @@ def test_layers_with_many_weights_are_cut_and_those_with_maps_are_not(found):
     assert "data" in rules["conv1"] or "spatial" in rules["conv1"]
 
 
+def test_a_small_gain_is_not_worth_a_plan_of_its_own(found):
+    assert found.prefer_uniform(1.01 * found.gain).best == found.uniform
+    assert found.prefer_uniform(found.gain) == found
+
+
 def test_the_plan_that_was_found_trains_like_one_rank(found):
     strategy = found.best.strategy
     x = np.random.default_rng(0).standard_normal((8, 16, 16, 3))

@@ -14,6 +14,7 @@ from pydtnn.comm.wrapper import Wrapper
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
+from pydtnn.optimizers import get_optimizer
 from pydtnn.perfmodel.breakdown import Breakdown, Times
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.compute.base import ComputeCosts
@@ -217,7 +218,12 @@ def predict(
         )
     network, processor = platform.network(workload.ranks), Processor.of(platform)
     if costs is None:
-        costs = AnalyticCosts(platform, str(workload.options.get("dtype", "float32")))
+        optimizer = get_optimizer(workload.optimizer, **workload.optimizer_options)
+        costs = AnalyticCosts(
+            platform,
+            str(workload.options.get("dtype", "float32")),
+            slots=len(optimizer.slots),
+        )
     ranks = simulate(workload, network, costs, processor, shared_cores(workload, platform))
     data = workload.axes.get("data", 1)
     step = max(rank.times.step for rank in ranks)

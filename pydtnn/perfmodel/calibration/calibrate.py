@@ -71,6 +71,7 @@ def calibrate(
     isa: str | None = None,
     folder: Path = Path(),
     rates: bool = True,
+    allow_noise: bool = True,
 ) -> Calibration:
     """Measure the platform of a job. Collective: all ranks call it.
 
@@ -86,6 +87,8 @@ def calibrate(
     rates : bool, default True
         Whether to measure the rates of layers' kernels, which takes most of the time; otherwise
         only peaks are.
+    allow_noise : bool, default True
+        Whether to measure the rates on a machine under load, too.
 
     Raises
     ------
@@ -100,7 +103,10 @@ def calibrate(
     agree(comm, error)
     assert backend is not None
     samples: list[Sample] = []
-    compute = _compute(comm, backend, samples, rates=rates)
+    compute = _compute(comm, backend, samples)
+    early = [one for own in comm.gather_object(samples) for one in own]
+    if rates and (allow_noise or not noisy(early)):
+        compute = _with_rates(comm, backend, compute, samples)
     if comm.size > 1:
         samples.append(exchange_sample(comm))
     messages, assumed = measure_messages(comm, Platform.load(DEFAULT).messages)
@@ -112,9 +118,7 @@ def calibrate(
     return Calibration(platform, backend.isa, cpu_name(), tuple(noisy(everywhere)), tuple(assumed))
 
 
-def _compute(
-    comm: Communicator, backend: Backend, samples: list[Sample], *, rates: bool
-) -> Compute:
+def _compute(comm: Communicator, backend: Backend, samples: list[Sample]) -> Compute:
     """Measure the compute of all ranks at the same time, and the bandwidth of one rank alone."""
     for dtype in DTYPES:
         samples.append(machine.product(backend, dtype, comm.barrier))
@@ -132,7 +136,7 @@ def _compute(
     python = machine.python(backend.threads)
     samples += python
     call, step = (_median(comm, own) for own in machine.python_times(python))
-    compute = Compute(
+    return Compute(
         threads=backend.threads,
         peak=dict(zip(DTYPES, peaks, strict=True)),
         memory_bandwidth=own,
@@ -140,8 +144,12 @@ def _compute(
         call=call,
         step=step,
     )
-    if not rates:
-        return compute
+
+
+def _with_rates(
+    comm: Communicator, backend: Backend, compute: Compute, samples: list[Sample]
+) -> Compute:
+    """Measure the rates of layers' kernels on all ranks at the same time."""
     found = measure_rates(backend, comm.barrier)
     samples.append(
         Sample("layers", (1.0, 1 + statistics.median(found.spreads.values())) * 2 + (2.0,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.halo_conv import HaloConv2d
@@ -24,7 +26,8 @@ class AnalyticCosts(ComputeCosts):
     convolutions, the fastest of the CPU's algorithms counts.
 
     The first segment of a pass contains all of it; if a stripe's interior is computed while its
-    halo travels, the second one does.
+    halo travels, the second one does. The first phase "update" after backward contains the update
+    of all parameters of its layers. An object may be used by several ranks that are threads.
 
     Parameters
     ----------
@@ -33,6 +36,9 @@ class AnalyticCosts(ComputeCosts):
         Type of the model, for the peak.
     peaks_only : bool, default False
         Ignore achieved rates.
+    slots : int, default 1
+        Slots of the optimizer: an update reads and writes them, reads gradients, and reads and
+        writes parameters.
 
     Raises
     ------
@@ -48,7 +54,12 @@ class AnalyticCosts(ComputeCosts):
     constant = True
 
     def __init__(
-        self, platform: Platform, dtype: str = "float32", *, peaks_only: bool = False
+        self,
+        platform: Platform,
+        dtype: str = "float32",
+        *,
+        peaks_only: bool = False,
+        slots: int = 1,
     ) -> None:
         compute = platform.compute
         if dtype not in compute.peak:
@@ -62,20 +73,34 @@ class AnalyticCosts(ComputeCosts):
         self._scale = self._peak / compute.peak.get("float32", self._peak)
         self._rates = Rates({} if peaks_only else compute.rates)
         self._bandwidths = {} if peaks_only else compute.bandwidths
+        own = self._bandwidth if peaks_only else platform.update_bandwidth
+        self._update = (3 + 2 * slots) / own  # s for each byte of parameters
+        self._trained = threading.local()  # `bytes`, of the layers that ran backward on this rank
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s.
 
-        That of a phase is the time of Python per step, in the first segment of the phase "step".
+        Those of phases are the time of Python per step, in the first segment of the phase "step",
+        and updates.
         """
         if layer is None:
-            return self._step if label == Label("phase", "step", 0) else 0.0
+            return self._phase(label)
         if label.index != int(isinstance(layer, HaloConv2d)):
             return 0.0
         cost = layer.cost(batch)
         if label.kind == "forward":
             return self._pass(layer, "forward", batch, cost.flops_forward, cost.bytes_forward)
+        own = (p for p in layer.parameters if p.source is p and not p.frozen)
+        trained = vars(self._trained).setdefault("bytes", {})
+        trained[id(layer)] = sum(p.size for p in own) * layer.parameter_dtype.itemsize
         return self._pass(layer, "backward", batch, cost.flops_backward, cost.bytes_backward)
+
+    def _phase(self, label: Label) -> float:
+        if label == Label("phase", "step", 0):
+            return self._step
+        if label != Label("phase", "update", 0):
+            return 0.0
+        return self._update * sum(vars(self._trained).pop("bytes", {}).values())
 
     def _pass(self, layer: Layer, direction: str, batch: int, flops: int, moved: int) -> float:
         kind = classify(layer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from pydtnn.perfmodel.calibration import command
 from pydtnn.perfmodel.calibration.calibrate import Calibration, calibrate
 from pydtnn.perfmodel.platform import Platform, platform_names
 from pydtnn.utils.errors import AgreedError
+from tests.launch import Finished
 
 QUIET = Calibration(Platform.load("laptop"), "avx2", "a CPU", (), ("messages.between",))
 
@@ -111,12 +114,37 @@ def test_the_platforms_of_the_package_are_listed(capsys: Any) -> None:
     assert all(len(line.split()) > 3 for line in lines)
 
 
+CALIBRATE = ["-m", "pydtnn.calibrate"]
+
+
+def test_ranks_of_a_job_print_an_error_once(mpiexec: Callable[..., Finished]) -> None:
+    done = mpiexec(2, [*CALIBRATE, "--output=x.txt"])
+    assert done.returncode == 1
+    assert done.stderr.count("--output must be a file named *.yaml, got x.txt") == 1
+
+
+@pytest.mark.long
+def test_ranks_of_a_job_measure_messages_between_them(
+    tmp_path: Path, mpiexec: Callable[..., Finished]
+) -> None:
+    path = tmp_path / "x.yaml"
+    done = mpiexec(2, [*CALIBRATE, f"--output={path}", "--threads=1", "--allow-noise"])
+    assert done.returncode == 0, done.stderr
+    platform = Platform.load(path)
+    assert platform.cluster.ranks_per_host == 2
+    assert platform.messages.inside != Platform.load("laptop").messages.inside
+    assert platform.messages.inside.shared > 0
+    assert "conv 3x3 fused, 64, forward" in platform.compute.rates
+    assert f"written to {path}" in done.stdout
+
+
 @pytest.mark.long
 def test_other_processes_are_noticed(tmp_path: Path) -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    loop = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2 * os.cpu_count())]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pydtnn.calibrate", "--output", "x.yaml", "--threads", "2"],
+            [sys.executable, "-m", "pydtnn.calibrate", "--output", "x.yaml", "--threads", "1"],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pydtnn.comm import run_threads
 from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import AnalyticCosts, Label
@@ -99,7 +100,19 @@ def test_only_the_first_segment_and_the_step_take_time(model: Model) -> None:
     costs = AnalyticCosts(PLATFORM)
     assert seconds(costs, model, "forward", "second", 1) == 0
     assert costs.seconds(Label("phase", "step"), None, 4) == 2.0
-    assert costs.seconds(Label("phase", "update"), None, 4) == 0
+    assert costs.seconds(Label("phase", "loss"), None, 4) == 0
+
+
+def test_the_first_update_after_backward_is_that_of_all_its_layers(model: Model) -> None:
+    costs, update = AnalyticCosts(PLATFORM, slots=2), Label("phase", "update")
+    assert costs.seconds(update, None, 4) == 0
+    for _ in range(2):  # micro-batches
+        for name in ("second", "fc"):
+            seconds(costs, model, "backward", name)
+    numbers = sum(p.size for n in ("second", "fc") for p in model.layers[n].parameters)
+    assert run_threads(1, lambda comm: costs.seconds(update, None, 4)) == [0]  # another rank
+    assert costs.seconds(update, None, 4) == pytest.approx(7 * 4 * numbers / 25e6)
+    assert costs.seconds(update, None, 4) == 0
 
 
 def test_layers_are_classified_by_their_kernels() -> None:

@@ -12,6 +12,8 @@ class DeviceChecks:
     cuda_aware: bool
     tf32: bool | None
     dtype: str
+    virtual_ranks: int | None
+    loader_threads: int
 
     def check_device(self) -> None:
         """Raise ValueError if an option requires another device, or other options."""
@@ -29,6 +31,11 @@ class DeviceChecks:
                 schedule and self.cuda_aware,
                 f"--allreduce {self.allreduce} cannot be combined with --cuda-aware: it sums in "
                 "host memory; omit one of them",
+            ),
+            (self.virtual_ranks and cuda, "--virtual-ranks requires --device cpu or numpy"),
+            (
+                self.virtual_ranks and self.loader_threads > 1,
+                "--virtual-ranks makes batches when they are needed; omit --loader-threads",
             ),
             (self.tf32 and not cuda, "--tf32 requires --device cuda"),
             (

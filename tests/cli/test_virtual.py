@@ -63,6 +63,9 @@ def test_a_trace_has_virtual_times(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--virtual-ranks=2"], "--virtual-ranks requires --platform"),
+        ([*VIRTUAL, "--device=cuda"], "--virtual-ranks requires --device cpu or numpy"),
+        ([*VIRTUAL, "--loader-threads=2"], "omit --loader-threads"),
+        (["--timing-only"], "--timing-only requires --virtual-ranks N"),
         (["--virtual-ranks=0", "--platform=cpu-1gbit"], "--virtual-ranks must be at least 1"),
         (["--virtual-ranks=2", "--platform=cpu-2gbit"], "cpu-2gbit"),
     ],

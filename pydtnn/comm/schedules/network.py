@@ -6,8 +6,9 @@ time of a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from pydtnn.comm.communicator import Communicator
@@ -66,7 +67,9 @@ class Network:
     add: float = 0.0
 
     def __post_init__(self) -> None:
-        for (sender, receiver), route in self.routes.items():
+        routes = self.routes
+        for sender, receiver in routes.examples() if isinstance(routes, _AlikeRoutes) else routes:
+            route = routes[sender, receiver]
             who = f"Network: the route from host {sender} to {receiver}"
             if route.bandwidth <= 0 or route.latency < 0:
                 raise ValueError(
@@ -126,13 +129,12 @@ class Network:
             (),
         )
         names = dict.fromkeys(hosts)
-        routes = {(g, h): inside if g == h else between for g in names for h in names}
         card = bandwidth if card is None else card
         links = {link: card for host in names for link in _card(host)}
         if memory is not None:
-            routes |= {(h, h): inside._replace(links=(_memory(h),)) for h in names}
             links |= {_memory(h): memory for h in names}
-        return cls(tuple(hosts), _with_cards(routes), links, add)
+        routes = _AlikeRoutes(names, inside, between, memory is not None)
+        return cls(tuple(hosts), routes, links, add)
 
     @classmethod
     def measure(cls, comm: Communicator) -> Network:
@@ -161,6 +163,39 @@ class Network:
         }
         links |= {_memory(host): rate for host, rate in probe.memories().items()}
         return cls(comm.hosts, _with_cards(routes), links, probe.add())
+
+
+class _AlikeRoutes(Mapping[Pair, Route]):
+    """The routes between equal hosts, which are computed when they are needed."""
+
+    def __init__(
+        self, hosts: Mapping[Hashable, None], inside: Route, between: Route, shared: bool
+    ) -> None:
+        self._hosts, self._inside, self._between, self._shared = hosts, inside, between, shared
+        self._known: dict[Pair, Route] = {}
+
+    def __getitem__(self, pair: Pair) -> Route:
+        if pair not in self._known:
+            self._known[pair] = self._route(*pair)
+        return self._known[pair]
+
+    def _route(self, sender: Hashable, receiver: Hashable) -> Route:
+        if sender not in self._hosts or receiver not in self._hosts:
+            raise KeyError((sender, receiver))
+        if sender != receiver:
+            return self._between._replace(links=(_card(sender)[0], _card(receiver)[1]))
+        return self._inside._replace(links=(_memory(sender),)) if self._shared else self._inside
+
+    def __iter__(self) -> Iterator[Pair]:
+        return ((g, h) for g in self._hosts for h in self._hosts)
+
+    def __len__(self) -> int:
+        return len(self._hosts) ** 2
+
+    def examples(self) -> list[Pair]:
+        """Return a pair of each kind, which stand for all."""
+        hosts = [*islice(self._hosts, 2)]
+        return [(hosts[0], other) for other in hosts]
 
 
 def _card(host: Hashable) -> tuple[str, str]:

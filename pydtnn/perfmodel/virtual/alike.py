@@ -1,7 +1,7 @@
 """Times of many ranks that compute alike: one of them runs, with the clocks of all in an array.
 
-The program of rank 0 is executed once, in this thread. Every rank is taken to do the same at the
-time of its own clock: the ranks have parts of equal length, and make the same calls. Sums by
+The program is executed in this thread, as rank 0. Every rank is taken to do the same at the time of
+its own clock: the ranks have parts of equal length, and make the same calls. Sums by
 schedules are replayed row by row (`pydtnn.perfmodel.engine.rows`). The bytes of a sum that is
 started while others are in progress pass after theirs.
 """
@@ -45,11 +45,16 @@ class Clocks(SegmentClock):
     ----------
     times : ndarray (ranks,)
         In s.
+    ended : ndarray (ranks,)
+        When each rank has ended the operations started so far, in s.
+    calls : list of tuple
+        Kind and length of every operation, by which ranks are compared.
     """
 
     def __init__(self, ranks: int, costs: ComputeCosts, disturbances: Disturbances) -> None:
         super().__init__(costs)
-        self.times = np.zeros(ranks)
+        self.times, self.ended = np.zeros(ranks), np.zeros(ranks)
+        self.calls: list[tuple[str, int]] = []
         self._ranks, self._disturbances = np.arange(ranks), disturbances
 
     def now_ns(self) -> int:
@@ -66,27 +71,35 @@ class Clocks(SegmentClock):
 
 
 class Alike(Communicator):
-    """Rank 0 of ranks that do the same.
+    """One of ranks that do the same.
 
     Parameters
     ----------
+    rank : int
     network : Network
         With the host of every rank.
     clocks : Clocks
     processor : Processor
+    replays : dict
+        Schedules that are known, by algorithm.
 
     Raises
     ------
     DifferentError
-        From calls whose partners are not known without the other ranks: messages between two ranks,
-        and groups of some of them.
+        From messages between two ranks, whose times are not known without the other one.
     """
 
-    def __init__(self, network: Network, clocks: Clocks, processor: Processor) -> None:
-        super().__init__(0, network.hosts)
+    def __init__(
+        self,
+        rank: int,
+        network: Network,
+        clocks: Clocks,
+        processor: Processor,
+        replays: dict[Any, Replay],
+    ) -> None:
+        super().__init__(rank, network.hosts)
         self._network, self._clocks, self._processor = network, clocks, processor
-        self._ended = np.zeros(self.size)  # when each rank has ended the sums started so far
-        self._replays: dict[Any, Replay] = {}
+        self._replays = replays
         names = list(dict.fromkeys(network.hosts))
         ends = (names[0], names[1] if len(names) > 1 else names[0])
         self._route = network.routes[ends]
@@ -99,6 +112,7 @@ class Alike(Communicator):
         self._library("barrier", 0).wait()
 
     def gather_object(self, value: Any) -> list[Any]:
+        self._clocks.calls.append(("gather_object", 0))
         return [value] * self.size
 
     def abort(self, code: int) -> None:
@@ -108,20 +122,23 @@ class Alike(Communicator):
         replay = self._replays.get(algorithm)
         if replay is None:
             replay = self._replays[algorithm] = Replay(algorithm, self._network)
-        call = self._processor.call
+        self._clocks.calls.append((str(algorithm), array.nbytes))
+        call, clocks = self._processor.call, self._clocks
         ends = replay.ends(self._clocks.times, array.nbytes, call)
         # Latencies overlap with those of sums in progress, but not the bytes.
-        self._ended = np.maximum(ends, self._ended + replay.busy(array.nbytes))
-        return _Ending(self._clocks, self._ended, call * replay.calls)
+        clocks.ended = np.maximum(ends, clocks.ended + replay.busy(array.nbytes))
+        return _Ending(clocks, clocks.ended, call * replay.calls)
 
     def _library(self, kind: str, nbytes: int) -> Request:
         """Start a call of the library, which all ranks leave together."""
-        self._clocks.times += self._processor.call
-        begin = max(self._clocks.times.max(), self._ended.max())
+        clocks = self._clocks
+        clocks.calls.append((kind, nbytes))
+        clocks.times += self._processor.call
+        begin = max(clocks.times.max(), clocks.ended.max())
         latency = self._route.latency * ceil(log2(self.size)) if self.size > 1 else 0.0
         passed = volume(kind, nbytes, self.size) / self._route.bandwidth
-        self._ended = np.full(self.size, begin + latency + passed)
-        return _Ending(self._clocks, self._ended)
+        clocks.ended = np.full(self.size, begin + latency + passed)
+        return _Ending(clocks, clocks.ended)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
         return self._library("allreduce", array.nbytes)
@@ -142,11 +159,8 @@ class Alike(Communicator):
         raise DifferentError("a message between two ranks")
 
     def _split(self, color: int, key: int) -> Communicator:
-        if color:
-            raise DifferentError("a group of some ranks")
-        group = Alike(self._network, self._clocks, self._processor)
-        group._replays = self._replays
-        return group
+        self._clocks.calls.append(("split", color))
+        return Alike(self.rank, self._network, self._clocks, self._processor, self._replays)
 
 
 class _Ending(Request):
@@ -175,7 +189,9 @@ def run_alike(
     processor: Processor,
     disturbances: Disturbances = NONE,
 ) -> tuple[Any, np.ndarray]:
-    """Call `function(comm, *args)` as rank 0 of ranks that compute alike.
+    """Call `function(comm, *args)` as one of ranks that compute alike.
+
+    It is called for the first two ranks and the last one, which must make the same calls.
 
     Parameters
     ----------
@@ -186,12 +202,26 @@ def run_alike(
     Returns
     -------
     any
-        Return value of the function.
+        Return value of the function for rank 0.
     ndarray (ranks,)
         Virtual time at which each rank has ended, in s.
+
+    Raises
+    ------
+    DifferentError
+        If ranks differ in their calls, or links become slow or fast during the run.
     """
-    clocks = Clocks(len(network.hosts), costs, disturbances)
-    network = disturbances.network_at(network, 0.0)
-    with clock.used(clocks):
-        result = function(by_rule(Alike(network, clocks, processor)), *args)
-    return result, clocks.times
+    if any(disturbances.changes()):
+        raise DifferentError("links that are slow for a time")
+    ranks, network = len(network.hosts), disturbances.network_at(network, 0.0)
+    replays: dict[Any, Replay] = {}
+    results, all_clocks = [], []
+    for rank in sorted({0, min(1, ranks - 1), ranks - 1}):
+        clocks = Clocks(ranks, costs, disturbances)
+        with clock.used(clocks):
+            comm = by_rule(Alike(rank, network, clocks, processor, replays))
+            results.append(function(comm, *args))
+        all_clocks.append(clocks)
+    if any(clocks.calls != all_clocks[0].calls for clocks in all_clocks):
+        raise DifferentError("collective calls or groups that differ between ranks")
+    return results[0], all_clocks[0].times

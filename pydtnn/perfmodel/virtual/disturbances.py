@@ -178,6 +178,8 @@ class Disturbances:
 
     def network_at(self, network: Network, time: float) -> Network:
         """Return the network with the links that are slow at a time."""
+        if not self.slow_links:
+            return network
         routes = dict(network.routes)
         for one in self.slow_links:
             if one.begin <= time < one.end:

@@ -7,7 +7,7 @@ import pytest
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.virtual import run_virtual
-from pydtnn.perfmodel.virtual.disturbances import Disturbances, Straggler
+from pydtnn.perfmodel.virtual.disturbances import Disturbances, SlowLink, Straggler
 from pydtnn.perfmodel.virtual.timing import _program, time_steps
 from pydtnn.perfmodel.workload import Workload
 from tests.perfmodel.virtual.costs import UniformCosts
@@ -48,7 +48,9 @@ def test_one_rank_has_the_efficiency_1():
     )
 
 
-@pytest.mark.parametrize("options", [{"scheme": "gossip"}, {"compress": "topk"}])
+@pytest.mark.parametrize(
+    "options", [{"scheme": "gossip"}, {"compress": "topk"}, {"scheme": "hierarchical"}]
+)
 def test_ranks_with_messages_of_their_own_are_executed(options):
     assert not time_steps(workload(4, **options), PLATFORM, UniformCosts(), steps=1).alike
 
@@ -58,6 +60,15 @@ def test_too_many_ranks_that_differ_are_refused():
         ValueError, match="at most 64 ranks, .* a message between two ranks, got 65"
     ):
         time_steps(workload(65, scheme="gossip"), PLATFORM, UniformCosts())
+
+
+def test_ranks_are_executed_where_links_are_slow_for_a_time():
+    slow = Disturbances(slow_links=(SlowLink(0, 1, 100.0, begin=0.0, end=1e-3),))
+    assert not time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=slow).alike
+    always = Disturbances(slow_links=(SlowLink(0, 1, 100.0),))
+    timing = time_steps(workload(2), PLATFORM, UniformCosts(), disturbances=always)
+    assert timing.alike
+    assert timing.seconds > time_steps(workload(2), PLATFORM, UniformCosts()).seconds
 
 
 @pytest.mark.parametrize("ranks", [4, 128])

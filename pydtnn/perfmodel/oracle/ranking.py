@@ -147,9 +147,11 @@ class Oracle:
         ranks: Sequence[int],
         kinds: Sequence[str] = KINDS,
         variants: Variants | None = None,
+        *,
+        most: int = 1,
     ) -> dict[int, list[Entry]]:
-        """Rank all strategies for each of several numbers of ranks."""
-        return {n: self.rank(strategies(n, kinds, variants)) for n in ranks}
+        """Rank all strategies for each of several numbers of ranks; see `strategies`."""
+        return {n: self.rank(strategies(n, kinds, variants, most=most)) for n in ranks}
 
 
 def sort_entries(entries: Iterable[Entry]) -> list[Entry]:

@@ -1,7 +1,8 @@
 """What compression of gradients costs: bytes of messages and time of the processor.
 
-Lengths and speed are those of the compressor itself, which is called once on random gradients on
-this machine; so it works for compressors of users, too.
+Lengths and speed are those of the compressor itself, which is called on random gradients on this
+machine; so it works for compressors of users, too. The products of PowerSGD are bound by the
+memory bandwidth of the platform.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from pydtnn.perfmodel.outline import BucketOutline
 
 SAMPLE = 1 << 18
 """Elements of the gradients on which a compressor is tried."""
+
+LOW_RANK_ACCESSES = 10
+"""Numbers that PowerSGD reads and writes for each element of a matrix: it adds the error, computes
+two products, subtracts one, and restores the sum."""
 
 REPEATS = 4
 """Number of times that it is tried; the fastest one counts."""
@@ -65,8 +70,17 @@ class Compression:
         return bucket.elements * (self.compress + received * self.restore)
 
 
-def find_compression(name: str | Callable[..., Any], options: Mapping[str, Any]) -> Compression:
-    """Return the costs of a compressor of this name, measured here.
+def find_compression(
+    name: str | Callable[..., Any], options: Mapping[str, Any], bandwidth: float
+) -> Compression:
+    """Return the costs of a compressor of this name.
+
+    Parameters
+    ----------
+    name : str or callable
+    options : mapping
+    bandwidth : float
+        Memory bandwidth of a rank, in B/s.
 
     Raises
     ------
@@ -78,7 +92,8 @@ def find_compression(name: str | Callable[..., Any], options: Mapping[str, Any])
     if isinstance(sums, CompressedSums):
         return _measure(sums.compressor)
     if isinstance(sums, PowerSGD):
-        return Compression(adds=True, compress=_low_rank(sums.rank), rank=sums.rank)
+        seconds = LOW_RANK_ACCESSES * 4 / bandwidth
+        return Compression(adds=True, compress=seconds, rank=sums.rank)
     raise ValueError(
         f"compression: expected a Compressor or power_sgd, got {made!r}; its messages are not known"
     )
@@ -100,20 +115,3 @@ def _measure(compressor: Compressor) -> Compression:
     ratio = sum(part.nbytes for part in parts) / x.nbytes
     feedback = restore if compressor.feedback else 0.0  # to compute the error
     return Compression(compressor.adds, ratio, compress + feedback, restore)
-
-
-def _low_rank(rank: int) -> float:
-    """Return the time of an element of a matrix in the products of PowerSGD, in s."""
-    n = 512
-    gradient = np.ones((n, n), "float32")
-    q = np.ones((n, rank), "float32")
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        p = gradient @ q
-        directions, _ = np.linalg.qr(p)
-        q = gradient.T @ directions
-        gradient -= directions @ q.T
-        gradient += directions @ q.T
-        times.append(time.perf_counter() - start)
-    return min(times) / n**2

@@ -31,6 +31,10 @@ from pydtnn.perfmodel.timing import (
 )
 from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 
+SCRATCH = 0.75
+"""Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
+while all buckets are in progress."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -161,7 +165,7 @@ class Projector:
         self._steps: dict[Any, DryStep] = {}
         self._tables: dict[Any, Tables | ValueError] = {}
         self._compression = lru_cache(maxsize=None)(
-            lambda name, options: find_compression(name, dict(options))
+            lambda name, options: find_compression(name, dict(options), platform.rank_bandwidth)
         )
 
     def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
@@ -295,9 +299,11 @@ class Projector:
         sharded = strategy.scheme == "sharded"
         flat = own.values + own.gradients + own.copies
         kept = (in_flight - 1) * own.kept(samples)
-        buffers = 2 * own.trained if strategy.compress else 0
+        buffers = 2.0 * own.trained if strategy.compress else 0.0
         if sharded:
             buffers += max((bucket.nbytes for bucket in outline.buckets), default=0)
+        elif self._between(strategy) and not strategy.compress:
+            buffers += SCRATCH * own.trained
         return Memory(
             parameters=own.values + own.copies,
             gradients=own.gradients,

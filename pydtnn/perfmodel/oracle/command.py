@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
         plain = Variants(recompute=False, sharded=False, compress=variants.compress)
 
         def found_for(number: int) -> list[Strategy]:
-            found = [*strategies(number, kinds, plain)]
+            found = [*strategies(number, kinds, plain, most=options.axes)]
             return found if options.sweep == "ranks" else _different(oracle, found)
 
         _print_sweep(sweep(options.sweep, projector, make_costs, found_for, ranks), options)
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.explain:
         _print_explanation(oracle.entry(strategy_of(options.explain)))
         return
-    swept = oracle.sweep(ranks, kinds, variants)
+    swept = oracle.sweep(ranks, kinds, variants, most=options.axes)
     if options.explain is not None:
         chosen = best(swept[max(ranks)])
         _print_explanation(chosen or swept[max(ranks)][0])

@@ -86,6 +86,9 @@ def create_parser() -> Parser:
     tried.add_argument(
         "--compress", default="", metavar="NAMES", help="also with these compressors"
     )
+    tried.add_argument(
+        "--axes", type=int, default=1, metavar="N", help="axes besides data in hybrids (default: 1)"
+    )
     tried.add_argument("--no-recompute", action="store_true", help="never recompute")
     tried.add_argument("--no-sharded", action="store_true", help="no sharded optimizer")
     out = parser.add_argument_group("output")
@@ -125,7 +128,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
     ValueError
         If the model is unknown, or a number is out of range.
     """
-    for name in ("classes", "samples", "global_batch", "batch_per_rank", "top"):
+    for name in ("classes", "samples", "global_batch", "batch_per_rank", "axes", "top"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, log
 from typing import Any
 
 from pydtnn.perfmodel.oracle.diagnosis import bottleneck, largest_tensor
@@ -147,17 +147,26 @@ class Oracle:
         ranks: Sequence[int],
         kinds: Sequence[str] = KINDS,
         variants: Variants | None = None,
+        *,
+        most: int = 1,
     ) -> dict[int, list[Entry]]:
-        """Rank all strategies for each of several numbers of ranks."""
-        return {n: self.rank(strategies(n, kinds, variants)) for n in ranks}
+        """Rank all strategies for each of several numbers of ranks; see `strategies`."""
+        return {n: self.rank(strategies(n, kinds, variants, most=most)) for n in ranks}
 
 
 def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
-    """Return entries in the order of the time of an epoch, those that are not possible last."""
+    """Return entries in the order of the time of an epoch, those that are not possible last.
 
-    def key(entry: Entry) -> tuple[bool, bool, float]:
-        one = entry.projection
-        return not entry.possible, one is None, 0.0 if one is None else one.epoch
+    Of entries that differ by less than about 1 %, those with fewer variants come first.
+    """
+
+    def key(entry: Entry) -> tuple[bool, bool, float, bool, float]:
+        one, strategy = entry.projection, entry.strategy
+        if one is None:
+            return not entry.possible, True, 0.0, False, 0.0
+        variant = strategy.recompute is not None or strategy.scheme != "allreduce"
+        times = round(100 * log(one.epoch)), variant or bool(strategy.compress), one.epoch
+        return not entry.possible, False, *times
 
     return sorted(entries, key=key)
 

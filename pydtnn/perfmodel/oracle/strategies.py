@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
 
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.perfmodel.strategy import Strategy
@@ -52,9 +54,13 @@ class Variants:
 
 
 def strategies(
-    ranks: int, kinds: Sequence[str] = KINDS, variants: Variants | None = None
+    ranks: int,
+    kinds: Sequence[str] = KINDS,
+    variants: Variants | None = None,
+    *,
+    most: int = 1,
 ) -> Iterator[Strategy]:
-    """Yield all strategies for a number of ranks: "data", one other axis, and both of them.
+    """Yield all strategies for a number of ranks: "data", other axes, and hybrids of both.
 
     Parameters
     ----------
@@ -62,6 +68,8 @@ def strategies(
     kinds : sequence of str
         Of `KINDS`; hybrids of "data" with another axis are included if both are.
     variants : Variants, optional
+    most : int
+        Largest number of axes besides "data".
 
     Raises
     ------
@@ -82,12 +90,27 @@ def strategies(
         return
     if "data" in kinds:
         yield from variants.of(Strategy({"data": ranks}))
-    for axis in kinds:
-        for part in range(2, ranks + 1) if axis in AXES else ():
-            hybrid = part < ranks
-            if ranks % part or (hybrid and "data" not in kinds):
-                continue
-            if part > (MOST_STAGES if axis == PIPELINE else MOST_PARTS):
-                continue
-            axes = {"data": ranks // part, axis: part}
-            yield from variants.of(Strategy(axes))
+    others = [axis for axis in kinds if axis in AXES]
+    for number in range(1, most + 1):
+        for axes in combinations(others, number):
+            for parts in _factorisations(ranks, axes):
+                data = ranks // prod(parts)
+                if data == 1 or "data" in kinds:
+                    mesh = dict(zip(axes, parts, strict=True))
+                    yield from variants.of(Strategy({"data": data, **mesh}))
+
+
+def _factorisations(ranks: int, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Yield the ranks along each axis, at least 2, whose product divides a number of ranks.
+
+    >>> [*_factorisations(8, ("filter", "spatial"))]
+    [(2, 2), (2, 4), (4, 2)]
+    """
+    if not axes:
+        yield ()
+        return
+    largest = MOST_STAGES if axes[0] == PIPELINE else MOST_PARTS
+    for part in range(2, min(ranks, largest) + 1):
+        if ranks % part == 0:
+            for rest in _factorisations(ranks // part, axes[1:]):
+                yield part, *rest

@@ -35,3 +35,10 @@ def test_pipelines_have_a_limited_number_of_stages() -> None:
 def test_unknown_strategies_are_refused() -> None:
     with pytest.raises(ValueError, match="spatial"):
         [*strategies(2, ("spacial",))]
+
+
+def test_hybrids_of_several_axes_have_all_factorisations() -> None:
+    found = [s.name for s in strategies(8, ("data", "spatial", "filter"), PLAIN, most=2)]
+    assert len(found) == len({*found})
+    for name in ("spatial 2 x filter 4", "spatial 4 x filter 2", "data 2 x spatial 2 x filter 2"):
+        assert name in found

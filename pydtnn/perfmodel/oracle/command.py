@@ -29,9 +29,8 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
 from pydtnn.utils import plain_yaml
-from pydtnn.utils.errors import describe, requested_traceback
+from pydtnn.utils.command import run_command
 from pydtnn.utils.files import write_file
-from pydtnn.utils.output import printing
 from pydtnn.utils.text_table import align
 
 WIDTH = 160
@@ -53,14 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--paradl" in given:
         given.remove("--paradl")
         return paradl(given)
-    try:
-        with printing():
-            _run(create_parser().parse_args(given))
-    except Exception as error:
-        text = describe(error).removeprefix("oracle: ")
-        print(f"{requested_traceback(error)}pydtnn.oracle: {text}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("pydtnn.oracle", lambda: _run(create_parser().parse_args(given)))
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import NoReturn
 
 from pydtnn.models import create_net
 from pydtnn.optimizers import OPTIMIZER
@@ -14,6 +13,7 @@ from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
 from pydtnn.perfmodel.projection import Workload
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.utils.command import Parser
 
 EXAMPLES = """examples:
   python -m pydtnn.oracle --model resnet50 --input 224x224x3 --platform cpu-10gbit \\
@@ -28,13 +28,6 @@ EXAMPLES = """examples:
       --global-batch 64 --search plan.yaml
   python -m pydtnn.oracle --paradl alexnet.net --ranks 2-1024 --batch-per-rank 512
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser that raises its errors as exceptions with a one-sentence message."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def create_parser() -> Parser:

@@ -63,7 +63,8 @@ def late(
     """Run a program in which a rank does not go on; return what it left, and its duration."""
     environment = {"PYTHONPATH": str(ROOT), "WHERE": where, "ACT": act}
     environment |= {"LATE": str(rank), "CALL": str(call)}
-    arguments = ["-c", PROGRAM, *TINY, f"--timeout={timeout:g}", "--output-dir=run", "--epochs=9"]
+    options = [f"--timeout={timeout:g}", "--output-dir=run", "--epochs=9"]
+    arguments = ["-c", PROGRAM, *TINY, "--tuning=fixed", *options]  # no passes before training
     begin = time.monotonic()
     finished = mpiexec(ranks, arguments, environment=environment, directory=folder, timeout=90)
     seconds = time.monotonic() - begin

@@ -176,13 +176,14 @@ def _options(config: TrainConfig, found: Found, batch: int, limit: float) -> dic
 def add_prediction(job: Job, threads: int) -> None:
     """Predict a run on rank 0. Collective: all ranks call it.
 
-    Runs that report nothing, and virtual ones, are not predicted.
+    Runs that report nothing, and virtual ones, are not predicted; neither are those that measure
+    nothing, unless `--platform` names the platform.
     """
     config, comm = job.config, job.trainer.comm
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return
     platform = None
-    if not no_formula(config):
+    if _measures(config) and not no_formula(config):
         net = create_network(config, job.train)
         batch = -(-job.global_batch_size // comm.size)
         task = Task(net, job.train.input_shape, len(job.train), batch)
@@ -191,12 +192,19 @@ def add_prediction(job: Job, threads: int) -> None:
         job.predicted = predict_job(job, platform)
 
 
+def _measures(config: TrainConfig) -> bool:
+    """Return whether the platform of a run is named, or may be measured."""
+    return config.platform is not None or config.tuning in (None, "measure")
+
+
 def predict_job(job: Job, platform: Platform | None) -> Predicted:
     """Predict a run. What cannot be predicted is not an error: the result has the reason."""
     config, trainer = job.config, job.trainer
     option = no_formula(config)
-    if option or platform is None:
+    if option:
         return Predicted(reason=f"the model of a step has no formula for {option}")
+    if platform is None:
+        return Predicted(reason=f"--tuning {config.tuning} measures nothing; name a --platform")
     mesh = trainer.setup.mesh
     axes = {"data": trainer.comm.size} if mesh is None else mesh.shape
     try:

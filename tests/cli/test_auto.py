@@ -41,6 +41,10 @@ def test_a_run_that_cannot_be_predicted_says_why_and_trains(
     out = capsys.readouterr().out
     assert "ms; not predicted: the model of a step has no formula for --scheme local_sgd" in out
 
+    assert main([*TINY, "--tuning=direct", f"--output-dir={tmp_path / 'direct'}"]) == 0
+    out = capsys.readouterr().out
+    assert "not predicted: --tuning direct measures nothing; name a --platform" in out
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("no bandwidth")
 

@@ -46,6 +46,5 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(
         loader_threads=0,
     )
     step = PROJECTOR.project(Strategy(axes, scheme=scheme, recompute=recompute)).step
-    closed = step.seconds - step.update  # costs of compute contain no update
     # ranks are followed one by one there, and assumed to be alike here
-    assert closed == pytest.approx(virtual.seconds, rel=0.06)
+    assert step.seconds == pytest.approx(virtual.seconds, rel=0.08)

@@ -34,10 +34,10 @@ from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.oracle.options import shape_of
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.projection import Projector
-from pydtnn.perfmodel.projection import Workload as Task
 from pydtnn.perfmodel.quick import platform_of
 from pydtnn.perfmodel.search import search
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.workload import Rank, Workload
 from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 from pydtnn.utils import clock

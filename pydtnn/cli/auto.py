@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from pydtnn.cli.build import (
@@ -26,6 +27,7 @@ from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.quick import platform_of
 from pydtnn.perfmodel.search import Found, search
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 from pydtnn.utils import plain_yaml
 from pydtnn.utils.sizes import parse_size
@@ -35,24 +37,28 @@ WORTH = 1.05
 the error of the model."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is trained.
+def create_task(
+    config: TrainConfig,
+    net: Net,
+    input_shape: tuple[int, ...],
+    global_batch: int,
+    samples: int,
+    slots: int,
+) -> Task:
+    """Return what a run trains.
 
-    Attributes
+    Parameters
     ----------
+    config : TrainConfig
     net : Net
+        Not part of a model; it is not changed.
     input_shape : tuple of int
-    samples : int
-        Of an epoch.
-    batch : int
-        Samples of a rank in a step.
+    global_batch, samples : int
+        Samples of a step and of an epoch.
+    slots : int
+        Values of the optimizer per parameter.
     """
-
-    net: Net
-    input_shape: tuple[int, ...]
-    samples: int
-    batch: int
+    return Task(net, input_shape, config.model, global_batch, samples, slots, config.dtype)
 
 
 def find_platform(
@@ -69,7 +75,8 @@ def find_platform(
         return None
     tuning = config.tuning or ("fixed" if config.exact else None)
     backend = create_backend("cpu", threads=threads, tuning=tuning)
-    return platform_of(comm, backend, task.net, task.input_shape, task.batch)
+    batch = ceil(task.global_batch / comm.size)
+    return platform_of(comm, backend, task.net, task.input_shape, batch)
 
 
 def choose_parallel(
@@ -92,9 +99,12 @@ def choose_parallel(
         )
     about = comm.gather_object(on_rank_0(comm, _describe_data, config))[0]
     batch = config.global_batch_size or config.batch_size * comm.size
-    task = Task(create_network_for(config, *about[1:]), about[2], about[0], -(-batch // comm.size))
+    optimizer = create_optimizer(config, batch, 1)
+    net, slots = create_network_for(config, *about[1:]), len(optimizer.slots)
+    task = create_task(config, net, about[2], batch, about[0], slots)
     platform = find_platform(config, comm, threads, task)
-    found = on_rank_0(comm, _choose, config, comm.size, platform, task, batch)
+    whole = optimizer.per_parameter
+    found = on_rank_0(comm, _choose, config, comm.size, platform, task, whole)
     chosen, lines = comm.gather_object(found)[0]
     return replace(config, **chosen), lines
 
@@ -107,30 +117,22 @@ def _describe_data(config: TrainConfig) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _choose(
-    config: TrainConfig, ranks: int, platform: Platform, task: Task, batch: int
+    config: TrainConfig, ranks: int, platform: Platform, task: Task, whole: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the options of the fastest strategy, and why it was chosen."""
     limit = platform.cluster.memory_per_rank
     if config.memory_limit is not None:
         limit = min(limit, parse_size("--memory-limit", config.memory_limit))
-    optimizer = create_optimizer(config, batch, 1)
     base = strategy_of(config, {}, None)
-    projector = create_projector(
-        config,
-        platform,
-        task.net,
-        task.input_shape,
-        batch,
-        task.samples,
-        len(optimizer.slots),
-    )
+    batch = task.global_batch
+    projector = create_projector(task, platform)
     found = search(
         projector,
         ranks,
         memory_limit=limit,
         recompute=(None, AUTO) if config.recompute is None else (base.recompute,),
         base=base,
-        allowed=_allowed(batch, optimizer.per_parameter),
+        allowed=_allowed(batch, whole),
     ).prefer_uniform(WORTH)
     details = [*ranked(found), *plan_lines(found.best)]
     lines = [f"parallel: {explain(found, limit)}", *(f"  {line}" for line in details)]
@@ -182,14 +184,17 @@ def add_prediction(job: Job, threads: int) -> None:
     config, comm = job.config, job.trainer.comm
     if config.quiet or config.evaluate_only or config.virtual_ranks is not None:
         return
-    platform = None
+    platform, task = None, _task_of(job)
     if _measures(config) and not no_formula(config):
-        net = create_network(config, job.train)
-        batch = -(-job.global_batch_size // comm.size)
-        task = Task(net, job.train.input_shape, len(job.train), batch)
         platform = find_platform(config, comm, threads, task)
     if comm.rank == 0:
-        job.predicted = predict_job(job, platform)
+        job.predicted = predict_job(job, task, platform)
+
+
+def _task_of(job: Job) -> Task:
+    config, train = job.config, job.train
+    net, slots = create_network(config, train), len(job.trainer.optimizer.slots)
+    return create_task(config, net, train.input_shape, job.global_batch_size, len(train), slots)
 
 
 def _measures(config: TrainConfig) -> bool:
@@ -197,7 +202,7 @@ def _measures(config: TrainConfig) -> bool:
     return config.platform is not None or config.tuning in (None, "measure")
 
 
-def predict_job(job: Job, platform: Platform | None) -> Predicted:
+def predict_job(job: Job, task: Task, platform: Platform | None) -> Predicted:
     """Predict a run. What cannot be predicted is not an error: the result has the reason."""
     config, trainer = job.config, job.trainer
     option = no_formula(config)
@@ -208,15 +213,7 @@ def predict_job(job: Job, platform: Platform | None) -> Predicted:
     mesh = trainer.setup.mesh
     axes = {"data": trainer.comm.size} if mesh is None else mesh.shape
     try:
-        projector = create_projector(
-            config,
-            platform,
-            create_network(config, job.train),
-            job.train.input_shape,
-            job.global_batch_size,
-            len(job.train),
-            len(trainer.optimizer.slots),
-        )
+        projector = create_projector(task, platform)
         found = projector.project(strategy_of(config, axes, config.plan))
     except Exception as error:  # a prediction must never end training
         return Predicted(reason=f"{type(error).__name__}: {error}")

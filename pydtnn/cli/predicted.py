@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydtnn.cli.config import TrainConfig
-from pydtnn.layers import Net
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector, Workload
+from pydtnn.perfmodel.projection import Projection, Projector
 from pydtnn.perfmodel.strategy import SCHEMES, Strategy
+from pydtnn.perfmodel.task import Task
 from pydtnn.training.callback import Callback, Training
 from pydtnn.utils.machine import peak_memory, resident_memory
 
@@ -112,10 +112,10 @@ def strategy_of(config: TrainConfig, axes: Mapping[str, int], plan: Any) -> Stra
     ValueError
         If the model of a step has no formula for it.
     """
-    recompute = config.recompute
-    if recompute is not None and recompute != "auto":
-        names = [name.strip() for name in recompute.split(",") if name.strip()]
-        recompute = int(recompute) if recompute.isdecimal() else tuple(names)  # type: ignore
+    recompute: str | int | tuple[str, ...] | None = config.recompute
+    if config.recompute is not None and config.recompute != "auto":
+        names = [name.strip() for name in config.recompute.split(",") if name.strip()]
+        recompute = int(config.recompute) if config.recompute.isdecimal() else tuple(names)
     return Strategy(
         axes,
         plan=plan,
@@ -128,39 +128,9 @@ def strategy_of(config: TrainConfig, axes: Mapping[str, int], plan: Any) -> Stra
     )
 
 
-def create_projector(
-    config: TrainConfig,
-    platform: Platform,
-    net: Net,
-    input_shape: tuple[int, ...],
-    global_batch: int,
-    samples: int,
-    slots: int,
-) -> Projector:
-    """Return the projector of a run.
-
-    Parameters
-    ----------
-    config : TrainConfig
-    platform : Platform
-    net : Net
-        Not part of a model; it is not changed.
-    input_shape : tuple of int
-    global_batch, samples : int
-        Samples of a step and of an epoch.
-    slots : int
-        Values of the optimizer per parameter.
-    """
-    work = Workload(
-        net,
-        input_shape,
-        name=config.model,
-        global_batch=global_batch,
-        samples=samples,
-        slots=slots,
-        dtype=config.dtype,
-    )
-    return Projector(work, platform, AnalyticCosts(platform, config.dtype))
+def create_projector(task: Task, platform: Platform) -> Projector:
+    """Return the projector of a run."""
+    return Projector(task, platform, AnalyticCosts(platform, task.dtype))
 
 
 def rows(predicted: Predicted, measured: Mapping[str, float]) -> list[tuple[str, str]]:

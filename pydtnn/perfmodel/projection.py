@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any
 
 from pydtnn.kernels import Backend, create_backend
-from pydtnn.layers import Net
 from pydtnn.layers.collectives import PIPELINE
 from pydtnn.model.memory import PROCESS
 from pydtnn.parallel.pipeline.check import most_in_flight, plan_of
@@ -21,6 +20,7 @@ from pydtnn.perfmodel.outline import Outline
 from pydtnn.perfmodel.pipeline import StageTime, carry_out
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.timing import (
     StepTime,
     Tables,
@@ -34,40 +34,6 @@ from pydtnn.training.pipeline_checks import DEFAULT_PER_STAGE
 SCRATCH = 0.75
 """Memory of a schedule for parts of arrays that are received and added, relative to the gradients,
 while all buckets are in progress."""
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is trained.
-
-    Parameters
-    ----------
-    net : Net
-        Layers or blocks that are not part of a model.
-    input_shape : tuple of int
-        Of a sample.
-    name : str
-    global_batch : int
-        Samples of a step.
-    samples : int
-        Samples of an epoch.
-    slots : int
-        Slots of the optimizer: 1 for momentum, 2 for Adam.
-    dtype : str
-    """
-
-    net: Net
-    input_shape: tuple[int, ...]
-    name: str = "network"
-    global_batch: int = 256
-    samples: int = 1_280_000
-    slots: int = 1
-    dtype: str = "float32"
-
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch."""
-        return ceil(self.samples / self.global_batch)
 
 
 @dataclass(frozen=True)
@@ -101,7 +67,7 @@ class Projection:
 
     Attributes
     ----------
-    workload : Workload
+    task : Task
     strategy : Strategy
     samples : int
         Samples of a rank in a step.
@@ -116,7 +82,7 @@ class Projection:
         The stage with the most memory.
     """
 
-    workload: Workload
+    task: Task
     strategy: Strategy
     samples: int
     step: StepTime
@@ -133,20 +99,20 @@ class Projection:
     @cached_property
     def epoch(self) -> float:
         """Time of an epoch with a checkpoint, in s."""
-        return self.workload.steps * self.seconds + self.checkpoint
+        return self.task.steps * self.seconds + self.checkpoint
 
     @property
     def rate(self) -> float:
         """Samples per second."""
-        return self.workload.global_batch / self.seconds
+        return self.task.global_batch / self.seconds
 
 
 class Projector:
-    """Projections of strategies for one workload and platform.
+    """Projections of strategies for one task and platform.
 
     Parameters
     ----------
-    workload : Workload
+    task : Task
     platform : Platform
     costs : ComputeCosts
     backend : Backend, optional
@@ -155,12 +121,12 @@ class Projector:
 
     def __init__(
         self,
-        workload: Workload,
+        task: Task,
         platform: Platform,
         costs: ComputeCosts,
         backend: Backend | None = None,
     ) -> None:
-        self.workload, self.platform, self.costs = workload, platform, costs
+        self.task, self.platform, self.costs = task, platform, costs
         self.backend = backend or create_backend("cpu", threads=platform.compute.threads)
         self._steps: dict[Any, DryStep] = {}
         self._tables: dict[Any, Tables | ValueError] = {}
@@ -170,16 +136,16 @@ class Projector:
 
     def with_platform(self, platform: Platform, costs: ComputeCosts) -> Projector:
         """Return a projector for another platform, with the same outlines."""
-        other = Projector(self.workload, platform, costs, self.backend)
+        other = Projector(self.task, platform, costs, self.backend)
         other._steps = self._steps
         for key, found in self._tables.items():
             known = found if isinstance(found, ValueError) else Tables(found.outline, costs)
             other._tables[key] = known
         return other
 
-    def with_workload(self, workload: Workload) -> Projector:
+    def with_task(self, task: Task) -> Projector:
         """Return a projector for another batch of the same network, with the same outlines."""
-        other = Projector(workload, self.platform, self.costs, self.backend)
+        other = Projector(task, self.platform, self.costs, self.backend)
         other._steps, other._tables = self._steps, self._tables
         return other
 
@@ -220,13 +186,13 @@ class Projector:
         if step is None:
             cut = strategy.cut
             step = DryStep(
-                self.workload.net,
-                self.workload.input_shape,
+                self.task.net,
+                self.task.input_shape,
                 self.backend,
                 cut,
                 position={**inner_position(cut), **({PIPELINE: stage} if PIPELINE in cut else {})},
                 plan=strategy.plan if cut else None,
-                dtype=self.workload.dtype,
+                dtype=self.task.dtype,
                 between_hosts=between,
             )
             for own in (False, True) if step.same_buckets else (between,):
@@ -248,7 +214,7 @@ class Projector:
         ValueError
             If the strategy is not possible: fewer samples than ranks, or a plan that does not fit.
         """
-        batch = self.workload.global_batch
+        batch = self.task.global_batch
         if strategy.data > batch:
             raise ValueError(
                 f"{strategy.name}: expected at least one sample for each of {strategy.data} ranks, "
@@ -263,7 +229,7 @@ class Projector:
         if strategy.stages > 1:
             return self._project_stages(strategy, messages, samples)
         tables = self.tables(strategy)
-        step = step_time(tables, messages, samples, slots=self.workload.slots)
+        step = step_time(tables, messages, samples, slots=self.task.slots)
         memory = self._memory(strategy, tables.outline, samples, 1)
         return self._complete(strategy, samples, step, memory, [tables.outline])
 
@@ -280,11 +246,9 @@ class Projector:
         loading = samples * storage.sample
         if storage.loader:
             loading += samples * outline.input_bytes / storage.loader
-        state = sum(
-            one.memory.values + self.workload.slots * one.memory.trained for one in outlines
-        )
+        state = sum(one.memory.values + self.task.slots * one.memory.trained for one in outlines)
         return Projection(
-            workload=self.workload,
+            task=self.task,
             strategy=strategy,
             samples=samples,
             step=step,
@@ -307,7 +271,7 @@ class Projector:
         return Memory(
             parameters=own.values + own.copies,
             gradients=own.gradients,
-            slots=self.workload.slots * own.trained / (strategy.data if sharded else 1),
+            slots=self.task.slots * own.trained / (strategy.data if sharded else 1),
             activations=max(own.peak.at(samples) - flat, 0.0) + kept,
             other=own.scratch + buffers + PROCESS,
         )
@@ -337,8 +301,7 @@ class Projector:
         exposed = [gradients_exposed(one, messages, own) for one in tables]
         shards = strategy.data if strategy.scheme == "sharded" else 1
         updates = [
-            update_seconds(one.outline, self.platform, self.workload.slots, shards)
-            for one in tables
+            update_seconds(one.outline, self.platform, self.task.slots, shards) for one in tables
         ]
         last = max(end + e + u for end, e, u in zip(ends, exposed, updates, strict=True))
         layers = tuple(

@@ -8,15 +8,16 @@ from pydtnn.models import create_net
 from pydtnn.perfmodel.compute import AnalyticCosts
 from pydtnn.perfmodel.platform import Platform
 from pydtnn.perfmodel.prediction import predict
-from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
-from pydtnn.perfmodel.workload import Workload as VirtualWorkload
+from pydtnn.perfmodel.task import Task
+from pydtnn.perfmodel.workload import Workload
 
 INPUT, BATCH = (16, 16, 3), 32
 PLATFORM = Platform.load("cpu-10gbit")
 COSTS = AnalyticCosts(PLATFORM)
 PROJECTOR = Projector(
-    Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", BATCH), PLATFORM, COSTS
+    Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", BATCH), PLATFORM, COSTS
 )
 
 
@@ -40,7 +41,7 @@ def test_a_step_takes_as_long_as_on_virtual_ranks(
 ) -> None:
     options = {} if recompute is None else {"recompute": recompute}
     virtual = predict(
-        VirtualWorkload("resnet20", INPUT, batch=BATCH, axes=axes, scheme=scheme, options=options),
+        Workload("resnet20", INPUT, batch=BATCH, axes=axes, scheme=scheme, options=options),
         PLATFORM,
         COSTS,
         loader_threads=0,

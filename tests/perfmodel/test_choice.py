@@ -3,14 +3,15 @@ from __future__ import annotations
 from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
 from pydtnn.perfmodel.choice import explain, plan_lines, ranked, search_lines
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import search
+from pydtnn.perfmodel.task import Task
 from tests.perfmodel.costs import PerFlop
 
 
 def test_a_choice_is_explained_with_its_rivals():
     net = Sequential(Conv2d(8, 3, name="conv"), Flatten(), Linear(512, name="fc"), Linear(10))
-    work = Workload(net, (16, 16, 3), global_batch=32)
+    work = Task(net, (16, 16, 3), global_batch=32)
     own = Projector(work, Platform.load("cpu-1gbit"), PerFlop())
     found = search(own, 4)
     text = explain(found, 1e9)

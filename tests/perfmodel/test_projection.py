@@ -5,8 +5,9 @@ import pytest
 
 from pydtnn.models import create_net
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projection, Projector, Workload
+from pydtnn.perfmodel.projection import Projection, Projector
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (16, 16, 3)
@@ -14,8 +15,8 @@ INPUT = (16, 16, 3)
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    workload = Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(workload, Platform.load("cpu-10gbit"), PerFlop())
+    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
+    return Projector(task, Platform.load("cpu-10gbit"), PerFlop())
 
 
 def project(projector: Projector, axes: dict[str, int] | None = None, **options: Any) -> Projection:

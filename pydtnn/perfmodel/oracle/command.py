@@ -15,8 +15,8 @@ from pydtnn.perfmodel.oracle.options import (
     create_parser,
     names_of,
     strategy_of,
+    task_of,
     variants_of,
-    workload_of,
 )
 from pydtnn.perfmodel.oracle.plots import plot_all, plot_sweep
 from pydtnn.perfmodel.oracle.ranking import Entry, Oracle, best
@@ -58,15 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     ranks = parse_ranks(options.ranks)
     platform = Platform.load(options.platform)
-    workload = workload_of(options)
+    task = task_of(options)
 
     def make_costs(changed: Platform) -> ComputeCosts:
-        return AnalyticCosts(changed, workload.dtype, peaks_only=options.peaks_only)
+        return AnalyticCosts(changed, task.dtype, peaks_only=options.peaks_only)
 
-    projector = Projector(workload, platform, make_costs(platform))
+    projector = Projector(task, platform, make_costs(platform))
     oracle = Oracle(projector, options.batch_per_rank)
     kinds, variants = names_of(options.strategies), variants_of(options)
-    print(title(workload, platform.name, options.batch_per_rank))
+    print(title(task, platform.name, options.batch_per_rank))
     if options.sweep:
         plain = Variants(recompute=False, sharded=False, compress=variants.compress)
 
@@ -89,13 +89,13 @@ def _run(options: argparse.Namespace) -> None:
         return
     _print(swept, options)
     print("\nlimits: beyond these ranks a strategy computes some layers on all ranks")
-    limits = find_limits(workload, projector.backend)
+    limits = find_limits(task, projector.backend)
     if options.batch_per_rank:
         limits = [limit for limit in limits if limit.kind != "data"]
     print("\n".join(of_limits(limits)))
-    _write(swept, options, {"model": workload.name, "platform": platform.name})
+    _write(swept, options, {"model": task.name, "platform": platform.name})
     if options.plots:
-        for path in plot_all(options.plots, swept, title(workload, platform.name, None)):
+        for path in plot_all(options.plots, swept, title(task, platform.name, None)):
             print(f"plot: {path}")
 
 

@@ -14,7 +14,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.pool import AvgPool2d, MaxPool2d
 from pydtnn.model.graph import Graph, shapes_of
-from pydtnn.perfmodel.projection import Workload
+from pydtnn.perfmodel.task import Task
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Limit:
     reason: str
 
 
-def find_limits(workload: Workload, backend: Backend) -> list[Limit]:
+def find_limits(task: Task, backend: Backend) -> list[Limit]:
     """Return the limit of each strategy for a network.
 
     References
@@ -42,12 +42,10 @@ def find_limits(workload: Workload, backend: Backend) -> list[Limit]:
     Kahira et al., "An oracle for guiding large-scale model/hybrid parallel training of
     convolutional neural networks", HPDC 2021, table 3, last column.
     """
-    graph = Graph(
-        shapes_of(workload.input_shape), backend=dry_backend(backend, 1), dtype=workload.dtype
-    )
-    graph.add(copy.deepcopy(workload.net), *graph.inputs)
+    graph = Graph(shapes_of(task.input_shape), backend=dry_backend(backend, 1), dtype=task.dtype)
+    graph.add(copy.deepcopy(task.net), *graph.inputs)
     layers = [node.layer for node in graph.nodes if node.inputs]
-    batch = workload.global_batch
+    batch = task.global_batch
     limits = [Limit("data", batch, f"{batch} samples in a step")]
     for kind, items in (("spatial", _rows), ("filter", _filters), ("channel", _channels)):
         found = sorted(items(layers), key=lambda item: item[0])

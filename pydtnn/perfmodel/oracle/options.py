@@ -11,8 +11,8 @@ from pydtnn.optimizers import OPTIMIZER
 from pydtnn.parallel.compression import COMPRESSOR
 from pydtnn.perfmodel.oracle.strategies import KINDS, Variants
 from pydtnn.perfmodel.oracle.what_if import SWEEPS
-from pydtnn.perfmodel.projection import Workload
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from pydtnn.utils.command import Parser
 
 EXAMPLES = """examples:
@@ -113,7 +113,7 @@ def create_parser() -> Parser:
     return parser
 
 
-def workload_of(options: argparse.Namespace) -> Workload:
+def task_of(options: argparse.Namespace) -> Task:
     """Return the network and the batch that the options describe.
 
     Raises
@@ -130,7 +130,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
     shape = shape_of(options.input)
     net = create_net(options.model, options.classes, shape)
     batch = options.global_batch or (options.batch_per_rank or 256)
-    return Workload(
+    return Task(
         net=net,
         input_shape=shape,
         name=str(options.model),

@@ -60,7 +60,7 @@ class Entry:
         step = one.step
         return row | {
             "samples_per_rank": one.samples,
-            "global_batch": one.workload.global_batch,
+            "global_batch": one.task.global_batch,
             "seconds_per_step": one.seconds,
             "seconds_per_epoch": one.epoch,
             "samples_per_second": one.rate,
@@ -88,14 +88,14 @@ class Entry:
 
 
 class Oracle:
-    """Ranks strategies for a workload on a platform.
+    """Ranks strategies for a task on a platform.
 
     Parameters
     ----------
     projector : Projector
     per_rank : int, optional
         Samples of each rank: weak scaling, with a global batch of that many times the ranks. By
-        default the global batch of the workload: strong scaling.
+        default the global batch of the task: strong scaling.
     """
 
     def __init__(self, projector: Projector, per_rank: int | None = None) -> None:
@@ -111,8 +111,8 @@ class Oracle:
     def _for(self, ranks: int) -> Projector:
         if self.per_rank is None:
             return self.projector
-        workload = replace(self.projector.workload, global_batch=self.per_rank * ranks)
-        return self.projector.with_workload(workload)
+        task = replace(self.projector.task, global_batch=self.per_rank * ranks)
+        return self.projector.with_task(task)
 
     def entry(self, strategy: Strategy) -> Entry:
         """Predict training with a strategy; the reason says why it is not possible, if so."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydtnn.perfmodel.oracle.limits import Limit
 from pydtnn.perfmodel.oracle.ranking import Entry, best
-from pydtnn.perfmodel.projection import Projection, Workload
+from pydtnn.perfmodel.projection import Projection
+from pydtnn.perfmodel.task import Task
 from pydtnn.perfmodel.timing import LayerTime
 from pydtnn.utils.text_table import align
 
@@ -45,16 +46,14 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %"
 
 
-def title(workload: Workload, platform: str, per_rank: int | None) -> str:
+def title(task: Task, platform: str, per_rank: int | None) -> str:
     """Return the first line of a report."""
-    shape = "x".join(map(str, workload.input_shape))
+    shape = "x".join(map(str, task.input_shape))
     if per_rank is not None:
         batch = f"{per_rank} samples per rank"
     else:
-        batch = f"global batch {workload.global_batch}"
-    return (
-        f"{workload.name}, {shape}, {batch}, {workload.samples:,} samples per epoch, on {platform}"
-    )
+        batch = f"global batch {task.global_batch}"
+    return f"{task.name}, {shape}, {batch}, {task.samples:,} samples per epoch, on {platform}"
 
 
 def cells(entry: Entry) -> list[str]:
@@ -130,7 +129,7 @@ def explain(projection: Projection) -> list[str]:
     rows.append(["step", duration(one.seconds), "100 %"])
     lines = [f"{one.strategy.name}: {one.samples} samples per rank", *align(rows, 1), ""]
     lines += [
-        f"epoch: {one.workload.steps} steps of {duration(one.seconds)}, checkpoint "
+        f"epoch: {one.task.steps} steps of {duration(one.seconds)}, checkpoint "
         f"{duration(one.checkpoint)}: {duration(one.epoch)}",
         f"links are busy for {duration(step.busy)} of a step",
         "",

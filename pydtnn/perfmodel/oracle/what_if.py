@@ -136,9 +136,9 @@ def _changed(
 ) -> tuple[Point, Projector]:
     """Return a value of an axis, and the projector for it."""
     if axis == "batch":
-        batch = max(round(factor * projector.workload.global_batch), 1)
-        workload = replace(projector.workload, global_batch=batch)
-        return Point(batch, str(batch)), projector.with_workload(workload)
+        batch = max(round(factor * projector.task.global_batch), 1)
+        task = replace(projector.task, global_batch=batch)
+        return Point(batch, str(batch)), projector.with_task(task)
     platform, point = _platform(axis, factor, projector.platform)
     return point, projector.with_platform(platform, make_costs(platform))
 

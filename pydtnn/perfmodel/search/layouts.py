@@ -82,7 +82,7 @@ class LayerOptions:
     """
 
     def __init__(self, projector: Projector, messages: MessageCosts) -> None:
-        work = projector.workload
+        work = projector.task
         backend = dry_backend(projector.backend, EVERYTHING)
         self.graph = Graph(shapes_of(work.input_shape), backend=backend, dtype=work.dtype)
         outputs = nodes(self.graph.add(copy.deepcopy(work.net), *self.graph.inputs))

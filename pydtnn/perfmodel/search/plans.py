@@ -87,7 +87,7 @@ def search(
         If no strategy is possible within the limit.
     """
     limit = projector.platform.cluster.memory_per_rank if memory_limit is None else memory_limit
-    batch = projector.workload.global_batch
+    batch = projector.task.global_batch
     base = base or Strategy()
     candidates = [*uniform(ranks, batch)]
     for mesh in meshes(ranks, batch):
@@ -109,7 +109,7 @@ def search(
         if not tried:
             raise ValueError(
                 f"search: expected a network that can be cut over {ranks} ranks, got "
-                f"{projector.workload.name} with a global batch of {batch}; use fewer ranks"
+                f"{projector.task.name} with a global batch of {batch}; use fewer ranks"
             )
         least = min(one.memory.total for one in tried)
         raise ValueError(

@@ -6,8 +6,9 @@ from pydtnn.models import create_net
 from pydtnn.perfmodel.oracle import Oracle, best, find_limits
 from pydtnn.perfmodel.oracle.strategies import Variants
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (16, 16, 3)
@@ -16,8 +17,8 @@ PLAIN = Variants(recompute=False, sharded=False)
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    workload = Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(workload, Platform.load("cpu-1gbit"), PerFlop())
+    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
+    return Projector(task, Platform.load("cpu-1gbit"), PerFlop())
 
 
 def test_entries_are_in_the_order_of_time_and_impossible_ones_last(projector: Projector) -> None:
@@ -70,7 +71,7 @@ def test_slow_links_make_messages_the_bottleneck(projector: Projector) -> None:
 
 
 def test_limits_name_the_layer(projector: Projector) -> None:
-    limits = {x.kind: x for x in find_limits(projector.workload, projector.backend)}
+    limits = {x.kind: x for x in find_limits(projector.task, projector.backend)}
     assert limits["data"].ranks == 64
     assert (limits["filter"].ranks, limits["filter"].reason) == (10, "head.fc has 10 features")
     assert limits["channel"].ranks == 16

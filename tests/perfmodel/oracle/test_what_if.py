@@ -3,8 +3,9 @@ import pytest
 from pydtnn.models import create_net
 from pydtnn.perfmodel.oracle import SWEEPS, sweep
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from tests.perfmodel.costs import PerFlop
 
 INPUT = (8, 8, 3)
@@ -12,8 +13,8 @@ INPUT = (8, 8, 3)
 
 @pytest.fixture(scope="module")
 def projector() -> Projector:
-    workload = Workload(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
-    return Projector(workload, Platform.load("cpu-1gbit"), PerFlop())
+    task = Task(create_net("resnet20", 10, INPUT), INPUT, "resnet20", 64, 1000)
+    return Projector(task, Platform.load("cpu-1gbit"), PerFlop())
 
 
 def costs_of(platform: Platform) -> PerFlop:

@@ -25,11 +25,12 @@ from pydtnn.models import create_net
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.perfmodel.messages import MessageCosts
 from pydtnn.perfmodel.platform import Platform
-from pydtnn.perfmodel.projection import Projector, Workload
+from pydtnn.perfmodel.projection import Projector
 from pydtnn.perfmodel.search import search, solve
 from pydtnn.perfmodel.search.layouts import AXIS, LayerOptions
 from pydtnn.perfmodel.search.plans import describe, meshes, plans_for, rules_of, uniform
 from pydtnn.perfmodel.strategy import Strategy
+from pydtnn.perfmodel.task import Task
 from tests.perfmodel.costs import PerFlop
 
 
@@ -48,7 +49,7 @@ def small() -> Sequential:
 
 
 def projector(net, shape, batch, platform="cpu-1gbit", **more) -> Projector:
-    work = Workload(net, shape, global_batch=batch, **more)
+    work = Task(net, shape, global_batch=batch, **more)
     return Projector(work, Platform.load(platform), PerFlop())
 
 

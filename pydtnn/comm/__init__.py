@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydtnn.comm.agree import agree, require_equal
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.launch import launched
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.serial import Serial
 from pydtnn.comm.thread import communicator_of_thread, run_threads
 from pydtnn.utils.foreign_names import suggesting_getattr

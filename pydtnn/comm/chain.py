@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from pydtnn.comm.communicator import Request
+from pydtnn.comm.request import Request
 
 
 class Queue:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm.agree import name_ranks
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.wrapper import Driving, Wrapper
 from pydtnn.utils.errors import AgreedError
 

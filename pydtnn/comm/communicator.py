@@ -24,58 +24,11 @@ from pydtnn.comm.checks import (
     check_reduction,
     check_tag,
 )
+from pydtnn.comm.request import Request, Together
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.observer import Observer
-
-
-class Request(ABC):
-    """A pending operation. Its arrays belong to the communicator until it is complete."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait until the operation is complete."""
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Return whether the operation is complete, without waiting.
-
-        A cheap call that also progresses communication: MPI libraries progress non-blocking
-        operations only inside calls.
-        """
-
-
-class Completed(Request):
-    """The request of an operation that was complete when it was started."""
-
-    def wait(self) -> None:
-        return None
-
-    def test(self) -> bool:
-        return True
-
-
-class Together(Request):
-    """Several operations as one.
-
-    Parameters
-    ----------
-    requests : sequence of Request
-    """
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
-
-    def wait(self) -> None:
-        for request in self._requests:
-            request.wait()
-
-    def test(self) -> bool:
-        return all(
-            [request.test() for request in self._requests]
-        )  # a list: each one makes progress
-
 
 Message = tuple[np.ndarray, int]
 """An array, and the rank that it is sent to or received from."""

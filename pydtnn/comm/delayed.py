@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.wrapper import Wrapper
 
 

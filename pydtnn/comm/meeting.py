@@ -5,12 +5,19 @@ from __future__ import annotations
 import pickle
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.messages import Messages
+from pydtnn.comm.request import Request
+from pydtnn.utils.observer import Kind, Observer
+
+WISH = 16
+"""Bytes of a rank's color and key in a split."""
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -34,11 +41,88 @@ class Call(NamedTuple):
 
 
 class MeetingCommunicator(Communicator):
-    """Base class of communicators whose blocking collectives are meetings in shared memory."""
+    """Base class of communicators whose collectives are meetings in shared memory.
+
+    An implementation brings values to meetings, waits for them, and transfers messages.
+
+    Parameters
+    ----------
+    group : object
+        What the ranks of the group share: `name`, `hosts` and `members`.
+    rank : int
+    messages : Messages, optional
+        Reports of messages; shared with the group from which this one was split off.
+    """
+
+    def __init__(self, group: Any, rank: int, messages: Messages | None = None) -> None:
+        super().__init__(rank, group.hosts)
+        self.members = group.members
+        self._group = group
+        self._messages = messages or Messages()
+        self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
 
     @abstractmethod
+    def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Bring `value` to this rank's next meeting, and return the meeting."""
+
+    @abstractmethod
+    def _finish(self, call: Call, meeting: Any) -> Any:
+        """Wait for a meeting of all ranks; return what `combine` made of their values."""
+
+    @abstractmethod
+    def _ended(self, meeting: Any) -> bool:
+        """Return whether `_finish` does not wait."""
+
+    @abstractmethod
+    def _create_group(self, name: str, members: list[int]) -> Any:
+        """Return the shared state of a group of ranks, which are numbered as in the run."""
+
+    @abstractmethod
+    def _create_member(self, group: Any, rank: int) -> Communicator:
+        """Return this rank's communicator of a new group."""
+
+    def observe(self, observer: Observer | None) -> None:
+        self._messages.observe(observer, self.members)
+
+    def _reported(
+        self, request: Request, kind: Kind, start: int, peer: int, tag: int, nbytes: int
+    ) -> Request:
+        """Return a request that reports its message once it is complete."""
+        return self._messages.reported(
+            request,
+            kind,
+            self._group.name,
+            start=start,
+            peer=self.members[peer],
+            tag=tag,
+            size=nbytes,
+        )
+
     def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Bring `value`, wait for all ranks, and return what `combine` made of their values."""
+        return self._finish(call, self._join(call, value, combine))
+
+    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
+        def combine(arrays: list[np.ndarray]) -> np.ndarray:
+            return reduce_in_order(arrays, op)
+
+        call = Call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
+        return _Reduction(self, call, self._join(call, array, combine), array)
+
+    def _split(self, color: int, key: int) -> Communicator:
+        name = f"{self._group.name}/{self._turn}"  # equal on all ranks, whichever is the last
+
+        def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[Any, int]]:
+            places = {}
+            for color, chosen in divide(wishes).items():
+                members = [self.members[rank] for rank in chosen]
+                group = self._create_group(f"{name}.{color}", members)
+                places.update({rank: (group, place) for place, rank in enumerate(chosen)})
+            return places
+
+        call = Call("split", "split", WISH)
+        group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
+        return self._create_member(group, place)
 
     def barrier(self) -> None:
         self._meet(Call("barrier", "barrier"), None, lambda values: None)
@@ -82,9 +166,24 @@ class MeetingCommunicator(Communicator):
         self._meet(Call("free", "free"), None, lambda values: None)
 
 
-def allreduce_call(array: np.ndarray, op: str) -> Call:
-    """Return the call of an allreduce."""
-    return Call("allreduce", f"allreduce {op} of {describe_array(array)}", array.nbytes)
+@dataclass(eq=False)
+class _Reduction(Request):
+    """A pending allreduce: the result is copied to the rank's array by `wait` or `test`."""
+
+    comm: MeetingCommunicator
+    call: Call
+    meeting: Any
+    array: np.ndarray | None
+
+    def wait(self) -> None:
+        if self.array is not None:
+            self.array[:] = self.comm._finish(self.call, self.meeting)
+            self.array = None
+
+    def test(self) -> bool:
+        if self.array is not None and self.comm._ended(self.meeting):
+            self.wait()
+        return self.array is None
 
 
 class Meeting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pydtnn.comm.communicator import Request
+from pydtnn.comm.request import Request
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
 

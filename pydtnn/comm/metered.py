@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.comm.communicator import Communicator, Message, Request
+from pydtnn.comm.communicator import Communicator, Message
+from pydtnn.comm.request import Request
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer

@@ -21,10 +21,11 @@ import numpy as np
 
 from pydtnn.comm.arrays import overlap
 from pydtnn.comm.attendance import Attendance, Wait
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.failure import end_all_ranks_on_error, watched
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.comm.messages import Messages
+from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks

@@ -24,8 +24,9 @@ import numpy as np
 
 from pydtnn.comm.agree import agree
 from pydtnn.comm.arrays import address, on_host
-from pydtnn.comm.communicator import Communicator, Completed, Message, Request
+from pydtnn.comm.communicator import Communicator, Message
 from pydtnn.comm.gpus import shared_gpu
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.staged import Staged
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.device import Device, DeviceArray, Event

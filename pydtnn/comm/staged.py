@@ -15,7 +15,8 @@ import numpy as np
 
 from pydtnn.comm.arrays import on_host
 from pydtnn.comm.chain import Chain, Queue
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.utils.device import Device, DeviceArray, Event
 

@@ -16,21 +16,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.mailbox import Mailbox, Message
-from pydtnn.comm.meeting import (
-    Call,
-    Meeting,
-    MeetingCommunicator,
-    allreduce_call,
-    divide,
-    reduce_in_order,
-)
+from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.messages import Messages
+from pydtnn.comm.request import Request
 from pydtnn.comm.world import Ended, World
 from pydtnn.utils import clock
 from pydtnn.utils.errors import RankError
-from pydtnn.utils.observer import Kind, Observer
+from pydtnn.utils.observer import Kind
 
 _OWN: ContextVar[Communicator] = ContextVar("communicator of a rank that is a thread")
 """Set by `be_rank` in the threads of ranks, and only there; no other code sets it."""
@@ -152,26 +146,12 @@ class ThreadCommunicator(MeetingCommunicator):
     """One rank of a group of threads; created by `run_threads` and `split`."""
 
     def __init__(self, group: _Group, rank: int, messages: Messages | None = None) -> None:
-        super().__init__(rank, group.hosts)
-        self.members = group.members
-        self._group = group
-        self._messages = messages or Messages()
+        super().__init__(group, rank, messages)
         self._world = group.world
-        self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet
-
-    def observe(self, observer: Observer | None) -> None:
-        self._messages.observe(observer, self.members)
 
     def abort(self, code: int) -> NoReturn:
         self._world.end(RankError(self.rank, f"aborted with status {code}"))
         raise Ended(f"rank {self.rank}: aborted with status {code}")
-
-    def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        def combine(arrays: list[np.ndarray]) -> np.ndarray:
-            return reduce_in_order(arrays, op)
-
-        call = allreduce_call(array, op)
-        return _Reduction(self, call, self._join(call, array, combine), array)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
@@ -180,7 +160,7 @@ class ThreadCommunicator(MeetingCommunicator):
             if message.met is not None:
                 self._world.wake(message.met)
         sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
-        return self._reported(sent, Kind.SENT, start, to, tag)
+        return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
         start = clock.now_ns()
@@ -189,39 +169,14 @@ class ThreadCommunicator(MeetingCommunicator):
             if message.met is not None:
                 self._world.wake(message.met)
         received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", message)
-        return self._reported(received, Kind.RECEIVED, start, source, tag)
+        return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
-    def _reported(self, request: _Transfer, kind: Kind, start: int, peer: int, tag: int) -> Request:
-        if self._messages.observer is None:
-            return request
-        return self._messages.reported(
-            request,
-            kind,
-            self._group.name,
-            start=start,
-            peer=self.members[peer],
-            tag=tag,
-            size=request.message.array.nbytes,
-        )
+    def _create_group(self, name: str, members: list[int]) -> _Group:
+        hosts = [self.hosts[self.members.index(rank)] for rank in members]
+        return _Group(self._world, hosts, name, members)
 
-    def _split(self, color: int, key: int) -> ThreadCommunicator:
-        name = f"{self._group.name}/{self._turn}"  # equal on all ranks, whichever is the last
-
-        def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[_Group, int]]:
-            places = {}
-            for color, chosen in divide(wishes).items():
-                group = _Group(
-                    self._world,
-                    [self.hosts[rank] for rank in chosen],
-                    f"{name}.{color}",
-                    [self.members[rank] for rank in chosen],
-                )
-                places.update({rank: (group, place) for place, rank in enumerate(chosen)})
-            return places
-
-        call = Call("split", "split")
-        group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
-        return ThreadCommunicator(group, place, self._messages)
+    def _create_member(self, group: _Group, rank: int) -> ThreadCommunicator:
+        return ThreadCommunicator(group, rank, self._messages)
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Meeting:
         """Bring `value` to this rank's next meeting."""
@@ -233,9 +188,6 @@ class ThreadCommunicator(MeetingCommunicator):
                 self._world.wake(meeting)
         return meeting
 
-    def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        return self._finish(call, self._join(call, value, combine))
-
     def _finish(self, call: Call, meeting: Meeting) -> Any:
         self._world.wait_for(
             meeting, self.rank, lambda: f"{call.text} (without rank {meeting.missing()})"
@@ -244,25 +196,8 @@ class ThreadCommunicator(MeetingCommunicator):
             raise ValueError(meeting.problem)
         return meeting.result
 
-
-@dataclass(eq=False)
-class _Reduction(Request):
-    """A pending allreduce: the result is copied to the rank's array by `wait` or `test`."""
-
-    comm: ThreadCommunicator
-    call: Call
-    meeting: Meeting
-    array: np.ndarray | None
-
-    def wait(self) -> None:
-        if self.array is not None:
-            self.array[:] = self.comm._finish(self.call, self.meeting)
-            self.array = None
-
-    def test(self) -> bool:
-        if self.array is not None and self.comm._world.passed(self.meeting.done):
-            self.wait()
-        return self.array is None
+    def _ended(self, meeting: Meeting) -> bool:
+        return self._world.passed(meeting.done)
 
 
 @dataclass(eq=False)

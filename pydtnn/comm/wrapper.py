@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision
 from pydtnn.utils.observer import Observer
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from pydtnn.comm.arrays import fill, to_host
 from pydtnn.comm.chain import Queue
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.metered import Metered
+from pydtnn.comm.request import Request
 from pydtnn.comm.schedules.rule import bucket_bytes
 from pydtnn.kernels.reference.family import Number
 from pydtnn.layers.parameters import Bucket

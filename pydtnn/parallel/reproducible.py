@@ -19,7 +19,8 @@ import numpy as np
 
 from pydtnn.comm.arrays import overlap
 from pydtnn.comm.chain import Chain
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
 from pydtnn.utils.split import even_cuts

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.layers.parameters import Bucket
 
 

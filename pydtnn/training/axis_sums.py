@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from pydtnn.comm import Request
-from pydtnn.comm.communicator import Together
+from pydtnn.comm.request import Together
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.parallel.mesh import Mesh

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydtnn.comm.chain import Chain, Queue
-from pydtnn.comm.communicator import Request
+from pydtnn.comm.request import Request
 
 
 class Step(Request):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import create_communicator, run_threads
-from pydtnn.comm.communicator import Request
+from pydtnn.comm.request import Request
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.schemes import Hierarchical, ParameterServer

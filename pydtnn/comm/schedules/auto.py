@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.schedules import SCHEDULES, Algorithm
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.schedules.rule import VENDOR, by_rule, without_rule

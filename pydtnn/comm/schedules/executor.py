@@ -26,7 +26,8 @@ import numpy as np
 
 from pydtnn.comm.adder import Adder, adder_for
 from pydtnn.comm.checks import MAX_TAG
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.schedules import Algorithm, rounds
 from pydtnn.comm.schedules.chunks import (
     CHUNK_BYTES,

@@ -32,7 +32,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.schedules.executor import Scheduled
 
 VENDOR = "vendor"

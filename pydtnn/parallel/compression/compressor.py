@@ -8,7 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 from pydtnn.comm.chain import Chain
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.schedules.executor import Scheduled
 from pydtnn.comm.wrapper import Wrapper
 from pydtnn.layers.parameters import Bucket

@@ -11,7 +11,8 @@ import numpy as np
 
 from pydtnn.comm.arrays import fill, on_host, to_host
 from pydtnn.comm.chain import Chain
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.sums import Sums
 

@@ -9,7 +9,8 @@ from math import prod
 import numpy as np
 
 from pydtnn.comm.chain import Chain, Queue
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.entry import Entry
 from pydtnn.layers.parameters import Bucket

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 
 Lengths = Sequence[int] | np.ndarray
 """Number of elements of each of several arrays."""

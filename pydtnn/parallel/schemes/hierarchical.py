@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pydtnn.comm.communicator import Completed, Request
+from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.parallel.exchange import AllReduce
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Completed, Request
+from pydtnn.comm.request import Completed, Request
 from pydtnn.layers.parameters import Bucket
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange, by_name, from_names

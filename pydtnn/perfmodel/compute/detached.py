@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Completed, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Completed, Request
 from pydtnn.comm.wrapper import Wrapper
 
 SPREAD = 0.1

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.comm.communicator import Communicator, Request
+from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.request import Request
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.schedules.rule import by_rule
 from pydtnn.perfmodel.compute.base import ComputeCosts

@@ -8,16 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pydtnn.comm.communicator import Request
-from pydtnn.comm.meeting import (
-    Call,
-    Meeting,
-    MeetingCommunicator,
-    allreduce_call,
-    divide,
-    reduce_in_order,
-)
+from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.messages import Messages
+from pydtnn.comm.request import Request
 from pydtnn.comm.world import Ended
 from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.post import PostOffice
@@ -97,21 +90,15 @@ class VirtualCommunicator(MeetingCommunicator):
         messages: Messages | None = None,
         buffers: Buffers | None = None,
     ) -> None:
-        super().__init__(rank, group.hosts)
+        super().__init__(group, rank, messages)
         self.buffers = buffers or Buffers()
-        self.members = group.members
         self._observer = observer
-        self._group, self._engine = group, group.engine
+        self._engine = group.engine
         self._own = group.members[rank]
-        self._messages = messages or Messages()
-        self._turn = 0
 
     @property
     def own_observer(self) -> Observer:
         return self._observer
-
-    def observe(self, observer: Observer | None) -> None:
-        self._messages.observe(observer, self.members)
 
     def abort(self, code: int) -> NoReturn:
         self._engine.end(RankError(self.rank, f"aborted with status {code}"))
@@ -124,13 +111,9 @@ class VirtualCommunicator(MeetingCommunicator):
         self._engine.spend(self._own, nbytes * self._engine.network.add)
 
     def _iallreduce(self, array: np.ndarray, op: str) -> Request:
-        def combine(arrays: list[np.ndarray]) -> np.ndarray:
-            return reduce_in_order(arrays, op)
-
-        call = allreduce_call(array, op)
         if self.size > 1:
             self.buffers.take(array.nbytes)
-        return _Reduction(self, call, self._join(call, array, combine), array)
+        return super()._iallreduce(array, op)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()
@@ -144,36 +127,11 @@ class VirtualCommunicator(MeetingCommunicator):
         received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", done, array)
         return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
-    def _reported(
-        self, request: Request, kind: Kind, start: int, peer: int, tag: int, size: int
-    ) -> Request:
-        return self._messages.reported(
-            request,
-            kind,
-            self._group.name,
-            start=start,
-            peer=self.members[peer],
-            tag=tag,
-            size=size,
-        )
+    def _create_group(self, name: str, members: list[int]) -> Group:
+        return Group(self._engine, self._group.processor, name, members)
 
-    def _split(self, color: int, key: int) -> VirtualCommunicator:
-        name = f"{self._group.name}/{self._turn}"
-
-        def combine(wishes: list[tuple[int, int, int]]) -> dict[int, tuple[Group, int]]:
-            places = {}
-            for color, chosen in divide(wishes).items():
-                members = [self.members[rank] for rank in chosen]
-                group = Group(self._engine, self._group.processor, f"{name}.{color}", members)
-                places.update({rank: (group, place) for place, rank in enumerate(chosen)})
-            return places
-
-        call = Call("split", "split", 16)
-        group, place = self._meet(call, (color, key, self.rank), combine)[self.rank]
-        return VirtualCommunicator(group, place, self._observer, self._messages, self.buffers)
-
-    def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        return self._finish(call, self._join(call, value, combine))
+    def _create_member(self, group: Group, rank: int) -> VirtualCommunicator:
+        return VirtualCommunicator(group, rank, self._observer, self._messages, self.buffers)
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> _Times:
         """Bring `value` to this rank's next meeting, at the present time of its clock."""
@@ -217,32 +175,14 @@ class VirtualCommunicator(MeetingCommunicator):
         )
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
-        if self._adds(call) and self.size > 1:
-            self._engine.spend(self._own, times.nbytes * self._group.processor.add)
+        if call.kind == "allreduce" and self.size > 1:
+            self.buffers.take(-call.nbytes)
+            if self._adds(call):
+                self._engine.spend(self._own, times.nbytes * self._group.processor.add)
         return times.meeting.result
 
-
-@dataclass(eq=False)
-class _Reduction(Request):
-    """A pending allreduce: the result is copied to the rank's array by `wait` or `test`."""
-
-    comm: VirtualCommunicator
-    call: Call
-    times: _Times
-    array: np.ndarray | None
-
-    def wait(self) -> None:
-        if self.array is not None:
-            self.array[:] = self.comm._finish(self.call, self.times)
-            if self.comm.size > 1:
-                self.comm.buffers.take(-self.array.nbytes)
-            self.array = None
-
-    def test(self) -> bool:
-        comm = self.comm
-        if self.array is not None and comm._engine.test(comm._own, self.times.left[comm.rank]):
-            self.wait()
-        return self.array is None
+    def _ended(self, times: _Times) -> bool:
+        return self._engine.test(self._own, times.left[self.rank])
 
 
 @dataclass(eq=False)

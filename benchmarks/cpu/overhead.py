@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.common.report import Report
 from benchmarks.common.work import VARIANTS, WORK, Ours
 from pydtnn.kernels.cpu.compiled import Compiled
-from pydtnn.layers.base import Finisher
+from pydtnn.utils.observer import Kind, Observer
 
 WARM_UP = 5  # steps; the first one chooses algorithms
 CALLS = 20_000  # of what is measured by itself
@@ -94,33 +94,30 @@ class Switch:
             family.kernels = timed if on else kernels
 
 
-class Layers:
+class Layers(Observer):
     """Time outside of kernels by kind of layer and direction, in the steps with wrapped kernels."""
 
     def __init__(self, ours: Ours, clock: Clock) -> None:
-        self.clock = clock
-        self.on = False
+        self.model, self.clock = ours.model, clock
+        self.kinds = {node.name: type(node.layer).__name__ for node in ours.model.graph.nodes}
         self.outside: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        for layer in ours.model.layers:
-            own = ["finish_backward"] if isinstance(layer, Finisher) else []
-            for name in ["forward", "backward", *own]:
-                method = self.timed(getattr(layer, name), f"{type(layer).__name__}.{name}")
-                setattr(layer, name, method)
+        self._open: list[tuple[Kind, str, float, float]] = []
 
-    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Wrap a layer's method."""
+    def observe(self, on: bool) -> None:
+        """Observe the following steps, or do not."""
+        self.model.observer = self if on else None
 
-        def call(*args: Any, **options: Any) -> Any:
-            inside, start = self.clock.seconds, time.perf_counter()
-            result = function(*args, **options)
-            elapsed = time.perf_counter() - start
-            if self.on:
-                self.outside[name] += elapsed - (self.clock.seconds - inside)
-                self.calls[name] += 1
-            return result
+    def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
+        self._open.append((kind, name, self.clock.seconds, time.perf_counter()))
 
-        return call
+    def end(self) -> None:
+        kind, name, inside, start = self._open.pop()
+        elapsed = time.perf_counter() - start
+        if kind in (Kind.FORWARD, Kind.BACKWARD):
+            label = f"{self.kinds[name]}.{kind.name.lower()}"
+            self.outside[label] += elapsed - (self.clock.seconds - inside)
+            self.calls[label] += 1
 
 
 def seconds_per_call(call: Callable[[], object]) -> float:
@@ -154,7 +151,7 @@ def measure(report: Report, name: str, threads: int, variant: str, steps: int, e
         for on in (False, True):
             switch.wrap(on)
             if layers:
-                layers.on = on
+                layers.observe(on)
             clock.read()
             start = time.perf_counter()
             ours.step()

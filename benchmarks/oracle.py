@@ -153,7 +153,7 @@ def on(layout: str) -> Iterator[Run]:
         sys.exit(f"oracle: {why_not()}.")
     rate, _, shape = layout.partition(" ")
     hosts, _, ranks = shape.partition("x")
-    with Cluster(int(hosts), int(ranks), rate) as cluster:
+    with Cluster(int(hosts), int(ranks), rate, asleep=True) as cluster:
 
         def run(ranks: int, command: list[str]) -> str:
             done = cluster.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

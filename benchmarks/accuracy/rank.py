@@ -34,6 +34,13 @@ from pydtnn.training.tuning import autotune
 WARM_UP = 3
 """Steps before those that are measured."""
 
+LONGEST = 3.0
+"""Time of a turn in s above which it has fewer steps, and of a step above which there are fewer
+turns."""
+
+FEW = 2
+"""Steps of such a turn, and number of such turns."""
+
 MIB = 1 << 20
 
 
@@ -77,8 +84,10 @@ def compare(
     rank = Rank(workload, comm)
     autotune(rank.trainer.model, comm, rank.largest, training=True)
     length = period(workload)
-    steps = length * -(-steps // length)
-    seconds_of(rank, comm, length * -(-WARM_UP // length))
+    warm_up = seconds_of(rank, comm, length * -(-WARM_UP // length))
+    step = max(comm.gather_object(statistics.median(warm_up)))
+    steps = length * -(-max(min(steps, int(LONGEST / step)), FEW) // length)
+    turns = min(turns, FEW) if step > LONGEST else turns
     grown = max(comm.gather_object(resident(peak=True) - before))
     predicted, measured, communicated, memory = [], [], [], 0.0
     number = len(os.sched_getaffinity(0))  # all hosts of an emulated cluster are this machine
@@ -112,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     network = (
         Network.measure(comm) if comm.size > 1 else Network.create([0], latency=0, bandwidth=1)
     )
-    processor = Processor.measure(comm)
+    processor = Processor.measure(comm, network)
     if comm.size > 1:
         processor = processor._replace(library=MeasuredLibrary.measure(comm))
     for case in args.cases:

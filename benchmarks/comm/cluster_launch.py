@@ -38,6 +38,9 @@ MPI = {
 }
 """For the ranks."""
 
+ASLEEP = {"PYDTNN_WAIT": "sleep", "OMPI_MCA_mpi_yield_when_idle": "0"}
+"""For ranks that sleep while they wait."""
+
 LAUNCHER = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -86,13 +89,17 @@ class Cluster:
         Number of hosts, and of ranks on each of them. Ranks are numbered host by host.
     rate : str
         Of every host's link, in each direction, as `tc` writes it.
+    asleep : bool
+        Whether ranks sleep while they wait (`pydtnn.comm.waiting`), for programs that compute: a
+        rank that polls and yields its core to one that computes notices a message only when the
+        system next runs it, up to 4 ms later.
     """
 
-    def __init__(self, hosts: int, ranks: int, rate: str) -> None:
+    def __init__(self, hosts: int, ranks: int, rate: str, *, asleep: bool = False) -> None:
         if ranks < 1:
             raise ValueError(f"cluster: expected at least 1 rank on a host, not {ranks}.")
         self.hosts = Hosts(hosts, rate)
-        self.ranks = ranks
+        self.ranks, self.asleep = ranks, asleep
         self.size = hosts * ranks
 
     def __enter__(self) -> Cluster:
@@ -139,7 +146,8 @@ class Cluster:
             "TMPDIR": self._folder.name,
             "PATH": beside,
         }
-        return {"OMP_NUM_THREADS": "1"} | MPI | LAUNCHER | kept | own | (variables or {})
+        waits = ASLEEP if self.asleep else {}
+        return {"OMP_NUM_THREADS": "1"} | MPI | waits | LAUNCHER | kept | own | (variables or {})
 
     def run(self, command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
         """Run a command on all ranks to its end; `options` are those of `subprocess.run`."""

@@ -27,6 +27,7 @@ from pydtnn.comm.mailbox import wrong_length
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.request import Request
 from pydtnn.comm.supervision import Supervision
+from pydtnn.comm.waiting import call_asleep, sleep_until, sleeps
 from pydtnn.utils import clock
 from pydtnn.utils.launcher import launched_ranks
 from pydtnn.utils.observer import Kind, Observer
@@ -181,6 +182,7 @@ class MpiCommunicator(Communicator):
         self._mpi = mpi
         self._comm = comm
         self._ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
+        self._sleeps: bool = sleeps() if parent is None else parent._sleeps
         self._parent = parent  # kept alive: it knows the groups that were split off
         self.attendance: Attendance = Attendance() if parent is None else parent.attendance
         self._messages: Messages = Messages() if parent is None else parent._messages
@@ -207,7 +209,7 @@ class MpiCommunicator(Communicator):
         """Make a blocking collective call."""
         self.attendance.enter(self._counted(what))
         try:
-            return call(*args)
+            return call_asleep(self._comm, call, args) if self._sleeps else call(*args)
         finally:
             self.attendance.exit()
 
@@ -338,7 +340,10 @@ class _MpiRequest(Request):
         attendance = self._comm.attendance
         attendance.enter(self._wait)
         try:
-            self._complete(self._request.Wait)
+            if self._comm._sleeps:
+                sleep_until(self.test)
+            else:
+                self._complete(self._request.Wait)
         finally:
             attendance.exit()
 

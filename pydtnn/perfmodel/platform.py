@@ -124,13 +124,16 @@ class Messages:
     add : float or None
         Rate at which a rank adds received bytes, in B/s; None: additions take no time.
     copy : float or None
-        Rate at which a rank's processor copies the bytes of its messages, in B/s; None: a network
-        card copies them, or the bandwidth of messages inside a host contains the copies.
+        Rate at which a rank's processor copies the bytes of its messages between hosts, in B/s;
+        None: a network card copies them.
     call : float
         Time of the processor per call of the communicator, in s.
     allreduce : float or None
         Rate of the library's allreduce inside a host, during which processors add and copy, in B/s
         of the array; None: it takes the time of messages.
+    eager : float or None
+        Length in B up to which messages between hosts travel while their ranks compute; longer ones
+        proceed in calls of the communicator only. None: all of them travel.
     classes : tuple of RankClass
         Links between hosts by number of ranks, in ascending order; above the last one, `between`.
     """
@@ -141,6 +144,7 @@ class Messages:
     copy: float | None = quantity("B/s", default=None)
     call: float = quantity("s", default=0.0, positive=False)
     allreduce: float | None = quantity("B/s", default=None)
+    eager: float | None = quantity("B", default=None)
     classes: tuple[RankClass, ...] = parts(RankClass)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
     add = 1 / network.add if network.add > 0 else None
     inside = _routes(network, same=True)
     between = _routes(network, same=False)
-    processor = Processor.measure(comm)
+    processor = Processor.measure(comm, network)
     links = {
         "inside": _link(network, inside, "inside", default.inside),
         "between": _link(network, between, "from", default.between),
@@ -47,8 +48,10 @@ def measure_messages(comm: Communicator, default: Messages) -> tuple[Messages, l
         links["inside"],
         links["between"],
         add=add,
+        copy=1 / processor.copy if processor.copy else None,
         call=processor.call if comm.size > 1 else default.call,
         allreduce=1 / processor.add if processor.add else None,
+        eager=processor.eager if processor.eager < inf else None,
     )
     return messages, missing
 

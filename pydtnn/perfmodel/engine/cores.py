@@ -47,14 +47,17 @@ class Cores:
     def __init__(self, shared: SharedCores) -> None:
         self._number, self._groups = shared.number, shared.groups
         self._passed: dict[Hashable, float] = dict.fromkeys(shared.groups, 0.0)
-        self._targets: dict[Hashable, list[tuple[float, int]]] = {g: [] for g in self._passed}
+        self._targets: dict[Hashable, list[tuple[float, int, int]]] = {g: [] for g in self._passed}
         self._now = 0.0
 
-    def start(self, now: float, rank: int, seconds: float) -> None:
-        """Let a rank begin to compute what takes so many seconds on a core of its own."""
+    def start(self, now: float, rank: int, seconds: float, job: int = 0) -> None:
+        """Let a rank begin to compute what takes so many seconds on a core of its own.
+
+        A rank may have several jobs at the same time, with different numbers.
+        """
         self._advance(now)
         group = self._groups[rank]
-        heapq.heappush(self._targets[group], (self._passed[group] + seconds, rank))
+        heapq.heappush(self._targets[group], (self._passed[group] + seconds, rank, job))
 
     def next_end(self) -> float:
         """Return the time when the next rank ends, if none starts; infinite if none computes."""
@@ -67,16 +70,16 @@ class Cores:
             default=inf,
         )
 
-    def end(self, now: float) -> list[int]:
-        """Advance to a time, at most `next_end`, and return the ranks that have ended."""
-        ended: list[int] = []
+    def end(self, now: float) -> list[tuple[int, int]]:
+        """Advance to a time, at most `next_end`; return ranks that have ended, and their jobs."""
+        ended: list[tuple[int, int]] = []
         if self.next_end() > now:
             return ended
         self._advance(now)
         for group, targets in self._targets.items():
             slack = 1e-12 + 1e-15 * now
             while targets and targets[0][0] <= self._passed[group] + slack:
-                ended.append(heapq.heappop(targets)[1])
+                ended.append(heapq.heappop(targets)[1:])
         return sorted(ended)
 
     def _rate(self, group: Hashable) -> float:

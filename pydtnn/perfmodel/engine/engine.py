@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
 from math import inf
 from typing import NamedTuple
@@ -84,6 +85,15 @@ class _Rank:
         self.polls, self.polled_at = 0, -1.0
         self.fresh = False  # whether an operation has been completed since the last pause
         self.later: list[float] = []  # completions that may be after the clock
+        self.attended: deque[tuple[float, float]] = deque()  # calls that may not be past
+        self.attends = False  # blocked in a call of the communicator
+        self.deferred: list[Callable[[], None]] = []  # until its next call
+
+    def attend(self, until: float, now: float) -> None:
+        """Note a call of the communicator, from the clock of the rank to a time."""
+        while self.attended and self.attended[0][1] < now:
+            self.attended.popleft()
+        self.attended.append((self.clock, until))
 
     def poll(self) -> None:
         """Count a test without success; advance the clock in a loop of tests."""
@@ -119,6 +129,8 @@ class Engine:
     ----------
     now : float
         Time of the event that is executed, in s.
+    shared : bool
+        Whether ranks share cores.
     failure : BaseException or None
         The first error of the run.
     """
@@ -134,6 +146,7 @@ class Engine:
         self._events: list[_Event] = []
         self._number = 0
         self._transfers = Transfers(network)
+        self.shared = cores is not None
         self._cores = None if cores is None else Cores(cores)
         self._arrivals: dict[Hashable, Callable[[], None]] = {}
 
@@ -152,12 +165,13 @@ class Engine:
         with self._lock:
             self._check()
             self._post(rank, lambda: cores.start(self.now, rank, seconds))
-            self._block(one, lambda: "compute")
+            self._block(one, lambda: "compute", attends=False)
         self._sleep(one)
 
     def post(self, rank: int, action: Callable[[], None]) -> None:
         """Let an action be executed at the present time of a rank, which goes on."""
         with self._lock:
+            self._attend(self._ranks[rank])
             self._post(rank, action)
 
     def wait(self, rank: int, what: Completion, doing: Callable[[], str]) -> None:
@@ -171,6 +185,7 @@ class Engine:
         one = self._ranks[rank]
         with self._lock:
             self._check()
+            self._attend(one, what.at)
             if what.at < inf:
                 one.clock = max(one.clock, what.at)
                 return
@@ -189,6 +204,7 @@ class Engine:
         one.poll()
         with self._lock:
             self._check()
+            self._attend(one)
             if what.at < inf:
                 return what.at <= one.clock
             self._post(rank, lambda: self._wake(one, one.clock))
@@ -209,9 +225,12 @@ class Engine:
                 one.fresh = False
                 return
             if one.later:
-                one.clock = min(one.later)
-                one.later.remove(one.clock)
+                first = min(one.later)
+                self._attend(one, first)
+                one.later.remove(first)
+                one.clock = first
                 return
+            self._attend(one)
             one.pausing = True
             self._block(one, lambda: "a loop that tests its requests")
         self._sleep(one)
@@ -256,6 +275,15 @@ class Engine:
 
         self.at(self.now + self.network.routes[pair].latency, start)
 
+    def work(self, rank: int, seconds: float, done: Callable[[], None]) -> None:
+        """Let the system work for a rank on cores that are shared, beside its own computation."""
+        if self._cores is None or seconds < SHORT:
+            done()
+            return
+        self._number += 1
+        self._arrivals[self._number] = done
+        self._cores.start(self.now, rank, seconds, self._number)
+
     def complete(self, what: Completion, at: float) -> None:
         """Set the time of a completion, and wake its rank if it waits for it."""
         what.at = at
@@ -267,6 +295,21 @@ class Engine:
             self._wake(one, at)
         else:
             one.note(at)
+
+    def attend(self, rank: int, action: Callable[[], None]) -> None:
+        """Let an action be executed when a rank next is in a call of the communicator.
+
+        MPI libraries continue long messages in their calls only.
+        """
+        one = self._ranks[rank]
+        for begin, end in one.attended:
+            if end >= self.now:
+                self.at(max(begin, self.now), action)
+                return
+        if one.attends:
+            self.at(max(one.clock, self.now), action)
+        else:
+            one.deferred.append(action)
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error; the caller holds the lock."""
@@ -286,8 +329,15 @@ class Engine:
         one.posted += 1
         heapq.heappush(self._events, _Event(one.clock, rank, one.posted, action))
 
-    def _block(self, one: _Rank, doing: Callable[[], str]) -> None:
-        one.doing, one.blocked = doing, True
+    def _attend(self, one: _Rank, until: float = 0.0) -> None:
+        """Note that a rank makes a call of the communicator, until a time that is known."""
+        one.attend(max(one.clock, until if until < inf else 0.0), self.now)
+        for action in one.deferred:
+            self.at(one.clock, action)
+        one.deferred.clear()
+
+    def _block(self, one: _Rank, doing: Callable[[], str], attends: bool = True) -> None:
+        one.doing, one.blocked, one.attends = doing, True, attends
         self._running -= 1
         self._advance()
 
@@ -297,7 +347,7 @@ class Engine:
 
     def _wake(self, one: _Rank, time: float) -> None:
         if one.blocked:
-            one.blocked = one.pausing = False
+            one.blocked = one.pausing = one.attends = False
             one.clock = max(one.clock, time)
             self._running += 1
             one.gate.release()
@@ -319,8 +369,11 @@ class Engine:
                 self.fail(error)
 
     def _execute(self, time: float) -> None:
-        for rank in () if self._cores is None else self._cores.end(time):
-            self._wake(self._ranks[rank], time)
+        for rank, job in () if self._cores is None else self._cores.end(time):
+            if job:
+                self._arrivals.pop(job)()
+            else:
+                self._wake(self._ranks[rank], time)
         for number in self._transfers.end(time):
             self._arrivals.pop(number)()
         while self._events and self._events[0].time <= time:

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from pydtnn.comm.mailbox import wrong_length
+from pydtnn.comm.schedules.network import Pair
 from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.processor import Processor
 
 Key = tuple[int, int, int]
 """Sender, receiver and tag."""
+
+
+WINDOW = 4
+"""Length of the parts of a message that is not eager, relative to the longest eager one."""
 
 
 @dataclass(slots=True)
@@ -27,7 +32,10 @@ class _Side:
 class PostOffice:
     """Matches the messages of a group, first in, first out, and lets them pass the network.
 
-    A message starts when both sides are posted; after the latency its bytes flow.
+    A message starts when both sides are posted; after the latency its bytes flow. One between hosts
+    that is longer than `Processor.eager` starts when the receiver has then been in a call and,
+    after the latency, the sender, too; the sender has to be in a call for each further part, as MPI
+    libraries send them.
 
     Parameters
     ----------
@@ -55,7 +63,6 @@ class PostOffice:
             else:
                 self._deliver(key, side, other)
 
-        self._engine.spend(side.done.owner, self._processor.copy * array.nbytes)
         self._post(side, match)
         return side.done
 
@@ -74,9 +81,13 @@ class PostOffice:
         self._post(side, match)
         return side.done
 
-    def take(self, receiver: int, array: np.ndarray) -> None:
-        """Let a rank copy an array that has arrived."""
-        self._engine.spend(self._members[receiver], self._processor.copy * array.nbytes)
+    def copying(self, rank: int, peer: int, nbytes: int) -> float:
+        """Return the time in s for which a rank itself copies a message.
+
+        Where ranks share cores, copies are work of the system, beside the computation of all ranks.
+        """
+        between = self._hosts[rank] != self._hosts[peer]
+        return self._processor.copy * nbytes if between and not self._engine.shared else 0.0
 
     def _post(self, side: _Side, match: Callable[[], None]) -> None:
         self._engine.spend(side.done.owner, self._processor.call)
@@ -92,12 +103,64 @@ class PostOffice:
         # Both ranks leave their arrays alone until the message is complete, so it is copied here.
         receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
 
-        def arrived() -> None:
-            engine.complete(send.done, engine.now)
-            engine.complete(receive.done, engine.now)
+        nbytes, pair = send.array.nbytes, (self._hosts[key[0]], self._hosts[key[1]])
+        steps = 1 if pair[0] == pair[1] else 3
 
-        pair = self._hosts[key[0]], self._hosts[key[1]]
-        engine.transfer(pair, send.array.nbytes, arrived)
+        def arrived() -> None:
+            nonlocal steps
+            steps -= 1
+            if not steps:
+                engine.complete(send.done, engine.now)
+                engine.complete(receive.done, engine.now)
+
+        if pair[0] != pair[1]:
+            for side in (send, receive):
+                engine.work(side.done.owner, self._processor.copy * nbytes, arrived)
+        if pair[0] == pair[1] or nbytes <= self._processor.eager:
+            engine.transfer(pair, nbytes, arrived)
+        else:
+            window = int(WINDOW * self._processor.eager)
+            _Rendezvous(engine, pair, send, receive, window, arrived).begin()
+
+
+class _Rendezvous:
+    """A message that starts when the receiver, then the sender, are in calls; and its parts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pair: Pair,
+        send: _Side,
+        receive: _Side,
+        window: int,
+        arrived: Callable[[], None],
+    ) -> None:
+        self._engine, self._pair, self._window, self._arrived = engine, pair, window, arrived
+        self._sender, self._receiver = send.done.owner, receive.done.owner
+        self._left = send.array.nbytes
+
+    def begin(self) -> None:
+        """Announce the message, to which the receiver consents in its next call."""
+        self._later(lambda: self._engine.attend(self._receiver, self._consent))
+
+    def _consent(self) -> None:
+        self._later(lambda: self._engine.attend(self._sender, self._send))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """Execute an action after the latency of the network."""
+        engine = self._engine
+        engine.at(engine.now + engine.network.routes[self._pair].latency, action)
+
+    def _send(self) -> None:
+        part = min(self._left, self._window)
+        self._left -= part
+        self._engine.transfer(self._pair, part, self._passed)
+
+    def _passed(self) -> None:
+        if self._left:
+            self._engine.attend(self._sender, self._send)
+        else:
+            self._arrived()
 
 
 def _take(queues: dict[Key, deque[_Side]], key: Key) -> _Side | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules.network import Network
+from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
 
@@ -32,36 +35,40 @@ class Processor(NamedTuple):
     call : float
         Time of each call that starts an operation, and of the wait for it, in s.
     copy : float
-        Time to copy a byte that is sent or received, in s/B.
+        Time to copy a byte that is sent to another host or received from one, in s/B. Those inside
+        a host are copied within the bandwidth of the network.
     add : float
         Time per byte of a library's allreduce inside a host, during which the rank adds and copies,
         in s/B; 0: it takes the time of messages.
     library : MeasuredLibrary or None
         Times of other collectives of the MPI library; by default those of closed formulas.
+    eager : float
+        Bytes up to which a message between hosts travels while its ranks compute; a longer one
+        only proceeds when they are in calls of the communicator.
     """
 
     call: float = 0.0
     copy: float = 0.0
     add: float = 0.0
     library: MeasuredLibrary | None = None
+    eager: float = inf
 
     @classmethod
     def of(cls, platform: Platform) -> Processor:
         """Return the processor of a platform."""
         messages = platform.messages
         copy, add = (1 / r if r else 0.0 for r in (messages.copy, messages.allreduce))
-        return cls(messages.call, copy, add)
+        return cls(messages.call, copy, add, eager=messages.eager or inf)
 
     @classmethod
-    def measure(cls, comm: Communicator) -> Processor:
+    def measure(cls, comm: Communicator, network: Network | None = None) -> Processor:
         """Measure the processor of the ranks of a job. Collective: all ranks call it.
-
-        Messages inside a host are copied by processors within the bandwidth that
-        `Network.measure` finds, so that `copy` is 0.
 
         Parameters
         ----------
         comm : Communicator
+        network : Network, optional
+            Of the job; by default it is measured if there are several hosts.
 
         Returns
         -------
@@ -81,10 +88,16 @@ class Processor(NamedTuple):
         exchanged = _measure(comm, exchange, cold)
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
-        host.free()
         add = max(sums[1] - sums[0], 0.0) / (LONG - SHORT) if host.size > 1 else 0.0
-        found = comm.gather_object((exchanged / 2, add))
-        return cls(median(call for call, _ in found), 0.0, median(add for _, add in found))
+        several = len({*comm.hosts}) > 1
+        if several and network is None:
+            network = Network.measure(comm)
+        copy = measure_copy(comm, network) if several and network else 0.0
+        eager = measure_eager(comm, network) if several and network else inf
+        host.free()
+        found = comm.gather_object((exchanged / 2, add, copy))
+        call, add, copy = (median(values) for values in zip(*found, strict=True))
+        return cls(call, copy, add, eager=eager)
 
 
 def _measure(comm: Communicator, operation: Callable[[], None], written: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.request import Request
 from pydtnn.comm.world import Ended
+from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.engine.engine import Completion, Engine
 from pydtnn.perfmodel.engine.post import PostOffice
 from pydtnn.perfmodel.engine.processor import Processor
@@ -80,6 +81,8 @@ class VirtualCommunicator(MeetingCommunicator):
     ----------
     buffers : Buffers
         Of all groups of the rank.
+    copies : Copies
+        Of all groups of the rank.
     """
 
     def __init__(
@@ -89,9 +92,11 @@ class VirtualCommunicator(MeetingCommunicator):
         observer: Observer,
         messages: Messages | None = None,
         buffers: Buffers | None = None,
+        copies: Copies | None = None,
     ) -> None:
         super().__init__(group, rank, messages)
         self.buffers = buffers or Buffers()
+        self.copies = copies or Copies()
         self._observer = observer
         self._engine = group.engine
         self._own = group.members[rank]
@@ -118,20 +123,23 @@ class VirtualCommunicator(MeetingCommunicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.send(self.rank, to, tag, array)
-        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, None)
+        sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes)
         return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
 
     def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.receive(source, self.rank, tag, array)
-        received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", done, array)
+        received = _Transfer(
+            self, lambda: f"recv from rank {source} (tag {tag})", done, source, array.nbytes
+        )
         return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _create_group(self, name: str, members: list[int]) -> Group:
         return Group(self._engine, self._group.processor, name, members)
 
     def _create_member(self, group: Group, rank: int) -> VirtualCommunicator:
-        return VirtualCommunicator(group, rank, self._observer, self._messages, self.buffers)
+        shared = self._observer, self._messages, self.buffers, self.copies
+        return VirtualCommunicator(group, rank, *shared)
 
     def _join(self, call: Call, value: Any, combine: Callable[[list[Any]], Any]) -> _Times:
         """Bring `value` to this rank's next meeting, at the present time of its clock."""
@@ -168,8 +176,7 @@ class VirtualCommunicator(MeetingCommunicator):
         return call.kind == "allreduce" and group.processor.add > 0 and len({*group.hosts}) == 1
 
     def _finish(self, call: Call, times: _Times) -> Any:
-        self._engine.wait(
-            self._own,
+        self._wait(
             times.left[self.rank],
             lambda: f"{call.text} (without rank {times.meeting.missing()})",
         )
@@ -181,32 +188,50 @@ class VirtualCommunicator(MeetingCommunicator):
                 self._engine.spend(self._own, times.nbytes * self._group.processor.add)
         return times.meeting.result
 
+    def _wait(self, done: Completion, doing: Callable[[], str]) -> None:
+        engine, own = self._engine, self._own
+        before = engine.clock(own)
+        engine.wait(own, done, doing)
+        self.copies.wait(engine.clock(own) - before)
+
     def _ended(self, times: _Times) -> bool:
         return self._engine.test(self._own, times.left[self.rank])
 
 
-@dataclass(eq=False)
 class _Transfer(Request):
-    """A pending message."""
+    """A pending message, whose bytes are copied by the processors of both ranks.
 
-    comm: VirtualCommunicator
-    doing: Callable[[], str]
-    done: Completion
-    received: np.ndarray | None  # which the rank has to copy
+    A rank that waits copies them while they arrive, except for the last piece.
+    """
+
+    def __init__(
+        self,
+        comm: VirtualCommunicator,
+        doing: Callable[[], str],
+        done: Completion,
+        peer: int,
+        nbytes: int,
+    ) -> None:
+        self._comm, self._doing, self._done = comm, doing, done
+        copying = comm._group.office.copying
+        self._seconds = copying(comm.rank, peer, nbytes)
+        if self._seconds:
+            self._last = copying(comm.rank, peer, min(nbytes, PIECE))
+            comm.copies.post()
 
     def wait(self) -> None:
-        self.comm._engine.wait(self.comm._own, self.done, self.doing)
+        self._comm._wait(self._done, self._doing)
         self._complete()
 
     def test(self) -> bool:
-        done = self.comm._engine.test(self.comm._own, self.done)
+        done = self._comm._engine.test(self._comm._own, self._done)
         if done:
             self._complete()
         return done
 
     def _complete(self) -> None:
-        if self.done.problem:
-            raise ValueError(self.done.problem)
-        if self.received is not None:
-            array, self.received = self.received, None
-            self.comm._group.office.take(self.comm.rank, array)
+        if self._done.problem:
+            raise ValueError(self._done.problem)
+        if self._seconds:
+            comm, seconds, self._seconds = self._comm, self._seconds, 0.0
+            comm._engine.spend(comm._own, comm.copies.complete(seconds, self._last))

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common.report import Report
-from benchmarks.common.work import WORK, create_trainer
+from benchmarks.common.work import WORK, create_trainer, rest
 from pydtnn import Mesh
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.data import Batch
@@ -126,19 +126,6 @@ class Side:
         return 0 if self.mesh is None else self.mesh.comm.traffic.bytes
 
 
-def sleep_until(comm: Communicator) -> None:
-    """Wait for rank 0 without using the processor."""
-    word = np.zeros(1)
-    if comm.rank == 0:
-        for rank in range(1, comm.size):
-            comm.send(word, rank)
-    else:
-        request = comm.irecv(word, 0)
-        while not request.test():
-            time.sleep(0.001)
-    comm.barrier()
-
-
 def measure(report: Report | None, comm: Communicator, name: str, threads: int, turns: int) -> None:
     """Print the row of a case."""
     case = CASES[name]
@@ -147,14 +134,14 @@ def measure(report: Report | None, comm: Communicator, name: str, threads: int, 
         sides = [Side(case, threads)] if comm.rank == 0 else []
         if sides and case.micro_batches:
             sides.append(Side(case, threads, accumulation=case.micro_batches))
-        sleep_until(comm)
+        rest(comm)
         together = Side(case, threads, mesh)
         times: list[list[float]] = []
         for turn in range(1 + turns):
             if turn == 1:
                 waited, sent = together.waited(), together.sent()
             alone = [side.steps(STEPS) for side in sides]
-            sleep_until(comm)
+            rest(comm)
             times.append([together.steps(STEPS), *alone])
         all_, *single = (1e3 * statistics.median(own) for own in zip(*times[1:], strict=True))
         steps = turns * STEPS

@@ -109,7 +109,7 @@ def test_the_wheel_holds_what_runs_and_nothing_else(distributions):
         names = archive.namelist()
     assert "pydtnn/py.typed" in names
     assert "pydtnn/models/__init__.py" in names
-    templates = (ROOT / "pydtnn" / "reports" / "templates").iterdir()
+    templates = (ROOT / "pydtnn" / "report" / "templates").iterdir()
     assert {str(path.relative_to(ROOT)) for path in templates} <= {*names}
     platforms = [path.relative_to(ROOT) for path in FOLDER.glob("*.yaml")]
     assert platforms

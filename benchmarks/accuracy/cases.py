@@ -50,6 +50,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 """Arguments of `Workload` by name; a number at the end is that of the ranks."""
 
+OPTIMIZER = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
+"""Labels are random: with a larger rate, networks without batch norm diverge."""
+
 HERE = ("one", "data-2", "spatial-2", "filter-2", "pipeline-2", "recompute")
 """Plans that are compared on this machine."""
 
@@ -83,4 +86,6 @@ def workload_of(case: str) -> Workload:
             f"{', '.join(PLANS)}, got {case}"
         )
     shape, classes = NETWORKS[network]
-    return Workload(network, shape, classes, int(batch), **PLANS[plan])
+    return Workload(
+        network, shape, classes, int(batch), optimizer_options=OPTIMIZER, **PLANS[plan]
+    )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.cases import workload_of
-from benchmarks.common.work import forget_peak, resident
+from benchmarks.common.work import forget_peak, resident, rest
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
@@ -42,19 +42,6 @@ FEW = 2
 """Steps of such a turn, and number of such turns."""
 
 MIB = 1 << 20
-
-
-def rest(comm: Communicator) -> None:
-    """Wait for rank 0 without using the core, as it predicts meanwhile."""
-    word = np.zeros(1)
-    if comm.rank == 0:
-        for rank in range(1, comm.size):
-            comm.send(word, rank)
-    else:
-        request = comm.irecv(word, 0)
-        while not request.test():
-            time.sleep(0.001)
-    comm.barrier()
 
 
 def seconds_of(rank: Rank, comm: Communicator, steps: int) -> list[float]:

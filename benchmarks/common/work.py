@@ -6,6 +6,8 @@ batch of random numbers that stays in memory.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -61,8 +63,23 @@ def resident(peak: bool = False) -> float:
 
 
 def forget_peak() -> None:
-    """Let the peak of resident memory begin anew, at what it is now."""
+    """Let the peak of resident memory begin anew, at what is in use now."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that the C library has kept
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def rest(comm: Communicator) -> None:
+    """Wait for rank 0, which works meanwhile, without using the core."""
+    word = np.zeros(1)
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            comm.send(word, rank)
+    else:
+        request = comm.irecv(word, 0)
+        while not request.test():
+            time.sleep(0.001)
+    comm.barrier()
 
 
 Ask = Callable[[float | None], int]

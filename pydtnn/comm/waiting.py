@@ -46,14 +46,18 @@ def sleeps() -> bool:
     return mode == "sleep"
 
 
+def pause(waited: float) -> float:
+    """Return for how long a rank sleeps that has waited for some time, in s."""
+    return min(max(waited / 4, SHORTEST), LONGEST)
+
+
 def sleep_until(test: Callable[[], object]) -> None:
     """Call a test until it is true, with sleep between the calls."""
     if test():
         return
     begin = time.perf_counter()
     while not test():
-        waited = time.perf_counter() - begin
-        time.sleep(min(max(waited / 4, SHORTEST), LONGEST))
+        time.sleep(pause(time.perf_counter() - begin))
 
 
 def call_asleep(comm: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:

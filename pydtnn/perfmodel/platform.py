@@ -249,6 +249,17 @@ class Platform:
         """
         return tuple(rank // self.cluster.ranks_per_host for rank in range(ranks))
 
+    def slowdown(self, ranks: int) -> float:
+        """Return how much longer ranks compute than with cores of their own: at least 1.
+
+        >>> Platform.load("abci").slowdown(8)
+        1.0
+        """
+        cluster = self.cluster
+        return max(
+            min(ranks, cluster.ranks_per_host) * self.compute.threads / cluster.cores_per_host, 1.0
+        )
+
     @property
     def rank_bandwidth(self) -> float:
         """Memory bandwidth of a rank while all others of its host compute, too, in B/s."""

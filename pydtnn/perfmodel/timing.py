@@ -2,7 +2,8 @@
 
 The events of the outline are followed on one rank: compute advances its clock, collectives of
 layers and sums of gradients are rounds on its links (`pydtnn.perfmodel.overlap`), which make
-progress between layers; a wait ends when the last round does.
+progress between layers; a wait ends when the last round does. If the ranks of a host have fewer
+cores than threads, compute takes longer by that ratio, as if all of them computed at all times.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ class _Clock:
     def __init__(self, tables: Tables, messages: MessageCosts, samples: int) -> None:
         self.tables, self.seconds = tables, tables.of(samples)
         self.messages, self.samples = messages, samples
+        self.slowdown = messages.platform.slowdown(messages.strategy.ranks)
         self.now = 0.0
         self.channel = Channel()
         self.parts: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
@@ -165,7 +167,7 @@ class _Clock:
                 self._ready(buckets[event.bucket])
 
     def _compute(self, event: Compute) -> None:
-        label, seconds = event.label, self.seconds[id(event)]
+        label, seconds = event.label, self.slowdown * self.seconds[id(event)]
         self.now += seconds
         name = label.name.removesuffix(RECOMPUTED)
         kind = 2 if name != label.name else 0 if label.kind == "forward" else 1
@@ -212,14 +214,14 @@ def step_time(tables: Tables, messages: MessageCosts, samples: int, *, slots: in
     clock.run(outline.forward)
     clock.run(outline.backward, outline.buckets)
     clock.finish()
-    sharded = messages.strategy.scheme == "sharded"
+    shards = messages.strategy.data if messages.strategy.scheme == "sharded" else 1
     layers = clock.layers()
     return StepTime(
         forward=sum(layer.forward for layer in layers),
         backward=sum(layer.backward for layer in layers),
         recomputed=sum(layer.recomputed for layer in layers),
-        other=tables.step(samples),
-        update=update_seconds(outline, platform, slots, messages.strategy.data if sharded else 1),
+        other=clock.slowdown * tables.step(samples),
+        update=clock.slowdown * update_seconds(outline, platform, slots, shards),
         layers_exposed=sum(layer.exchange for layer in layers),
         gradients_exposed=clock.gradient_work,
         idle=0.0,

@@ -11,6 +11,15 @@ class TestMpi(CommunicatorContract):
     pass
 
 
+@pytest.mark.mpi(checked=False)
+class TestMpiAsleep(CommunicatorContract):
+    """Ranks that sleep while they wait."""
+
+    @pytest.fixture(autouse=True)
+    def asleep(self, comm, monkeypatch):
+        monkeypatch.setattr(comm, "_sleeps", True)
+
+
 @pytest.mark.mpi(1, 2, checked=False)
 @pytest.mark.parametrize(
     "call",

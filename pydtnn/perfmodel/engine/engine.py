@@ -168,6 +168,10 @@ class Engine:
             self._block(one, lambda: "compute", attends=False)
         self._sleep(one)
 
+    def sleep(self, rank: int, seconds: float) -> None:
+        """Advance the clock of a rank that does not compute."""
+        self._ranks[rank].clock += seconds
+
     def post(self, rank: int, action: Callable[[], None]) -> None:
         """Let an action be executed at the present time of a rank, which goes on."""
         with self._lock:

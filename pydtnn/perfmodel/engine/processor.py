@@ -13,6 +13,7 @@ import numpy as np
 
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.network import Network
+from pydtnn.comm.waiting import SHORTEST, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
@@ -22,6 +23,9 @@ SHORT, LONG = 64, 1 << 20
 
 REPEATS = 15
 """Repetitions of each measurement, after two that open connections; the median is used."""
+
+CACHED = 1 << 20
+"""Bytes of the caches of a core that other ranks may replace."""
 
 CACHE = 4 << 20
 """Bytes that are written before each repetition: calls of a training step find cold caches."""
@@ -45,6 +49,12 @@ class Processor(NamedTuple):
     eager : float
         Bytes up to which a message between hosts travels while its ranks compute; a longer one
         only proceeds when they are in calls of the communicator.
+    wake : float or None
+        Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait
+        (`pydtnn.comm.waiting`); None: they poll.
+    switch : float
+        Time by which computation is longer after a wait, in s, because other ranks have used the
+        caches of the core: 0 if each rank has its own.
     """
 
     call: float = 0.0
@@ -52,6 +62,12 @@ class Processor(NamedTuple):
     add: float = 0.0
     library: MeasuredLibrary | None = None
     eager: float = inf
+    wake: float | None = None
+    switch: float = 0.0
+
+    def notice(self, waited: float) -> float:
+        """Return how late on average a rank notices the end of what it has waited for, in s."""
+        return 0.0 if self.wake is None else pause(waited) / 2 + self.wake
 
     @classmethod
     def of(cls, platform: Platform) -> Processor:
@@ -82,8 +98,15 @@ class Processor(NamedTuple):
         received, cold = np.zeros_like(short), np.zeros(CACHE, "uint8")
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
-        def exchange() -> None:
-            comm.exchange([(short, after)], [(received, before)]).wait()
+        def exchange() -> float:
+            begin = time.perf_counter()
+            request = comm.exchange([(short, after)], [(received, before)])
+            posted = time.perf_counter() - begin
+            comm.barrier()  # messages have arrived, or almost
+            cold.fill(1)
+            begin = time.perf_counter()
+            request.wait()
+            return posted + time.perf_counter() - begin
 
         exchanged = _measure(comm, exchange, cold)
         # gradients have just been computed, so they are in the cache of their rank
@@ -95,22 +118,49 @@ class Processor(NamedTuple):
         copy = measure_copy(comm, network) if several and network else 0.0
         eager = measure_eager(comm, network) if several and network else inf
         host.free()
-        found = comm.gather_object((exchanged / 2, add, copy))
-        call, add, copy = (median(values) for values in zip(*found, strict=True))
-        return cls(call, copy, add, eager=eager)
+        wake = comm.gather_object(_measure_wake())[0]
+        found = comm.gather_object((exchanged / 2, add, copy, _measure_switch(comm)))
+        call, add, copy, switch = (median(values) for values in zip(*found, strict=True))
+        return cls(call, copy, add, eager=eager, wake=wake, switch=switch)
 
 
-def _measure(comm: Communicator, operation: Callable[[], None], written: np.ndarray) -> float:
-    """Return the time of an operation of all ranks after writing an array, in s."""
+def _measure(comm: Communicator, operation: Callable[[], float], written: np.ndarray) -> float:
+    """Return the time that an operation of all ranks returns after writing an array, in s."""
     times = []
     for _ in range(2 + REPEATS):
         written.fill(1)
         comm.barrier()
-        begin = time.perf_counter()
-        operation()
-        times.append(time.perf_counter() - begin)
+        times.append(operation())
     return median(times[2:])
 
 
-def _add_up(comm: Communicator, array: np.ndarray) -> None:
+def _add_up(comm: Communicator, array: np.ndarray) -> float:
+    begin = time.perf_counter()
     comm.iallreduce(array).wait()
+    return time.perf_counter() - begin
+
+
+def _measure_switch(comm: Communicator) -> float:
+    """Return the time to read a rank's cache again after it has waited for the others, in s."""
+    array, times = np.ones(CACHED // 4, "float32"), []
+    for _ in range(2 + REPEATS):
+        np.add(array, 1, out=array)
+        comm.barrier()
+        begin = time.thread_time()
+        np.add(array, 1, out=array)
+        cold = time.thread_time()
+        np.add(array, 1, out=array)
+        times.append((cold - begin) - (time.thread_time() - cold))
+    return max(median(times[2:]), 0.0)
+
+
+def _measure_wake() -> float | None:
+    """Return by how much sleeps are too long if ranks sleep while they wait, in s."""
+    if not sleeps():
+        return None
+    times = []
+    for _ in range(2 + REPEATS):
+        begin = time.perf_counter()
+        time.sleep(SHORTEST)
+        times.append(time.perf_counter() - begin)
+    return max(median(times) - SHORTEST, 0.0)

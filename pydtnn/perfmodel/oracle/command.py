@@ -172,9 +172,9 @@ def _print_sweep(found: Sweep, options: argparse.Namespace) -> None:
     winners = []
     for column in range(len(found.points)):
         times_of = {
-            name: entries[column].projection.epoch  # type: ignore[union-attr]
+            name: projection.epoch
             for name, entries in found.entries.items()
-            if entries[column].possible
+            if entries[column].possible and (projection := entries[column].projection)
         }
         winners.append(min(times_of, key=lambda name: times_of[name]) if times_of else "none")
     print("\n".join(align(rows, 1)))

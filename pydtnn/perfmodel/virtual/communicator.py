@@ -179,6 +179,7 @@ class VirtualCommunicator(MeetingCommunicator):
         self._wait(
             times.left[self.rank],
             lambda: f"{call.text} (without rank {times.meeting.missing()})",
+            late=self._group.processor.library is None,  # measured times are those of ranks
         )
         if times.meeting.problem:
             raise ValueError(times.meeting.problem)
@@ -188,11 +189,17 @@ class VirtualCommunicator(MeetingCommunicator):
                 self._engine.spend(self._own, times.nbytes * self._group.processor.add)
         return times.meeting.result
 
-    def _wait(self, done: Completion, doing: Callable[[], str]) -> None:
+    def _wait(self, done: Completion, doing: Callable[[], str], late: bool = True) -> None:
+        """Wait; `late` says whether the time of the completion is that at which it happens."""
         engine, own = self._engine, self._own
         before = engine.clock(own)
         engine.wait(own, done, doing)
-        self.copies.wait(engine.clock(own) - before)
+        waited = engine.clock(own) - before
+        self.copies.wait(waited)
+        if waited and late:
+            engine.sleep(own, self._group.processor.notice(waited))
+        if waited:
+            engine.spend(own, self._group.processor.switch)
 
     def _ended(self, times: _Times) -> bool:
         return self._engine.test(self._own, times.left[self.rank])

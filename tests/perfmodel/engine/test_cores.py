@@ -18,7 +18,7 @@ def ends(number: int, starts: list[tuple[float, int, float]]) -> dict[int, float
             cores.start(now, rank, seconds)
         else:
             now = cores.next_end()
-            found |= dict.fromkeys(cores.end(now), now)
+            found |= {rank: now for rank, _ in cores.end(now)}
     return found
 
 
@@ -42,7 +42,16 @@ def test_groups_have_cores_of_their_own():
     cores.start(0.0, 0, 1.0)
     cores.start(0.0, 1, 1.0)
     assert cores.next_end() == pytest.approx(1.0)
-    assert cores.end(1.0) == [0, 1]
+    assert cores.end(1.0) == [(0, 0), (1, 0)]
+
+
+def test_the_jobs_of_a_rank_share_its_cores():
+    cores = Cores(SharedCores(1, ("a",)))
+    cores.start(0.0, 0, 1.0)
+    cores.start(0.0, 0, 0.5, job=7)
+    assert cores.next_end() == pytest.approx(1.0)
+    assert cores.end(1.0) == [(0, 7)]
+    assert cores.next_end() == pytest.approx(1.5)
 
 
 def test_a_rank_that_waits_for_a_message_leaves_its_core_to_others():

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pydtnn.reports import Step, read_runs, render
+from pydtnn.report import Step, read_runs, render
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.files import write_file
 from pydtnn.utils.output import printing

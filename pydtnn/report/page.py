@@ -7,19 +7,19 @@ from datetime import datetime
 from pathlib import Path
 
 from pydtnn import __version__
-from pydtnn.reports.curves import throughput, training
-from pydtnn.reports.layers import layers
-from pydtnn.reports.memory import memory
-from pydtnn.reports.messages import messages
-from pydtnn.reports.overview import configuration, environment, overview
-from pydtnn.reports.phases import phases
-from pydtnn.reports.predicted import predicted
-from pydtnn.reports.runs import Run
-from pydtnn.reports.scaling import scaling
-from pydtnn.reports.section import Section
-from pydtnn.reports.steps import steps
-from pydtnn.reports.timeline import timeline
-from pydtnn.reports.traced import Step
+from pydtnn.report.curves import throughput, training
+from pydtnn.report.layers import layers
+from pydtnn.report.memory import memory
+from pydtnn.report.messages import messages
+from pydtnn.report.overview import configuration, environment, overview
+from pydtnn.report.phases import phases
+from pydtnn.report.predicted import predicted
+from pydtnn.report.runs import Run
+from pydtnn.report.scaling import scaling
+from pydtnn.report.section import Section
+from pydtnn.report.steps import steps
+from pydtnn.report.timeline import timeline
+from pydtnn.report.traced import Step
 from pydtnn.utils.optional import import_optional
 
 TEMPLATES = Path(__file__).parent / "templates"

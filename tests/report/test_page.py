@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.report import main
-from pydtnn.reports.page import sections_of
-from pydtnn.reports.runs import read_runs
+from pydtnn.report.__main__ import main
+from pydtnn.report.page import sections_of
+from pydtnn.report.runs import read_runs
 from pydtnn.train import main as train
-from tests.reports import browser
-from tests.reports.folders import write_run
+from tests.report import browser
+from tests.report.folders import write_run
 from tests.small_run import TINY
 from tests.tracing.synthetic import write_run as write_trace
 

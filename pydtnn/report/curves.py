@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.reports.runs import Run
-from pydtnn.reports.section import Figure, Section, colour
+from pydtnn.report.runs import Run
+from pydtnn.report.section import Figure, Section, colour
 
 POINTS = 800
 """Maximum number of points of a curve."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pydtnn.reports.curves import throughput, training
-from pydtnn.reports.overview import configuration, environment, overview
-from pydtnn.reports.phases import SHOWN, chosen, phases
-from pydtnn.reports.predicted import predicted
-from pydtnn.reports.runs import Run, read_runs
-from pydtnn.reports.scaling import scaling
-from pydtnn.reports.section import Figure, Section
-from tests.reports.folders import EPOCHS, write_run
+from pydtnn.report.curves import throughput, training
+from pydtnn.report.overview import configuration, environment, overview
+from pydtnn.report.phases import SHOWN, chosen, phases
+from pydtnn.report.predicted import predicted
+from pydtnn.report.runs import Run, read_runs
+from pydtnn.report.scaling import scaling
+from pydtnn.report.section import Figure, Section
+from tests.report.folders import EPOCHS, write_run
 
 
 def runs(tmp_path: Path, *ranks: int, **entries: Any) -> list[Run]:

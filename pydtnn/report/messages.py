@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.reports.runs import Run, why_untraced
-from pydtnn.reports.section import Figure, Section
+from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.section import Figure, Section
 from pydtnn.tracing.analysis import traffic, waits
 
 SHOWN = 64

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pydtnn.reports.runs import Run, why_untraced
-from pydtnn.reports.section import GREY, Figure, Section, Table
+from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.section import GREY, Figure, Section, Table
 from pydtnn.tracing.analysis import Machine, Rate, machine, rates
 from pydtnn.utils.observer import Kind
 

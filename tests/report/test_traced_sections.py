@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.reports.layers import layers
-from pydtnn.reports.memory import memory, peaks_of
-from pydtnn.reports.messages import blocks, messages
-from pydtnn.reports.page import sections_of
-from pydtnn.reports.runs import Run, read_runs
-from pydtnn.reports.section import Section
-from pydtnn.reports.steps import COLOURS, steps
-from pydtnn.reports.timeline import timeline
-from pydtnn.reports.traced import Step
-from tests.reports.folders import write_run as write_folder
+from pydtnn.report.layers import layers
+from pydtnn.report.memory import memory, peaks_of
+from pydtnn.report.messages import blocks, messages
+from pydtnn.report.page import sections_of
+from pydtnn.report.runs import Run, read_runs
+from pydtnn.report.section import Section
+from pydtnn.report.steps import COLOURS, steps
+from pydtnn.report.timeline import timeline
+from pydtnn.report.traced import Step
+from tests.report.folders import write_run as write_folder
 from tests.tracing.synthetic import LAYERS, MS, write_run
 
 SLOW = 3 * MS
@@ -84,7 +84,7 @@ def test_short_activities_are_left_out_if_there_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = traced(tmp_path)
-    monkeypatch.setattr("pydtnn.reports.timeline.BARS", 40)
+    monkeypatch.setattr("pydtnn.report.timeline.BARS", 40)
     figure = timeline([run], [Step(1, 0)]).figures[0]
     assert sum(len(bar["x"]) for bar in figure.data) == 40
     assert figure.caption.startswith("Activities below ")

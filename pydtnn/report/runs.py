@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pydtnn.reports.intervals import Intervals, read_intervals
-from pydtnn.reports.traced import HOW, Traced, find_trace, read_traced
+from pydtnn.report.intervals import Intervals, read_intervals
+from pydtnn.report.traced import HOW, Traced, find_trace, read_traced
 from pydtnn.utils.files import read_file
 
 PARTS = ("steps", "communication", "data", "evaluation", "total", "bytes", "peak_memory")

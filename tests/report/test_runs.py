@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pydtnn.reports.runs import read_runs
-from tests.reports.folders import EPOCHS, measured, write_run
+from pydtnn.report.runs import read_runs
+from tests.report.folders import EPOCHS, measured, write_run
 
 
 def test_a_run_has_its_history_intervals_and_numbers_of_ranks(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pydtnn.reports.phases import chosen
-from pydtnn.reports.runs import Run, why_untraced
-from pydtnn.reports.section import Figure, Section, colour
-from pydtnn.reports.traced import Traced
+from pydtnn.report.phases import chosen
+from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.section import Figure, Section, colour
+from pydtnn.report.traced import Traced
 
 POINTS = 600
 """Maximum number of points of a rank."""

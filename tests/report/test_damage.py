@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pydtnn.reports.page import sections_of
-from pydtnn.reports.runs import read_runs
+from pydtnn.report.page import sections_of
+from pydtnn.report.runs import read_runs
 from tests.fuzz.damage import change_json
-from tests.reports.folders import write_run
+from tests.report.folders import write_run
 
 
 @pytest.mark.parametrize("name", ["run.json", "history.json", "measurements.jsonl"])

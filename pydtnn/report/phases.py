@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydtnn.reports.runs import Run
-from pydtnn.reports.section import GREY, Figure, Section
+from pydtnn.report.runs import Run
+from pydtnn.report.section import GREY, Figure, Section
 
 COLOURS = {
     "compute": "#0072B2",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pydtnn.reports.page import render
-from pydtnn.reports.runs import Run, read_runs
-from pydtnn.reports.traced import Step
+from pydtnn.report.page import render
+from pydtnn.report.runs import Run, read_runs
+from pydtnn.report.traced import Step
 
 __all__ = ["Run", "Step", "read_runs", "render"]

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.reports.phases import chosen
-from pydtnn.reports.runs import Run, why_untraced
-from pydtnn.reports.section import GREY, Figure, Section
-from pydtnn.reports.traced import Step, Traced
+from pydtnn.report.phases import chosen
+from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.section import GREY, Figure, Section
+from pydtnn.report.traced import Step, Traced
 from pydtnn.utils.observer import Kind
 
 COLOURS = {

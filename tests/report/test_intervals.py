@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.reports.intervals import Intervals, read_intervals
+from pydtnn.report.intervals import Intervals, read_intervals
 
 
 def intervals(count: int) -> Intervals:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.reports.runs import Run
-from pydtnn.reports.section import Section, Table
+from pydtnn.report.runs import Run
+from pydtnn.report.section import Section, Table
 
 SPENT = ("steps", "communication", "data")
-"""Measured times of a rank, see `pydtnn.reports.runs.PARTS`."""
+"""Measured times of a rank, see `pydtnn.report.runs.PARTS`."""
 
 PARTS = ("seconds", "compute", "update", "communication", "data", "memory")
 """Numbers of the entry "predicted" of run.json: s per step, and B."""

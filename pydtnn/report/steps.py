@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydtnn.reports.phases import SHOWN, chosen
-from pydtnn.reports.runs import Run, why_untraced
-from pydtnn.reports.section import Figure, Section, Table
-from pydtnn.reports.timeline import PHASES
-from pydtnn.reports.traced import Traced
+from pydtnn.report.phases import SHOWN, chosen
+from pydtnn.report.runs import Run, why_untraced
+from pydtnn.report.section import Figure, Section, Table
+from pydtnn.report.timeline import PHASES
+from pydtnn.report.traced import Traced
 from pydtnn.tracing.analysis import (
     CriticalPaths,
     describe_label,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydtnn.reports.phases import COLOURS, activities
-from pydtnn.reports.runs import Run
-from pydtnn.reports.section import GREY, Figure, Section, Table, colour
+from pydtnn.report.phases import COLOURS, activities
+from pydtnn.report.runs import Run
+from pydtnn.report.section import GREY, Figure, Section, Table, colour
 
 VARIANTS = ("model", "model_options", "dataset", "dtype", "device", "threads", "exact")
 """Options by which runs are divided into series, where they differ."""

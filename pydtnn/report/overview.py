@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.reports.curves import VALIDATION, title_of
-from pydtnn.reports.runs import Run
-from pydtnn.reports.section import Section, Table
+from pydtnn.report.curves import VALIDATION, title_of
+from pydtnn.report.runs import Run
+from pydtnn.report.section import Section, Table
 
 NONE = "\N{EN DASH}"
 """Cell of a value that is missing or not set."""

@@ -1,0 +1,75 @@
+"""Ranks that sleep while they wait."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pydtnn.comm.waiting import LONGEST, VARIABLE, call_asleep, sleep_until, sleeps
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, False), ("poll", False), ("sleep", True)])
+def test_the_environment_says_how_ranks_wait(monkeypatch, mode, expected):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if mode:
+        monkeypatch.setenv(VARIABLE, mode)
+    assert sleeps() is expected
+
+
+def test_an_unknown_way_to_wait_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "slep")
+    with pytest.raises(ValueError, match="unknown PYDTNN_WAIT 'slep'; did you mean 'sleep'?"):
+        sleeps()
+
+
+def test_a_test_that_is_true_is_called_once():
+    calls = []
+    sleep_until(lambda: calls.append(0) or True)
+    assert len(calls) == 1
+
+
+def test_waiting_takes_little_of_the_processor_and_ends_soon_after():
+    end = time.perf_counter() + 0.05
+    before = time.thread_time()
+    sleep_until(lambda: time.perf_counter() > end)
+    late = time.perf_counter() - end
+    assert time.thread_time() - before < 0.025
+    assert late < LONGEST + 0.02  # of a busy machine
+
+
+class _Library:
+    """Records the calls that an MPI communicator receives."""
+
+    def __init__(self):
+        self.calls = []
+
+    def Bcast(self, array, root):
+        raise AssertionError("polls")
+
+    def Ibcast(self, array, root):
+        self.calls.append(("Ibcast", array, root))
+        return self
+
+    def Ibarrier(self):
+        self.calls.append(("Ibarrier",))
+        return self
+
+    def allgather(self, value):
+        self.calls.append(("allgather", value))
+        return [value]
+
+    def Test(self):
+        return len(self.calls) > 0
+
+
+def test_calls_of_arrays_have_a_form_that_does_not_block():
+    library = _Library()
+    assert call_asleep(library, library.Bcast, ("x", 1)) is None
+    assert library.calls == [("Ibcast", "x", 1)]
+
+
+def test_calls_of_objects_follow_a_barrier():
+    library = _Library()
+    assert call_asleep(library, library.allgather, (3,)) == [3]
+    assert library.calls == [("Ibarrier",), ("allgather", 3)]

@@ -1,0 +1,101 @@
+"""Messages between hosts occupy processors, and long ones proceed in calls only."""
+
+import numpy as np
+import pytest
+
+from pydtnn.perfmodel.engine.copies import PIECE, Copies
+from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
+from pydtnn.utils import clock
+from tests.perfmodel.virtual.costs import UniformCosts, cluster
+
+LENGTH = 1_250_000
+"""Bytes that take 10 ms at the rate of `cluster`, and as much latency as makes no difference."""
+
+COMPUTE = 0.1
+
+
+def seconds(hosts, program, processor, cores=None):
+    found = run_virtual(
+        program, network=cluster(hosts), costs=UniformCosts(), processor=processor, cores=cores
+    )
+    return found.seconds
+
+
+def pass_on(tests=0, nbytes=LENGTH):
+    """A program: rank 0 sends, both compute with tests in between, then wait."""
+
+    def program(comm):
+        array, own = np.zeros(nbytes, "uint8"), clock.current()
+        if comm.rank < 2:
+            request = comm.irecv(array, 0) if comm.rank else comm.isend(array, 1)
+        for _ in range(tests + 1):
+            own.spend(COMPUTE / (tests + 1))
+            if comm.rank < 2 and tests:
+                request.test()
+        if comm.rank < 2:
+            request.wait()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("hosts", "eager", "tests", "expected"),
+    [
+        ("ab", np.inf, 0, COMPUTE),  # beside the computation
+        ("ab", 65536, 0, COMPUTE + 0.01),  # after it
+        ("ab", 65536, 99, COMPUTE),  # within its tests
+        ("aa", 65536, 0, COMPUTE),  # not between hosts
+        ("ab", LENGTH, 0, COMPUTE),  # just short enough
+    ],
+)
+def test_a_long_message_proceeds_in_calls_of_its_ranks(hosts, eager, tests, expected):
+    found = seconds(hosts, pass_on(tests), Processor(eager=eager))
+    assert found == pytest.approx([expected] * 2, rel=0.01)
+
+
+def test_a_rank_that_waits_lets_a_long_message_proceed():
+    found = seconds("ab", pass_on(0), Processor(eager=LENGTH // 100))
+    assert found == pytest.approx([COMPUTE + 0.01] * 2, rel=0.1)
+
+
+def test_a_long_message_starts_when_a_rank_that_computes_on_shared_cores_calls():
+    cores = SharedCores(2, (0, 0))
+    found = seconds("ab", pass_on(0), Processor(eager=65536), cores)
+    assert found == pytest.approx([COMPUTE + 0.01] * 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("hosts", "copied"), [("ab", LENGTH), ("aa", 0)])
+def test_a_message_between_hosts_occupies_the_processors_of_its_ranks(hosts, copied):
+    found = seconds(hosts, pass_on(), Processor(copy=1e-8))
+    assert found == pytest.approx([COMPUTE + copied * 1e-8] * 2, rel=0.01)
+
+
+def test_a_rank_that_waits_copies_meanwhile_except_for_the_last_piece():
+    def program(comm):
+        array = np.zeros(LENGTH, "uint8")
+        if comm.rank:
+            comm.recv(array, 0)
+        else:
+            comm.send(array, 1)
+
+    found = seconds("ab", program, Processor(copy=5e-9))
+    assert found == pytest.approx([0.0101 + PIECE * 5e-9] * 2, rel=0.01)
+
+
+def test_copies_are_work_beside_the_computation_of_ranks_that_share_cores():
+    """Two ranks copy 12.5 ms each while three compute 100 ms, all on one core."""
+    cores = SharedCores(1, (0, 0, 0))
+    found = seconds("abc", pass_on(), Processor(copy=1e-8), cores)
+    assert max(found) == pytest.approx(3 * COMPUTE + 2 * 0.0125, rel=0.01)
+
+
+def test_waits_are_used_once_to_copy():
+    copies = Copies()
+    copies.wait(9.0)  # for something else
+    copies.post()
+    copies.post()
+    copies.wait(3.0)
+    assert copies.complete(2.0, 0.5) == 0.5
+    assert copies.complete(4.0, 0.5) == 2.5
+    copies.post()
+    assert copies.complete(1.0, 0.5) == 1.0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
+from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
 from pydtnn.comm.waiting import SHORTEST, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
@@ -100,15 +101,18 @@ class Processor(NamedTuple):
 
         def exchange() -> float:
             begin = time.perf_counter()
-            request = comm.exchange([(short, after)], [(received, before)])
-            posted = time.perf_counter() - begin
-            comm.barrier()  # messages have arrived, or almost
-            cold.fill(1)
-            begin = time.perf_counter()
-            request.wait()
-            return posted + time.perf_counter() - begin
+            comm.exchange([(short, after)], [(received, before)]).wait()
+            return time.perf_counter() - begin
 
-        exchanged = _measure(comm, exchange, cold)
+        def ring() -> float:
+            """Those of a schedule; its waits take no time of the processor if ranks sleep."""
+            begin = time.thread_time()
+            scheduled.allreduce(elements)
+            return (time.thread_time() - begin) / (2 * comm.size - 2)
+
+        wake = comm.gather_object(_measure_wake())[0]
+        scheduled, elements = create_allreduce("ring", comm), np.zeros(comm.size, "float32")
+        exchanged = _measure(comm, exchange if wake is None else ring, cold)
         # gradients have just been computed, so they are in the cache of their rank
         sums = [_measure(host, partial(_add_up, host, array), array) for array in (short, long)]
         add = max(sums[1] - sums[0], 0.0) / (LONG - SHORT) if host.size > 1 else 0.0
@@ -118,7 +122,6 @@ class Processor(NamedTuple):
         copy = measure_copy(comm, network) if several and network else 0.0
         eager = measure_eager(comm, network) if several and network else inf
         host.free()
-        wake = comm.gather_object(_measure_wake())[0]
         found = comm.gather_object((exchanged / 2, add, copy, _measure_switch(comm)))
         call, add, copy, switch = (median(values) for values in zip(*found, strict=True))
         return cls(call, copy, add, eager=eager, wake=wake, switch=switch)

@@ -86,6 +86,4 @@ def workload_of(case: str) -> Workload:
             f"{', '.join(PLANS)}, got {case}"
         )
     shape, classes = NETWORKS[network]
-    return Workload(
-        network, shape, classes, int(batch), optimizer_options=OPTIMIZER, **PLANS[plan]
-    )
+    return Workload(network, shape, classes, int(batch), optimizer_options=OPTIMIZER, **PLANS[plan])

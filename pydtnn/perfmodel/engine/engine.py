@@ -269,24 +269,27 @@ class Engine:
 
         self.at(time, replace)
 
-    def transfer(self, pair: Pair, nbytes: float, arrived: Callable[[], None]) -> None:
-        """Send bytes from a host to another; call `arrived` when they have passed."""
+    def transfer(
+        self, pair: Pair, nbytes: float, arrived: Callable[[], None], *, follows: bool = False
+    ) -> None:
+        """Send bytes from a host to another; call `arrived` when they have passed.
+
+        Those that follow others of the same message have no latency of their own.
+        """
 
         def start() -> None:
             self._number += 1
             self._arrivals[self._number] = arrived
             self._transfers.start(self.now, pair, nbytes, self._number)
 
-        self.at(self.now + self.network.routes[pair].latency, start)
+        latency = 0.0 if follows else self.network.routes[pair].latency
+        self.at(self.now + latency, start)
 
-    def work(self, rank: int, seconds: float, done: Callable[[], None]) -> None:
-        """Let the system work for a rank on cores that are shared, beside its own computation."""
-        if self._cores is None or seconds < SHORT:
-            done()
-            return
-        self._number += 1
-        self._arrivals[self._number] = done
-        self._cores.start(self.now, rank, seconds, self._number)
+    def work(self, rank: int, seconds: float) -> None:
+        """Let the system work for a rank on cores that are shared, beside all computation."""
+        if self._cores is not None and seconds >= SHORT:
+            self._number += 1
+            self._cores.start(self.now, rank, seconds, self._number)
 
     def complete(self, what: Completion, at: float) -> None:
         """Set the time of a completion, and wake its rank if it waits for it."""
@@ -374,9 +377,7 @@ class Engine:
 
     def _execute(self, time: float) -> None:
         for rank, job in () if self._cores is None else self._cores.end(time):
-            if job:
-                self._arrivals.pop(job)()
-            else:
+            if not job:
                 self._wake(self._ranks[rank], time)
         for number in self._transfers.end(time):
             self._arrivals.pop(number)()

@@ -20,6 +20,7 @@ ROOMS = ("training", "callbacks", "tracing", "comm", "cli")
 
 REAL = {
     "training/tuning.py": "kernels are timed",
+    "comm/waiting.py": "sleep between the tests of a wait",
     "comm/watchdog.py": "waits of processes",
     "comm/monitor": "waits of processes",
     "comm/signals.py": "a second signal",

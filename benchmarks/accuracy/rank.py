@@ -70,6 +70,7 @@ def compare(
     before = resident()
     rank = Rank(workload, comm)
     autotune(rank.trainer.model, comm, rank.largest, training=True)
+    forget_peak()  # that of tuning, which is not in a step
     length = period(workload)
     warm_up = seconds_of(rank, comm, length * -(-WARM_UP // length))
     step = max(comm.gather_object(statistics.median(warm_up)))

@@ -51,6 +51,23 @@ def pause(waited: float) -> float:
     return min(max(waited / 4, SHORTEST), LONGEST)
 
 
+def number_of_tests(waited: float, each: float) -> float:
+    """Return the number of tests in a wait of `sleep_until`.
+
+    Parameters
+    ----------
+    waited : float
+        Duration of the wait, in s.
+    each : float
+        Time of a test, and by which a sleep is too long, in s.
+    """
+    passed, count = 0.0, 0
+    while passed < waited and pause(passed) < LONGEST:
+        passed += pause(passed) + each
+        count += 1
+    return count + max(waited - passed, 0.0) / (LONGEST + each)
+
+
 def sleep_until(test: Callable[[], object]) -> None:
     """Call a test until it is true, with sleep between the calls."""
     if test():

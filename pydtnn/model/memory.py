@@ -26,7 +26,7 @@ from pydtnn.model.partition.dry import DryMesh, MeshLike, Volume
 from pydtnn.model.stage import Stage
 from pydtnn.utils.observer import Observer
 
-PROCESS = 8 << 20
+PROCESS = 5 << 20
 """Bytes of code and small objects in a training process, independent of the model."""
 
 

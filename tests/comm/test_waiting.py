@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pydtnn.comm.waiting import LONGEST, VARIABLE, call_asleep, sleep_until, sleeps
+from pydtnn.comm.waiting import LONGEST, VARIABLE, call_asleep, number_of_tests, sleep_until, sleeps
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(None, False), ("poll", False), ("sleep", True)])
@@ -61,6 +61,25 @@ class _Library:
 
     def Test(self):
         return len(self.calls) > 0
+
+
+@pytest.mark.parametrize("waited", [0.0, 1e-5, 1e-3, 0.1, 3.0])
+def test_the_number_of_tests_in_a_wait_is_that_of_the_loop(waited, monkeypatch):
+    each, now, count = 5e-5, 0.0, 0
+
+    def advance(seconds):
+        nonlocal now
+        now += seconds + each
+
+    def over():
+        nonlocal count
+        count += 1
+        return now >= waited and count > 1
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("time.sleep", advance)
+    sleep_until(over)
+    assert number_of_tests(waited, each) == pytest.approx(count - 2, abs=1)
 
 
 def test_calls_of_arrays_have_a_form_that_does_not_block():

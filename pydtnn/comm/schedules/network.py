@@ -143,7 +143,8 @@ class Network:
         Latency and bandwidth of a pair of hosts are those of a ping-pong between the first ranks
         of both; inside a host, between its first two. The capacity of a network card is measured
         with all ranks of all hosts sending and receiving at once; so are that of a host's memory
-        and the time to add.
+        and the time to add. Emulated hosts share the processors of a machine, which may not be able
+        to fill all links at once: a card of theirs has at least the bandwidth of a pair of hosts.
 
         Parameters
         ----------
@@ -156,8 +157,12 @@ class Network:
         """
         probe = Probe(comm)
         routes: dict[Pair, Route]
-        routes = {pair: Route(*found, ()) for pair, found in probe.between().items()}
-        links = {link: rate for host, rate in probe.cards().items() for link in _card(host)}
+        between, cards = probe.between(), probe.cards()
+        if probe.emulated():
+            for (host, _), (_, bandwidth) in between.items():
+                cards[host] = max(cards[host], bandwidth)
+        routes = {pair: Route(*found, ()) for pair, found in between.items()}
+        links = {link: rate for host, rate in cards.items() for link in _card(host)}
         routes |= {
             pair: Route(*found, (_memory(pair[0]),)) for pair, found in probe.inside().items()
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -72,6 +74,11 @@ class Probe:
 
         return self._merged({self.here: ranks * LONG / self._together(write)})
 
+    def emulated(self) -> bool:
+        """Return whether several hosts are one machine, whose processors they share."""
+        machines = self.comm.gather_object((self.here, machine()))
+        return len(dict.fromkeys(machines)) > len({name for _, name in machines})
+
     def memories(self) -> dict[int, float]:
         """Return B/s inside each host with several ranks while each rank writes to the next."""
         ranks = len(self.local)
@@ -128,6 +135,14 @@ class Probe:
 
     def _merged(self, own: dict[Any, Any]) -> dict[Any, Any]:
         return {key: value for one in self.comm.gather_object(own) for key, value in one.items()}
+
+
+def machine() -> str:
+    """Return a name of this machine that network namespaces and containers on it share."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return platform.node()
 
 
 def turns(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable
 from math import inf
-from typing import NamedTuple
 
 from pydtnn.comm.schedules.network import Network, Pair
 from pydtnn.comm.world import Ended
 from pydtnn.perfmodel.engine.cores import Cores, SharedCores
+from pydtnn.perfmodel.engine.state import Completion, Event, RankState
 from pydtnn.perfmodel.engine.transfers import Transfers
 from pydtnn.utils.errors import AgreedError, RankError, describe
 
@@ -31,88 +30,6 @@ INTERNAL = -1
 
 SHORT = 2e-6
 """Time in s below which ranks do not share cores: a segment without kernels."""
-
-FREE_TESTS = 64
-"""Tests at the same time of a rank after which they are taken to be a loop that waits."""
-
-POLL = 5e-6
-"""Time of a test in such a loop, in s."""
-
-MOST_LATER = 64
-"""Completions that are noted before those of the past are forgotten."""
-
-
-class Completion:
-    """The end of something that ranks wait for.
-
-    Attributes
-    ----------
-    at : float
-        Its time in s; infinite until it is known.
-    problem : str
-        Why the operation has failed, if it has.
-    owner : int
-        The rank whose operation it is.
-    """
-
-    __slots__ = ("at", "owner", "problem", "waits")
-
-    def __init__(self, owner: int) -> None:
-        self.at = inf
-        self.problem = ""
-        self.owner = owner
-        self.waits = False
-
-
-class _Event(NamedTuple):
-    time: float
-    rank: int
-    number: int
-    action: Callable[[], None]
-
-
-class _Rank:
-    """State of one rank."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.posted = 0
-        self.clock = 0.0
-        self.blocked = False
-        self.pausing = False
-        self.doing: Callable[[], str] = str
-        self.polls, self.polled_at = 0, -1.0
-        self.fresh = False  # whether an operation has been completed since the last pause
-        self.later: list[float] = []  # completions that may be after the clock
-        self.attended: deque[tuple[float, float]] = deque()  # calls that may not be past
-        self.attends = False  # blocked in a call of the communicator
-        self.deferred: list[Callable[[], None]] = []  # until its next call
-
-    def attend(self, until: float, now: float) -> None:
-        """Note a call of the communicator, from the clock of the rank to a time."""
-        while self.attended and self.attended[0][1] < now:
-            self.attended.popleft()
-        self.attended.append((self.clock, until))
-
-    def poll(self) -> None:
-        """Count a test without success; advance the clock in a loop of tests."""
-        self.polls = self.polls + 1 if self.clock == self.polled_at else 1
-        if self.polls > FREE_TESTS:
-            self.clock += POLL
-        self.polled_at = self.clock
-
-    def note(self, at: float) -> None:
-        """Note the completion of an operation."""
-        self.later.append(at)
-        if len(self.later) > MOST_LATER:
-            self.sort()
-
-    def sort(self) -> None:
-        """Recognise the completions that are not after the clock."""
-        later = [at for at in self.later if at > self.clock]
-        self.fresh = self.fresh or len(later) < len(self.later)
-        self.later = later
 
 
 class Engine:
@@ -140,10 +57,10 @@ class Engine:
         self.now = 0.0
         self.failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._ranks = [_Rank() for _ in network.hosts]
+        self._ranks = [RankState() for _ in network.hosts]
         self._running = len(self._ranks)
         self._ended = 0
-        self._events: list[_Event] = []
+        self._events: list[Event] = []
         self._number = 0
         self._transfers = Transfers(network)
         self.shared = cores is not None
@@ -258,7 +175,7 @@ class Engine:
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Let an action be executed at a time that is not before the present one."""
         self._number += 1
-        heapq.heappush(self._events, _Event(time, INTERNAL, self._number, action))
+        heapq.heappush(self._events, Event(time, INTERNAL, self._number, action))
 
     def change(self, time: float, network: Network) -> None:
         """Replace the network at a time by one with the same hosts and other rates."""
@@ -303,18 +220,24 @@ class Engine:
         else:
             one.note(at)
 
-    def attend(self, rank: int, action: Callable[[], None]) -> None:
+    def attend(
+        self,
+        rank: int,
+        action: Callable[[], None],
+        notice: Callable[[float], float] = lambda waited: 0.0,
+    ) -> None:
         """Let an action be executed when a rank next is in a call of the communicator.
 
-        MPI libraries continue long messages in their calls only.
+        MPI libraries continue long messages in their calls only. `notice` returns how late a rank
+        that has waited for some seconds notices what has happened.
         """
         one = self._ranks[rank]
         for begin, end in one.attended:
             if end >= self.now:
-                self.at(max(begin, self.now), action)
+                self.at(min(self._noticed(begin, notice), end), action)
                 return
         if one.attends:
-            self.at(max(one.clock, self.now), action)
+            self.at(self._noticed(one.clock, notice), action)
         else:
             one.deferred.append(action)
 
@@ -334,25 +257,29 @@ class Engine:
     def _post(self, rank: int, action: Callable[[], None]) -> None:
         one = self._ranks[rank]
         one.posted += 1
-        heapq.heappush(self._events, _Event(one.clock, rank, one.posted, action))
+        heapq.heappush(self._events, Event(one.clock, rank, one.posted, action))
 
-    def _attend(self, one: _Rank, until: float = 0.0) -> None:
+    def _attend(self, one: RankState, until: float = 0.0) -> None:
         """Note that a rank makes a call of the communicator, until a time that is known."""
         one.attend(max(one.clock, until if until < inf else 0.0), self.now)
         for action in one.deferred:
             self.at(one.clock, action)
         one.deferred.clear()
 
-    def _block(self, one: _Rank, doing: Callable[[], str], attends: bool = True) -> None:
+    def _noticed(self, begin: float, notice: Callable[[float], float]) -> float:
+        """Return when a rank that is in a call from `begin` on notices what happens now."""
+        return self.now + notice(self.now - begin) if begin < self.now else begin
+
+    def _block(self, one: RankState, doing: Callable[[], str], attends: bool = True) -> None:
         one.doing, one.blocked, one.attends = doing, True, attends
         self._running -= 1
         self._advance()
 
-    def _sleep(self, one: _Rank) -> None:
+    def _sleep(self, one: RankState) -> None:
         one.gate.acquire()
         self._check()
 
-    def _wake(self, one: _Rank, time: float) -> None:
+    def _wake(self, one: RankState, time: float) -> None:
         if one.blocked:
             one.blocked = one.pausing = one.attends = False
             one.clock = max(one.clock, time)

@@ -10,8 +10,9 @@ import numpy as np
 
 from pydtnn.comm.mailbox import wrong_length
 from pydtnn.comm.schedules.network import Pair
-from pydtnn.perfmodel.engine.engine import Completion, Engine
+from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.processor import Processor
+from pydtnn.perfmodel.engine.state import Completion
 
 Key = tuple[int, int, int]
 """Sender, receiver and tag."""
@@ -116,7 +117,8 @@ class PostOffice:
             engine.transfer(pair, nbytes, arrived)
         else:
             window = int(WINDOW * self._processor.eager)
-            _Rendezvous(engine, pair, send, receive, window, arrived).begin()
+            notice = self._processor.notice
+            _Rendezvous(engine, pair, send, receive, window, notice, arrived).begin()
 
 
 class _Rendezvous:
@@ -129,18 +131,20 @@ class _Rendezvous:
         send: _Side,
         receive: _Side,
         window: int,
+        notice: Callable[[float], float],
         arrived: Callable[[], None],
     ) -> None:
         self._engine, self._pair, self._window, self._arrived = engine, pair, window, arrived
+        self._notice = notice
         self._sender, self._receiver = send.done.owner, receive.done.owner
         self._length = self._left = send.array.nbytes
 
     def begin(self) -> None:
         """Announce the message, to which the receiver consents in its next call."""
-        self._later(lambda: self._engine.attend(self._receiver, self._consent))
+        self._later(lambda: self._engine.attend(self._receiver, self._consent, self._notice))
 
     def _consent(self) -> None:
-        self._later(lambda: self._engine.attend(self._sender, self._send))
+        self._later(lambda: self._engine.attend(self._sender, self._send, self._notice))
 
     def _later(self, action: Callable[[], None]) -> None:
         """Execute an action after the latency of the network."""

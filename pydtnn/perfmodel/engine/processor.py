@@ -14,7 +14,7 @@ import numpy as np
 from pydtnn.comm.communicator import Communicator
 from pydtnn.comm.schedules.auto import create_allreduce
 from pydtnn.comm.schedules.network import Network
-from pydtnn.comm.waiting import SHORTEST, pause, sleeps
+from pydtnn.comm.waiting import SHORTEST, number_of_tests, pause, sleeps
 from pydtnn.perfmodel.engine.between import measure_copy, measure_eager
 from pydtnn.perfmodel.engine.measured_library import MeasuredLibrary
 from pydtnn.perfmodel.platform import Platform
@@ -53,6 +53,9 @@ class Processor(NamedTuple):
     wake : float or None
         Time by which a sleep is longer than it should be, in s, if ranks sleep while they wait
         (`pydtnn.comm.waiting`); None: they poll.
+    test : float
+        Time of the processor for a sleep and the test after it, in s, if ranks sleep while they
+        wait.
     switch : float
         Time by which computation is longer after a wait, in s, because other ranks have used the
         caches of the core: 0 if each rank has its own.
@@ -64,11 +67,17 @@ class Processor(NamedTuple):
     library: MeasuredLibrary | None = None
     eager: float = inf
     wake: float | None = None
+    test: float = 0.0
     switch: float = 0.0
 
     def notice(self, waited: float) -> float:
         """Return how late on average a rank notices the end of what it has waited for, in s."""
         return 0.0 if self.wake is None else pause(waited) / 2 + self.wake
+
+    def testing(self, waited: float) -> float:
+        """Return the time of the processor for the tests of a wait of so many seconds, in s."""
+        each = self.test + (self.wake or 0.0)
+        return self.test * number_of_tests(waited, each) if self.test else 0.0
 
     @classmethod
     def of(cls, platform: Platform) -> Processor:
@@ -122,9 +131,10 @@ class Processor(NamedTuple):
         copy = measure_copy(comm, network) if several and network else 0.0
         eager = measure_eager(comm, network) if several and network else inf
         host.free()
-        found = comm.gather_object((exchanged / 2, add, copy, _measure_switch(comm)))
-        call, add, copy, switch = (median(values) for values in zip(*found, strict=True))
-        return cls(call, copy, add, eager=eager, wake=wake, switch=switch)
+        test = 0.0 if wake is None else _measure_test(comm)
+        found = comm.gather_object((exchanged / 2, add, copy, test, _measure_switch(comm)))
+        call, add, copy, test, switch = (median(values) for values in zip(*found, strict=True))
+        return cls(call, copy, add, eager=eager, wake=wake, test=test, switch=switch)
 
 
 def _measure(comm: Communicator, operation: Callable[[], float], written: np.ndarray) -> float:
@@ -167,3 +177,18 @@ def _measure_wake() -> float | None:
         time.sleep(SHORTEST)
         times.append(time.perf_counter() - begin)
     return max(median(times) - SHORTEST, 0.0)
+
+
+def _measure_test(comm: Communicator) -> float:
+    """Return the time of the processor for a sleep and a test of a message, in s."""
+    array, times = np.zeros(1), []
+    request = comm.irecv(array, (comm.rank - 1) % comm.size)
+    for _ in range(2 + REPEATS):
+        begin = time.thread_time()
+        time.sleep(SHORTEST)
+        request.test()
+        times.append(time.thread_time() - begin)
+    comm.barrier()
+    comm.send(array.copy(), (comm.rank + 1) % comm.size)
+    request.wait()
+    return median(times[2:])

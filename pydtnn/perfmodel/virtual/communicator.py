@@ -13,9 +13,10 @@ from pydtnn.comm.messages import Messages
 from pydtnn.comm.request import Request
 from pydtnn.comm.world import Ended
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
-from pydtnn.perfmodel.engine.engine import Completion, Engine
+from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.post import PostOffice
 from pydtnn.perfmodel.engine.processor import Processor
+from pydtnn.perfmodel.engine.state import Completion
 from pydtnn.perfmodel.virtual.library import library_times
 from pydtnn.utils.clock import now_ns
 from pydtnn.utils.errors import RankError
@@ -199,6 +200,8 @@ class VirtualCommunicator(MeetingCommunicator):
         if waited and late:
             engine.sleep(own, self._group.processor.notice(waited))
         if waited:
+            if tests := self._group.processor.testing(waited):
+                engine.post(own, lambda: engine.work(own, tests))
             engine.spend(own, self._group.processor.switch)
 
     def _ended(self, times: _Times) -> bool:

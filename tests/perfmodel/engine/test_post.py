@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pydtnn.comm.waiting import LONGEST
 from pydtnn.perfmodel.engine.copies import PIECE, Copies
 from pydtnn.perfmodel.virtual import Processor, SharedCores, run_virtual
 from pydtnn.utils import clock
@@ -51,6 +52,42 @@ def pass_on(tests=0, nbytes=LENGTH):
 def test_a_long_message_proceeds_in_calls_of_its_ranks(hosts, eager, tests, expected):
     found = seconds(hosts, pass_on(tests), Processor(eager=eager))
     assert found == pytest.approx([expected] * 2, rel=0.01)
+
+
+def test_ranks_that_sleep_notice_the_start_of_a_long_message_late():
+    """The receiver waits from the beginning on; each side notices half a pause and a wake late."""
+
+    def program(comm):
+        array = np.zeros(LENGTH, "uint8")
+        if comm.rank:
+            comm.recv(array, 0)
+        else:
+            clock.current().spend(COMPUTE)
+            comm.send(array, 1)
+
+    wake = 3e-3
+    announced, eager = (
+        seconds("ab", program, Processor(eager=nbytes, wake=wake)) for nbytes in (65536, np.inf)
+    )
+    later = np.subtract(announced, eager)  # with two latencies of 0.1 ms
+    assert later == pytest.approx([2 * (wake + LONGEST / 2) + 2e-4] * 2, abs=2e-5)
+
+
+def test_the_tests_of_ranks_that_sleep_are_work_on_shared_cores():
+    """Rank 0 waits for 0.1 s, a fifth of which is work beside the second part of rank 1."""
+
+    def program(comm):
+        array = np.zeros(8, "uint8")
+        if comm.rank == 0:
+            comm.recv(array, 1)
+        elif comm.rank == 1:
+            clock.current().spend(COMPUTE)
+            comm.send(array, 0)
+            clock.current().spend(COMPUTE)
+
+    test = LONGEST / 4
+    found = seconds("aa", program, Processor(wake=0.0, test=test), SharedCores(1, (0, 0)))
+    assert found[1] == pytest.approx(2 * COMPUTE + COMPUTE / 5, rel=0.02)
 
 
 def test_a_rank_that_waits_lets_a_long_message_proceed():

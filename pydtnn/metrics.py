@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from math import exp, inf, log
+from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
+from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot, rows
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
 from pydtnn.utils.registry import Kind
@@ -65,13 +67,29 @@ class Metric(SuggestsNames, StoresArguments, ABC):
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Return the sum over the samples; implemented by subclasses."""
 
+    def finish(self, mean: float) -> float:
+        """Return what is logged for a mean over all samples: by default the mean itself."""
+        return mean
+
 
 class _ClassMetric(Metric):
-    """A metric of scores ``(N, K)`` and classes ``(N,)``."""
+    """A metric of scores ``(N, K)`` and classes ``(N,)``.
+
+    Or of ``(N, T, K)`` and ``(N, T)``: the mean over a sample's T positions.
+    """
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes from 0 to K - 1."""
         check_classes(type(self).__name__, shape, target)
+
+    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+        y, positions = rows(y)
+        total = self.compute_rows(xp, y, target.reshape(-1))
+        return total if positions == 1 else total / positions
+
+    @abstractmethod
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
+        """Return the sum over rows (N, K) and classes (N,)."""
 
 
 class _DenseMetric(Metric):
@@ -84,7 +102,7 @@ class _DenseMetric(Metric):
         check_dense(type(self).__name__, shape, target)
 
 
-class Accuracy(Metric):
+class Accuracy(_ClassMetric):
     """Share of samples whose largest score is that of their class.
 
     If scores are equal, the first is used. With one output per sample, class 1 is predicted
@@ -97,7 +115,7 @@ class Accuracy(Metric):
         """Raise ValueError if targets are not classes; numbers are allowed with one output."""
         (check_dense if shape[1:] == (1,) else check_classes)("Accuracy", shape, target)
 
-    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         if y.shape[1:] == (1,):
             return ((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum()
@@ -123,12 +141,12 @@ class TopKAccuracy(_ClassMetric):
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes or there are fewer classes than k."""
         super().check(shape, target)
-        if self.k > shape[1]:
+        if self.k > shape[-1]:
             raise ValueError(
-                f"TopKAccuracy: k must be at most the number of classes {shape[1]}, got {self.k}"
+                f"TopKAccuracy: k must be at most the number of classes {shape[-1]}, got {self.k}"
             )
 
-    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         own = y[xp.arange(len(y)), target][:, None]  # (N, 1)
         ahead = (~(y < own)).sum(axis=1)  # itself included
@@ -168,7 +186,7 @@ class CategoricalMSE(_Categorical):
 
     name = "categorical_mse"
 
-    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(xp.square(self.difference(xp, y, target)))
 
 
@@ -183,8 +201,28 @@ class CategoricalMAE(_Categorical):
 
     name = "categorical_mae"
 
-    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         return _sum_of_means(abs(self.difference(xp, y, target)))
+
+
+class Perplexity(_ClassMetric):
+    """Exponential of the mean cross-entropy of logits; K for uniform probabilities of K classes.
+
+    The mean is that over all positions of all samples: it is not the mean of perplexities.
+    """
+
+    name = "perplexity"
+    better = "min"
+
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
+        """Sum the cross-entropies, of which `finish` takes the exponential."""
+        y = y.astype("float64") - y.max(axis=1, keepdims=True)
+        entropies = xp.log(xp.exp(y).sum(axis=1)) - y[xp.arange(len(y)), target]
+        return entropies.sum()
+
+    def finish(self, mean: float) -> float:
+        """Return the exponential, infinite if it is too large."""
+        return exp(mean) if mean < log(float_info.max) else inf
 
 
 class CategoricalHinge(_ClassMetric):
@@ -199,11 +237,11 @@ class CategoricalHinge(_ClassMetric):
     name = "categorical_hinge"
     better = "min"
 
-    def compute(self, xp: Any, y: Array, target: Array) -> Number:
+    def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the hinges over the samples."""
-        rows = xp.arange(len(y))
-        margin = 1 + y - y[rows, target][:, None]
-        margin[rows, target] = 0  # the max with 0, too
+        each = xp.arange(len(y))
+        margin = 1 + y - y[each, target][:, None]
+        margin[each, target] = 0  # the max with 0, too
         return xp.maximum(margin.max(axis=1), 0).sum(dtype="float64")
 
 
@@ -233,6 +271,7 @@ def _sum_of_means(errors: Array) -> Number:
 METRICS: dict[str, Callable[..., Metric]] = {
     "accuracy": Accuracy,
     "top_k_accuracy": TopKAccuracy,
+    "perplexity": Perplexity,
     "categorical_mse": CategoricalMSE,
     "categorical_mae": CategoricalMAE,
     "categorical_hinge": CategoricalHinge,

@@ -31,6 +31,7 @@ from pydtnn.data.locate import data_folder
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
+from pydtnn.data.text import TokenDataset, load_text
 from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.registry import Found, Kind
 
@@ -40,6 +41,7 @@ DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "digits": load_digits,
     "mnist": load_mnist,
     "synthetic": load_synthetic,
+    "text": load_text,
 }
 """Data sets by name: functions of keyword arguments that return training and test set."""
 
@@ -115,6 +117,7 @@ __all__ = [
     "RandomCrop",
     "Subset",
     "Synthetic",
+    "TokenDataset",
     "balanced_weights",
     "create_augmentations",
     "data_folder",
@@ -124,6 +127,7 @@ __all__ = [
     "load_digits",
     "load_mnist",
     "load_synthetic",
+    "load_text",
     "split_validation",
 ]
 

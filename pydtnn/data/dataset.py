@@ -63,7 +63,7 @@ class Dataset(SuggestsNames, ABC):
         x : ndarray, shape ``(n, *input_shape)``, uint8 or float
             A new array: augmentation changes it in place. A tuple of arrays if a sample has several
             inputs.
-        y : ndarray of int64, shape ``(n,)``, or float targets, shape ``(n, ...)``
+        y : ndarray of int64, shape ``(n,)`` or ``(n, T)``, or float targets, shape ``(n, ...)``
             A tuple of arrays if a sample has several targets, one for each output of a model.
         """
 

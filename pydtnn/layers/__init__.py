@@ -20,6 +20,7 @@ from pydtnn.layers.base import Cost, Layer, StepContext
 from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.dropout import Dropout
+from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
@@ -42,6 +43,7 @@ __all__ = [
     "Conv2d",
     "Cost",
     "Dropout",
+    "Embedding",
     "Flatten",
     "GlobalAvgPool2d",
     "GroupNorm",

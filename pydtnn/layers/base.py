@@ -150,6 +150,10 @@ class Layer(NotCallable, StoresArguments, ABC):
     def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...] | None:
         """Compute each input's gradient (a tuple if several), and write those of parameters."""
 
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw an input (float32) of a shape, batch included, for measurements and checks."""
+        return rng.standard_normal(shape, np.float32)
+
     def cost(self, batch: int) -> Cost:
         """Work of one pass over `batch` samples; the default is an elementwise operation's."""
         return per_element(self.elements(batch), self.dtype.itemsize, 1, 1)

@@ -15,7 +15,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
-from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
+from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes, rows
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.registry import Kind
@@ -39,7 +39,8 @@ class Loss(SuggestsNames, StoresArguments, ABC):
         y : Array, shape (N, ...)
             Predictions; N may be 0.
         target : Array
-            One entry per sample: classes ``(N,)`` or numbers, depending on the loss.
+            One entry per sample: classes ``(N,)``, or ``(N, T)`` at T positions, or numbers,
+            depending on the loss.
         scale : Number
             Factor on the gradient (not on the loss).
         out : Array, shape (N, ...), optional
@@ -86,11 +87,29 @@ class Loss(SuggestsNames, StoresArguments, ABC):
 
 
 class _ClassLoss(Loss):
-    """A loss of scores ``(N, K)`` and classes ``(N,)``."""
+    """A loss of scores ``(N, K)`` and classes ``(N,)``.
+
+    Or of ``(N, T, K)`` and ``(N, T)``: the mean over a sample's T positions.
+    """
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes from 0 to K - 1."""
         check_classes(type(self).__name__, shape, target)
+
+    def compute(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        (y, positions), (out, _) = rows(y), rows(out)
+        target = target.astype("int64", copy=False).reshape(-1)
+        if positions == 1:
+            return self.compute_rows(backend, y, target, scale, out)
+        return self.compute_rows(backend, y, target, scale / positions, out) / positions
+
+    @abstractmethod
+    def compute_rows(
+        self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
+    ) -> Number:
+        """Return the sum of the losses of rows (N, K), and write the gradient to `out`."""
 
 
 class _DenseLoss(Loss):
@@ -134,12 +153,11 @@ class CategoricalCrossEntropy(_ClassLoss):
         """Raise ValueError if targets or `class_weights` are not those of K classes."""
         super().check(shape, target)
         if self.class_weights is not None:
-            self.class_weights.check(shape[1])
+            self.class_weights.check(shape[-1])
 
-    def compute(
+    def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        target = target.astype("int64", copy=False)
         if self.class_weights is not None:
             dtype = np.promote_types(y.dtype, "float32")
             weights = self.class_weights.place(backend, y.shape[1], dtype)
@@ -211,10 +229,10 @@ class Hinge(_ClassLoss):
     equation 6.
     """
 
-    def compute(
+    def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        return backend.loss.hinge(y, target.astype("int64", copy=False), scale, out=out)
+        return backend.loss.hinge(y, target, scale, out=out)
 
 
 LOSSES: dict[str, Callable[..., Loss]] = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from pydtnn.kernels.reference.family import Array
 
@@ -13,15 +16,15 @@ def is_classes(shape: tuple[int, ...], target: Array) -> bool:
 
 
 def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
-    """Raise ValueError if a target is not one class per row of predictions.
+    """Raise ValueError if a target is not one class for each row of predictions.
 
     Parameters
     ----------
     who : str
         Begins the sentence of an error.
     shape : tuple of int
-        Shape of the predictions, which must be ``(N, K)``.
-    target : Array, shape (N,), integer
+        Shape of the predictions, ``(N, K)``, or ``(N, T, K)`` with classes at T positions.
+    target : Array, shape (N,) or (N, T), integer
         Classes from 0 to K - 1.
 
     Raises
@@ -30,23 +33,32 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
         If the shape is another, numbers are not integers, or a class is out of range (the message
         contains the sample).
     """
-    if len(shape) != 2:
+    if len(shape) < 2 or (len(shape) > 2 and target.ndim < 2):
         raise ValueError(
             f"{who}: predictions must have shape (samples, classes), got {shape}; "
             "end the model with Flatten and Linear"
         )
-    if tuple(target.shape) != (shape[0],) or target.dtype.kind not in "iu":
+    if tuple(target.shape) != shape[:-1] or target.dtype.kind not in "iu":
         raise ValueError(
-            f"{who}: the target must be integer classes of shape {(shape[0],)}, "
+            f"{who}: the target must be integer classes of shape {shape[:-1]}, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
-    wrong = (target < 0) | (target >= shape[1])
+    wrong = (target < 0) | (target >= shape[-1])
     if wrong.any():
-        sample = int(wrong.argmax())
+        place = [int(i) for i in np.unravel_index(int(wrong.argmax()), target.shape)]
+        sample, position = place[0], f" at position {place[1]}" if len(place) > 1 else ""
         raise ValueError(
-            f"{who}: classes must be in 0..{shape[1] - 1}, got {int(target[sample])} for sample "
-            f"{sample} of the batch; use one output of the model per class"
+            f"{who}: classes must be in 0..{shape[-1] - 1}, got {int(target[tuple(place)])}"
+            f"{position} for sample {sample} of the batch; use one output of the model per class"
         )
+
+
+def rows(y: Array) -> tuple[Array, int]:
+    """Return predictions ``(N, K)`` or ``(N, T, K)`` as rows ``(N * T, K)``, and T.
+
+    Sums over samples are those over rows divided by T: each sample has the mean of its positions.
+    """
+    return y.reshape(-1, y.shape[-1]), prod(y.shape[1:-1])
 
 
 def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:

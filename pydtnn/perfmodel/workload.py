@@ -16,6 +16,7 @@ from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Net
 from pydtnn.model import Model
+from pydtnn.model.examples import example_inputs
 from pydtnn.models import create_net
 from pydtnn.optimizers import get_optimizer
 from pydtnn.parallel.compression import create_sums
@@ -207,9 +208,9 @@ class Rank:
         node = self.trainer.model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
         dtype = self.trainer.model.dtype
-        x = rng.standard_normal((len(samples), *shape), np.float32).astype(dtype)
+        (x,) = example_inputs(self.trainer.model.graph, (shape,), len(samples), rng)
         y = rng.integers(workload.classes, size=len(samples))
-        return Batch(x, y, samples, 0, workload.batch, shards if parts > 1 else ())
+        return Batch(x.astype(dtype), y, samples, 0, workload.batch, shards if parts > 1 else ())
 
     def _choose_segments(self) -> None:
         """Choose what is recomputed for this batch size, as `Trainer.fit` does."""

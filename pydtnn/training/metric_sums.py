@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ class Totals:
         Names of the quantities, such as "loss", "accuracy".
     xp : module
         Array module of the sums; `means` and `count` require sums on the host.
+    finish : mapping of str to callable, optional
+        For some of the quantities, a function of the mean that returns what is logged.
 
     Attributes
     ----------
@@ -40,8 +42,13 @@ class Totals:
     {'loss': 2.5}
     """
 
-    def __init__(self, names: Iterable[str], xp: Any = np) -> None:
-        self.names = tuple(names)
+    def __init__(
+        self,
+        names: Iterable[str],
+        xp: Any = np,
+        finish: Mapping[str, Callable[[float], float]] | None = None,
+    ) -> None:
+        self.names, self._finish = tuple(names), finish or {}
         self.values: Array = xp.zeros(len(self.names) + 1, "float64")
 
     @property
@@ -80,8 +87,10 @@ class Totals:
         return self
 
     def means(self) -> Logs:
-        """Divide the sums by the number of samples; NaN if there is none."""
+        """Divide the sums by the number of samples, and finish; NaN if there is none."""
         if not self.count:
             return Logs(dict.fromkeys(self.names, float("nan")))
-        means = self.values[:-1] / self.values[-1]
-        return Logs(zip(self.names, means.tolist(), strict=True))
+        means = zip(self.names, (self.values[:-1] / self.values[-1]).tolist(), strict=True)
+        return Logs(
+            (name, self._finish[name](x) if name in self._finish else x) for name, x in means
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Objective:
         For each output.
     better : dict of str to str
         For each value by its name, "max" or "min": whether larger or smaller is better.
+    finish : dict of str to callable
+        For each metric by its name, `Metric.finish`.
     names : tuple of str
         Names of the values, in the order of `Totals`.
 
@@ -69,11 +71,13 @@ class Objective:
             metrics = ["accuracy"] if outputs == 1 else [[] for _ in range(outputs)]
         self.metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, outputs))
         self.better = {"loss": "min"}
+        self.finish: dict[str, Callable[[float], float]] = {}
         names = [] if outputs == 1 else ["loss"]
         for i, own in enumerate(self.metrics):
             prefix = f"output{i}." if outputs > 1 else ""
             self.better |= {f"{prefix}loss": "min"}
             self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
+            self.finish |= {f"{prefix}{metric.name}": metric.finish for metric in own}
             names += [f"{prefix}loss", *(f"{prefix}{metric.name}" for metric in own)]
         self.names = tuple(names)
 

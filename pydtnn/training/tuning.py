@@ -20,6 +20,7 @@ from pydtnn.comm import Communicator
 from pydtnn.kernels.autotuner_file import Table
 from pydtnn.layers import StepContext
 from pydtnn.model import Model
+from pydtnn.model.examples import example_inputs
 
 _log = logging.getLogger("pydtnn.training")
 
@@ -82,8 +83,8 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
     rng = np.random.default_rng(0)
     backend, dtype = model.backend, model.dtype
     xs = tuple(
-        backend.asarray(rng.standard_normal((batch, *shape), np.float32), dtype)
-        for shape in model.input_shapes
+        backend.asarray(x, dtype)
+        for x in example_inputs(model.graph, model.input_shapes, batch, rng)
     )
     context = StepContext(training=training, samples=np.arange(batch))
     y, residuals = model.forward(xs, context, keep=training)

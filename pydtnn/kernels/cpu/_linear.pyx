@@ -1,5 +1,7 @@
 """Thin wrapper of src/linear.c: picks the variant and passes raw pointers, without the GIL."""
 
+from libc.stdint cimport int64_t
+
 cimport numpy as cnp
 from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
 
@@ -19,6 +21,8 @@ cdef extern from "linear.h":
                                int accumulate, int threads) nogil
         int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
                              int accumulate, int threads) nogil
+        int (*add_rows)(const void *dy, const int64_t *chosen, ptrdiff_t rows, void *out,
+                        ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads) nogil
     const linear_kernels *linear_select(int isa, int itemsize)
 
 
@@ -94,3 +98,19 @@ cdef class LinearKernels:
             status = kernels.backward_bias(dy_, rows, columns, out_, accumulate, threads)
         if status != 0:
             raise MemoryError("linear.backward_bias: no memory for partial sums.")
+
+    def add_rows(self, dy, chosen, out, bint accumulate, int threads):
+        """out (K, C)[chosen[n]] = [out +] rows of dy (N, C), of which chosen has int64 (N,)."""
+        cdef ptrdiff_t rows = dy.shape[0], count = out.shape[0], columns = out.shape[1]
+        cdef int size = itemsize(out)
+        cdef const int64_t *chosen_ = <const int64_t *>data(chosen, sizeof(int64_t), rows)
+        cdef const void *dy_ = data(dy, size, rows * columns)
+        cdef void *out_ = output(out, size, count * columns)
+        cdef const linear_kernels *kernels = linear_select(self.isa, size)
+        cdef ptrdiff_t i
+        for i in range(rows):
+            if not 0 <= chosen_[i] < count:
+                raise IndexError(f"add_rows: rows must be in 0..{count - 1}, got {chosen_[i]}.")
+        threads = team(8.0 * rows * columns, threads)  # bound by memory, not by arithmetic
+        with nogil:
+            kernels.add_rows(dy_, chosen_, rows, out_, count, columns, accumulate, threads)

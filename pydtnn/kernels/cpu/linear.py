@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pydtnn.kernels.cpu._linear import LinearKernels
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
 from pydtnn.kernels.reference import linear as reference
@@ -37,3 +39,10 @@ class Linear(Compiled, reference.Linear):
         if not native(out, dy):
             return super().backward_bias(dy, out=out, accumulate=accumulate)
         self.kernels.backward_bias(contiguous(dy), out, accumulate, self.threads)
+
+    def add_rows(self, dy: Array, rows: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Add each row of `dy` (N, C) to the row ``rows[n]`` of `out` (K, C), in their order."""
+        rows = np.require(rows, np.int64, ["C", "A"])
+        if not native(out, dy):
+            return super().add_rows(dy, rows, out=out, accumulate=accumulate)
+        self.kernels.add_rows(contiguous(dy), rows, out, accumulate, self.threads)

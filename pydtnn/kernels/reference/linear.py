@@ -1,5 +1,7 @@
 """Reference kernels of fully connected layers: three matrix products and a column sum.
 
+The rows of a matrix are those of products with one-hot vectors, so embeddings are here, too.
+
 Beside 16-bit arrays, biases and gradients of parameters are float32; products are summed in float32
 and rounded once.
 """
@@ -28,3 +30,13 @@ class Linear(Family):
     def backward_bias(self, dy: Array, *, out: Array, accumulate: bool = False) -> None:
         """Sum `dy` (..., C) over all axes but the last into `out` (C,)."""
         self.store(wide(dy).reshape(-1, dy.shape[-1]).sum(axis=0), out, accumulate)
+
+    def take_rows(self, w: Array, rows: Array, *, out: Array) -> None:
+        """Copy the rows ``w[rows]`` of `w` (K, C) into `out` (N, C); `rows` (N,) are in 0..K-1."""
+        out[...] = w[rows]
+
+    def add_rows(self, dy: Array, rows: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Add each row of `dy` (N, C) to the row ``rows[n]`` of `out` (K, C), in their order."""
+        if not accumulate:
+            out[...] = 0
+        self.xp.add.at(out, rows, wide(dy))

@@ -301,7 +301,13 @@ static int backward_bias(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void
     return NAME(linear_bias)(dy, rows, columns, out, accumulate, threads);
 }
 
+static int add_rows(const void *dy, const int64_t *chosen, ptrdiff_t rows, void *out,
+                    ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads) {
+    return NAME(linear_add_rows)(dy, chosen, rows, out, count, columns, accumulate, threads);
+}
+
 const struct linear_kernels NAME(linear_kernels) = {.forward = forward,
                                                     .backward_data = backward_data,
                                                     .backward_filter = backward_filter,
-                                                    .backward_bias = backward_bias};
+                                                    .backward_bias = backward_bias,
+                                                    .add_rows = add_rows};

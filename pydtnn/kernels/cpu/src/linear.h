@@ -2,6 +2,8 @@
 #ifndef PYDTNN_LINEAR_H
 #define PYDTNN_LINEAR_H
 
+#include <stdint.h>
+
 #include "dispatch.h"
 
 /* x (batch, inputs), w (outputs, inputs), y (batch, outputs) */
@@ -18,6 +20,8 @@ struct linear_kernels {
                            void *dw, int accumulate, int threads);
     int (*backward_bias)(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
                          int accumulate, int threads);
+    int (*add_rows)(const void *dy, const int64_t *chosen, ptrdiff_t rows, void *out,
+                    ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads);
 };
 
 DECLARE_FAMILY(linear)

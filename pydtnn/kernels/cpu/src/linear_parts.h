@@ -8,6 +8,9 @@
 int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate,
                       int threads);
 
+int NAME(linear_add_rows)(const real *dy, const int64_t *chosen, ptrdiff_t rows, real *out,
+                          ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads);
+
 enum { FEW = 4 }; /* samples: fewer are computed by linear_few.c */
 
 void NAME(few_forward)(const struct linear_shape *s, const real *x, const real *w, const real *b,

@@ -1,0 +1,164 @@
+"""Text as sequences of bytes, of which each is to be predicted from those before it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pydtnn.data.dataset import Dataset
+from pydtnn.utils.validate import whole
+
+Array = NDArray[Any]
+
+BYTES = 256
+"""Different tokens of a text."""
+
+LENGTH = 256
+"""Tokens of a sample."""
+
+TEST_SHARE = 10
+"""One tenth of a text, its end, tests."""
+
+FOLDER = "*"
+LIBRARY = "*.py"
+"""Files that are read of a folder, and of Python's standard library."""
+
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+"""Folders of the standard library that are not read."""
+
+
+class TokenDataset(Dataset):
+    """Consecutive parts of a sequence of tokens; the targets are the tokens that follow.
+
+    Sample i has the tokens ``iT`` to ``iT + T - 1``, and as targets those from ``iT + 1`` to
+    ``iT + T``.
+
+    Parameters
+    ----------
+    tokens : array of int, shape ``(n,)``
+        From 0.
+    length : int
+        T, tokens of a sample.
+    classes : int, optional
+        Number of different tokens; by default that of `like`, or one more than the largest.
+    like : Dataset, optional
+        The training set, if this one is a test set.
+    name : str, default "tokens"
+
+    Raises
+    ------
+    ValueError
+        If there are not more tokens than `length`, or one is not in ``0..classes-1``.
+    TypeError
+        If they are not integers.
+    """
+
+    pixels = False
+
+    def __init__(
+        self,
+        tokens: ArrayLike,
+        length: int = LENGTH,
+        *,
+        classes: int | None = None,
+        like: Dataset | None = None,
+        name: str = "tokens",
+    ) -> None:
+        whole("TokenDataset", "length", length, at_least=1)
+        array = np.asarray(tokens)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TypeError(
+                f"{name}: tokens must be a sequence of integers, got {array.dtype} of shape "
+                f"{array.shape}"
+            )
+        if len(array) <= length:
+            raise ValueError(
+                f"{name}: expected more than {length} tokens, the length of a sample, got "
+                f"{len(array)}; use a longer text or shorter samples"
+            )
+        known = None if like is None else like.classes
+        low, high = int(array.min()), int(array.max())
+        self.classes = classes or known or high + 1
+        if low < 0 or high >= self.classes:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"{name}: tokens must be in 0..{self.classes - 1}, got {wrong} at position "
+                f"{int(np.argmax(array == wrong))}"
+            )
+        self.name, self.like = name, like
+        self.input_shape = (length,)
+        self.tokens = array
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.input_shape[0]
+
+    def read(self, indices: Array) -> tuple[Array, Array]:
+        """Return tokens as float32, which represents those up to 2**24, and targets as int64."""
+        (length,) = self.input_shape
+        first = np.asarray(indices, np.int64)[:, None] * length
+        parts = self.tokens[first + np.arange(length + 1)]
+        return parts[:, :-1].astype(np.float32), parts[:, 1:].astype(np.int64)
+
+
+def load_text(
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    length: int = LENGTH,
+    pattern: str | None = None,
+) -> tuple[Dataset, Dataset]:
+    """Read text as bytes; the last tenth is the test set.
+
+    Parameters
+    ----------
+    data_dir : path, optional
+        A file, or a folder whose files are read in the order of their paths, with those of its
+        subfolders. By default the sources of Python's standard library.
+    length : int, default 256
+        Bytes of a sample.
+    pattern : str, optional
+        Names of the files that are read of a folder, such as ``*.txt``; by default all, and
+        ``*.py`` of the standard library.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file, or none in the folder.
+    ValueError
+        If there is too little text for both sets.
+    """
+    if data_dir is None:
+        root, names = Path(sysconfig.get_path("stdlib")), pattern or LIBRARY
+        skipped = SKIPPED
+    else:
+        root, names, skipped = Path(data_dir).expanduser(), pattern or FOLDER, set()
+    files = [root] if root.is_file() else sorted(_files(root, names, skipped))
+    if not files:
+        raise FileNotFoundError(
+            f"text: found no file in {root}; name a text file, or a folder with some"
+            if root.is_dir()
+            else f"text: {root} does not exist; name a text file, or a folder with some"
+        )
+    text = np.frombuffer(b"\n".join(path.read_bytes() for path in files), np.uint8)
+    test = max(len(text) // TEST_SHARE, length + 1)
+    if len(text) < test + length + 1:
+        raise ValueError(
+            f"text: expected at least {2 * (length + 1)} bytes, for a sample to train with and one "
+            f"to test with, got {len(text)} in {root}"
+        )
+    train = TokenDataset(text[:-test], length, classes=BYTES, name="text")
+    return train, TokenDataset(text[-test:], length, name="text", like=train)
+
+
+def _files(root: Path, pattern: str, skipped: set[str]) -> Iterator[Path]:
+    """Yield the files of a folder whose names fit and are not hidden."""
+    for path in root.rglob(pattern):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith(".") or part in skipped for part in parts)
+        if path.is_file() and not hidden:
+            yield path

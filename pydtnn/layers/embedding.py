@@ -1,0 +1,153 @@
+"""Vectors of tokens, and logits of tokens from the same matrix."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.cost import Cost
+from pydtnn.layers.initializers import Initializer
+from pydtnn.utils.validate import whole
+
+
+class Embedding(Layer):
+    """The row of a matrix for each token: ``y_nt = w[x_nt]``.
+
+    Models pass arrays of their own type from layer to layer, so tokens are whole numbers in float32
+    or float64, which represent those up to 2**24 exactly.
+
+    Parameters
+    ----------
+    tokens : int
+        Number of different tokens K; they are 0 to K - 1.
+    features : int
+        Length C of a vector.
+    initializer : str or Initializer
+        By default a normal distribution with a variance of 1 / C.
+    tied : bool
+        Whether further uses of the layer compute logits of tokens from vectors, ``y = x w'``, with
+        the same matrix (Press and Wolf, "Using the output embedding to improve language models",
+        EACL 2017).
+
+    Notes
+    -----
+    Input ``(N, ...)``, output ``(N, ..., C)``, parameter ``w (K, C)``; input ``(N, ..., C)`` and
+    output ``(N, ..., K)`` of a further use that is tied. The gradient of a vector is the sum over
+    its occurrences, in the order of samples and positions.
+
+    Raises
+    ------
+    ValueError
+        In `forward`, if a number is not a token: with the sample, the position and the value.
+    """
+
+    saves = ("input",)
+    new_output = new_gradient = True
+
+    def __init__(
+        self,
+        tokens: int,
+        features: int,
+        *,
+        initializer: str | Initializer = "lecun_normal",
+        tied: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.tokens = whole(who, "tokens", tokens, at_least=1, at_most=2**24)
+        self.features = whole(who, "features", features, at_least=1)
+        self.initializer, self.tied = initializer, tied
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether this is a further use of a tied layer."""
+        return self.tied and self.source is not None
+
+    def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
+        """Refuse models whose activations have 16 bits: they do not represent all tokens."""
+        if dtype.itemsize == 2:
+            raise self.fail(
+                f"expected a model of float32 or float64, which represent all tokens, got {dtype}"
+            )
+        super().bind(backend, dtype, name, shapes)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Declare w (K, C)."""
+        matrix, shape = (self.tokens, self.features), self.single(shapes)
+        self.w = self.parameter("w", matrix, self.initializer, fan_in=self.features)
+        if not self.gives_logits:
+            return (*shape, self.features)
+        if shape[-1:] != (self.features,):
+            raise self.fail(
+                f"expected vectors of {self.features} features, got an input of {shape}"
+            )
+        return (*shape[:-1], self.tokens)
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Copy the vectors of the tokens, or compute ``x w'``."""
+        (x,) = xs
+        y = self.empty(len(x), self.output_shape)
+        if self.gives_logits:
+            self.backend.linear.forward(_rows(x), self.w.value, None, out=_rows(y))
+            return y, x
+        rows = self._checked(x, context.samples)
+        self.backend.linear.take_rows(self.w.value, rows, out=_rows(y))
+        return y, rows
+
+    def backward(self, dy: Array, saved: Saved) -> Array | None:
+        """Add dy to the gradients of the vectors; the gradient of tokens is 0."""
+        linear, w, dy = self.backend.linear, self.w, _rows(dy)
+        if not w.frozen and self.gives_logits:
+            linear.backward_filter(_rows(saved), dy, out=w.grad, accumulate=w.accumulate)
+        elif not w.frozen:
+            linear.add_rows(dy, saved, out=w.grad, accumulate=w.accumulate)
+        if not self.needs_dx:
+            return None
+        shape = (len(dy) // prod(self.output_shape[:-1]), *self.input_shapes[0])
+        if not self.gives_logits:
+            return self.backend.zeros(shape, self.dtype)
+        dx = self.backend.empty(shape, self.dtype)
+        linear.backward_data(dy, w.value, out=_rows(dx))
+        return dx
+
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw tokens."""
+        if self.gives_logits:
+            return super().example(shape, rng)
+        return rng.integers(self.tokens, size=shape).astype(np.float32)
+
+    def cost(self, batch: int) -> Cost:
+        """A copy of the vectors, each element of dy added to a matrix of 0; or three products."""
+        (inputs, outputs), itemsize = self.elements(batch), self.dtype.itemsize
+        trained = not self.w.frozen
+        if self.gives_logits:
+            flops, moved = 2 * inputs * self.tokens, (inputs + outputs + self.w.size) * itemsize
+            products = trained + self.needs_dx
+            return Cost(flops, flops * products, moved, moved * products)
+        moved = (3 * outputs + self.w.size) * itemsize
+        return Cost(0, outputs * trained, (inputs + 2 * outputs) * itemsize, moved * trained)
+
+    def _checked(self, x: Array, samples: Any) -> Array:
+        """Return tokens as int64 ``(N * ...,)``."""
+        flat = x.reshape(-1)
+        rows = flat.astype("int64")
+        wrong = (rows != flat) | (rows < 0) | (rows >= self.tokens)
+        if wrong.any():
+            at = int(wrong.argmax())
+            row, position = divmod(at, max(flat.size // max(len(x), 1), 1))
+            sample = row if samples is None else int(samples[row])
+            raise self.fail(
+                f"tokens must be whole numbers in 0..{self.tokens - 1}, got {float(flat[at]):g} at "
+                f"position {position} of sample {sample}"
+            )
+        return rows
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])  # (N, ..., C) -> (N * ..., C)

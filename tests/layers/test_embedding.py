@@ -1,0 +1,104 @@
+"""Vectors of tokens, and logits from the same matrix."""
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import create_backend
+from pydtnn.layers import Embedding, Linear, Sequential
+from pydtnn.layers.base import StepContext
+from pydtnn.model import Model
+from pydtnn.saving import load_model, save_model
+
+TOKENS = np.array([[3, 0, 3], [1, 3, 6]], "float64")
+
+
+def tied(tokens=7, features=4):
+    embedding = Embedding(tokens, features, tied=True)
+    return Sequential(embedding, Linear(features), embedding)
+
+
+def gradients(model, x, dy):
+    y, saved = model.forward(x, StepContext(training=True))
+    model.backward(dy, saved)
+    return y, {name: p.grad.copy() for name, p in model.parameters.items()}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+def test_vectors_are_rows_and_their_gradients_sums_over_occurrences(backend, rng):
+    model = Model(Embedding(7, 4), (3,), backend=backend, dtype="float64")
+    w, dy = model.state()["embedding.w"], rng.normal(size=(2, 3, 4))
+    y, found = gradients(model, TOKENS, dy)
+    np.testing.assert_array_equal(y, w[TOKENS.astype(int)])
+    expected = np.zeros((7, 4))
+    np.add.at(expected, TOKENS.astype(int), dy)
+    np.testing.assert_allclose(found["embedding.w"], expected, rtol=1e-14, atol=1e-15)
+
+
+def test_a_tied_layer_adds_the_gradients_of_both_uses(rng):
+    model = Model(tied(), (3,), backend="cpu", dtype="float64")
+    assert sorted(model.parameters) == ["embedding0.w", "linear1.b", "linear1.w"]
+    dy, eps = rng.normal(size=(2, 3, 7)), 1e-6
+    w = model.parameters["embedding0.w"].master
+    _, found = gradients(model, TOKENS, dy)
+
+    def loss():
+        return float((model.predict(TOKENS) * dy).sum())
+
+    for place in np.ndindex(w.shape):
+        kept = w[place]
+        w[place] = kept + eps
+        above = loss()
+        w[place] = kept - eps
+        below = loss()
+        w[place] = kept
+        assert found["embedding0.w"][place] == pytest.approx((above - below) / (2 * eps), abs=1e-8)
+
+
+def test_a_saved_model_is_tied_again(tmp_path):
+    model = Model(tied(), (3,), backend="cpu", dtype="float64")
+    save_model(model, tmp_path / "saved")
+    again = load_model(tmp_path / "saved", backend="cpu")
+    np.testing.assert_array_equal(again.predict(TOKENS), model.predict(TOKENS))
+    assert sorted(again.parameters) == sorted(model.parameters)
+
+
+@pytest.mark.parametrize("wrong", [7, -1, 0.5, np.nan])
+def test_numbers_that_are_no_tokens_are_named_with_sample_and_position(wrong):
+    model = Model(Embedding(7, 4), (3,), backend="cpu", dtype="float64")
+    x = TOKENS.copy()
+    x[1, 2] = wrong
+    context = StepContext(training=True, samples=np.array([30, 41]))
+    message = rf"in 0\.\.6, got {wrong:g} at position 2 of sample 41"
+    with pytest.raises(ValueError, match=message):
+        model.forward(x, context)
+
+
+def test_a_tied_layer_needs_vectors_of_its_own_length():
+    embedding = Embedding(7, 4, tied=True)
+    with pytest.raises(ValueError, match=r"vectors of 4 features, got an input of \(3, 5\)"):
+        Model(Sequential(embedding, Linear(5), embedding), (3,), backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("rows", "count", "columns"), [(0, 3, 5), (1, 1, 1), (37, 5, 61), (300, 7, 130)]
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_are_added_in_their_order(rows, count, columns, dtype, accumulate, threads, rng):
+    """Bytes equal to those of the reference, which adds in the same order."""
+    dy = rng.normal(size=(rows, columns)).astype(dtype)
+    chosen = rng.integers(0, count, rows)
+    outs = []
+    for name in ("cpu", "numpy"):
+        out = np.full((count, columns), 0.25, dtype)
+        backend = create_backend(name, threads=threads)
+        backend.linear.add_rows(dy, chosen, out=out, accumulate=accumulate)
+        outs.append(out)
+    np.testing.assert_array_equal(*outs)
+
+
+def test_rows_outside_the_matrix_are_refused(rng):
+    linear = create_backend("cpu", threads=1).linear
+    with pytest.raises(IndexError, match=r"rows must be in 0\.\.4, got 5"):
+        linear.add_rows(np.ones((2, 3)), np.array([0, 5]), out=np.zeros((5, 3)))

@@ -1,0 +1,12 @@
+"""Weights and networks of other programs: state dicts of PyTorch, and ONNX.
+
+>>> from pydtnn import Model
+>>> from pydtnn.layers import Linear
+>>> {name: array.shape for name, array in state_dict(Model(Linear(3), (4,))).items()}
+{'linear.weight': (3, 4), 'linear.bias': (3,)}
+"""
+
+from pydtnn.interchange.matching import Misfit, StateDictReport
+from pydtnn.interchange.state_dicts import load_state_dict, save_state_dict, state_dict
+
+__all__ = ["Misfit", "StateDictReport", "load_state_dict", "save_state_dict", "state_dict"]

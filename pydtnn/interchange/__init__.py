@@ -7,6 +7,15 @@
 """
 
 from pydtnn.interchange.matching import Misfit, StateDictReport
+from pydtnn.interchange.onnx import export_onnx, import_onnx
 from pydtnn.interchange.state_dicts import load_state_dict, save_state_dict, state_dict
 
-__all__ = ["Misfit", "StateDictReport", "load_state_dict", "save_state_dict", "state_dict"]
+__all__ = [
+    "Misfit",
+    "StateDictReport",
+    "export_onnx",
+    "import_onnx",
+    "load_state_dict",
+    "save_state_dict",
+    "state_dict",
+]

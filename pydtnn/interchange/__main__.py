@@ -1,4 +1,4 @@
-"""Convert weights of other programs: ``python -m pydtnn.interchange --help``."""
+"""Convert weights and networks of other programs: ``python -m pydtnn.interchange --help``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydtnn.interchange import load_state_dict, save_state_dict
+from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, save_state_dict
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
 from pydtnn.utils.command import Parser, run_command
 
+ONNX = ".onnx"
+
 EXAMPLES = """examples:
   python -m pydtnn.interchange import resnet18.pth resnet18.pydtnn --model resnet18 \\
       --shape 224,224,3 --classes 1000
+  python -m pydtnn.interchange import network.onnx network.pydtnn
   python -m pydtnn.interchange export resnet18.pydtnn resnet18.pt --like torchvision.pth
+  python -m pydtnn.interchange export resnet18.pydtnn resnet18.onnx
 """
 
 
@@ -43,17 +47,17 @@ def _run(options: argparse.Namespace) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m pydtnn.interchange",
-        description="Convert weights of other programs.",
+        description="Convert weights and networks of other programs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     importing = commands.add_parser(
-        "import", help="make a folder, as --save writes, from a state dict"
+        "import", help="make a folder, as --save writes, from a state dict or an ONNX file"
     )
-    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin or .ckpt")
+    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin, .ckpt or .onnx")
     importing.add_argument("folder", help="of the saved model, which pydtnn.load reads")
-    importing.add_argument("--model", help="network: a name or path/to/file.py:f")
+    importing.add_argument("--model", help="network of a state dict: a name or path/to/file.py:f")
     importing.add_argument(
         "--model-options", type=_options, default={}, metavar="JSON", help='{"shortcut": "A"}'
     )
@@ -65,9 +69,11 @@ def _parser() -> Parser:
         help="load the arrays that fit; others keep their initial values",
     )
     importing.set_defaults(command=_import)
-    exporting = commands.add_parser("export", help="write a saved model's weights as a state dict")
+    exporting = commands.add_parser(
+        "export", help="write a saved model's weights as a state dict, or its network as ONNX"
+    )
     exporting.add_argument("folder", help="that --save or Trainer.save wrote")
-    exporting.add_argument("target", help=".safetensors, .pt, .pth, .bin or .ckpt")
+    exporting.add_argument("target", help=".safetensors, .pt, .pth, .bin, .ckpt or .onnx")
     exporting.add_argument(
         "--like", metavar="FILE", help="state dict whose names and order the result has"
     )
@@ -78,20 +84,33 @@ def _parser() -> Parser:
 def _import(options: argparse.Namespace) -> None:
     needed = (options.model, options.shape, options.classes)
     check_replaceable("import", Path(options.folder))
-    if not all(needed):
+    if Path(options.source).suffix == ONNX:
+        if any(needed) or options.partial:
+            raise ValueError(
+                "import: an ONNX file contains the network; omit --model, --shape, --classes and "
+                "--partial"
+            )
+        model = import_onnx(options.source)
+    elif not all(needed):
         raise ValueError(
             "import: a state dict contains no network; give it by --model, --shape and --classes"
         )
-    net = create_net(options.model, options.classes, options.shape, **options.model_options)
-    model = Model(net, options.shape)
-    print(load_state_dict(model, options.source, strict=not options.partial))
+    else:
+        net = create_net(options.model, options.classes, options.shape, **options.model_options)
+        model = Model(net, options.shape)
+        print(load_state_dict(model, options.source, strict=not options.partial))
     save_model(model, options.folder)
     print(f"wrote {options.folder}: {model.whole.describe()}")
 
 
 def _export(options: argparse.Namespace) -> None:
     model = load(options.folder)
-    save_state_dict(model, options.target, like=options.like)
+    if Path(options.target).suffix == ONNX:
+        if options.like:
+            raise ValueError("export: --like is for state dicts, not for ONNX; omit it")
+        export_onnx(model, options.target)
+    else:
+        save_state_dict(model, options.target, like=options.like)
     print(f"wrote {options.target}: {model.whole.describe()}")
 
 

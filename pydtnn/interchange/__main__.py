@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydtnn.interchange import export_onnx, import_onnx, load_state_dict, save_state_dict
+from pydtnn.interchange import (
+    export_onnx,
+    import_onnx,
+    load_keras_weights,
+    load_state_dict,
+    save_state_dict,
+)
+from pydtnn.interchange.keras import SUFFIXES
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
@@ -53,11 +60,11 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     importing = commands.add_parser(
-        "import", help="make a folder, as --save writes, from a state dict or an ONNX file"
+        "import", help="make a folder, as --save writes, from weights or an ONNX file"
     )
-    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin, .ckpt or .onnx")
+    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin, .ckpt, .h5 or .onnx")
     importing.add_argument("folder", help="of the saved model, which pydtnn.load reads")
-    importing.add_argument("--model", help="network of a state dict: a name or path/to/file.py:f")
+    importing.add_argument("--model", help="network of the weights: a name or path/to/file.py:f")
     importing.add_argument(
         "--model-options", type=_options, default={}, metavar="JSON", help='{"shortcut": "A"}'
     )
@@ -93,12 +100,14 @@ def _import(options: argparse.Namespace) -> None:
         model = import_onnx(options.source)
     elif not all(needed):
         raise ValueError(
-            "import: a state dict contains no network; give it by --model, --shape and --classes"
+            "import: weights contain no network; give it by --model, --shape and --classes"
         )
     else:
         net = create_net(options.model, options.classes, options.shape, **options.model_options)
         model = Model(net, options.shape)
-        print(load_state_dict(model, options.source, strict=not options.partial))
+        keras = Path(options.source).suffix in SUFFIXES
+        read = load_keras_weights if keras else load_state_dict
+        print(read(model, options.source, strict=not options.partial))
     save_model(model, options.folder)
     print(f"wrote {options.folder}: {model.whole.describe()}")
 

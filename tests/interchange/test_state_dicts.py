@@ -250,7 +250,7 @@ def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["import", "w.safetensors", "net"], "import: a state dict contains no network; give it"),
+        (["import", "w.safetensors", "net"], "import: weights contain no network; give it"),
         (["export", "net.pydtnn", "w.pt"], "load: folder net.pydtnn does not exist"),
         (["import"], "the following arguments are required: source, folder; see python -m"),
     ],

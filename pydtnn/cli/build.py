@@ -42,13 +42,13 @@ from pydtnn.model.recomputing import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
+from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
-from pydtnn.weights import load_weights
 
 _log = logging.getLogger("pydtnn.train")
 

@@ -110,7 +110,7 @@ ARGUMENTS = {
         ["--augment=crop:100000"],
         "RandomCrop: padding must be at most 12 pixels for images of 12 x 12, got 100000",
     ),
-    "a digit that is none": (["--augment=cutout:²"], "a number of pixels, got 'cutout:²'"),
+    "a digit that is none": (["--augment=cutout:²"], "numbers, as in cutout:SIZE, got 'cutout:²'"),
     "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],

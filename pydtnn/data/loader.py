@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pydtnn.data.augment import Augmentation
+from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.lanes import Lanes
@@ -358,4 +358,9 @@ def _check(
             f"{dataset.input_shape} in {dataset.name}; use no augmentation"
         )
     for one in augment:
+        if one.pixels and not dataset.pixels:
+            raise ValueError(
+                f"Loader: {type(one).__name__} requires pixels, uint8 or in [0, 1], got other "
+                f"numbers in {dataset.name}; use crop, flip or cutout"
+            )
         one.check(dataset.input_shape)

@@ -112,6 +112,12 @@ ARGUMENTS = {
     ),
     "a digit that is none": (["--augment=cutout:²"], "numbers, as in cutout:SIZE, got 'cutout:²'"),
     "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
+    "a mixture of no strength": (["--mixup=0"], "--mixup must be above 0, got 0"),
+    "a mixture that is no number": (["--cutmix=x"], "--cutmix must be a number, got 'x'"),
+    "a mixture for a hinge": (
+        ["--mixup=0.2", "--loss=hinge"],
+        "Hinge: the target must be integer classes of shape (1,), got float64 of shape (1, 4)",
+    ),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],
         "--momentum: adam has no parameter `momentum`; omit it or use ",

@@ -25,6 +25,7 @@ from pydtnn.data import (
     Dataset,
     HorizontalFlip,
     Loader,
+    Mixup,
     RandAugment,
     RandomCrop,
     RandomErasing,
@@ -43,6 +44,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "  jitter": {"augment": (*CROP_FLIP, ColorJitter())},
     "  RandAugment": {"augment": (*CROP_FLIP, RandAugment())},
     "  AutoAugment": {"augment": (*CROP_FLIP, AutoAugment())},
+    "  mixup": {"augment": CROP_FLIP, "mix": [Mixup()]},
 }
 
 

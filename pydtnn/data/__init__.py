@@ -34,6 +34,7 @@ from pydtnn.data.dataset import Dataset, Subset, split_validation
 from pydtnn.data.digits import load_digits
 from pydtnn.data.loader import Loader
 from pydtnn.data.locate import data_folder
+from pydtnn.data.mixing import CutMix, Mixing, Mixup
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
@@ -115,10 +116,13 @@ __all__ = [
     "AutoAugment",
     "Batch",
     "ColorJitter",
+    "CutMix",
     "Cutout",
     "Dataset",
     "HorizontalFlip",
     "Loader",
+    "Mixing",
+    "Mixup",
     "PixelAugmentation",
     "Prepare",
     "RandAugment",

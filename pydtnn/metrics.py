@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot
+from pydtnn.losses.targets import check_dense, check_distribution, dense, most_likely, one_hot
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
 from pydtnn.utils.registry import Kind
@@ -67,11 +67,11 @@ class Metric(SuggestsNames, StoresArguments, ABC):
 
 
 class _ClassMetric(Metric):
-    """A metric of scores ``(N, K)`` and classes ``(N,)``."""
+    """A metric of scores ``(N, K)`` and classes ``(N,)``, or probabilities ``(N, K)``."""
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Raise ValueError if targets are not classes from 0 to K - 1."""
-        check_classes(type(self).__name__, shape, target)
+        """Raise ValueError if targets are neither classes from 0 to K - 1 nor probabilities."""
+        check_distribution(type(self).__name__, shape, target)
 
 
 class _DenseMetric(Metric):
@@ -87,21 +87,21 @@ class _DenseMetric(Metric):
 class Accuracy(Metric):
     """Share of samples whose largest score is that of their class.
 
-    If scores are equal, the first is used. With one output per sample, class 1 is predicted
-    if the logit is above 0.
+    If scores are equal, the first is used. The class of a mixed sample is the most likely one. With
+    one output per sample, class 1 is predicted if the logit is above 0.
     """
 
     name = "accuracy"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes; numbers are allowed with one output."""
-        (check_dense if shape[1:] == (1,) else check_classes)("Accuracy", shape, target)
+        (check_dense if shape[1:] == (1,) else check_distribution)("Accuracy", shape, target)
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         if y.shape[1:] == (1,):
             return ((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum()
-        return (y.argmax(axis=1) == target).sum()
+        return (y.argmax(axis=1) == most_likely(target)).sum()
 
 
 class TopKAccuracy(_ClassMetric):
@@ -130,7 +130,7 @@ class TopKAccuracy(_ClassMetric):
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
-        own = y[xp.arange(len(y)), target][:, None]  # (N, 1)
+        own = y[xp.arange(len(y)), most_likely(target)][:, None]  # (N, 1)
         ahead = (~(y < own)).sum(axis=1)  # itself included
         return (ahead <= self.k).sum()
 
@@ -150,10 +150,12 @@ class _Categorical(_ClassMetric):
         self.from_logits = from_logits
 
     def difference(self, xp: Any, y: Array, target: Array) -> Array:
-        """Return the probabilities minus the one-hot rows, (N, K)."""
+        """Return the probabilities minus the one-hot rows, or those of the target, (N, K)."""
         if self.from_logits:
             e = xp.exp(y - y.max(axis=1, keepdims=True))
             y = e / e.sum(axis=1, keepdims=True)
+        if target.ndim == 2:
+            return y - target
         return y - one_hot(xp, target, y.shape[1], y.dtype)
 
 
@@ -201,7 +203,7 @@ class CategoricalHinge(_ClassMetric):
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the hinges over the samples."""
-        rows = xp.arange(len(y))
+        rows, target = xp.arange(len(y)), most_likely(target)
         margin = 1 + y - y[rows, target][:, None]
         margin[rows, target] = 0  # the max with 0, too
         return xp.maximum(margin.max(axis=1), 0).sum(dtype="float64")

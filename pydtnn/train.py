@@ -278,6 +278,7 @@ def _carry_out(job: Job) -> None:
                 epochs=config.epochs,
                 global_batch_size=job.global_batch_size,
                 augment=job.augment,
+                mix=config.mixings(),
                 steps_per_epoch=config.steps_per_epoch,
                 seed=config.seed,
                 loader_threads=0 if config.virtual_ranks else config.loader_threads,

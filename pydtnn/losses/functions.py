@@ -14,8 +14,9 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
-from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes
+from pydtnn.losses.class_weights import ClassWeights, Given
+from pydtnn.losses.cross_entropy import soft_cross_entropy, weighted_cross_entropy
+from pydtnn.losses.targets import check_classes, check_dense, check_distribution, dense, is_classes
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.registry import Kind
@@ -85,14 +86,6 @@ class Loss(SuggestsNames, StoresArguments, ABC):
         """Return the sum of the losses and write the gradient to `out`."""
 
 
-class _ClassLoss(Loss):
-    """A loss of scores ``(N, K)`` and classes ``(N,)``."""
-
-    def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Raise ValueError if targets are not classes from 0 to K - 1."""
-        check_classes(type(self).__name__, shape, target)
-
-
 class _DenseLoss(Loss):
     """A loss of predictions and targets of equal shape; classes ``(N,)`` become one-hot rows."""
 
@@ -101,12 +94,14 @@ class _DenseLoss(Loss):
         check_dense(type(self).__name__, shape, target)
 
 
-class CategoricalCrossEntropy(_ClassLoss):
-    """Cross-entropy of softmax(logits) with classes.
+class CategoricalCrossEntropy(Loss):
+    """Cross-entropy of softmax(logits) with classes, or with the probability of each class.
 
     The model ends with logits, not with a Softmax layer.
 
-    ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``.
+    ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``. Targets
+    are classes t ``(N,)``, or probabilities ``(N, K)`` in the place of onehot(t), such as those of
+    mixed samples.
 
     Parameters
     ----------
@@ -132,21 +127,23 @@ class CategoricalCrossEntropy(_ClassLoss):
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets or `class_weights` are not those of K classes."""
-        super().check(shape, target)
+        check_distribution(type(self).__name__, shape, target)
         if self.class_weights is not None:
             self.class_weights.check(shape[1])
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        target = target.astype("int64", copy=False)
+        weights, smoothing = None, self.label_smoothing
         if self.class_weights is not None:
             dtype = np.promote_types(y.dtype, "float32")
             weights = self.class_weights.place(backend, y.shape[1], dtype)
-            return weighted_cross_entropy(
-                backend.xp, y, target, weights, self.label_smoothing, scale, out
-            )
-        return backend.loss.cross_entropy(y, target, self.label_smoothing, scale, out=out)
+        if target.ndim == 2:
+            return soft_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
+        target = target.astype("int64", copy=False)
+        if weights is not None:
+            return weighted_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
+        return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
 
 
 class BinaryCrossEntropy(_DenseLoss):
@@ -202,7 +199,7 @@ class MeanAbsoluteError(_DenseLoss):
         return backend.loss.absolute_error(y, dense(backend.xp, y, target), scale, out=out)
 
 
-class Hinge(_ClassLoss):
+class Hinge(Loss):
     """Multi-class hinge loss of scores: ``L = sum_n sum_{k != t} max(0, 1 + y_nk - y_nt)``.
 
     References
@@ -210,6 +207,10 @@ class Hinge(_ClassLoss):
     Weston and Watkins, "Support vector machines for multi-class pattern recognition", ESANN 1999,
     equation 6.
     """
+
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets are not classes from 0 to K - 1."""
+        check_classes("Hinge", shape, target)
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array

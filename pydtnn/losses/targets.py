@@ -1,10 +1,13 @@
-"""Checks and conversion of targets: classes, or numbers of the predictions' shape."""
+"""Checks and conversion of targets: classes, probabilities, or numbers like the predictions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pydtnn.kernels.reference.family import Array
+
+TOLERANCE = 1e-3
+"""Largest error of a sum of probabilities, which may be float16."""
 
 
 def is_classes(shape: tuple[int, ...], target: Array) -> bool:
@@ -47,6 +50,48 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
             f"{who}: classes must be in 0..{shape[1] - 1}, got {int(target[sample])} for sample "
             f"{sample} of the batch; use one output of the model per class"
         )
+
+
+def check_distribution(who: str, shape: tuple[int, ...], target: Array) -> None:
+    """Raise ValueError if a target is neither one class nor one distribution per prediction.
+
+    Parameters
+    ----------
+    who : str
+        Begins the sentence of an error.
+    shape : tuple of int
+        Shape of the predictions, which must be ``(N, K)``.
+    target : Array
+        Classes ``(N,)``, see `check_classes`, or floats ``(N, K)``: the probability of each class.
+
+    Raises
+    ------
+    ValueError
+        If the shape is another, or the probabilities of a sample are below 0 or have another sum
+        than 1.
+    """
+    if len(shape) != 2 or target.ndim != 2 or target.dtype.kind != "f":
+        check_classes(who, shape, target)
+        return
+    if tuple(target.shape) != tuple(shape):
+        raise ValueError(
+            f"{who}: probabilities must have the shape {tuple(shape)} of the predictions, got "
+            f"{tuple(target.shape)}; use one output of the model per class"
+        )
+    sums = target.sum(axis=1)
+    wrong = ~((target >= 0).all(axis=1) & (abs(sums - 1) <= TOLERANCE))  # true for NaN too
+    if wrong.any():
+        sample = int(wrong.argmax())
+        raise ValueError(
+            f"{who}: probabilities must be at least 0 with a sum of 1, got a sum of "
+            f"{float(sums[sample]):g} and a minimum of {float(target[sample].min()):g} for sample "
+            f"{sample} of the batch"
+        )
+
+
+def most_likely(target: Array) -> Array:
+    """Return classes ``(N,)``: targets of classes, or the first of the largest probabilities."""
+    return target.argmax(axis=1) if target.ndim == 2 else target
 
 
 def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:

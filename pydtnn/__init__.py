@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         callbacks,
         comm,
         data,
+        interchange,
         kernels,
         layers,
         losses,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
         schedules,
         testing,
         training,
-        weights,
     )
     from pydtnn.comm import create_communicator, run_threads
     from pydtnn.data import ArrayDataset, load_dataset
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from pydtnn.layers import initializers
     from pydtnn.model import Model
     from pydtnn.parallel import Mesh
-    from pydtnn.saving import load
+    from pydtnn.saving import load, weights
     from pydtnn.training import Trainer
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "create_communicator",
     "data",
     "initializers",
+    "interchange",
     "kernels",
     "layers",
     "load",
@@ -85,6 +87,9 @@ _HOMES = {
     "run_threads": "pydtnn.comm",
 }
 """Module of each public name; the others are modules themselves."""
+
+_MOVED = {"pydtnn.weights": "pydtnn.saving.weights"}
+"""Modules that are also imported under another name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -130,5 +135,22 @@ def _import_installed() -> None:
     )
 
 
+class _Moved:
+    """Finder and loader of modules under their other names (PEP 302)."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, cls) if name in _MOVED else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Let Python make a module, which `exec_module` replaces."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(_MOVED[module.__name__])
+
+
 if find_spec("pydtnn.models") is None:
     _import_installed()
+sys.meta_path.insert(0, _Moved)

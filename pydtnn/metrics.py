@@ -14,7 +14,14 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.targets import check_classes, check_dense, dense, one_hot, rows
+from pydtnn.losses.targets import (
+    check_dense,
+    check_distribution,
+    dense,
+    most_likely,
+    one_hot,
+    rows_of,
+)
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames, suggesting_getattr
 from pydtnn.utils.registry import Kind
@@ -73,23 +80,23 @@ class Metric(SuggestsNames, StoresArguments, ABC):
 
 
 class _ClassMetric(Metric):
-    """A metric of scores ``(N, K)`` and classes ``(N,)``.
+    """A metric of scores ``(N, K)`` and classes ``(N,)``, or probabilities ``(N, K)``.
 
-    Or of ``(N, T, K)`` and ``(N, T)``: the mean over a sample's T positions.
+    That of scores ``(N, T, K)`` and classes ``(N, T)`` is the mean over a sample's T positions.
     """
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Raise ValueError if targets are not classes from 0 to K - 1."""
-        check_classes(type(self).__name__, shape, target)
+        """Raise ValueError if targets are neither classes from 0 to K - 1 nor probabilities."""
+        check_distribution(type(self).__name__, shape, target)
 
     def compute(self, xp: Any, y: Array, target: Array) -> Number:
-        y, positions = rows(y)
-        total = self.compute_rows(xp, y, target.reshape(-1))
+        rows, target, positions = rows_of(y, target)
+        total = self.compute_rows(xp, rows, target)
         return total if positions == 1 else total / positions
 
     @abstractmethod
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
-        """Return the sum over rows (N, K) and classes (N,)."""
+        """Return the sum over rows ``(N, K)``."""
 
 
 class _DenseMetric(Metric):
@@ -105,21 +112,21 @@ class _DenseMetric(Metric):
 class Accuracy(_ClassMetric):
     """Share of samples whose largest score is that of their class.
 
-    If scores are equal, the first is used. With one output per sample, class 1 is predicted
-    if the logit is above 0.
+    If scores are equal, the first is used. The class of a mixed sample is the most likely one. With
+    one output per sample, class 1 is predicted if the logit is above 0.
     """
 
     name = "accuracy"
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets are not classes; numbers are allowed with one output."""
-        (check_dense if shape[1:] == (1,) else check_classes)("Accuracy", shape, target)
+        (check_dense if shape[1:] == (1,) else check_distribution)("Accuracy", shape, target)
 
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
         if y.shape[1:] == (1,):
             return ((y[:, 0] > 0) == (target.reshape(-1) > 0.5)).sum()
-        return (y.argmax(axis=1) == target).sum()
+        return (y.argmax(axis=1) == most_likely(target)).sum()
 
 
 class TopKAccuracy(_ClassMetric):
@@ -148,7 +155,7 @@ class TopKAccuracy(_ClassMetric):
 
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Count the samples predicted right."""
-        own = y[xp.arange(len(y)), target][:, None]  # (N, 1)
+        own = y[xp.arange(len(y)), most_likely(target)][:, None]  # (N, 1)
         ahead = (~(y < own)).sum(axis=1)  # itself included
         return (ahead <= self.k).sum()
 
@@ -168,10 +175,12 @@ class _Categorical(_ClassMetric):
         self.from_logits = from_logits
 
     def difference(self, xp: Any, y: Array, target: Array) -> Array:
-        """Return the probabilities minus the one-hot rows, (N, K)."""
+        """Return the probabilities minus the one-hot rows, or those of the target, (N, K)."""
         if self.from_logits:
             e = xp.exp(y - y.max(axis=1, keepdims=True))
             y = e / e.sum(axis=1, keepdims=True)
+        if target.ndim == 2:
+            return y - target
         return y - one_hot(xp, target, y.shape[1], y.dtype)
 
 
@@ -217,8 +226,8 @@ class Perplexity(_ClassMetric):
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the cross-entropies, of which `finish` takes the exponential."""
         y = y.astype("float64") - y.max(axis=1, keepdims=True)
-        entropies = xp.log(xp.exp(y).sum(axis=1)) - y[xp.arange(len(y)), target]
-        return entropies.sum()
+        own = y[xp.arange(len(y)), most_likely(target)]
+        return (xp.log(xp.exp(y).sum(axis=1)) - own).sum()
 
     def finish(self, mean: float) -> float:
         """Return the exponential, infinite if it is too large."""
@@ -239,9 +248,9 @@ class CategoricalHinge(_ClassMetric):
 
     def compute_rows(self, xp: Any, y: Array, target: Array) -> Number:
         """Sum the hinges over the samples."""
-        each = xp.arange(len(y))
-        margin = 1 + y - y[each, target][:, None]
-        margin[each, target] = 0  # the max with 0, too
+        rows, target = xp.arange(len(y)), most_likely(target)
+        margin = 1 + y - y[rows, target][:, None]
+        margin[rows, target] = 0  # the max with 0, too
         return xp.maximum(margin.max(axis=1), 0).sum(dtype="float64")
 
 

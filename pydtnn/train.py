@@ -248,9 +248,9 @@ def _carry_out(job: Job) -> None:
     from pydtnn.cli.report import print_report, write_run_file
     from pydtnn.cli.tracing import describe_trace, traced
     from pydtnn.comm.rank0 import on_rank_0
+    from pydtnn.saving.weights import write_weights
     from pydtnn.training.callback import evaluated
     from pydtnn.training.progress import format_logs
-    from pydtnn.weights import write_weights
 
     config, trainer = job.config, job.trainer
     if config.load_options:
@@ -278,6 +278,7 @@ def _carry_out(job: Job) -> None:
                 epochs=config.epochs,
                 global_batch_size=job.global_batch_size,
                 augment=job.augment,
+                mix=config.mixings(),
                 steps_per_epoch=config.steps_per_epoch,
                 seed=config.seed,
                 loader_threads=0 if config.virtual_ranks else config.loader_threads,

@@ -110,8 +110,14 @@ ARGUMENTS = {
         ["--augment=crop:100000"],
         "RandomCrop: padding must be at most 12 pixels for images of 12 x 12, got 100000",
     ),
-    "a digit that is none": (["--augment=cutout:²"], "a number of pixels, got 'cutout:²'"),
+    "a digit that is none": (["--augment=cutout:²"], "numbers, as in cutout:SIZE, got 'cutout:²'"),
     "augmentation's number": (["--augment=crop:x"], "augmentation: expected a name and"),
+    "a mixture of no strength": (["--mixup=0"], "--mixup must be above 0, got 0"),
+    "a mixture that is no number": (["--cutmix=x"], "--cutmix must be a number, got 'x'"),
+    "a mixture for a hinge": (
+        ["--mixup=0.2", "--loss=hinge"],
+        "Hinge: the target must be integer classes of shape (1,), got float64 of shape (1, 4)",
+    ),
     "momentum of adam": (
         ["--optimizer=adam", "--momentum=0.5"],
         "--momentum: adam has no parameter `momentum`; omit it or use ",

@@ -97,10 +97,10 @@ WORKS: dict[str, Any] = {
     "pydtnn.Cosine": schedules.Cosine,
     "pydtnn.Accuracy": metrics.Accuracy,
     "pydtnn.CrossEntropyLoss": losses.CategoricalCrossEntropy,
-    "pydtnn.save_weights.__module__": "pydtnn.weights",
+    "pydtnn.save_weights.__module__": "pydtnn.saving.weights",
     "pydtnn.create_net.__module__": "pydtnn.models",
     "pydtnn.check_layer.__name__": "check_layer",
-    **{f"pydtnn.{name}.__name__": f"pydtnn.{name}" for name in ("callbacks", "weights", "testing")},
+    **{f"pydtnn.{name}.__name__": f"pydtnn.{name}" for name in ("callbacks", "testing")},
     **{f"pydtnn.{name}.__name__": f"pydtnn.{name}" for name in ("parallel", "training", "models")},
     # classes under the names of others
     "layers.Dense": Linear,

@@ -35,8 +35,9 @@ AREAS = {
     ],
     "layers": ["layers"],
     "model": ["model"],
-    "weights": ["weights"],
+    "weights": ["saving.weights"],
     "saving": ["saving"],
+    "interchange": ["interchange"],
     "rules": ["losses", "metrics", "optimizers", "schedules"],
     "parallel": ["parallel"],
     "training": ["training"],
@@ -50,6 +51,7 @@ AREAS = {
         "calibrate",
         "cli",
         "info",
+        "interchange.__main__",
         "oracle",
         "predict",
         "trace",
@@ -77,6 +79,7 @@ ALLOWED = {
     "model": {*BELOW_MODEL, "data"},
     "weights": {"utils", "kernels", "model", "version"},
     "saving": {*BELOW_MODEL, "model", "weights", "data", "version"},
+    "interchange": {*BELOW_MODEL, "model", "weights", "saving", "version"},
     "rules": BELOW_LAYERS,
     "parallel": {*BELOW_LAYERS, "comm", "rules"},
     "training": {*BELOW_TRAINING, "version"},
@@ -86,7 +89,15 @@ ALLOWED = {
     "tracing": {"utils", "comm", "version"},
     "report": {"utils", "tracing", "version"},
     "perfmodel": {*BELOW_PROGRAMS, "models"},
-    "programs": {*BELOW_PROGRAMS, "models", "testing", "tracing", "report", "perfmodel"},
+    "programs": {
+        *BELOW_PROGRAMS,
+        "models",
+        "interchange",
+        "testing",
+        "tracing",
+        "report",
+        "perfmodel",
+    },
     "version": set(AREAS),  # pydtnn/__init__.py: every public name, loaded on first use
 }
 

@@ -28,11 +28,17 @@ def cases():
     rng = np.random.default_rng(0)
     numbers, shares = rng.normal(size=(5, 4)), rng.uniform(size=(5, 4))
     images = rng.normal(size=(5, 2, 3))
+    soft = rng.dirichlet(np.ones(4), size=5)
+    soft[0] = [0, 1, 0, 0]
     return {
         "cross-entropy": (CategoricalCrossEntropy(), (5, 4), CLASSES),
         "smoothed": (CategoricalCrossEntropy(0.1), (5, 4), CLASSES),
         "weighted": (CategoricalCrossEntropy(class_weights=WEIGHTS), (5, 4), CLASSES),
         "weighted, smoothed": (CategoricalCrossEntropy(0.1, WEIGHTS), (5, 4), CLASSES),
+        "soft": (CategoricalCrossEntropy(), (5, 4), soft),
+        "soft, smoothed": (CategoricalCrossEntropy(0.1), (5, 4), soft),
+        "soft, weighted": (CategoricalCrossEntropy(class_weights=WEIGHTS), (5, 4), soft),
+        "soft, weighted, smoothed": (CategoricalCrossEntropy(0.1, WEIGHTS), (5, 4), soft),
         "hinge": (Hinge(), (5, 4), CLASSES),
         "bce": (BinaryCrossEntropy(), (5, 4), shares),
         "bce of classes": (BinaryCrossEntropy(), (5, 4), CLASSES),
@@ -103,6 +109,34 @@ def test_label_smoothing_mixes_the_classes_with_a_uniform_distribution(backend):
     smoothed, _ = run(CategoricalCrossEntropy(0.2), backend, y, np.array([1]), 1.0)
     each = [run(CategoricalCrossEntropy(), backend, y, np.array([k]), 1.0)[0] for k in range(4)]
     assert smoothed == pytest.approx(0.8 * each[1] + 0.2 * np.mean(each), rel=1e-12)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_hot_probabilities_are_classes(backend, smoothing, weights):
+    y, loss = (
+        np.random.default_rng(8).normal(size=(5, 4)),
+        CategoricalCrossEntropy(smoothing, weights),
+    )
+    hard, dy = run(loss, backend, y, CLASSES, 0.5)
+    soft, gradient = run(loss, backend, y, np.eye(4)[CLASSES], 0.5)
+    assert soft == pytest.approx(hard, rel=1e-12)
+    np.testing.assert_allclose(gradient, dy, rtol=1e-12, atol=1e-16)
+
+
+def test_the_loss_of_mixed_labels_is_the_mixture_of_the_losses(backend):
+    y = np.random.default_rng(9).normal(size=(1, 4))
+    each = [run(CategoricalCrossEntropy(), backend, y, np.array([k])) for k in (1, 3)]
+    mixed, dy = run(CategoricalCrossEntropy(), backend, y, np.array([[0, 0.3, 0, 0.7]]))
+    assert mixed == pytest.approx(0.3 * each[0][0] + 0.7 * each[1][0], rel=1e-12)
+    np.testing.assert_allclose(dy, 0.3 * each[0][1] + 0.7 * each[1][1], rtol=1e-12, atol=1e-16)
+
+
+def test_a_logit_of_minus_infinity_excludes_a_class_of_probability_0(backend):
+    y, target = np.array([[0.0, -np.inf, 0.0]]), np.array([[0.5, 0.0, 0.5]])
+    loss, dy = run(CategoricalCrossEntropy(), backend, y, target)
+    assert loss == pytest.approx(np.log(2), rel=1e-12)
+    np.testing.assert_allclose(dy, 0, atol=1e-16)
 
 
 def test_a_class_weight_multiplies_the_losses_and_gradients_of_its_samples(backend):
@@ -255,6 +289,33 @@ def test_losses_have_short_and_long_names():
             (3, 4),
             np.zeros((3, 5)),
             "MeanAbsoluteError: the target must have the shape (3, 4) of the predictions",
+        ),
+        (
+            "cross_entropy",
+            (2, 3),
+            np.array([[0.5, 0.5, 0], [0.5, 0.5, 0.5]]),
+            "CategoricalCrossEntropy: probabilities must be at least 0 with a sum of 1, got a sum "
+            "of 1.5 and a minimum of 0.5 for sample 1 of the batch",
+        ),
+        (
+            "cross_entropy",
+            (1, 2),
+            np.array([[-0.5, 1.5]]),
+            "CategoricalCrossEntropy: probabilities must be at least 0 with a sum of 1, got a sum "
+            "of 1 and a minimum of -0.5 for sample 0",
+        ),
+        (
+            "cross_entropy",
+            (2, 3),
+            np.full((2, 2), 0.5),
+            "CategoricalCrossEntropy: probabilities must have the shape (2, 3) of the predictions, "
+            "got (2, 2)",
+        ),
+        (
+            "hinge",
+            (2, 2),
+            np.full((2, 2), 0.5),
+            "Hinge: the target must be integer classes of shape (2,), got float64 of shape (2, 2)",
         ),
         ("mse", (3, 4), np.zeros(3), "MeanSquaredError: the target must have the shape (3, 4)"),
         (

@@ -62,6 +62,18 @@ def test_categorical_hinge_looks_at_the_strongest_wrong_class():
     assert CategoricalHinge()(np, SCORES, TARGET) == 0 + 2 + 5 + 0
 
 
+def test_probabilities_count_as_their_most_likely_class_and_errors_compare_them():
+    soft = 0.7 * np.eye(3)[TARGET] + 0.1
+    for metric in (Accuracy(), TopKAccuracy(2), CategoricalHinge()):
+        assert metric(np, SCORES, soft) == metric(np, SCORES, TARGET)
+    p = np.array([[0.5, 0.25, 0.25]])
+    target = np.array([[0.4, 0.6, 0.0]])
+    assert CategoricalMSE()(np, np.log(p), target) == pytest.approx(
+        (0.1**2 + 0.35**2 + 0.25**2) / 3, rel=1e-12
+    )
+    assert CategoricalMAE()(np, np.log(p), target) == pytest.approx(0.7 / 3, rel=1e-12)
+
+
 def test_regression_errors_are_means_over_the_outputs_of_a_sample():
     y, target = np.array([[1.0, 3.0], [0.0, 0.0]]), np.array([[0.0, 1.0], [2.0, 0.0]])
     assert RegressionMSE()(np, y, target) == (1 + 4) / 2 + 4 / 2
@@ -117,6 +129,10 @@ def test_a_metric_of_ones_own_is_one_method():
         ),
         (
             lambda: CategoricalMSE()(np, SCORES, SCORES),
+            "CategoricalMSE: probabilities must be at least 0 with a sum of 1, got a sum of 6",
+        ),
+        (
+            lambda: CategoricalMSE()(np, SCORES, TARGET[:3]),
             "CategoricalMSE: the target must be integer classes of shape (4,)",
         ),
         (

@@ -46,6 +46,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "folder": lambda names: names["held"].class_names == ("cat", "dog") and len(names["held"]) == 6,
     "cross_validation": lambda names: len(names["scores"]) == 4 and min(names["scores"]) > 0.8,
     "class_weights": lambda names: logs(names)["val_accuracy"] > 0.3,
+    "mix": lambda names: logs(names)["val_accuracy"] > 0.5,
     "two_outputs": lambda names: logs(names)["output0.accuracy"] > 0.5,
     "shared": lambda names: len(names["model"].parameters) == 8,
     "features": lambda names: names["found"]["head"].shape == (5, 10),

@@ -20,7 +20,7 @@ from pydtnn import __version__
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.utils import files
-from pydtnn.weights import _renamed, decode, encode, load_weights, save_weights
+from pydtnn.weights import decode, encode, load_weights, renamed, save_weights
 from tests.small_training import small_model
 
 
@@ -315,9 +315,9 @@ def test_arrays_get_the_names_of_the_model(prefix: str, rename: Any, tmp_path: P
 
 def test_a_prefix_is_added_and_names_of_several_digits_are_not_confused(tmp_path: Path) -> None:
     arrays = {"block1.w": np.ones(2), "block10.w": np.zeros(2)}
-    assert set(_renamed(arrays, {"": "net"})) == {"net.block1.w", "net.block10.w"}
-    assert set(_renamed(arrays, {"block1": "first"})) == {"first.w", "block10.w"}
-    assert set(_renamed(arrays, {re.compile(r"block(\d+)"): r"stage\1"})) == {
+    assert set(renamed(arrays, {"": "net"})) == {"net.block1.w", "net.block10.w"}
+    assert set(renamed(arrays, {"block1": "first"})) == {"first.w", "block10.w"}
+    assert set(renamed(arrays, {re.compile(r"block(\d+)"): r"stage\1"})) == {
         "stage1.w",
         "stage10.w",
     }

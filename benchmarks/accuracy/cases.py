@@ -50,8 +50,8 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 """Arguments of `Workload` by name; a number at the end is that of the ranks."""
 
-OPTIMIZER = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
-"""Labels are random: with a larger rate, networks without batch norm diverge."""
+OPTIMIZER = {"lr": 1e-8, "momentum": 0.9, "weight_decay": 1e-4}
+"""Labels are random: with larger rates, networks without batch norm diverge."""
 
 HERE = ("one", "data-2", "spatial-2", "filter-2", "pipeline-2", "recompute")
 """Plans that are compared on this machine."""

@@ -4,9 +4,10 @@
     python -m benchmarks.cpu.data_loading --cifar10        # and CIFAR-10 from $PYDTNN_DATA
     python -m benchmarks.cpu.data_loading --batch 2048
 
-Each row is a stage added to the one before: reading, normalising, crop and flip, cutout. The raw
-row is what is left of all of them where a device augments and normalises: reading, and drawing
-random words. Columns: microseconds per image and images per second, least and median of batches.
+Each row is a stage added to the one before: reading, normalising, crop and flip; the rows below add
+one stage each to these. The raw row is what is left of all of them where a device augments and
+normalises: reading, and drawing random words. Columns: microseconds per image and images per
+second, least and median of batches.
 """
 
 from __future__ import annotations
@@ -17,14 +18,33 @@ import statistics
 import time
 from typing import Any
 
-from pydtnn.data import Cutout, Dataset, HorizontalFlip, Loader, RandomCrop, load_dataset
+from pydtnn.data import (
+    AutoAugment,
+    ColorJitter,
+    Cutout,
+    Dataset,
+    HorizontalFlip,
+    Loader,
+    Mixup,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    load_dataset,
+)
 
 CROP_FLIP = (RandomCrop(4), HorizontalFlip())
 STAGES: dict[str, dict[str, Any]] = {
     "raw": {"raw": True, "augment": CROP_FLIP},
     "read and normalise": {},
     "and crop and flip": {"augment": CROP_FLIP},
-    "and cutout": {"augment": (*CROP_FLIP, Cutout(8))},
+    "  cutout": {"augment": (*CROP_FLIP, Cutout(8))},
+    "  erasing": {"augment": (*CROP_FLIP, RandomErasing())},
+    "  resized crop": {"augment": (*CROP_FLIP, RandomResizedCrop())},
+    "  jitter": {"augment": (*CROP_FLIP, ColorJitter())},
+    "  RandAugment": {"augment": (*CROP_FLIP, RandAugment())},
+    "  AutoAugment": {"augment": (*CROP_FLIP, AutoAugment())},
+    "  mixup": {"augment": CROP_FLIP, "mix": [Mixup()]},
 }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydtnn.callbacks.monitor import Monitor
 from pydtnn.comm.rank0 import on_rank_0
+from pydtnn.saving.weights import write_weights
 from pydtnn.training.callback import Training, evaluated
-from pydtnn.weights import write_weights
 
 
 class BestWeights(Monitor):

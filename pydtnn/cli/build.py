@@ -42,13 +42,13 @@ from pydtnn.model.recomputing import AUTO
 from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.saving import check_saveable
+from pydtnn.saving.weights import load_weights
 from pydtnn.schedules import Schedule, get_schedule
 from pydtnn.tracing.recorder import Recorder
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils import clock
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.suggest import unknown
-from pydtnn.weights import load_weights
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -127,6 +127,7 @@ def create_job(
             rank=data.rank,
             size=data.size,
             augment=augment,
+            mix=config.mixings(),
             steps_per_epoch=config.steps_per_epoch,
             shards=config.shards if config.exact else None,
         )
@@ -148,7 +149,7 @@ def create_job(
         **recomputation(config),
     )
     _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
-    check_model(model, train, loss, metrics)
+    check_model(model, train, loss, metrics, mixed=bool(config.mixings()))
     freeze(config, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
@@ -245,15 +246,19 @@ def create_network_for(config: TrainConfig, classes: int, input_shape: tuple[int
     return found.make(options, classes, input_shape)
 
 
-def check_model(model: Model, data: Dataset, loss: Loss, metrics: list[Metric]) -> None:
+def check_model(
+    model: Model, data: Dataset, loss: Loss, metrics: list[Metric], mixed: bool = False
+) -> None:
     """Raise an error if the model has no parameters or its output does not fit loss or metrics.
 
-    Loss and metrics are checked with the shape of the output and the last class as target.
+    Loss and metrics are checked with the shape of the output and the last class as target, or its
+    probabilities if samples are mixed.
     """
     if not model.parameters:
         raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
     shape = (1, *model.output_shape)
-    target = np.array([(data.classes or 1) - 1])
+    classes = data.classes or 1
+    target = np.eye(classes)[-1:] if mixed else np.array([classes - 1])
     loss.check(shape, target)
     for metric in metrics:
         metric.check(shape, target)

@@ -128,7 +128,9 @@ def _images(job: Job) -> str:
     """Describe where images are augmented and normalised, and why if not on the GPU."""
     shards = job.trainer.exchange.sums.shards or job.trainer.setup.data.size
     total = job.global_batch_size
-    loader = job.trainer.setup.loader(job.train, total, shards, augment=job.augment)
+    loader = job.trainer.setup.loader(
+        job.train, total, shards, augment=job.augment, mix=job.config.mixings()
+    )
     why_not = loader.why_not_raw
     return f"prepared on the host: {why_not}" if why_not else "prepared on the GPU"
 

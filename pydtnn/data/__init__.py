@@ -16,9 +16,15 @@ from pydtnn.data.array import ArrayDataset
 from pydtnn.data.augment import (
     AUGMENTATIONS,
     Augmentation,
+    AutoAugment,
+    ColorJitter,
     Cutout,
     HorizontalFlip,
+    PixelAugmentation,
+    RandAugment,
     RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
     create_augmentations,
 )
 from pydtnn.data.balance import balanced_weights
@@ -28,6 +34,7 @@ from pydtnn.data.dataset import Dataset, Subset, split_validation
 from pydtnn.data.digits import load_digits
 from pydtnn.data.loader import Loader
 from pydtnn.data.locate import data_folder
+from pydtnn.data.mixing import CutMix, Mixing, Mixup
 from pydtnn.data.mnist import load_mnist
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.synthetic import Synthetic, load_synthetic
@@ -108,13 +115,22 @@ __all__ = [
     "DATASETS",
     "ArrayDataset",
     "Augmentation",
+    "AutoAugment",
     "Batch",
+    "ColorJitter",
+    "CutMix",
     "Cutout",
     "Dataset",
     "HorizontalFlip",
     "Loader",
+    "Mixing",
+    "Mixup",
+    "PixelAugmentation",
     "Prepare",
+    "RandAugment",
     "RandomCrop",
+    "RandomErasing",
+    "RandomResizedCrop",
     "Subset",
     "Synthetic",
     "TokenDataset",

@@ -32,8 +32,8 @@ class Batch:
         Samples of the model's dtype, or raw uint8 if `prepare` is set. For a model with several
         inputs a tuple of one array each.
     y : ndarray, labels int64 ``(n,)``, or targets ``(n, ...)`` of the dtype of a model's outputs
-        The model's dtype, or float32 if that has 16 bits. For a model with several outputs a tuple
-        of one array each.
+        The model's dtype, or float32 if that has 16 bits. If samples are mixed, the probability of
+        each class, ``(n, classes)``. For a model with several outputs a tuple of one array each.
     samples : ndarray of int64, shape ``(n,)``
         Indices in the data set.
     index : int

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pydtnn.data.augment import Augmentation
+from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.batch import Batch
 from pydtnn.data.dataset import Dataset
 from pydtnn.data.lanes import Lanes
+from pydtnn.data.mixing import (
+    Mixing,
+    check_labels,
+    check_mixings,
+    draw_words,
+    mix_samples,
+    with_partners,
+)
 from pydtnn.data.order import own_shards, permutation
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
@@ -44,6 +52,8 @@ class Loader(SuggestsNames):
         False keeps the order of the data set, for evaluation.
     augment : sequence of Augmentation
         Applied in order, before normalisation; their randomness changes with the epoch.
+    mix : sequence of Mixing
+        Mixtures of samples and labels after normalisation; `Batch.y` then contains probabilities.
     dtype : dtype, default float32
         Type of the model, ``Batch.x``, and targets other than labels if it has at least 32 bits.
     prefetch : int, default 2
@@ -92,6 +102,7 @@ class Loader(SuggestsNames):
         seed: int = 0,
         shuffle: bool = True,
         augment: Sequence[Augmentation] = (),
+        mix: Sequence[Mixing] = (),
         dtype: DTypeLike = np.float32,
         prefetch: int = 2,
         threads: int = 1,
@@ -103,6 +114,7 @@ class Loader(SuggestsNames):
         lanes: str = "loader",
     ) -> None:
         _check(dataset, global_batch_size, rank, size, seed, shuffle, augment, prefetch, threads)
+        check_mixings("Loader", mix, dataset)
         if shards is not None and shards < size:
             raise ValueError(
                 f"Loader: expected at most as many ranks as shards ({shards}), got {size}; use "
@@ -120,7 +132,7 @@ class Loader(SuggestsNames):
             )
         self.dataset, self.rank, self.size = dataset, rank, size
         self.global_batch_size, self.seed, self.shuffle = global_batch_size, seed, shuffle
-        self.prefetch = prefetch
+        self.prefetch, self.mix = prefetch, tuple(mix)
         self.shards = shards or size
         self._steps = steps_per_epoch or steps
         shapes = shapes_of(dataset.input_shape)
@@ -135,7 +147,8 @@ class Loader(SuggestsNames):
             self.why_not_raw = f"the samples of {dataset.name} have several inputs"
         elif raw:
             pixels = "" if dataset.pixels else f"{dataset.name} has no uint8 pixels"
-            self.why_not_raw = pixels or self.prepare.why_not
+            mixed = "samples are mixed" if mix else ""
+            self.why_not_raw = pixels or mixed or self.prepare.why_not
         self._raw = raw and not self.why_not_raw
         # Threads start with their first task, so an unused pool has no cost.
         self._pool = (
@@ -200,9 +213,10 @@ class Loader(SuggestsNames):
         chosen = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
         rows, shards = own_shards(len(chosen), self.shards, self.rank, self.size)
         samples = chosen[rows]
-        x, y = read_samples(self.dataset, samples)
+        wanted = with_partners(chosen, rows) if self.mix else samples
+        x, y = read_samples(self.dataset, wanted)
         y = each(self._target, y)
-        words = self.prepare.draw(self.seed, epoch, samples)
+        words = self.prepare.draw(self.seed, epoch, wanted)
         if self._raw and x.dtype == np.uint8:
             x = np.ascontiguousarray(x)
             return Batch(x, y, samples, step, len(chosen), shards, words, self.prepare)
@@ -210,9 +224,17 @@ class Loader(SuggestsNames):
             x = each(lambda part, prepare: prepare.on_host(part, words), x, self._prepares)
         else:
             x = self.prepare.on_host(x, words)
+        if self.mix:
+            x, y = self._mix(x, y, epoch, samples)
         if any(self.cuts):
             x = each(_cut, x, tuple(self.cuts) if isinstance(x, tuple) else self.cuts[0])
         return Batch(x, y, samples, step, len(chosen), shards)
+
+    def _mix(self, x: Array, y: Array, epoch: int, samples: Array) -> tuple[Array, Array]:
+        classes = self.dataset.classes
+        check_labels(self.dataset.name, y, classes)
+        x, y = mix_samples(self.mix, x, y, draw_words(self.seed, epoch, samples), classes)
+        return x, self._target(y)
 
     def _target(self, y: Array) -> Array:
         # losses use at least float32
@@ -358,4 +380,9 @@ def _check(
             f"{dataset.input_shape} in {dataset.name}; use no augmentation"
         )
     for one in augment:
+        if one.pixels and not dataset.pixels:
+            raise ValueError(
+                f"Loader: {type(one).__name__} requires pixels, uint8 or in [0, 1], got other "
+                f"numbers in {dataset.name}; use crop, flip or cutout"
+            )
         one.check(dataset.input_shape)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pydtnn.data.augment import WORDS, Augmentation, Cutout, HorizontalFlip, RandomCrop
+from pydtnn.data.augment.augmentation import Augmentation
+from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
 from pydtnn.data.statistics import Normalize, Statistics
 from pydtnn.kernels.reference.random import bits, stream
 
@@ -53,7 +54,7 @@ class Prepare:
         dtype: DTypeLike,
     ) -> None:
         self.augment = tuple(augment)
-        self.words = WORDS * len(self.augment)
+        self.words = sum(change.words for change in self.augment)
         self.normalize = Normalize(statistics, input_shape, dtype)
         self.why_not = _why_not(self.augment, input_shape)
 
@@ -92,8 +93,10 @@ class Prepare:
     def on_host(self, x: Array, words: Array) -> Array:
         """Return a new array, with NumPy; `x` itself may be changed."""
         fill = self._fill(x.dtype)
-        for i, change in enumerate(self.augment):
-            x = change(x, words[:, WORDS * i : WORDS * (i + 1)], fill)
+        begin = 0
+        for change in self.augment:
+            end = begin + change.words
+            x, begin = change(x, words[:, begin:end], fill), end
         return self.normalize(x)
 
     def _fill(self, dtype: DTypeLike) -> Array:

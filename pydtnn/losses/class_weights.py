@@ -1,4 +1,4 @@
-"""Cross-entropy with one weight per class, in operations of the backend's array module."""
+"""Weights of the classes in a loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.family import Array, Number, wide
+from pydtnn.kernels.reference.family import Array
 from pydtnn.utils.validate import number, whole
 
 Given = Sequence[float] | np.ndarray | Mapping[Any, float]
@@ -75,52 +75,6 @@ class ClassWeights:
         array = backend.asarray(values, dtype)
         self._placed = backend, array
         return array
-
-
-def weighted_cross_entropy(
-    xp: Any,
-    logits: Array,
-    target: Array,
-    weights: Array,
-    smoothing: float,
-    scale: Number,
-    out: Array,
-) -> Number:
-    """Compute the weighted cross-entropy of logits (N, K) with classes (N,); see the loss.
-
-    ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)``, so
-    ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``.
-
-    Parameters
-    ----------
-    xp : module
-    logits : Array, shape (N, K)
-    target : Array, shape (N,), int64
-    weights : Array, shape (K,)
-    smoothing : float
-        ``q = (1 - s) onehot + s / K``.
-    scale : Number
-        Factor on the gradient.
-    out : Array, shape (N, K)
-        The gradient.
-
-    Returns
-    -------
-    Number
-        The loss, in float64.
-    """
-    logits, rows, share = wide(logits), xp.arange(len(target)), smoothing / logits.shape[1]
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    log_p = shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
-    own = (1 - smoothing) * weights[target]  # (N,)
-    total = own + share * weights.sum()  # (N,): sum_j w_j q_nj
-    dx = (xp.exp(log_p) * total[:, None] - share * weights) * scale
-    dx[rows, target] -= own * scale
-    out[...] = dx
-    loss = (own * log_p[rows, target]).sum(dtype="float64")
-    if smoothing > 0:  # otherwise log_p may be -infinity
-        loss = loss + share * (log_p * weights).sum(dtype="float64")
-    return -loss
 
 
 def _list(who: str, given: Any) -> list[Any]:

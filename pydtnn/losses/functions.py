@@ -14,8 +14,16 @@ import numpy as np
 
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
-from pydtnn.losses.class_weights import ClassWeights, Given, weighted_cross_entropy
-from pydtnn.losses.targets import check_classes, check_dense, dense, is_classes, rows
+from pydtnn.losses.class_weights import ClassWeights, Given
+from pydtnn.losses.cross_entropy import soft_cross_entropy, weighted_cross_entropy
+from pydtnn.losses.targets import (
+    check_classes,
+    check_dense,
+    check_distribution,
+    dense,
+    is_classes,
+    rows_of,
+)
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.registry import Kind
@@ -87,29 +95,22 @@ class Loss(SuggestsNames, StoresArguments, ABC):
 
 
 class _ClassLoss(Loss):
-    """A loss of scores ``(N, K)`` and classes ``(N,)``.
-
-    Or of ``(N, T, K)`` and ``(N, T)``: the mean over a sample's T positions.
-    """
-
-    def check(self, shape: tuple[int, ...], target: Array) -> None:
-        """Raise ValueError if targets are not classes from 0 to K - 1."""
-        check_classes(type(self).__name__, shape, target)
+    """A loss of scores ``(N, K)``, or the mean over positions of ``(N, T, K)``."""
 
     def compute(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        (y, positions), (out, _) = rows(y), rows(out)
-        target = target.astype("int64", copy=False).reshape(-1)
+        rows, target, positions = rows_of(y, target)
         if positions == 1:
-            return self.compute_rows(backend, y, target, scale, out)
-        return self.compute_rows(backend, y, target, scale / positions, out) / positions
+            return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape))
+        scale = scale / positions
+        return self.compute_rows(backend, rows, target, scale, out.reshape(rows.shape)) / positions
 
     @abstractmethod
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        """Return the sum of the losses of rows (N, K), and write the gradient to `out`."""
+        """Return the sum of the losses of rows ``(N, K)``, and write the gradient to `out`."""
 
 
 class _DenseLoss(Loss):
@@ -121,11 +122,13 @@ class _DenseLoss(Loss):
 
 
 class CategoricalCrossEntropy(_ClassLoss):
-    """Cross-entropy of softmax(logits) with classes.
+    """Cross-entropy of softmax(logits) with classes, or with the probability of each class.
 
     The model ends with logits, not with a Softmax layer.
 
-    ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``.
+    ``L = sum_n -sum_k w_k q_nk log softmax(y_n)_k`` with ``q = (1 - s) onehot(t) + s / K``. Targets
+    are classes t ``(N,)``, or probabilities ``(N, K)`` in the place of onehot(t), such as those of
+    mixed samples. Logits ``(N, T, K)`` with classes ``(N, T)`` have the mean over T positions.
 
     Parameters
     ----------
@@ -151,20 +154,23 @@ class CategoricalCrossEntropy(_ClassLoss):
 
     def check(self, shape: tuple[int, ...], target: Array) -> None:
         """Raise ValueError if targets or `class_weights` are not those of K classes."""
-        super().check(shape, target)
+        check_distribution(type(self).__name__, shape, target)
         if self.class_weights is not None:
             self.class_weights.check(shape[-1])
 
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
+        weights, smoothing = None, self.label_smoothing
         if self.class_weights is not None:
             dtype = np.promote_types(y.dtype, "float32")
             weights = self.class_weights.place(backend, y.shape[1], dtype)
-            return weighted_cross_entropy(
-                backend.xp, y, target, weights, self.label_smoothing, scale, out
-            )
-        return backend.loss.cross_entropy(y, target, self.label_smoothing, scale, out=out)
+        if target.ndim == 2:
+            return soft_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
+        target = target.astype("int64", copy=False)
+        if weights is not None:
+            return weighted_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
+        return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
 
 
 class BinaryCrossEntropy(_DenseLoss):
@@ -229,10 +235,14 @@ class Hinge(_ClassLoss):
     equation 6.
     """
 
+    def check(self, shape: tuple[int, ...], target: Array) -> None:
+        """Raise ValueError if targets are not classes from 0 to K - 1."""
+        check_classes("Hinge", shape, target)
+
     def compute_rows(
         self, backend: Backend, y: Array, target: Array, scale: Number, out: Array
     ) -> Number:
-        return backend.loss.hinge(y, target, scale, out=out)
+        return backend.loss.hinge(y, target.astype("int64", copy=False), scale, out=out)
 
 
 LOSSES: dict[str, Callable[..., Loss]] = {

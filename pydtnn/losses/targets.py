@@ -1,4 +1,4 @@
-"""Checks and conversion of targets: classes, or numbers of the predictions' shape."""
+"""Checks and conversion of targets: classes, probabilities, or numbers like the predictions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
+
+TOLERANCE = 1e-3
+"""Largest error of a sum of probabilities, which may be float16."""
 
 
 def is_classes(shape: tuple[int, ...], target: Array) -> bool:
@@ -38,27 +41,73 @@ def check_classes(who: str, shape: tuple[int, ...], target: Array) -> None:
             f"{who}: predictions must have shape (samples, classes), got {shape}; "
             "end the model with Flatten and Linear"
         )
-    if tuple(target.shape) != shape[:-1] or target.dtype.kind not in "iu":
+    if tuple(target.shape) != tuple(shape[:-1]) or target.dtype.kind not in "iu":
         raise ValueError(
-            f"{who}: the target must be integer classes of shape {shape[:-1]}, "
+            f"{who}: the target must be integer classes of shape {tuple(shape[:-1])}, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
     wrong = (target < 0) | (target >= shape[-1])
     if wrong.any():
         place = [int(i) for i in np.unravel_index(int(wrong.argmax()), target.shape)]
-        sample, position = place[0], f" at position {place[1]}" if len(place) > 1 else ""
+        position = f" at position {place[1]}" if len(place) > 1 else ""
         raise ValueError(
             f"{who}: classes must be in 0..{shape[-1] - 1}, got {int(target[tuple(place)])}"
-            f"{position} for sample {sample} of the batch; use one output of the model per class"
+            f"{position} for sample {place[0]} of the batch; use one output of the model per class"
         )
 
 
-def rows(y: Array) -> tuple[Array, int]:
-    """Return predictions ``(N, K)`` or ``(N, T, K)`` as rows ``(N * T, K)``, and T.
+def check_distribution(who: str, shape: tuple[int, ...], target: Array) -> None:
+    """Raise ValueError if a target is neither one class nor one distribution per prediction.
+
+    Parameters
+    ----------
+    who : str
+        Begins the sentence of an error.
+    shape : tuple of int
+        Shape of the predictions, which must be ``(N, K)``.
+    target : Array
+        Classes ``(N,)``, see `check_classes`, or floats ``(N, K)``: the probability of each class.
+
+    Raises
+    ------
+    ValueError
+        If the shape is another, or the probabilities of a sample are below 0 or have another sum
+        than 1.
+    """
+    if len(shape) != 2 or target.ndim != 2 or target.dtype.kind != "f":
+        check_classes(who, shape, target)
+        return
+    if tuple(target.shape) != tuple(shape):
+        raise ValueError(
+            f"{who}: probabilities must have the shape {tuple(shape)} of the predictions, got "
+            f"{tuple(target.shape)}; use one output of the model per class"
+        )
+    sums = target.sum(axis=1)
+    wrong = ~((target >= 0).all(axis=1) & (abs(sums - 1) <= TOLERANCE))  # true for NaN too
+    if wrong.any():
+        sample = int(wrong.argmax())
+        raise ValueError(
+            f"{who}: probabilities must be at least 0 with a sum of 1, got a sum of "
+            f"{float(sums[sample]):g} and a minimum of {float(target[sample].min()):g} for sample "
+            f"{sample} of the batch"
+        )
+
+
+def rows_of(y: Array, target: Array) -> tuple[Array, Array, int]:
+    """Return predictions ``(N, T, K)`` as rows ``(N T, K)``, their targets, and T.
 
     Sums over samples are those over rows divided by T: each sample has the mean of its positions.
+    Predictions ``(N, K)`` are their own rows, and T is 1.
     """
-    return y.reshape(-1, y.shape[-1]), prod(y.shape[1:-1])
+    positions = prod(y.shape[1:-1])
+    if y.ndim == 2:
+        return y, target, positions
+    return y.reshape(-1, y.shape[-1]), target.reshape(-1), positions
+
+
+def most_likely(target: Array) -> Array:
+    """Return classes ``(N,)``: targets of classes, or the first of the largest probabilities."""
+    return target.argmax(axis=1) if target.ndim == 2 else target
 
 
 def check_dense(who: str, shape: tuple[int, ...], target: Array) -> None:

@@ -1,4 +1,4 @@
-"""What compression of gradients costs: bytes of messages and time of the processor.
+"""What compression of gradients costs: bytes of messages, time of the processor, and memory.
 
 Lengths and speed are those of the compressor itself, which is called on random gradients on this
 machine; so it works for compressors of users, too. The products of PowerSGD are bound by the
@@ -8,6 +8,7 @@ memory bandwidth of the platform.
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from pydtnn.comm import Serial
+from pydtnn.layers import Linear
+from pydtnn.model import Model
 from pydtnn.parallel.compression import COMPRESSOR, CompressedSums, Compressor, Context, PowerSGD
 from pydtnn.perfmodel.outline import BucketOutline
 
@@ -24,6 +27,9 @@ SAMPLE = 1 << 18
 LOW_RANK_ACCESSES = 10
 """Numbers that PowerSGD reads and writes for each element of a matrix: it adds the error, computes
 two products, subtracts one, and restores the sum."""
+
+SIDE = 512
+"""Rows and columns of the matrix on which temporary memory is measured."""
 
 REPEATS = 4
 """Number of times that it is tried; the fastest one counts."""
@@ -115,3 +121,37 @@ def _measure(compressor: Compressor) -> Compression:
     ratio = sum(part.nbytes for part in parts) / x.nbytes
     feedback = restore if compressor.feedback else 0.0  # to compute the error
     return Compression(compressor.adds, ratio, compress + feedback, restore)
+
+
+def temporary_memory(name: str | Callable[..., Any], options: Mapping[str, Any]) -> float:
+    """Return bytes of temporary arrays during a sum, per byte of the bucket.
+
+    Parameters
+    ----------
+    name : str or callable
+    options : mapping
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the name or an option is unknown.
+    """
+    sums = COMPRESSOR.find(name).make(dict(options))(Serial())
+    model = Model(Linear(SIDE, bias=False), (SIDE,), backend="numpy")
+    (bucket,) = model.buckets
+    sums.prepare(model.buckets)
+    bucket.grads[...] = np.random.default_rng(0).standard_normal(bucket.grads.shape)
+    sums.start(bucket).wait()
+    traced = tracemalloc.is_tracing()
+    if not traced:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        sums.start(bucket).wait()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if not traced:
+            tracemalloc.stop()
+    sums.free()
+    return max(peak - before, 0) / bucket.grads.nbytes

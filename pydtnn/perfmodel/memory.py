@@ -61,7 +61,8 @@ def rank_memory(rank: Rank, library: int = 0) -> RankMemory:
         After its first steps, which have created the buffers of its exchange. It may have a dry
         backend.
     library : int
-        Memory of the communicator's library for messages, in B.
+        Memory of the communicator's library for messages, and of temporary arrays of compression,
+        in B.
     """
     trainer = rank.trainer
     model, optimizer = trainer.model, trainer.optimizer

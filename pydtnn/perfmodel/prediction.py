@@ -16,6 +16,7 @@ from pydtnn.kernels.dry import dry_backend
 from pydtnn.layers import Net
 from pydtnn.optimizers import get_optimizer
 from pydtnn.perfmodel.breakdown import Breakdown, Times
+from pydtnn.perfmodel.compression import temporary_memory
 from pydtnn.perfmodel.compute.analytic import AnalyticCosts
 from pydtnn.perfmodel.compute.base import ComputeCosts
 from pydtnn.perfmodel.memory import RankMemory, rank_memory
@@ -285,7 +286,9 @@ def simulate(
 
 
 def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times], RankMemory]]:
-    length = period(workload)
+    length, temporary = period(workload), 0.0
+    if workload.compress:
+        temporary = temporary_memory(workload.compress, workload.compress_options)
 
     def run(comm: Communicator) -> tuple[list[Times], RankMemory]:
         breakdown = Breakdown(clock.current().now_ns)
@@ -304,7 +307,8 @@ def _run_rank(workload: Workload) -> Callable[[Communicator], tuple[list[Times],
             for _ in range(length):
                 rank.step()
             found.append(breakdown.take((clock.now() - begin) / length, length))
-        return found, rank_memory(rank, library=_buffers(comm))
+        largest = max((bucket.grads.nbytes for bucket in rank.trainer.model.buckets), default=0)
+        return found, rank_memory(rank, library=_buffers(comm) + int(temporary * largest))
 
     return run
 

@@ -265,7 +265,8 @@ class Projector:
         kept = (in_flight - 1) * own.kept(samples)
         buffers = 2.0 * own.trained if strategy.compress else 0.0
         if sharded:
-            buffers += max((bucket.nbytes for bucket in outline.buckets), default=0)
+            largest = max((bucket.nbytes for bucket in outline.buckets), default=0)
+            buffers += (2 + 1 / strategy.data) * largest  # as `virtual.communicator.Buffers`
         elif self._between(strategy) and not strategy.compress:
             buffers += SCRATCH * own.trained
         return Memory(

@@ -15,10 +15,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydtnn.saving.weights import WEIGHTS
 from pydtnn.utils.files import flush_directory, unwritable
 from pydtnn.utils.folder import SUMS, fill_folder, read_folder
 from pydtnn.utils.suggest import some
-from pydtnn.weights import WEIGHTS
 
 MODEL = "model.json"
 

@@ -19,9 +19,9 @@ from pydtnn.saving.content import FORMAT, read_content
 from pydtnn.saving.folder import MODEL, read_model, write_model
 from pydtnn.saving.network import Network, layers_to_json
 from pydtnn.saving.samples import inputs_from_json, inputs_to_json
+from pydtnn.saving.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 from pydtnn.utils.errors import describe
 from pydtnn.utils.suggest import some
-from pydtnn.weights import WEIGHTS, check_numbers, decode_weights, encode_weights
 
 
 def save_model(

@@ -32,7 +32,7 @@ ELSEWHERE = {
 
 OWN = (
     *("train", "validation", "epochs", "more_epochs", "batch_size", "global_batch_size", "augment"),
-    *("steps_per_epoch", "seed", "loader_threads"),
+    *("mix", "steps_per_epoch", "seed", "loader_threads"),
 )
 
 

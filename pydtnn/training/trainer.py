@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydtnn.data import Dataset, Loader
-from pydtnn.data.augment import Augmentation
+from pydtnn.data import Augmentation, Dataset, Loader, Mixing
 from pydtnn.data.inputs import inputs_of
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer, get_optimizer
@@ -193,6 +192,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         batch_size: int = 64,
         global_batch_size: int | None = None,
         augment: Sequence[Augmentation] = (),
+        mix: Sequence[Mixing] = (),
         steps_per_epoch: int | None = None,
         seed: int = 0,
         loader_threads: int = 1,
@@ -220,6 +220,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         global_batch_size : int, optional
             Samples of all ranks per step; by default ``batch_size * ranks``.
         augment : sequence of Augmentation
+        mix : sequence of Mixing
+            Such as ``[Mixup(0.2)]``; of several, each sample is mixed by one.
         steps_per_epoch : int, optional
             By default, the number of steps for one pass over all samples; the last step may be
             smaller.
@@ -249,6 +251,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
                 loader_threads=loader_threads,
                 seed=seed,
                 augment=augment,
+                mix=mix,
                 steps_per_epoch=steps_per_epoch,
             )
 

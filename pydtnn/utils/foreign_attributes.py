@@ -40,8 +40,9 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "bfloat16": _DTYPE,
         "float": "use Model(net, input_shape, dtype='float32')",
         "double": "use Model(net, input_shape, dtype='float64')",
-        "state_dict": "use model.state()",
-        "load_state_dict": "use model.load(state)",
+        "state_dict": "use model.state(), or pydtnn.interchange.state_dict(model) for PyTorch",
+        "load_state_dict": "use model.load(state), or "
+        "pydtnn.interchange.load_state_dict(model, path)",
         "get_weights": "use model.state()",
         "set_weights": "use model.load(state)",
         "named_parameters": "use model.parameters.items()",

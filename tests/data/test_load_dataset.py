@@ -9,7 +9,8 @@ import pytest
 
 import pydtnn.data
 import pydtnn.utils.suggest
-from pydtnn.data import DATASETS, array, augment, load_dataset, order
+from pydtnn.data import DATASETS, array, beta, load_dataset, mixing, order
+from pydtnn.data.augment import augmentation, named
 
 
 def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
@@ -41,7 +42,10 @@ def test_the_names_of_the_data_sets_are_known() -> None:
     assert sorted(DATASETS) == ["cifar10", "cifar100", "digits", "mnist", "synthetic"]
 
 
-@pytest.mark.parametrize("module", [pydtnn.data, array, augment, order, pydtnn.utils.suggest])
+MODULES = [pydtnn.data, array, augmentation, beta, mixing, named, order, pydtnn.utils.suggest]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_examples_in_the_documentation_hold(module: Any) -> None:
     result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted

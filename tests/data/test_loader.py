@@ -11,16 +11,24 @@ from numpy.typing import NDArray
 
 from pydtnn.data import (
     ArrayDataset,
+    AutoAugment,
     Batch,
+    ColorJitter,
     Cutout,
     Dataset,
     HorizontalFlip,
     Loader,
+    RandAugment,
     RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
 )
 from pydtnn.data.order import permutation
 
-AUGMENT = (RandomCrop(2), HorizontalFlip(), Cutout(2))
+AUGMENT = (
+    *(RandomCrop(2), RandomResizedCrop(0.3), HorizontalFlip(), ColorJitter(), RandAugment()),
+    *(AutoAugment(), Cutout(2), RandomErasing()),
+)
 
 
 def loaders(

@@ -7,7 +7,7 @@ from pydtnn.kernels import create_backend
 from pydtnn.layers import Embedding, Linear, Sequential
 from pydtnn.layers.base import StepContext
 from pydtnn.model import Model
-from pydtnn.saving import load_model, save_model
+from pydtnn.saving import load, save_model
 
 TOKENS = np.array([[3, 0, 3], [1, 3, 6]], "float64")
 
@@ -57,7 +57,7 @@ def test_a_tied_layer_adds_the_gradients_of_both_uses(rng):
 def test_a_saved_model_is_tied_again(tmp_path):
     model = Model(tied(), (3,), backend="cpu", dtype="float64")
     save_model(model, tmp_path / "saved")
-    again = load_model(tmp_path / "saved", backend="cpu")
+    again = load(tmp_path / "saved", backend="cpu")
     np.testing.assert_array_equal(again.predict(TOKENS), model.predict(TOKENS))
     assert sorted(again.parameters) == sorted(model.parameters)
 

@@ -40,6 +40,17 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ),
         "classes",
     ),
+    "cross_entropy, soft": ({}, lambda y, t: F.cross_entropy(y, t), "distributions"),
+    "cross_entropy, soft and smoothed": (
+        {"label_smoothing": 0.1},
+        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+        "distributions",
+    ),
+    "cross_entropy, soft and weighted": (
+        {"class_weights": WEIGHTS},
+        lambda y, t: F.cross_entropy(y, t, torch.tensor(WEIGHTS).double()),
+        "distributions",
+    ),
     "binary_cross_entropy": (
         {},
         lambda y, t: F.binary_cross_entropy_with_logits(y, t),
@@ -60,6 +71,7 @@ def test_a_loss_equals_pytorch(case: str, backend: Backend) -> None:
     target = {
         "classes": rng.integers(7, size=17),
         "probabilities": rng.uniform(size=(17, 7)),
+        "distributions": rng.dirichlet(np.ones(7), size=17),
         "numbers": rng.normal(size=(17, 7)),
     }[kind]
     theirs = torch.from_numpy(y.copy()).requires_grad_()

@@ -5,6 +5,7 @@ import pytest
 
 from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
 from pydtnn.perfmodel import ComputeCosts
+from pydtnn.perfmodel.compression import temporary_memory
 from pydtnn.perfmodel.compute.measured import measure
 from pydtnn.perfmodel.compute.profile import MeasuredCosts
 from pydtnn.perfmodel.platform import Platform
@@ -187,3 +188,14 @@ def test_a_model_is_predicted_with_the_options_of_a_workload_on_a_platform_by_na
 def test_options_belong_to_the_workload():
     with pytest.raises(TypeError, match="expected options as arguments of the Workload, got batch"):
         predict(small_work(), platform(), Constant(), batch=8)
+
+
+@pytest.mark.parametrize(("name", "least"), [("top_k", 3.0), ("power_sgd", 1.0)])
+def test_temporary_arrays_of_compression_need_memory(name, least):
+    """top_k: magnitudes, and their order in 8 bytes each; low rank: an approximation."""
+    assert least <= temporary_memory(name, {}) < least + 1.5
+
+
+def test_a_reduce_scatter_needs_memory_for_two_arrays_and_its_result():
+    memory = predicted(axes={"data": 2}, scheme="sharded").ranks[0].memory
+    assert 2.5 * memory.gradients == pytest.approx(memory.messages, rel=0.1)  # one bucket

@@ -56,7 +56,10 @@ class _Times:
 
 @dataclass
 class Buffers:
-    """Memory of an MPI library for the pending sums of a rank: as long as their arrays.
+    """Memory of an MPI library for the pending sums of a rank.
+
+    That of an all-reduce is as long as its array; a reduce-scatter takes two such arrays, and its
+    result, which callers allocate for the call only.
 
     Attributes
     ----------
@@ -120,6 +123,12 @@ class VirtualCommunicator(MeetingCommunicator):
         if self.size > 1:
             self.buffers.take(array.nbytes)
         return super()._iallreduce(array, op)
+
+    def _reduce_scatter(self, array: np.ndarray, counts: list[int], out: np.ndarray) -> None:
+        taken = 2 * array.nbytes + out.nbytes if self.size > 1 else out.nbytes
+        self.buffers.take(taken)
+        super()._reduce_scatter(array, counts, out)
+        self.buffers.take(-taken)
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = now_ns()

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.saving.weights import decode, encode
 from pydtnn.training.callback import Training
 from pydtnn.training.checkpoint.folder import ARRAYS, STATE
 from pydtnn.training.checkpoint.structure import FORMAT, check_states, read_content
-from pydtnn.weights import decode, encode
 
 State = dict[str, Any]
 Parts = dict[str, list[State]]

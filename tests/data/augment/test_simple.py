@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pydtnn.data import (
-    Augmentation,
-    Cutout,
-    HorizontalFlip,
-    RandomCrop,
-    create_augmentations,
-)
-from pydtnn.data.augment import below
-
-ALL = [RandomCrop(2), HorizontalFlip(), Cutout(4), Cutout(3)]
+from pydtnn.data import Cutout, HorizontalFlip, RandomCrop
+from pydtnn.data.order import below
 
 
 def words_of(rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
@@ -77,39 +69,3 @@ def test_cutout_paints_one_square_that_may_stick_out(rng: np.random.Generator, s
         np.testing.assert_array_equal(y[i], expected)
         whole += (y[i, ..., 0] == 7).sum() == size * size
     assert whole > 0 or size == 20
-
-
-@pytest.mark.parametrize("change", ALL, ids=repr)
-def test_a_sample_s_change_does_not_depend_on_the_rest_of_the_batch(
-    rng: np.random.Generator, change: Augmentation
-) -> None:
-    x = rng.integers(0, 256, (10, 8, 8, 3)).astype(np.uint8)
-    words, fill = words_of(rng, 10), np.zeros(3, np.uint8)
-    together = change(x.copy(), words, fill)
-    for rows in ([3], [9, 0, 4], []):
-        alone = change(x[rows], words[rows], fill)
-        np.testing.assert_array_equal(alone, together[rows])
-
-
-def test_augmentations_are_made_from_one_line() -> None:
-    assert create_augmentations("crop:2, flip,cutout") == (
-        RandomCrop(2),
-        HorizontalFlip(),
-        Cutout(8),
-    )
-    assert create_augmentations("none") == create_augmentations("") == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("crap:4", "unknown augmentation 'crap'; did you mean 'crop'"),
-        ("crop:x", "augmentation: expected a name and"),
-        ("flip:2", "augmentation: expected a name and"),
-        ("crop:0", "padding must be at least 1 pixel, got 0"),
-        ("cutout:0", "size must be at least 1 pixel, got 0"),
-    ],
-)
-def test_a_line_that_means_nothing_is_refused(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        create_augmentations(text)

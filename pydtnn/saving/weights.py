@@ -98,7 +98,7 @@ def load_weights(
     data = read_file("load_weights", inside if inside.is_file() else path)
     try:
         arrays = decode_weights(data)
-        arrays = arrays if rename is None else _renamed(arrays, rename)
+        arrays = arrays if rename is None else renamed(arrays, rename)
         used = arrays if strict else model.whole.compare(arrays).loaded
         check_numbers({name: arrays[name] for name in used}, model.dtype)
         return model.load(arrays, strict=strict)
@@ -180,7 +180,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         raise ValueError(f"not a safetensors file, or truncated ({reason})") from error
 
 
-def _renamed(arrays: Mapping[str, np.ndarray], rename: Rename) -> dict[str, np.ndarray]:
+def renamed(arrays: Mapping[str, np.ndarray], rename: Rename) -> dict[str, np.ndarray]:
     """Return the arrays by their new names, without those whose new name is None."""
     if callable(rename):
         pairs = [(old, rename(old)) for old in arrays]

@@ -1,9 +1,7 @@
-"""Random augmentation of batches of training images, keyed by (seed, epoch, sample)."""
+"""Crops at random places, mirror images, and squares that are filled."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,33 +9,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from pydtnn.data.augment.augmentation import Augmentation
 from pydtnn.data.order import below
-from pydtnn.utils.registry import Kind
 
 Array = NDArray[Any]
-
-WORDS = 4
-"""Random 32-bit words of each augmentation per sample: one block of Philox."""
-
-
-class Augmentation(ABC):
-    """A random change of images. A subclass is a frozen dataclass and implements ``__call__``."""
-
-    def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raise ValueError if it is not applicable to images of this shape."""
-
-    @abstractmethod
-    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
-        """Return the changed images; `x` itself may be changed and returned.
-
-        Parameters
-        ----------
-        x : ndarray, shape ``(n, H, W, C)``, contiguous, uint8 or float, not normalised yet
-        words : ndarray of uint32, shape ``(n, 4)``
-            The random bits of each sample.
-        fill : ndarray, shape ``(C,)``, of the dtype of `x`
-            The training set's mean pixel, which is normalised to zero (within rounding).
-        """
 
 
 @dataclass(frozen=True)
@@ -118,39 +93,3 @@ class Cutout(Augmentation):
         ]  # (n, H) and (n, W)
         x[inside[0][:, :, None] & inside[1][:, None, :]] = fill
         return x
-
-
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "crop": RandomCrop,
-    "flip": HorizontalFlip,
-    "cutout": Cutout,
-}
-"""Augmentations by their name on the command line."""
-
-AUGMENTATION: Kind[Augmentation] = Kind(
-    "augmentation",
-    AUGMENTATIONS,
-    Augmentation,
-    "an Augmentation, or a class or function that returns one",
-)
-
-
-def create_augmentations(text: str) -> tuple[Augmentation, ...]:
-    """Build augmentations from ``"crop:4,flip,cutout:8"``; ``""`` and ``"none"`` build none.
-
-    >>> create_augmentations("crop:4,flip")
-    (RandomCrop(padding=4), HorizontalFlip())
-    """
-    built = []
-    for item in text.replace(" ", "").split(","):
-        name, _, number = item.partition(":")
-        if name in ("", "none"):
-            continue
-        found = AUGMENTATION.find(name)
-        if number and (not (number.isascii() and number.isdigit()) or name == "flip"):
-            raise ValueError(
-                "augmentation: expected a name and, for crop and cutout, a number of pixels, got "
-                f"{item!r}; use crop:4, flip or cutout:8"
-            )
-        built.append(found.make({}, *([int(number)] if number else [])))
-    return tuple(built)

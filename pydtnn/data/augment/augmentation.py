@@ -1,0 +1,63 @@
+"""Interface of augmentations, and numbers from the random words of a sample."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+WORDS = 4
+"""Random 32-bit words of an augmentation per sample, by default: one block of Philox."""
+
+
+class Augmentation(ABC):
+    """A random change of images. A subclass is a frozen dataclass and implements ``__call__``.
+
+    Attributes
+    ----------
+    pixels : bool
+        Whether it requires pixels: uint8, or floats in [0, 1]. By default any numbers.
+    """
+
+    pixels: ClassVar[bool] = False
+
+    @property
+    def words(self) -> int:
+        """Random 32-bit words per sample, a multiple of `WORDS`."""
+        return WORDS
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise ValueError if it is not applicable to images of this shape."""
+
+    @abstractmethod
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        """Return the changed images; `x` itself may be changed and returned.
+
+        The change of an image must not depend on the other images of `x`, which depend on the
+        number of ranks.
+
+        Parameters
+        ----------
+        x : ndarray, shape ``(n, H, W, C)``, contiguous, uint8 or float, not normalised yet
+        words : ndarray of uint32, shape ``(n, self.words)``
+            The random bits of each sample.
+        fill : ndarray, shape ``(C,)``, of the dtype of `x`
+            The training set's mean pixel, which is normalised to zero (within rounding).
+        """
+
+
+def blocks(count: int) -> int:
+    """Round a number of words up to whole blocks of `WORDS`.
+
+    >>> blocks(5)
+    8
+    """
+    return -(-count // WORDS) * WORDS
+
+
+def between(words: Array, low: float, high: float) -> Array:
+    """Map random 32-bit words to float64 numbers in [low, high), uniformly distributed."""
+    return low + (high - low) * (words * 2.0**-32)

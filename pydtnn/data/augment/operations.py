@@ -1,0 +1,95 @@
+"""The operations from which policies choose, and their strengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pydtnn.data.augment import colour, geometry
+
+Array = NDArray[Any]
+
+FURTHEST = 150 / 331
+"""Largest translation, as a share of the image: 150 of 331 pixels in the search on ImageNet."""
+
+
+class Operation(NamedTuple):
+    """An operation of a policy.
+
+    Attributes
+    ----------
+    apply : function
+        Takes uint8 images ``(n, H, W, C)``, float64 amounts ``(n,)`` and the colour ``(C,)`` of
+        pixels outside; returns the changed images.
+    most : float
+        Amount at strength 1; it is proportional to the strength.
+    signed : bool
+        Whether the amount is negative for half of the images.
+    """
+
+    apply: Callable[[Array, Array, Array], Array]
+    most: float = 0.0
+    signed: bool = False
+
+
+OPERATIONS: dict[str, Operation] = {
+    "shear_x": Operation(geometry.shear_x, 0.3, True),
+    "shear_y": Operation(geometry.shear_y, 0.3, True),
+    "translate_x": Operation(
+        lambda x, share, fill: geometry.translate_x(x, np.trunc(share * x.shape[2]), fill),
+        FURTHEST,
+        True,
+    ),
+    "translate_y": Operation(
+        lambda x, share, fill: geometry.translate_y(x, np.trunc(share * x.shape[1]), fill),
+        FURTHEST,
+        True,
+    ),
+    "rotate": Operation(geometry.rotate, 30, True),
+    "brightness": Operation(lambda x, change, _: colour.brightness(x, 1 + change), 0.9, True),
+    "saturation": Operation(lambda x, change, _: colour.saturation(x, 1 + change), 0.9, True),
+    "contrast": Operation(lambda x, change, _: colour.contrast(x, 1 + change), 0.9, True),
+    "sharpness": Operation(lambda x, change, _: colour.sharpness(x, 1 + change), 0.9, True),
+    "posterize": Operation(lambda x, bits, _: colour.posterize(x, np.rint(bits)), 4),
+    "solarize": Operation(lambda x, below, _: colour.solarize(x, 256 - below), 256),
+    "autocontrast": Operation(lambda x, *_: colour.autocontrast(x)),
+    "equalize": Operation(lambda x, *_: colour.equalize(x)),
+    "invert": Operation(lambda x, *_: colour.invert(x)),
+}
+"""Operations by name, with the ranges of torchvision. Of strength 0, all but the last three are the
+identity; to this end, the threshold of solarize begins at 256, as in the paper, not at 255."""
+
+NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+"""Numbers of the operations."""
+
+NOTHING = -1
+"""Number of no operation."""
+
+
+def apply_chosen(x: Array, chosen: Array, strength: Array, negative: Array, fill: Array) -> Array:
+    """Apply one operation to each image, in place.
+
+    Parameters
+    ----------
+    x : ndarray of uint8, shape ``(n, H, W, C)``
+    chosen : ndarray of int, shape ``(n,)``
+        Number of each image's operation, or `NOTHING`.
+    strength : ndarray, shape ``(n,)``
+        In [0, 1].
+    negative : ndarray of bool, shape ``(n,)``
+        Whether a signed amount is negative.
+    fill : ndarray of uint8, shape ``(C,)``
+        Colour of pixels outside of an image.
+    """
+    for which, operation in enumerate(OPERATIONS.values()):
+        rows = np.flatnonzero(chosen == which)
+        if not len(rows):
+            continue
+        amount = operation.most * strength[rows]
+        if operation.signed:
+            amount = np.where(negative[rows], -amount, amount)
+        x[rows] = operation.apply(x[rows], amount, fill)
+    return x

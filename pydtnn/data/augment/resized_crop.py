@@ -1,0 +1,101 @@
+"""Random parts of images, enlarged to the size of the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pydtnn.data.augment.augmentation import Augmentation
+from pydtnn.data.augment.boxes import BOX_WORDS, Boxes, draw_boxes
+from pydtnn.utils.validate import number
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Augmentation):
+    """Crop a box of random area and shape, and resize it to the original size.
+
+    Of ten boxes with a side ratio log-uniform in [1 / ratio, ratio], the first that fits into the
+    image; otherwise the whole image.
+
+    Parameters
+    ----------
+    smallest, largest : float
+        Limits of the box's area, as shares of the image's, in (0, 1].
+    ratio : float
+        Largest ratio of the sides, at least 1.
+
+    References
+    ----------
+    Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6.
+    """
+
+    smallest: float = 0.08
+    largest: float = 1.0
+    ratio: float = 4 / 3
+
+    def __post_init__(self) -> None:
+        who = "RandomResizedCrop"
+        number(who, "smallest", self.smallest, above=0, at_most=1)
+        number(who, "largest", self.largest, at_least=self.smallest, at_most=1)
+        number(who, "ratio", self.ratio, at_least=1)
+
+    @property
+    def words(self) -> int:
+        return BOX_WORDS
+
+    def __call__(self, x: Array, words: Array, fill: Array) -> Array:
+        _, height, width, _ = x.shape
+        boxes, _ = draw_boxes(words, height, width, self.smallest, self.largest, self.ratio)
+        return enlarge(x, boxes)
+
+
+def enlarge(x: Array, boxes: Boxes) -> Array:
+    """Resize the part in each image's box to the size of the image, by bilinear interpolation.
+
+    Coordinates are those of pixel centres, and pixels outside of the box are not read. A box is
+    never larger than the image, so that no filter against aliasing is needed.
+
+    Parameters
+    ----------
+    x : ndarray, shape ``(n, H, W, C)``, uint8 or float
+    boxes : Boxes
+
+    Returns
+    -------
+    ndarray, of the shape and dtype of `x`
+        uint8 results are rounded once.
+    """
+    n, height, width, channels = x.shape
+    dtype = np.promote_types(x.dtype, np.float32)
+    image = np.arange(n)[:, None]
+    row, next_row, down = _taps(boxes.top, boxes.height, height)
+    upper = x[image, row].astype(dtype)  # (n, H, W, C)
+    y = upper + (x[image, next_row] - upper) * down.astype(dtype)[:, :, None, None]
+    column, next_column, right = _taps(boxes.left, boxes.width, width)
+    # Positions of the first pixels of rows among all pixels, (n, H, 1)
+    begin = (image * height + np.arange(height))[:, :, None] * width
+    pixels = y.reshape(-1, channels)
+    left = pixels.take(begin + column[:, None, :], axis=0)
+    y = pixels.take(begin + next_column[:, None, :], axis=0)
+    y -= left
+    y *= right.astype(dtype)[:, None, :, None]
+    y += left
+    return (np.rint(y) if x.dtype == np.uint8 else y).astype(x.dtype, copy=False)
+
+
+def _taps(start: Array, size: Array, out: int) -> tuple[Array, Array, Array]:
+    """Return the two items that are interpolated for each of `out` ones, and the second's weight.
+
+    `start` and `size`, ``(n,)``, are ranges of items; the results have shape ``(n, out)``.
+    """
+    last = size[:, None] - 1
+    position = (np.arange(out) + 0.5) * (size[:, None] / out) - 0.5
+    position = np.clip(position, 0, last)
+    first = position.astype(np.int64)
+    begin = start[:, None]
+    return begin + first, begin + np.minimum(first + 1, last), position - first

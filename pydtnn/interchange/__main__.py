@@ -1,0 +1,144 @@
+"""Convert weights and networks of other programs: ``python -m pydtnn.interchange --help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydtnn.interchange import (
+    export_onnx,
+    import_onnx,
+    load_keras_weights,
+    load_state_dict,
+    save_state_dict,
+)
+from pydtnn.interchange.keras import SUFFIXES
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.saving import check_replaceable, load, save_model
+from pydtnn.utils.command import Parser, run_command
+
+ONNX = ".onnx"
+
+EXAMPLES = """examples:
+  python -m pydtnn.interchange import resnet18.pth resnet18.pydtnn --model resnet18 \\
+      --shape 224,224,3 --classes 1000
+  python -m pydtnn.interchange import network.onnx network.pydtnn
+  python -m pydtnn.interchange export resnet18.pydtnn resnet18.pt --like torchvision.pth
+  python -m pydtnn.interchange export resnet18.pydtnn resnet18.onnx
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    return run_command("pydtnn.interchange", lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    options.command(options)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m pydtnn.interchange",
+        description="Convert weights and networks of other programs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    importing = commands.add_parser(
+        "import", help="make a folder, as --save writes, from weights or an ONNX file"
+    )
+    importing.add_argument("source", help=".safetensors, .pt, .pth, .bin, .ckpt, .h5 or .onnx")
+    importing.add_argument("folder", help="of the saved model, which pydtnn.load reads")
+    importing.add_argument("--model", help="network of the weights: a name or path/to/file.py:f")
+    importing.add_argument(
+        "--model-options", type=_options, default={}, metavar="JSON", help='{"shortcut": "A"}'
+    )
+    importing.add_argument("--shape", type=_shape, metavar="H,W,C", help="of its input")
+    importing.add_argument("--classes", type=int, help="number of its outputs")
+    importing.add_argument(
+        "--partial",
+        action="store_true",
+        help="load the arrays that fit; others keep their initial values",
+    )
+    importing.set_defaults(command=_import)
+    exporting = commands.add_parser(
+        "export", help="write a saved model's weights as a state dict, or its network as ONNX"
+    )
+    exporting.add_argument("folder", help="that --save or Trainer.save wrote")
+    exporting.add_argument("target", help=".safetensors, .pt, .pth, .bin, .ckpt or .onnx")
+    exporting.add_argument(
+        "--like", metavar="FILE", help="state dict whose names and order the result has"
+    )
+    exporting.set_defaults(command=_export)
+    return parser
+
+
+def _import(options: argparse.Namespace) -> None:
+    needed = (options.model, options.shape, options.classes)
+    check_replaceable("import", Path(options.folder))
+    if Path(options.source).suffix == ONNX:
+        if any(needed) or options.partial:
+            raise ValueError(
+                "import: an ONNX file contains the network; omit --model, --shape, --classes and "
+                "--partial"
+            )
+        model = import_onnx(options.source)
+    elif not all(needed):
+        raise ValueError(
+            "import: weights contain no network; give it by --model, --shape and --classes"
+        )
+    else:
+        net = create_net(options.model, options.classes, options.shape, **options.model_options)
+        model = Model(net, options.shape)
+        keras = Path(options.source).suffix in SUFFIXES
+        read = load_keras_weights if keras else load_state_dict
+        print(read(model, options.source, strict=not options.partial))
+    save_model(model, options.folder)
+    print(f"wrote {options.folder}: {model.whole.describe()}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    model = load(options.folder)
+    if Path(options.target).suffix == ONNX:
+        if options.like:
+            raise ValueError("export: --like is for state dicts, not for ONNX; omit it")
+        export_onnx(model, options.target)
+    else:
+        save_state_dict(model, options.target, like=options.like)
+    print(f"wrote {options.target}: {model.whole.describe()}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 32,32,3, got {text!r}") from None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f'expected JSON like {{"shortcut": "A"}}, got {text!r}')
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""State dicts of PyTorch in files: read without executing what a file contains, or written."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pydtnn.saving.weights import decode, encode
+from pydtnn.utils.files import read_file, write_file
+from pydtnn.utils.optional import import_optional
+from pydtnn.utils.suggest import some
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of the files of ``torch.save``, which `torch` reads and writes."""
+
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Entries of checkpoints that contain the state dict."""
+
+PARALLEL = "module."
+"""Prefix of all names in a state dict of DataParallel or DistributedDataParallel."""
+
+
+def read_state_dict(who: str, source: str | Path | Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of a state dict in the order of their definition.
+
+    Parameters
+    ----------
+    who : str
+        First word of error messages.
+    source : str, Path or mapping
+        A file in one of the two formats, or tensors or arrays by name. The order of definition is
+        not known for safetensors, whose names are sorted, with numbers by value.
+
+    Raises
+    ------
+    OSError
+        If there is no such file, or it cannot be read.
+    ImportError
+        If a file requires PyTorch and it is not installed.
+    ValueError
+        If the file is damaged, or contains objects other than tensors.
+    """
+    if isinstance(source, Mapping):
+        return _arrays(who, source)
+    path, data = Path(source), read_file(who, source)
+    if path.suffix == SAFETENSORS:
+        try:
+            arrays = decode(data)
+        except ValueError as error:
+            raise ValueError(f"{who}: {path}: {error}") from error
+        return _without_prefix({name: arrays[name] for name in sorted(arrays, key=_numbered)})
+    if path.suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    torch = import_optional("torch", "torch", f"{who}: reading {path.suffix}")
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # of any type: the content is that of a file
+        raise ValueError(
+            f"{who}: {path}: expected tensors that torch.load reads with weights_only=True, got a "
+            f"file that is damaged or contains other objects ({type(error).__name__}); nothing of "
+            "it was loaded"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{who}: {path}: expected tensors by name, got {type(content).__name__}; save the "
+            "state_dict() of the module"
+        )
+    return _arrays(f"{who}: {path}", content)
+
+
+def write_state_dict(who: str, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file in the format of its suffix, which is replaced atomically.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; an existing file is not changed.
+    ImportError
+        If the format requires PyTorch and it is not installed.
+    ValueError
+        If the suffix is another one.
+    """
+    suffix = Path(path).suffix
+    if suffix == SAFETENSORS:
+        write_file(who, path, encode(arrays))
+        return
+    if suffix not in PICKLED:
+        raise ValueError(f"{who}: expected {_suffixes()}, got {path}")
+    torch = import_optional("torch", "torch", f"{who}: writing {suffix}")
+    buffer = io.BytesIO()
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(tensors, buffer)
+    write_file(who, path, buffer.getvalue())
+
+
+def _arrays(where: str, entries: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Convert the tensors of a state dict, which may be an entry of a checkpoint."""
+    for name in NESTED:
+        if isinstance(entries.get(name), Mapping):
+            entries = entries[name]
+            break
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in entries.items():
+        tensor = hasattr(value, "detach")
+        if not isinstance(name, str) or not (tensor or isinstance(value, np.ndarray)):
+            raise ValueError(
+                f"{where}: expected tensors by name, got {type(value).__name__} for {name!r}; "
+                "save the state_dict() of the module"
+            )
+        arrays[name] = _array(f"{where}: {name}", value) if tensor else value
+    if not arrays:
+        raise ValueError(f"{where}: expected tensors by name, got none")
+    return _without_prefix(arrays)
+
+
+def _array(where: str, tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()  # NumPy has no bfloat16 of its own
+    try:
+        return np.asarray(tensor.numpy())
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{where}: expected a dense tensor of numbers, got one of {tensor.dtype}, "
+            f"{tensor.layout}; convert it"
+        ) from error
+
+
+def _without_prefix(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if not all(name.startswith(PARALLEL) for name in arrays):
+        return arrays
+    return {name.removeprefix(PARALLEL): array for name, array in arrays.items()}
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "layer.10" behind "layer.9"."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _suffixes() -> str:
+    return f"a state dict in a file {some([SAFETENSORS, *PICKLED])}"

@@ -1,0 +1,120 @@
+"""Order of features behind a Flatten: channels first in other programs, last here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+
+from pydtnn.layers import (
+    Activation,
+    Add,
+    BatchNorm,
+    Concat,
+    Conv2d,
+    Dropout,
+    GroupNorm,
+    Identity,
+    Linear,
+    Reshape,
+    Softmax,
+)
+from pydtnn.layers.base import Shape
+from pydtnn.model.description import Description, Part
+
+Order = np.ndarray | str | None
+"""Order of the features of an array.
+
+None if it is the same in other programs. Otherwise feature i here is feature ``order[i]`` there; or
+the name of the layer behind which the order is not known.
+"""
+
+KEEPS = (Activation, BatchNorm, Dropout, GroupNorm, Identity, Softmax)
+"""Layers whose outputs have the order of their inputs."""
+
+NEW = (Conv2d, Linear)
+"""Layers whose filters determine the order of their outputs."""
+
+
+def flatten_order(shape: Shape) -> np.ndarray | None:
+    """Return the order of the features of a flattened image (H, W, C), which is (C, H, W) there.
+
+    >>> flatten_order((1, 3, 2))
+    array([0, 3, 1, 4, 2, 5])
+    """
+    height, width, channels = shape
+    if channels == 1 or height * width == 1:
+        return None
+    return np.arange(prod(shape)).reshape(channels, height, width).transpose(1, 2, 0).ravel()
+
+
+def feature_orders(description: Description) -> dict[str, Order]:
+    """Return the order of the output of each input and layer of a model, by name."""
+    shapes = shapes_by_name(description)
+    orders: dict[str, Order] = {name: None for name, _ in description.inputs}
+    for part in description.parts:
+        given = [orders[name] for name in part.inputs]
+        orders[part.name] = _order(part, given, [shapes[name] for name in part.inputs])
+    return orders
+
+
+def shapes_by_name(description: Description) -> dict[str, Shape]:
+    """Return the shape of the output of each input and layer of a model."""
+    return {**dict(description.inputs), **{part.name: part.shape for part in description.parts}}
+
+
+def known(order: Order, layer: str) -> np.ndarray | None:
+    """Return an order that a layer requires.
+
+    Raises
+    ------
+    ValueError
+        If it is not known.
+    """
+    if isinstance(order, str):
+        raise ValueError(
+            f"{layer}: the order of its inputs in other programs must be known, and is not behind "
+            f"{order}; convert the arrays by hand (docs/coming_from_pytorch.md)"
+        )
+    return order
+
+
+def same_order(a: Order, b: Order) -> bool:
+    """Return whether two orders are equal."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
+    return a is b
+
+
+def _all_equal(orders: Sequence[Order]) -> bool:
+    return all(same_order(orders[0], order) for order in orders)
+
+
+def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order:
+    kind, unknown = part.layer.kind, any(isinstance(order, str) for order in given)
+    if issubclass(kind, NEW):
+        return None
+    if issubclass(kind, Reshape):
+        (source,) = shapes
+        if len(source) == len(part.shape) == 1 or source == part.shape:
+            return given[0]
+        if len(source) == 3 and len(part.shape) == 1 and not unknown:
+            return flatten_order(source)
+        return part.name
+    if issubclass(kind, KEEPS):
+        return given[0]
+    if all(order is None for order in given):
+        return None
+    if issubclass(kind, Add) and not unknown and _all_equal(given):
+        return given[0]
+    if issubclass(kind, Concat) and not unknown and len(part.shape) == 1:
+        sizes = [size for (size,) in shapes]
+        starts = accumulate(sizes, initial=0)
+        own = [
+            (order if isinstance(order, np.ndarray) else np.arange(size)) + start
+            for order, size, start in zip(given, sizes, starts, strict=False)
+        ]
+        return np.concatenate(own)
+    return part.name

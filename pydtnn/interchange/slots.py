@@ -1,0 +1,134 @@
+"""The arrays of a model, and their names and layouts in PyTorch and ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pydtnn.interchange.orders import (
+    Order,
+    feature_orders,
+    flatten_order,
+    known,
+    same_order,
+    shapes_by_name,
+)
+from pydtnn.layers import BatchNorm, Conv2d, LayerNorm, Linear
+from pydtnn.layers.base import Shape
+from pydtnn.model.description import Part
+
+if TYPE_CHECKING:
+    from pydtnn.model import Model
+
+NAMES = {
+    "w": "weight",
+    "b": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "running_variance": "running_var",
+}
+"""PyTorch's names of arrays; others are the same."""
+
+WHATS = ("weight", "bias", "running_mean", "running_var")
+"""Their order in PyTorch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """An array of a model.
+
+    Attributes
+    ----------
+    name : str
+        As in `Model.state`.
+    layer : str
+        Dotted name of the layer.
+    what : str
+        PyTorch's name of the array in its module, such as "weight".
+    shape, their_shape : tuple of int
+        Here and in PyTorch.
+    filters : bool
+        Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch.
+    order : ndarray, optional
+        Order of the last axis, see `pydtnn.interchange.orders`.
+    """
+
+    name: str
+    layer: str
+    what: str
+    shape: Shape
+    their_shape: Shape
+    filters: bool = False
+    order: np.ndarray | None = None
+
+    @property
+    def their_name(self) -> str:
+        """Dotted name in a module of PyTorch whose submodules are named as the layers here."""
+        return f"{self.layer}.{self.what}"
+
+    def to_ours(self, array: np.ndarray) -> np.ndarray:
+        """Convert an array of `their_shape`."""
+        if self.filters:
+            return np.moveaxis(array, 1, -1)
+        array = array.reshape(self.shape)  # (C, H, W) -> (C H W,), for layer norms of images
+        return array if self.order is None else array[..., self.order]
+
+    def to_theirs(self, array: np.ndarray) -> np.ndarray:
+        """Convert an array of `shape`."""
+        if self.filters:
+            return np.moveaxis(array, -1, 1)
+        if self.order is not None:
+            array = array[..., np.argsort(self.order)]
+        return array.reshape(self.their_shape)
+
+
+def slots_of(model: Model) -> list[Slot]:
+    """Return the arrays of a model in the order of execution.
+
+    Raises
+    ------
+    ValueError
+        If the order of a layer's inputs in other programs is not known, or not that of its arrays.
+    """
+    description, shapes = model.description, shapes_by_name(model.description)
+    orders = feature_orders(description)
+    first = {part.name: orders[part.inputs[0]] for part in description.parts}
+    for part in description.parts:
+        if part.same_as and not same_order(first[part.name], first[part.same_as]):
+            raise ValueError(
+                f"{part.name}: the order of its inputs in other programs must be that of "
+                f"{part.same_as}, whose parameters it shares; convert the arrays by hand"
+            )
+    own: dict[str, list[str]] = {}
+    for name in model.whole.shapes:
+        own.setdefault(name.rpartition(".")[0], []).append(name)
+    slots: list[Slot] = []
+    for part in description.parts:
+        source = part.inputs[0]
+        made = [
+            _slot(name, part, model.whole.shapes[name], shapes[source], orders[source])
+            for name in own.get(part.name, ())
+        ]
+        slots += sorted(made, key=lambda slot: (*WHATS, slot.what).index(slot.what))
+    return slots
+
+
+def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Slot:
+    """Return the slot of an array of a layer whose input has a shape and an order."""
+    kind, what = part.layer.kind, name.rpartition(".")[2]
+    theirs = NAMES.get(what, what)
+    if issubclass(kind, Conv2d) and what == "w":
+        own = (shape[0], shape[-1], *shape[1:-1])  # (O, kh, kw, C) -> (O, C, kh, kw)
+        return Slot(name, part.name, theirs, shape, own, filters=True)
+    if issubclass(kind, Linear) and what == "b":
+        return Slot(name, part.name, theirs, shape, shape)
+    if issubclass(kind, LayerNorm) and len(image) == 3 and shape == (prod(image),):
+        height, width, channels = image
+        their_shape = (channels, height, width)
+        return Slot(name, part.name, theirs, shape, their_shape, order=flatten_order(image))
+    reads = issubclass(kind, Linear | BatchNorm | LayerNorm)
+    order = known(order if reads or order is None else part.inputs[0], part.name)
+    return Slot(name, part.name, theirs, shape, shape, order=order)

@@ -1,0 +1,152 @@
+"""Weights of a model in the names and layouts of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pydtnn.interchange.files import read_state_dict, write_state_dict
+from pydtnn.interchange.matching import COUNTER, StateDictReport, match
+from pydtnn.interchange.slots import slots_of
+from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.saving.weights import Rename, check_numbers, renamed
+from pydtnn.utils.validate import truth
+
+if TYPE_CHECKING:
+    from pydtnn.model import Model
+
+Source = str | Path | Mapping[str, Any]
+"""A file, or tensors or arrays by name."""
+
+
+def load_state_dict(
+    model: Model, source: Source, *, strict: bool = True, rename: Rename | None = None
+) -> StateDictReport:
+    """Load the parameters and running statistics of a network of PyTorch or torchvision.
+
+    Layouts are converted: filters, and matrices behind `Flatten`, have the channels in another
+    place. Arrays are matched by names or by order, see `match`; all of them are checked before the
+    first one is loaded.
+
+    Parameters
+    ----------
+    model : Model
+        Numbers are rounded to its dtype if the state dict has another.
+    source : str, Path or mapping
+        A file ``.safetensors``, or of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``;
+        requires PyTorch), or tensors or arrays by name.
+    strict : bool
+        Whether every array must have a counterpart of the same shape. Otherwise those that do are
+        loaded, such as those of all layers but a new head, and the report lists the others.
+    rename : mapping or callable, optional
+        New names of the arrays of the state dict before they are matched, see
+        `pydtnn.weights.load_weights`.
+
+    Returns
+    -------
+    StateDictReport
+        The names that were matched, and a table of what did not fit; ``print`` shows it.
+
+    Raises
+    ------
+    OSError
+        If there is no such file, or it cannot be read.
+    ImportError
+        If the file requires PyTorch and it is not installed.
+    ValueError
+        If it is damaged or contains other objects than tensors, does not fit the model (without
+        `strict`: none of its arrays fits), or contains values other than finite floating-point
+        numbers in the range of the model's dtype; the model is not changed.
+    """
+    who = "load_state_dict"
+    truth(who, "strict", strict)
+    arrays = read_state_dict(who, source)
+    where = who if isinstance(source, Mapping) else f"{who}: {source}"
+    try:
+        arrays = arrays if rename is None else renamed(arrays, rename)
+        slots = slots_of(model)
+        report = match(slots, {name: array.shape for name, array in arrays.items()})
+        report.check(strict=strict)
+        given = {
+            slot.name: slot.to_ours(arrays[report.pairs[slot.name]])
+            for slot in slots
+            if slot.name in report.pairs
+        }
+        check_numbers(given, model.dtype)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
+    model.load(given, strict=strict)
+    return report
+
+
+def state_dict(model: Model, *, like: Source | None = None) -> dict[str, np.ndarray]:
+    """Return parameters and running statistics in the names and layouts of PyTorch.
+
+    Parameters
+    ----------
+    model : Model
+        On a mesh the call is collective: all ranks call it.
+    like : str, Path or mapping, optional
+        State dict of the module that shall load the result, in any form that `load_state_dict`
+        accepts: the result has its names, in its order. By default names are those of the layers
+        here, with PyTorch's names of parameters: "conv1.weight", "bn1.running_var".
+
+    Returns
+    -------
+    dict of str to ndarray
+        Of float64 for a float64 model, otherwise of float32; counts of batches, which the model
+        does not have, are 0. ``torch.from_numpy`` converts them.
+
+    Raises
+    ------
+    ValueError
+        If `like` does not fit the model.
+    """
+    slots, state = slots_of(model), model.state()
+    dtype = arithmetic(model.dtype)
+    pairs, order = {slot.name: slot.their_name for slot in slots}, None
+    if like is not None:
+        theirs = read_state_dict("state_dict", like)
+        report = match(slots, {name: array.shape for name, array in theirs.items()})
+        try:
+            report.check(strict=True)
+        except ValueError as error:
+            raise ValueError(f"state_dict: like: {error}") from error
+        pairs, order = report.pairs, list(theirs)
+    arrays: dict[str, np.ndarray] = {}
+    for slot in slots:
+        name = pairs[slot.name]
+        arrays[name] = slot.to_theirs(state[slot.name]).astype(dtype, order="C")
+        layer, _, what = name.rpartition(".")
+        if what == "running_var":
+            arrays[f"{layer}.{COUNTER}" if layer else COUNTER] = np.array(0, np.int64)
+    return arrays if order is None else {name: arrays[name] for name in order if name in arrays}
+
+
+def save_state_dict(model: Model, path: str | Path, *, like: Source | None = None) -> None:
+    """Write the result of `state_dict` to a file, which is replaced atomically.
+
+    With several ranks, call it on one of them.
+
+    Parameters
+    ----------
+    model : Model
+    path : str or Path
+        Its suffix determines the format: ``.safetensors``, or that of ``torch.save`` for ``.pt``,
+        ``.pth``, ``.bin`` and ``.ckpt``, which requires PyTorch.
+    like : str, Path or mapping, optional
+        See `state_dict`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an existing file is not changed.
+    ImportError
+        If the format requires PyTorch and it is not installed.
+    ValueError
+        If the suffix is another one, or `like` does not fit the model.
+    """
+    write_state_dict("save_state_dict", path, state_dict(model, like=like))

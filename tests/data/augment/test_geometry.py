@@ -1,0 +1,60 @@
+"""Affine maps equal Pillow's with the nearest pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data.augment import geometry
+
+pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
+from PIL import Image
+
+FILL = (10, 20, 30)
+
+
+def affine(image: Any, *coefficients: float) -> Any:
+    return image.transform(
+        image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST, fillcolor=FILL
+    )
+
+
+CASES: dict[str, tuple[Any, Any, tuple[float, ...]]] = {
+    "shear_x": (geometry.shear_x, lambda im, a: affine(im, 1, a, 0, 0, 1, 0), (0, 0.23, -0.3)),
+    "shear_y": (geometry.shear_y, lambda im, a: affine(im, 1, 0, 0, a, 1, 0), (0, 0.23, -0.3)),
+    "translate_x": (geometry.translate_x, lambda im, a: affine(im, 1, 0, a, 0, 1, 0), (0, 3, -40)),
+    "translate_y": (geometry.translate_y, lambda im, a: affine(im, 1, 0, 0, 0, 1, a), (0, 3, -5)),
+    "rotate": (
+        geometry.rotate,
+        lambda im, a: im.rotate(a, Image.Resampling.NEAREST, fillcolor=FILL),
+        (0, 17.3, -30, 41.7),
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (9, 9), (7, 12), (32, 32)], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_map_is_pillow_s(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> None:
+    ours, theirs, amounts = CASES[name]
+    x = rng.integers(0, 256, (len(amounts), *shape, 3)).astype(np.uint8)
+    before = x.copy()
+    y = ours(x, np.array(amounts, float), np.array(FILL, np.uint8))
+    np.testing.assert_array_equal(y[0], x[0])  # of no strength
+    np.testing.assert_array_equal(x, before)
+    expected = np.stack(
+        [theirs(Image.fromarray(one), a) for one, a in zip(x, amounts, strict=True)]
+    )
+    # Pillow's coordinates have 16 bits after the point: another pixel where they are near its edge.
+    assert (y == expected).all(axis=-1).mean() > 0.99
+
+
+def test_each_image_has_its_own_amount(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(5, 6, 8, 2))
+    amounts, fill = rng.uniform(-20, 20, 5), np.array([0.5, -1])
+    together = geometry.rotate(x, amounts, fill)
+    for i in range(5):
+        alone = geometry.rotate(x[i : i + 1], amounts[i : i + 1], fill)
+        np.testing.assert_array_equal(together[i], alone[0])
+    assert geometry.rotate(x[:0], amounts[:0], fill).shape == (0, 6, 8, 2)

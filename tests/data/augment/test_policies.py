@@ -1,0 +1,120 @@
+"""RandAugment and AutoAugment: which operations are applied, how often and how strongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import AutoAugment, RandAugment
+from pydtnn.data.augment.autoaugment import CIFAR10
+from pydtnn.data.augment.operations import NOTHING, OPERATIONS, apply_chosen
+from pydtnn.data.augment.randaugment import CHOICES
+from pydtnn.data.order import below
+
+FILL = np.array([100, 120, 140], np.uint8)
+NAMES = [*OPERATIONS]
+
+
+def drawn(rng: np.random.Generator, n: int, count: int) -> tuple[Any, Any]:
+    x = rng.integers(0, 256, (n, 12, 10, 3)).astype(np.uint8)
+    return x, rng.integers(0, 2**32, (n, count), dtype=np.uint32)
+
+
+def applied(x: Any, name: str, share: float, negative: bool) -> Any:
+    """Apply one operation to one image."""
+    operation = OPERATIONS[name]
+    amount = operation.most * share * (-1 if negative and operation.signed else 1)
+    return operation.apply(x[None], np.array([amount]), FILL)[0]
+
+
+def test_randaugment_applies_uniformly_chosen_operations_of_one_strength(
+    rng: np.random.Generator,
+) -> None:
+    x, words = drawn(rng, 100, 8)
+    y = RandAugment(3, 12)(x.copy(), words, FILL)
+    for i in range(100):
+        expected = x[i]
+        for step in range(3):
+            which = CHOICES[below(words[i, 2 * step], 14)]
+            if which != NOTHING:
+                negative = bool(words[i, 2 * step + 1] >> 31)
+                expected = applied(expected, NAMES[which], 12 / 30, negative)
+        np.testing.assert_array_equal(y[i], expected)
+    assert {NAMES[i] for i in CHOICES if i != NOTHING} == {*NAMES} - {"invert"}
+    counts = np.bincount(below(rng.integers(0, 2**32, 14_000, dtype=np.uint32), 14))
+    assert 850 < counts.min() <= counts.max() < 1150  # 1000, deviation 30
+
+
+def test_autoaugment_applies_the_steps_of_a_pair_with_their_probabilities(
+    rng: np.random.Generator,
+) -> None:
+    x, words = drawn(rng, 300, 8)
+    y = AutoAugment()(x.copy(), words, FILL)
+    for i in range(300):
+        expected = x[i]
+        pair = CIFAR10[below(words[i, 0], 25)]
+        for (name, probability, magnitude), draw in zip(pair, (1, 3), strict=True):
+            if words[i, draw] / 2**32 < probability:
+                expected = applied(expected, name, magnitude / 9, bool(words[i, draw + 1] >> 31))
+        np.testing.assert_array_equal(y[i], expected)
+
+
+def test_the_policy_has_25_pairs_of_known_operations() -> None:
+    assert len(CIFAR10) == 25
+    for pair in CIFAR10:
+        for name, probability, magnitude in pair:
+            assert name in OPERATIONS
+            assert 0 <= probability <= 1
+            assert 0 <= magnitude <= 9
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n not in ("autocontrast", "equalize", "invert")]
+)
+def test_an_operation_of_no_strength_is_the_identity(rng: np.random.Generator, name: str) -> None:
+    x, _ = drawn(rng, 4, 0)
+    number = np.full(4, NAMES.index(name))
+    y = apply_chosen(x.copy(), number, np.zeros(4), np.arange(4) % 2 == 0, FILL)
+    np.testing.assert_array_equal(y, x)
+    strong = apply_chosen(x.copy(), number, np.ones(4), np.arange(4) % 2 == 0, FILL)
+    assert (strong != x).any(axis=(1, 2, 3)).all()
+
+
+# Amounts of torchvision's RandAugment(magnitude=9) on images of 32 x 32 pixels; of solarize, the
+# paper's, from 256.
+AMOUNTS = {
+    "shear_x": 0.09,
+    "rotate": 9.0,
+    "brightness": 0.27,
+    "posterize": 1.2,
+    "solarize": 76.8,
+    "translate_x": 9 / 30 * 150 / 331,
+}
+
+
+@pytest.mark.parametrize("name", AMOUNTS)
+def test_amounts_are_proportional_to_the_magnitude(name: str) -> None:
+    assert OPERATIONS[name].most * 9 / 30 == pytest.approx(AMOUNTS[name], rel=1e-12)
+
+
+def test_translations_are_whole_pixels(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 256, (1, 32, 32, 3)).astype(np.uint8)
+    number = np.array([NAMES.index("translate_x")])
+    y = apply_chosen(x.copy(), number, np.array([9 / 30]), np.array([True]), FILL)
+    np.testing.assert_array_equal(y[0, :, 4:], x[0, :, :-4])  # 4.35 pixels
+    assert (y[0, :, :4] == FILL).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "reason"),
+    [
+        ((0,), ValueError, "RandAugment: operations must be at least 1, got 0"),
+        ((1.5,), TypeError, "RandAugment: operations must be a whole number, got 1.5"),
+        ((2, 31), ValueError, "RandAugment: magnitude must be at least 0 and at most 30, got 31"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(values: Any, error: Any, reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        RandAugment(*values)

@@ -1,0 +1,324 @@
+"""ONNX files: what onnxruntime computes, and what comes back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.interchange import export_onnx, import_onnx
+from pydtnn.interchange.__main__ import main
+from pydtnn.layers import (
+    ELU,
+    GELU,
+    AdaptiveAvgPool2d,
+    ArcTan,
+    AvgPool2d,
+    BatchNorm,
+    Branches,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Identity,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    MaxPool2d,
+    Pad,
+    ReLU6,
+    Reshape,
+    Residual,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    Slice,
+    Softmax,
+    Tanh,
+)
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.saving import load, save_model
+from pydtnn.saving.weights import encode
+from tests.saving.networks import two
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
+helper = onnx.helper
+
+
+def compute(path: Path, *xs: np.ndarray) -> Any:
+    """Outputs that onnxruntime computes for images (N, H, W, C) or features."""
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    given = {k: np.moveaxis(x, -1, 1) for k, x in zip(names, xs, strict=True)}
+    outputs = [np.moveaxis(y, 1, -1) for y in session.run(None, given)]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def randomized(model: Model, seed: int = 0) -> Model:
+    """The model with statistics, biases and norms that are neither 0 nor 1, in float32."""
+    rng = np.random.default_rng(seed)
+    state = {
+        name: rng.uniform(0.5, 1.0, array.shape).astype("float32") if array.ndim == 1 else array
+        for name, array in model.state().items()
+    }
+    model.load(state)
+    return model
+
+
+def samples(model: Model, count: int = 3) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=(count, *shape)).astype("float32") for shape in model.input_shapes]
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    scale = np.abs(theirs).max()
+    assert 1e-3 < scale < 1e8
+    assert np.abs(ours - theirs).max() < 1e-5 * scale
+
+
+LARGE = pytest.mark.long
+ZOO = [
+    ("mlp", (5, 4, 3), {"hidden": (16, 8), "dropout": 0.1}),
+    ("cnn", (8, 9, 3), {}),
+    ("alexnet", (29, 31, 3), {}),
+    ("alexnet", (64, 70, 3), {"features": 16}),
+    ("vgg11_bn", (32, 33, 1), {}),
+    pytest.param("vgg11", (64, 96, 3), {"features": 16}, marks=LARGE),
+    ("resnet8", (9, 8, 3), {}),
+    ("resnet20", (9, 8, 3), {"shortcut": "A"}),
+    pytest.param("resnet18", (16, 17, 3), {}, marks=LARGE),
+    pytest.param("resnet50", (64, 64, 3), {}, marks=LARGE),
+    pytest.param("inception_v3", (75, 80, 3), {}, marks=LARGE),
+]
+"""Each family of models, in each of its forms."""
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), ZOO)
+def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = randomized(Model(create_net(name, 5, shape, **options), shape))
+    path = tmp_path / "net.onnx"
+    export_onnx(model, path)
+    (x,) = samples(model)
+    expected = model.predict(x)
+    assert_close(expected, compute(path, x))
+    back = import_onnx(path)
+    np.testing.assert_array_equal(back.predict(x), expected)
+    assert encode(back.state()) == encode(model.state())
+
+
+SEVERAL = {
+    "activations": Sequential(
+        *(kind() for kind in (ELU, GELU, LeakyReLU, SiLU, Sigmoid, Tanh, ArcTan, ReLU6, Identity))
+    ),
+    "softmax": Softmax(),
+    "convolutions": Sequential(
+        Conv2d(6, (3, 2), padding=((1, 0), (0, 1)), stride=(1, 2), groups=3, bias=False),
+        Conv2d(4, 3, dilation=2, padding="same"),
+    ),
+    "pools": Branches(
+        Sequential(AvgPool2d(3, stride=2, padding=1), MaxPool2d(2, padding=1)),
+        Sequential(
+            AvgPool2d(3, stride=2, padding=1, count_padding=False),
+            MaxPool2d(2, padding=((1, 1), (1, 1))),
+        ),
+        merge=Concat(),
+    ),
+    "uneven bins": Sequential(AdaptiveAvgPool2d((3, 4)), AdaptiveAvgPool2d((3, 2))),
+    "cuts": Sequential(
+        Slice(slice(1, None, 2), slice(-5, -1)), Pad(((1, 0), (0, 2), (1, 1))), Conv2d(2, 1)
+    ),
+    "sides": Branches(Conv2d(3, 1), Conv2d(3, 1), merge=Concat(axis=0)),
+    "features": Sequential(
+        Flatten(), BatchNorm(), Dropout(0.3), Linear(6), Residual(Linear(6)), Softmax(), Linear(2)
+    ),
+    "joined": Sequential(
+        Branches(Sequential(Conv2d(2, 3), Flatten()), Flatten(), merge=Concat()), Linear(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_onnxruntime_computes_what_layers_compute(name: str, tmp_path: Path) -> None:
+    model, path = randomized(Model(SEVERAL[name], (7, 9, 3))), tmp_path / "net.onnx"
+    export_onnx(model, path)
+    (x,) = samples(model)
+    assert_close(model.predict(x), compute(path, x))
+    if name not in ("activations", "uneven bins"):
+        np.testing.assert_array_equal(import_onnx(path).predict(x), model.predict(x))
+
+
+def test_several_inputs_and_outputs_and_a_shared_layer_are_exported(tmp_path: Path) -> None:
+    model, path = randomized(two()), tmp_path / "two.onnx"
+    export_onnx(model, path)
+    xs = samples(model)
+    back = import_onnx(path)
+    outputs = (compute(path, *xs), model.predict(tuple(xs)), back.predict(tuple(xs)))
+    for theirs, ours, again in zip(*outputs, strict=True):
+        assert_close(ours, theirs)
+        assert_close(again, theirs)
+
+
+def test_the_file_tells_opset_and_layout(tmp_path: Path) -> None:
+    export_onnx(Model(create_net("cnn", 5, (8, 9, 3)), (8, 9, 3)), tmp_path / "net.onnx")
+    message = onnx.load(tmp_path / "net.onnx")
+    assert [(entry.domain, entry.version) for entry in message.opset_import] == [("", 17)]
+    assert {entry.key: entry.value for entry in message.metadata_props} == {
+        "opset": "17",
+        "layout": "NCHW",
+    }
+    (value,) = message.graph.input
+    sizes = [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+    assert sizes == ["N", 3, 8, 9]
+
+
+def test_a_float64_model_is_exported_and_imported_exactly(tmp_path: Path) -> None:
+    model = randomized(Model(create_net("resnet8", 5, (9, 8, 3)), (9, 8, 3), dtype="float64"))
+    export_onnx(model, tmp_path / "net.onnx")
+    back = import_onnx(tmp_path / "net.onnx", dtype="float64")
+    assert encode(back.state()) == encode(model.state())
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (LayerNorm(), "export_onnx: layernorm: LayerNorm cannot be exported; expected one of Ada"),
+        (Reshape((3, 4, 2)), "export_onnx: reshape: Reshape cannot be exported; expected one of"),
+        (Linear(2), "export_onnx: linear: Linear must have features (N, C) to be exported, got an"),
+    ],
+)
+def test_layers_that_cannot_be_exported_are_refused(
+    layer: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        export_onnx(Model(layer, (2, 3, 4)), tmp_path / "net.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def write(
+    path: Path,
+    nodes: list[Any],
+    shape: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    constants: dict[str, np.ndarray] | None = None,
+    opset: int = 17,
+) -> Path:
+    """A file of nodes that read "x" and compute "y"."""
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, outputs)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+def test_networks_of_other_programs_are_read(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A product with an addition, a Reshape to a constant, a Gemm of both kinds, a Clip."""
+
+    def floats(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype("float32")
+
+    node = helper.make_node
+    target = onnx.numpy_helper.from_array(np.array([0, -1], np.int64))
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], name="/body/conv", auto_pad="SAME_UPPER", strides=[2, 1]),
+        node("Clip", ["a", "low", "high"], ["b"]),
+        node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        node("Constant", [], ["shape"], value=target),
+        node("Reshape", ["c", "shape"], ["d"], name="/flat"),
+        node("MatMul", ["d", "m"], ["e"], name="/product"),
+        node("Add", ["v", "e"], ["f"], name="/sum"),
+        node("Gemm", ["f", "g", "s"], ["h"], alpha=0.5, beta=2.0),
+        node("Softmax", ["h"], ["y"]),
+    ]
+    constants = {"w": floats(4, 3, 3, 3), "m": floats(24, 6), "v": floats(6), "g": floats(6, 5)}
+    constants |= {"s": floats(1), "low": np.float32(0), "high": np.float32(6)}
+    arrays = {name: np.asarray(value) for name, value in constants.items()}
+    path = write(tmp_path / "net.onnx", nodes, ("n", 3, 8, 6), ("n", 5), arrays)
+    model = import_onnx(path)
+    (x,) = samples(model)
+    assert_close(model.predict(x), compute(path, x))
+    names = [part.name for part in model.description.parts]
+    assert names == ["body.conv", "clip", "maxpool", "flat", "sum", "gemm", "softmax"]
+    save_model(model, tmp_path / "net.pydtnn")
+    np.testing.assert_array_equal(load(tmp_path / "net.pydtnn").predict(x), model.predict(x))
+
+
+def refused(kind: str, path: Path) -> Path:
+    """A file that cannot be imported."""
+    node, w = helper.make_node, np.ones((2, 3, 3, 3), "float32")
+    image: tuple[Any, ...] = ("n", 3, 8, 8)
+    files: dict[str, tuple[list[Any], tuple[Any, ...], dict[str, np.ndarray]]] = {
+        "operator": (
+            [node("Relu", ["x"], ["a"]), node("Erf", ["a"], ["y"], name="erf")],
+            image,
+            {},
+        ),
+        "option": ([node("Conv", ["x", "w"], ["y"], auto_pad="SAME_LOWER")], image, {"w": w}),
+        "size": ([node("Relu", ["x"], ["y"])], ("n", 3, "h", "w"), {}),
+        "computed": ([node("Conv", ["x", "x"], ["y"], name="dynamic")], image, {}),
+        "shape": ([node("Conv", ["x", "w"], ["y"], name="conv")], ("n", 4, 8, 8), {"w": w}),
+        "not finite": ([node("Conv", ["x", "w"], ["y"], name="conv")], image, {"w": w * np.inf}),
+        "axis": ([node("Softmax", ["x"], ["y"], name="soft")], image, {}),
+        "opset": ([node("Relu", ["x"], ["y"])], image, {}),
+    }
+    if kind in ("truncated", "text"):
+        export_onnx(Model(Linear(3), (4,)), path)
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if kind == "truncated" else b"a text, not a file")
+        return path
+    nodes, shape, constants = files[kind]
+    opset = 6 if kind == "opset" else 17
+    return write(path, nodes, shape, tuple("nabc"), constants, opset)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("operator", "node erf has the operator Erf, which cannot be imported; expected one of A"),
+        ("option", "node conv, operator Conv: expected images, and auto_pad of NOTSET, VALID"),
+        ("size", "input x must be of shape (N, C, H, W) or (N, C) with fixed C, H and W, got ("),
+        ("computed", "node dynamic, operator Conv: input 1 must be a constant, got x, which is co"),
+        ("shape", "conv.w must have shape (2, 3, 3, 4), got (2, 3, 3, 3)"),
+        ("not finite", "conv.w must be finite, got inf"),
+        ("axis", "node soft, operator Softmax: the axis must be that of the channels, got -1"),
+        ("opset", "expected operators of opset 7 or later, got opset 6"),
+        ("truncated", "not an ONNX file, or damaged ("),
+        ("text", "not an ONNX file, or damaged ("),
+    ],
+)
+def test_files_that_cannot_be_imported_are_refused_in_a_sentence(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    path = refused(kind, tmp_path / "net.onnx")
+    expected = "^" + re.escape(f"import_onnx: {path}: {message}")
+    with pytest.raises(ValueError, match=expected) as caught:
+        import_onnx(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_imports_and_exports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, path, other = tmp_path / "a.pydtnn", tmp_path / "net.onnx", tmp_path / "b.pydtnn"
+    model = randomized(Model(create_net("resnet8", 5, (9, 8, 3)), (9, 8, 3)))
+    save_model(model, saved)
+    assert main(["export", str(saved), str(path)]) == 0
+    assert main(["import", str(path), str(other)]) == 0
+    assert encode(load(other).state()) == encode(model.state())
+    assert main(["import", str(path), str(other), "--classes", "5"]) == 1
+    message = "pydtnn.interchange: import: an ONNX file contains the network; omit --model, --shape"
+    assert capsys.readouterr().err.startswith(message)

@@ -1,0 +1,267 @@
+"""State dicts without PyTorch: layouts, matching, and arrays that do not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pydtnn.weights
+from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
+from pydtnn.interchange.__main__ import main
+from pydtnn.layers import (
+    Add,
+    BatchNorm,
+    Block,
+    Conv2d,
+    Flatten,
+    GroupNorm,
+    Linear,
+    ReLU,
+    Reshape,
+    Sequential,
+    Slice,
+)
+from pydtnn.model import Model
+from pydtnn.models import create_net
+from pydtnn.saving import load, save_model
+from pydtnn.saving.weights import encode
+
+SHAPE = (8, 9, 3)
+Arrays = dict[str, np.ndarray]
+
+
+def model(seed: int = 0, name: str = "cnn", classes: int = 5) -> Model:
+    made = Model(create_net(name, classes, SHAPE), SHAPE, seed=seed)
+    made.statistics.running[:] = np.float32(1 + seed / 7)
+    return made
+
+
+def renumbered(arrays: Arrays) -> Arrays:
+    """The arrays as of one `nn.Sequential`, whose names are numbers."""
+    layers = [*dict.fromkeys(name.rpartition(".")[0] for name in arrays)]
+    return {
+        f"{layers.index(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": array
+        for name, array in arrays.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "mlp"])
+@pytest.mark.parametrize("change", [lambda arrays: arrays, renumbered], ids=["names", "order"])
+def test_arrays_come_back_bit_for_bit(
+    name: str, change: Callable[[Arrays], Arrays], request: pytest.FixtureRequest
+) -> None:
+    ours, other = model(0, name), model(1, name)
+    report = load_state_dict(other, change(state_dict(ours)))
+    assert report.by in request.node.callspec.id
+    assert encode(other.state()) == encode(ours.state())
+    count = len(ours.state())
+    assert str(report) == f"matched {count} of {count} arrays by {report.by}"
+
+
+def test_names_and_layouts_are_those_of_pytorch() -> None:
+    net = Sequential(Conv2d(4, (2, 1), name="conv"), BatchNorm(name="bn"), Flatten(), Linear(5))
+    ours = Model(net, (3, 2, 2))
+    arrays, state = state_dict(ours), ours.state()
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "conv.weight": (4, 2, 2, 1),
+        "conv.bias": (4,),
+        "bn.weight": (4,),
+        "bn.bias": (4,),
+        "bn.running_mean": (4,),
+        "bn.running_var": (4,),
+        "bn.num_batches_tracked": (),
+        "linear3.weight": (5, 16),
+        "linear3.bias": (5,),
+    }
+    assert arrays["conv.weight"][1, 0, 1, 0] == state["conv.w"][1, 1, 0, 0]
+    # Row 1, column 0, channel 2 of a map that is (4, 2, 2) there and (2, 2, 4) here.
+    there, here = (2 * 2 + 1) * 2, (1 * 2 + 0) * 4 + 2
+    assert arrays["linear3.weight"][3, there] == state["linear3.w"][3, here]
+    assert arrays["bn.num_batches_tracked"].dtype == np.int64
+
+
+DAMAGES: dict[str, tuple[Callable[[Arrays], Any], str]] = {
+    "missing": (
+        lambda a: a.pop("fc2.bias"),
+        "arrays do not fit the model (matched by names): fc2.b is missing",
+    ),
+    "extra": (lambda a: a.update({"aux.weight": np.zeros(3)}), "aux.weight is extra"),
+    "transposed": (
+        lambda a: a.update({"fc1.weight": a["fc1.weight"].T}),
+        "fc1.weight has shape (256, 128) instead of (128, 256), as if transposed",
+    ),
+    "channels last": (
+        lambda a: a.update({"conv2.weight": np.moveaxis(a["conv2.weight"], 1, -1)}),
+        "conv2.weight has shape (64, 3, 3, 32) instead of (64, 32, 3, 3), as if transposed",
+    ),
+    "wrong shape": (
+        lambda a: a.update({"fc2.weight": np.zeros((6, 128))}),
+        "fc2.weight has shape (6, 128) instead of (5, 128)",
+    ),
+    "not finite": (lambda a: a["fc2.bias"].fill(np.nan), "fc2.b must be finite, got nan"),
+    "integers": (
+        lambda a: a.update({"fc2.bias": np.zeros(5, int)}),
+        "fc2.b must contain floating-point numbers, such as float32, got int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("suffix", ["", ".safetensors"])
+def test_arrays_that_do_not_fit_are_refused_in_a_sentence_and_the_model_stays(
+    damage: str, suffix: str, tmp_path: Path
+) -> None:
+    change, message = DAMAGES[damage]
+    arrays, ours = {name: array.copy() for name, array in state_dict(model(1)).items()}, model()
+    change(arrays)
+    source: Any = arrays
+    if suffix:
+        source = tmp_path / f"net{suffix}"
+        source.write_bytes(encode(arrays))
+    before = encode(ours.state())
+    with pytest.raises(ValueError, match="^load_state_dict: .*" + re.escape(message)):
+        load_state_dict(ours, source)
+    assert encode(ours.state()) == before
+
+
+def test_a_new_head_keeps_its_weights_and_the_table_lists_what_does_not_fit() -> None:
+    ours, other = model(0, "resnet8", classes=5), model(1, "resnet8", classes=7)
+    arrays = renumbered(state_dict(other))
+    del arrays["1.bias"]
+    report = load_state_dict(ours, arrays, strict=False)
+    lines = str(report).splitlines()
+    assert lines[0] == "matched 44 of 47 arrays by order"
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["problem", "array", "here"],
+        ["missing", "stem.bn.beta", "-"],
+        ["wrong", "shape", "head.fc.w"],
+        ["wrong", "shape", "head.fc.b"],
+    ]
+    assert "(5, 64)" in lines[3]
+    assert "(7, 64)" in lines[3]
+    initial = model(0, "resnet8").state()
+    np.testing.assert_array_equal(ours.state()["head.fc.w"], initial["head.fc.w"])
+    np.testing.assert_array_equal(ours.state()["stem.conv.w"], other.state()["stem.conv.w"])
+
+
+def test_layers_of_another_branch_are_extra_and_the_others_are_matched() -> None:
+    """Auxiliary classifiers lie between the stages of a network."""
+    ours, other = model(0, "resnet20"), model(1, "resnet20")
+    arrays = renumbered(state_dict(other))
+    entries = [*arrays.items()]
+    entries[60:60] = [("aux.weight", np.zeros((7, 16, 1, 1))), ("aux.bias", np.zeros(7))]
+    with pytest.raises(ValueError, match=r"by order\): aux.weight is extra, aux.bias is extra"):
+        load_state_dict(ours, dict(entries))
+    report = load_state_dict(ours, dict(entries), strict=False)
+    assert [misfit.theirs for misfit in report.misfits] == ["aux.weight", "aux.bias"]
+    assert encode(ours.state()) == encode(other.state())
+
+
+def test_names_can_be_changed_before_they_are_matched() -> None:
+    ours, other = model(0), model(1)
+    arrays = {f"backbone.{name}": array for name, array in state_dict(other).items()}
+    arrays["teacher.weight"] = np.zeros(3)
+    report = load_state_dict(ours, arrays, rename={"backbone": "", "teacher": None})
+    assert report.by == "names"
+    assert encode(ours.state()) == encode(other.state())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "expected tensors by name, got none"),
+        ({"w": [1.0]}, "expected tensors by name, got list for 'w'"),
+        ({"a.weight": np.zeros((1, 1))}, "arrays do not fit the model (matched by order): conv1.w"),
+    ],
+)
+def test_other_objects_are_refused(arrays: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="^load_state_dict: " + re.escape(message)):
+        load_state_dict(model(), arrays)
+
+
+def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
+    message = "expected a state dict in a file .safetensors, .pt, .pth, .bin, .ckpt, got "
+    (tmp_path / "net.npz").write_bytes(b"")
+    for call in (load_state_dict, save_state_dict):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call(model(), tmp_path / "net.npz")
+
+
+class Unordered(Block):
+    """Linear layers behind features whose order differs between the uses, or is not known."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        flat = graph.add(Flatten(name="flatten"), *inputs)
+        if self.kind == "sliced":
+            flat = graph.add(Slice(slice(0, 6), name="slice"), flat)
+        if self.kind == "grouped":
+            flat = graph.add(GroupNorm(2, name="groups"), flat)
+        if self.kind == "folded":
+            image = graph.add(Reshape((2, 3, -1), name="fold"), flat)
+            flat = graph.add(Flatten(), graph.add(ReLU(), image))
+        shared = Linear(2, name="fc")
+        y = graph.add(shared, flat)
+        if self.kind == "shared":
+            other = graph.add(Flatten(), graph.add(Conv2d(12, (3, 2)), *inputs))
+            y = graph.add(Add(), y, graph.add(shared, other))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("sliced", "fc: the order of its inputs in other programs must be known, and is not be"),
+        ("grouped", "groups: the order of its inputs in other programs must be known"),
+        ("folded", "fc: the order of its inputs in other programs must be known, and is not be"),
+        ("shared", "fc_1: the order of its inputs in other programs must be that of fc"),
+    ],
+)
+def test_features_of_unknown_order_are_refused(kind: str, message: str) -> None:
+    ours = Model(Unordered(kind), (3, 2, 2))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        state_dict(ours)
+
+
+def test_weights_of_a_saved_model_are_exported_and_imported_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, other = tmp_path / "net.pydtnn", tmp_path / "new.pydtnn"
+    path = tmp_path / "w.safetensors"
+    ours = model(3, "resnet8")
+    save_model(ours, saved)
+    assert main(["export", str(saved), str(path)]) == 0
+    options = ["--model", "resnet8", "--shape", "8,9,3", "--classes", "5"]
+    assert main(["import", str(path), str(other), *options]) == 0
+    assert encode(load(other).state()) == encode(ours.state())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"wrote {path}: 77,")
+    assert lines[1] == "matched 47 of 47 arrays by names"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["import", "w.safetensors", "net"], "import: weights contain no network; give it"),
+        (["export", "net.pydtnn", "w.pt"], "load: folder net.pydtnn does not exist"),
+        (["import"], "the following arguments are required: source, folder; see python -m"),
+    ],
+)
+def test_errors_of_the_command_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pydtnn.interchange: {message}")
+
+
+def test_the_module_of_weights_has_two_names() -> None:
+    assert pydtnn.weights is pydtnn.saving.weights

@@ -136,7 +136,8 @@ class Embedding(Layer):
     def _checked(self, x: Array, samples: Any) -> Array:
         """Return tokens as int64 ``(N * ...,)``."""
         flat = x.reshape(-1)
-        rows = flat.astype("int64")
+        with np.errstate(invalid="ignore"):  # NaN is found below
+            rows = flat.astype("int64")
         wrong = (rows != flat) | (rows < 0) | (rows >= self.tokens)
         if wrong.any():
             at = int(wrong.argmax())

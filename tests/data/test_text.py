@@ -27,7 +27,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
         path.write_bytes(content * 40)
     train, test = load_text(tmp_path, length=8)
     both = np.concatenate([train.tokens, test.tokens]).tobytes()
-    assert both == b"1" * 40 + b"\n" + b"22" * 40 + b"\n" + b"33" * 40
+    assert both == b"1" * 40 + b"\n" + b"33" * 40 + b"\n" + b"22" * 40
     assert len(test.tokens) == len(both) // 10
     assert (train.classes, test.classes) == (256, 256)
     train, _ = load_text(tmp_path, length=8, pattern="a*")

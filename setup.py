@@ -29,7 +29,11 @@ CPU = Path("pydtnn/kernels/cpu")
 COMM = Path("pydtnn/comm")
 TRACING = Path("pydtnn/tracing")
 SRC = CPU / "src"  # with the headers that all templates share
-SHARED = {"linear": ["gemm"], "conv": ["fused", "gemm"]}  # templates besides a family's own
+SHARED = {  # templates besides a family's own
+    "attention": ["gemm"],
+    "conv": ["fused", "gemm"],
+    "linear": ["gemm"],
+}
 PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
 PYTHON_H = "#include <Python.h>\n"
 REALS = {"f32": "1", "f64": "0"}

@@ -42,6 +42,7 @@ from pydtnn.models.vgg import (
     vgg19,
     vgg19_bn,
 )
+from pydtnn.models.vit import vit, vit_b16, vit_small, vit_tiny
 from pydtnn.utils.foreign_names import suggesting_getattr
 from pydtnn.utils.registry import Kind
 
@@ -70,6 +71,9 @@ MODELS: dict[str, Callable[..., Block]] = {
     "resnet101": resnet101,
     "resnet152": resnet152,
     "inception_v3": inception_v3,
+    "vit_tiny": vit_tiny,
+    "vit_small": vit_small,
+    "vit_b16": vit_b16,
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
@@ -137,6 +141,10 @@ __all__ = [
     "vgg16_bn",
     "vgg19",
     "vgg19_bn",
+    "vit",
+    "vit_b16",
+    "vit_small",
+    "vit_tiny",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -255,6 +255,13 @@ def linear(draw: Draw, shape: Shape) -> Part:
     return Part("Linear", (features,), {"bias": draw(st.booleans())})
 
 
+def attention(draw: Draw, shape: Shape) -> Part:
+    features = shape[-1]
+    heads = draw(st.sampled_from([h for h in range(1, features + 1) if features % h == 0]))
+    options = {"causal": draw(st.booleans()), "dropout": draw(st.sampled_from([0.0, 0.3]))}
+    return Part("MultiHeadAttention", (heads,), options)
+
+
 def activation(draw: Draw, shape: Shape) -> Part:
     kinds = ["ReLU6", "LeakyReLU", "ELU", "Sigmoid", "Tanh", "ArcTan", "GELU", "SiLU", "Softmax"]
     return Part(draw(st.sampled_from(kinds)))
@@ -333,6 +340,7 @@ IMAGES = [
     *(adaptive_pool, simple("GlobalAvgPool2d")),
 ]
 VECTORS = [linear] * 8
+SEQUENCES = [*[linear, attention] * 4, simple("ClassToken"), simple("PositionalEmbedding")]
 FUSED = [_mixing_conv, batch_norm, simple("ReLU")]
 """What the fusion pass knows, so that a network of little else has many ways to be fused."""
 
@@ -340,7 +348,8 @@ FUSED = [_mixing_conv, batch_norm, simple("ReLU")]
 def _layer(draw: Draw, shape: Shape, fused: bool) -> Part:
     if fused and len(shape) == 3 and draw(st.integers(0, 7)):
         return draw(st.sampled_from(FUSED))(draw, shape)
-    suitable = [*(IMAGES if len(shape) == 3 else VECTORS), *ANY]
+    kinds = {1: VECTORS, 2: SEQUENCES, 3: IMAGES}
+    suitable = [*kinds[len(shape)], *ANY]
     return draw(st.sampled_from(suitable))(draw, shape)
 
 

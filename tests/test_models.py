@@ -11,7 +11,7 @@ from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
-from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg
+from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg, vit
 
 CIFAR = (32, 32, 3)
 IMAGENET = (224, 224, 3)
@@ -58,6 +58,10 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("resnet101", CIFAR, 10): 42_512_970,
     ("resnet152", CIFAR, 10): 58_156_618,
     ("inception_v3", (299, 299, 3), 1000): 23_834_568,
+    ("vit_tiny", IMAGENET, 1000): 5_717_416,  # of the ViTs as in timm
+    ("vit_small", IMAGENET, 1000): 22_050_664,
+    ("vit_b16", IMAGENET, 1000): 86_567_656,
+    ("vit_tiny", CIFAR, 10): 5_362_762,
 }
 # 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
 OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
@@ -130,6 +134,8 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
         ("inception_v3", (75, 76, 3), {}),
+        ("vit_tiny", (8, 12, 3), {"dropout": 0.1, "attention_dropout": 0.1}),
+        ("vit_small", (15, 10, 1), {"patch": 5}),
     ],
 )
 def test_small_inputs_go_forward_and_backward(
@@ -192,6 +198,23 @@ def test_unknown_names_are_told_with_the_nearest(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         create_net(name, 10, CIFAR, **options)
+
+
+def test_patches_that_do_not_fit_into_the_image_are_told() -> None:
+    with pytest.raises(ValueError, match="vit: images must be at least 16 x 16, got 12 x 40"):
+        create_net("vit_tiny", 10, (12, 40, 3), patch=16)
+    with pytest.raises(
+        ValueError, match="vit: the sides of images must be multiples of patch=16, got 64 x 70"
+    ):
+        create_net("vit_b16", 10, (64, 70, 3))
+    with pytest.raises(ValueError, match="MultiHeadAttention: heads must divide the 9 features"):
+        wire(vit(9, 1, 2, 3, (8, 8, 3)), (8, 8, 3))
+
+
+def test_names_in_a_vision_transformer_tell_the_place() -> None:
+    names = [node.name for node in wire(create_net("vit_tiny", 10, CIFAR), CIFAR).nodes]
+    for name in ("embedding.position", "block0.attention.in_proj", "block11.fc2", "head.fc"):
+        assert name in names
 
 
 def test_depths_that_do_not_exist_are_told() -> None:

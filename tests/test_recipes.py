@@ -49,6 +49,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "mix": lambda names: logs(names)["val_accuracy"] > 0.5,
     "two_outputs": lambda names: logs(names)["output0.accuracy"] > 0.5,
     "shared": lambda names: len(names["model"].parameters) == 8,
+    "transformer": lambda names: logs(names)["val_accuracy"] > 0.5,
     "features": lambda names: names["found"]["head"].shape == (5, 10),
     "gradients": lambda names: names["model"].parameters["body.conv2d0.w"].grad.any(),
     "stop_at": lambda names: names["trainer"].epoch < 50 and logs(names)["val_accuracy"] >= 0.9,

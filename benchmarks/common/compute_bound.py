@@ -1,4 +1,4 @@
-"""Convolutions and matrix products that are measured: geometries, our calls and PyTorch's."""
+"""Convolutions, products and attention that are measured: geometries, our calls and PyTorch's."""
 
 from __future__ import annotations
 
@@ -92,6 +92,14 @@ PRODUCTS = {  # name: (batch, inputs, outputs)
     "mlp 784-512": (64, 784, 512),
     "mlp 512-512": (64, 512, 512),
     "mlp 512-10": (64, 512, 10),
+}
+
+
+ATTENTIONS = {  # name: (batch, positions, heads, elements of a head)
+    "vit_tiny": (16, 197, 3, 64),
+    "vit_tiny cifar10": (64, 65, 3, 64),
+    "vit_b16": (2, 197, 12, 64),
+    "1024 positions": (2, 1024, 4, 64),
 }
 
 
@@ -195,4 +203,50 @@ def torch_product(*arrays: np.ndarray) -> dict[str, Call]:
         "forward": lambda: torch.mm(x, w.T, out=y),
         "data": lambda: torch.mm(dy, w, out=dx),
         "filter": lambda: torch.mm(dy.T, x, out=dw),
+    }
+
+
+def attentions(backend: Backend, dtype: str, only: str) -> Iterator[Case]:
+    """Both directions of every attention."""
+    for name, sizes in ATTENTIONS.items():
+        if only in name:
+            yield from attention(backend, name, *sizes, dtype)
+
+
+def attention(
+    backend: Backend, name: str, n: int, length: int, heads: int, width: int, dtype: str
+) -> Iterator[Case]:
+    """Both directions; the operations of backward are those of its definition."""
+    kernels, features = backend.attention, heads * width
+    qkv, dy = (random(n, length, k * features, dtype=dtype) for k in (3, 1))
+    y, dqkv, log_sums = np.empty_like(dy), np.empty_like(qkv), np.empty((n, heads, length), dtype)
+    kernels.forward(qkv, heads, out=y, log_sums=log_sums)
+    theirs = torch_attention(qkv, dy, heads) if WITH_TORCH else {}
+    product = 2 * n * heads * length * length * width
+    ours: dict[str, Call] = {
+        "forward": lambda: kernels.forward(qkv, heads, out=y, log_sums=log_sums),
+        "backward": lambda: kernels.backward(dy, qkv, y, log_sums, heads, out=dqkv),
+    }
+    operands = {"forward": (qkv, y), "backward": (dy, qkv, y, dqkv)}
+    for (direction, call), count in zip(ours.items(), (2, 4), strict=True):
+        calls, arrays = {"direct": call}, operands[direction]
+        yield Case(name, direction, count * product, calls, theirs.get(direction), arrays)
+
+
+def torch_attention(qkv: np.ndarray, dy: np.ndarray, heads: int) -> dict[str, Call]:
+    """The same of PyTorch, on the same memory, but for the gradients of its views of qkv."""
+    n, length, features = dy.shape
+    parts = torch.from_numpy(qkv).view(n, length, 3, heads, features // heads)
+    q, k, v = (part.requires_grad_() for part in parts.permute(2, 0, 3, 1, 4).unbind(0))
+    gradient = torch.from_numpy(dy).view(n, length, heads, -1).transpose(1, 2)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    y = attend(q, k, v)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return attend(q, k, v)
+
+    return {
+        "forward": forward,
+        "backward": lambda: torch.autograd.grad(y, (q, k, v), gradient, retain_graph=True),
     }

@@ -245,6 +245,43 @@ def linear(layer: layers.Linear) -> nn.Module:
     return ChannelsLast(module) if len(layer.output_shape) == 3 else module
 
 
+class Attention(nn.Module):
+    """Attention on (N, T, 3 D) arrays of queries, keys and values; dropout is not that of ours."""
+
+    def __init__(self, layer: layers.DotProductAttention) -> None:
+        super().__init__()
+        self.heads, self.causal, self.dropout = layer.heads, layer.causal, layer.dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, length, features = x.shape
+        q, k, v = x.reshape(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        rate = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
+        return y.transpose(1, 2).reshape(n, length, features // 3)
+
+
+class ClassToken(nn.Module):
+    """A vector before the first position."""
+
+    def __init__(self, layer: layers.ClassToken) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(layer.output_shape[-1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.token.expand(len(x), 1, -1), x], 1)
+
+
+class PositionalEmbedding(nn.Module):
+    """A vector added to each position."""
+
+    def __init__(self, layer: layers.PositionalEmbedding) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(layer.output_shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.w
+
+
 def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
     """Apply a function to the NHWC view, where shapes and axes mean what they mean in pydtnn."""
 
@@ -290,6 +327,9 @@ CONVERTERS: dict[type[Layer], Convert] = {
         lambda *xs: torch.cat(xs, layer.axis if layer.axis < 0 else layer.axis + 1)
     ),
     layers.Dropout: lambda layer: nn.Dropout(layer.rate),
+    layers.DotProductAttention: Attention,
+    layers.ClassToken: ClassToken,
+    layers.PositionalEmbedding: PositionalEmbedding,
 }
 
 

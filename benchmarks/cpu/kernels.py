@@ -4,14 +4,14 @@
     python -m benchmarks.cpu.kernels --families conv --only resnet44 --threads 2 --isa avx2
     python -m benchmarks.cpu.kernels --families norm fused --dtype float64 --repeats 50
 
-Convolutions (forward, backward of the data, backward of the filters), ours with every algorithm
-that suits beside oneDNN's through PyTorch, on the same memory in `channels_last`, in turns. GFLOP/s
-are nominal (two for each tap, channel, filter and position, padding included), so that Winograd's
-algorithms can exceed 1.00 of the peak of multiply-adds that is measured between the geometries.
-Best of the repeats; "warm" right after one another, "cold" with all operands flushed from the
-caches before each call. "roof" is the peak, or less where moving the operands at the rate of a copy
-takes longer, and a star marks less than 0.85 of it by the best of ours; "x" is the best of ours
-over theirs.
+Convolutions (forward, backward of the data, backward of the filters), products and attention, ours
+with every algorithm that suits beside oneDNN's through PyTorch, on the same memory in
+`channels_last`, in turns. GFLOP/s are nominal (two for each tap, channel, filter and position,
+padding included), so that Winograd's algorithms can exceed 1.00 of the peak of multiply-adds that
+is measured between the geometries. Best of the repeats; "warm" right after one another, "cold" with
+all operands flushed from the caches before each call. "roof" is the peak, or less where moving the
+operands at the rate of a copy takes longer, and a star marks less than 0.85 of it by the best of
+ours; "x" is the best of ours over theirs.
 
 Kernels that move data, as fractions of a copy by as many threads, measured in turns with it.
 Two sizes: the first activations of ResNet-44 at batch 64 (4 MB each, used again and again: warm),
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.compute_bound import Case, convolutions, products
+from benchmarks.common.compute_bound import Case, attentions, convolutions, products
 from benchmarks.common.memory_bound import FAMILIES, SHAPES, Arrays
 from benchmarks.common.report import WITH_TORCH, Report
 from benchmarks.cpu.bandwidth import copier, seconds
@@ -38,7 +38,7 @@ from benchmarks.cpu.flush import Flush
 from benchmarks.cpu.peak import Peak
 from pydtnn.kernels import Backend, create_backend
 
-COMPUTE = {"conv": convolutions, "linear": products}
+COMPUTE = {"attention": attentions, "conv": convolutions, "linear": products}
 ALGORITHMS = ("direct", "winograd4", "winograd2")
 COPY = "copy"
 ENOUGH = 0.85

@@ -39,6 +39,28 @@ class IdleConv(Idle):
         self.takes_sums = conv.takes_sums
 
 
+class IdleAttention(Idle):
+    """Idle kernels of attention.
+
+    Attributes
+    ----------
+    sizes : set of (int, int)
+        Positions, and elements of a head, of all calls of backward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[tuple[int, int]] = set()
+
+    def backward(
+        self, dy: Any, qkv: Any, y: Any, log_sums: Any, heads: int, **options: Any
+    ) -> float:
+        """Note the size."""
+        _, length, features = y.shape
+        self.sizes.add((length, features // heads))
+        return 0.0
+
+
 class IdleNorm(Idle):
     """Idle kernels of normalisation; lengths of sums are those of `norm`."""
 
@@ -63,6 +85,7 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
     from pydtnn.kernels.cpu import MemoryPool
 
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
+    idle["attention"] = IdleAttention()
     idle["conv"] = IdleConv(backend.conv)
     idle["norm"] = IdleNorm(backend.norm)
     kept: dict[str, Any] = {
@@ -91,8 +114,10 @@ def scratch(backend: Backend, dry: Backend, itemsize: int) -> int:
         return int(backend.memory.scratch.nbytes)  # the maximum of libraries so far
     if backend.name != "cpu" or itemsize == 2:  # allocations of the reference are not counted
         return 0
-    from pydtnn.kernels.cpu.scratch import conv_scratch
+    from pydtnn.kernels.cpu.scratch import attention_scratch, conv_scratch
 
-    idle: Any = dry.conv
-    winograd = backend.autotuner.mode != "direct"
-    return conv_scratch(idle.geometries, itemsize, backend.threads, winograd=winograd)
+    conv: Any = dry.conv
+    attention: Any = dry.attention
+    winograd, threads = backend.autotuner.mode != "direct", backend.threads
+    of_convolutions = conv_scratch(conv.geometries, itemsize, threads, winograd=winograd)
+    return of_convolutions + attention_scratch(attention.sizes, itemsize, threads)

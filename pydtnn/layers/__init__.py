@@ -16,6 +16,7 @@ from pydtnn.layers.activation import (
     Softmax,
     Tanh,
 )
+from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
 from pydtnn.layers.base import Cost, Layer, StepContext
 from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
 from pydtnn.layers.conv import Conv2d
@@ -26,6 +27,7 @@ from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
@@ -39,9 +41,11 @@ __all__ = [
     "BatchNorm",
     "Block",
     "Branches",
+    "ClassToken",
     "Concat",
     "Conv2d",
     "Cost",
+    "DotProductAttention",
     "Dropout",
     "Embedding",
     "Flatten",
@@ -54,8 +58,10 @@ __all__ = [
     "Linear",
     "Log",
     "MaxPool2d",
+    "MultiHeadAttention",
     "Net",
     "Pad",
+    "PositionalEmbedding",
     "ReLU",
     "ReLU6",
     "Reshape",

@@ -160,6 +160,29 @@ class Constant:
         return np.full(shape, self.value, "float64")
 
 
+@dataclass(frozen=True)
+class Normal:
+    """Normally distributed values with mean 0 and a deviation that does not depend on the fans.
+
+    Parameters
+    ----------
+    deviation : float
+        Standard deviation; that of embeddings is usually 0.02, as in the published code of Devlin
+        et al., "BERT", 2019, and Dosovitskiy et al., "An image is worth 16x16 words", 2021.
+    """
+
+    deviation: float
+
+    def __post_init__(self) -> None:
+        number("Normal", "deviation", self.deviation, at_least=0)
+
+    def __call__(
+        self, shape: tuple[int, ...], fan_in: int, fan_out: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Draw a float64 array of `shape`."""
+        return rng.normal(0.0, self.deviation, shape)
+
+
 INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "glorot_uniform": partial(Glorot, "uniform"),
     "glorot_normal": partial(Glorot, "normal"),
@@ -167,6 +190,7 @@ INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "he_normal": partial(He, "normal"),
     "lecun_uniform": partial(LeCun, "uniform"),
     "lecun_normal": partial(LeCun, "normal"),
+    "embedding": partial(Normal, 0.02),
     "zeros": partial(Constant, 0.0),
     "ones": partial(Constant, 1.0),
     "constant": Constant,

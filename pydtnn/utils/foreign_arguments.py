@@ -8,6 +8,7 @@ _BACKEND = "use Model(net, input_shape, backend='cuda')"
 _DTYPE = "use Model(net, input_shape, dtype='bfloat16')"
 _GIVEN = "the trainer passes the model's parameters to the optimizer"
 _CHANNELS = "omit it: the number of input channels is known when the model is built"
+_FEATURES = "omit it: the number of features is known when the model is built"
 _REGULARIZER = "use weight_decay of the optimizer"
 _FIT = "pass it to Trainer.fit"
 _RANKS = "start the program with mpirun -np 4, or use exchange="
@@ -76,6 +77,12 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "eps": "use epsilon=",
     },
     "Dropout": {"p": "use rate=", "seed": "omit it: Trainer.fit(train, seed=0) sets it"},
+    "MultiHeadAttention": {
+        "num_heads": "use heads=",
+        "is_causal": "use causal=",
+        "embed_dim": _FEATURES,
+        "key_dim": _FEATURES,
+    },
     "LeakyReLU": {"negative_slope": "use alpha="},
     "Concat": {"dim": "use axis="},
     "Reshape": {"target_shape": "use shape="},
@@ -208,6 +215,9 @@ POSITIONAL = {
     "BatchNorm": "the number of channels is known when the model is built: use BatchNorm()",
     "GroupNorm": "the number of channels is known when the model is built: use GroupNorm(groups)",
     "LayerNorm": "the last axis is normalised: use LayerNorm(), or axes= for several",
+    "MultiHeadAttention": (
+        "the number of features is known when the model is built: use MultiHeadAttention(heads)"
+    ),
     "Reshape": "use one tuple, Reshape((7, 7, 64))",
     "Optimizer": f"{_GIVEN}: use SGD(lr=0.1)",
     "Model": "use one layer or block, Model(Sequential(*layers), input_shape)",

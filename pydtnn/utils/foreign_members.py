@@ -42,6 +42,7 @@ ALIASES = {
 
 _BATCH_NORM = "use pydtnn.layers.BatchNorm(), which takes the number of channels from its input"
 _GLOBAL = "use Reshape and a custom layer: pydtnn pools images only"
+_ATTENTION = "use pydtnn.layers.MultiHeadAttention(heads)"
 _OWN_LAYER = "write it as a Layer with forward and backward: docs/extending.md"
 _OWN_LOSS = "write it as a pydtnn.losses.Loss: docs/extending.md"
 _OWN_METRIC = "write it as a pydtnn.metrics.Metric: docs/extending.md"
@@ -157,8 +158,8 @@ ANSWERS = {
     "GRU": _OWN_LAYER,
     "RNN": _OWN_LAYER,
     "SimpleRNN": _OWN_LAYER,
-    "MultiheadAttention": _OWN_LAYER,
-    "MultiHeadAttention": _OWN_LAYER,
+    "MultiheadAttention": _ATTENTION,
+    "TransformerEncoderLayer": f"{_ATTENTION} in a pydtnn.layers.Residual",
     "Transformer": _OWN_LAYER,
     "PReLU": _OWN_LAYER,
     "Softplus": _OWN_LAYER,

@@ -59,6 +59,15 @@ def test_kernels_prints_every_direction_warm_and_cold():
     assert any(line.startswith("fused gate") for line in table)
 
 
+def test_kernels_prints_both_directions_of_attention():
+    table = lines("cpu.kernels", "--families", "attention", "--only", "cifar10", "--repeats", "1")
+    for direction in ("forward", "backward"):
+        for state in ("warm", "cold"):
+            peak, roof, direct, *_ = row(table, "vit_tiny", "cifar10", direction, state)
+            assert 0 < float(roof) <= float(peak)
+            assert float(direct) > 0
+
+
 def test_roofline_prints_every_layer_and_draws_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra `plot`")
     picture = tmp_path / "roofline.png"

@@ -12,6 +12,7 @@ from pydtnn.kernels import Backend, ConvGeometry, Deferred, PoolGeometry, Term, 
 from pydtnn.kernels.backend import report
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import FAMILIES
+from pydtnn.kernels.reference.attention import Dropped
 from tests.kernels.checks import REFERENCE
 from tests.kernels.test_backend import COMBINED
 
@@ -355,6 +356,23 @@ def _(b: Backend, a: Arrays) -> Any:
     y = a.out(30, 5)
     b.random.dropout(a.x(30, 5), 0.3, 1, 2, 3, np.arange(30), out=y)
     return y
+
+
+@case("attention.forward")
+def _(b: Backend, a: Arrays) -> Any:
+    y, causal, log_sums = a.out(3, 20, 8), a.out(3, 20, 8), a.grad(3, 2, 20)
+    b.attention.forward(a.x(3, 20, 24), 2, out=causal, log_sums=a.grad(3, 2, 20), causal=True)
+    b.attention.forward(a.x(3, 20, 24), 2, out=y, log_sums=log_sums)
+    return y, causal, log_sums
+
+
+@case("attention.backward")
+def _(b: Backend, a: Arrays) -> Any:
+    dy, qkv, y, log_sums = a.x(3, 20, 8), a.x(3, 20, 24), a.x(3, 20, 8), 3 + a.p(3, 2, 20)
+    dropout = Dropped(0.3, 1, 2, 3, np.arange(3))
+    dqkv = a.out(3, 20, 24)
+    b.attention.backward(dy, qkv, y, log_sums, 2, out=dqkv, dropout=dropout)
+    return dqkv
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -141,6 +141,10 @@ NETS = {
         *(conv(groups=4), GroupNorm(2), AvgPool2d(3, 1, padding=1), LayerNorm(), Softmax()),
         *(layers.GELU(), layers.Sigmoid(), AdaptiveAvgPool2d(5), layers.Tanh(), Linear(8)),
     ),
+    "attention": lambda: Sequential(
+        *(conv(12), layers.Reshape((-1, 12)), LayerNorm(), layers.MultiHeadAttention(3)),
+        *(layers.GELU(), Dropout(0.2), Linear(20)),
+    ),
 }
 
 
@@ -248,6 +252,34 @@ def test_layers_that_rearrange_values_only_move_bytes() -> None:
     taken = built(layers.Slice(slice(0, 3)), (5, 5, 4)).cost(2)
     assert taken == (0, 0, itemsize * 2 * part, itemsize * (n + 2 * part))
     assert built(Dropout(0), (5, 5, 4)).cost(2)[:3] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_operations_of_attention_are_those_of_its_loops(causal: bool, dropout: float) -> None:
+    length, heads, width = 7, 3, 2
+    net = layers.DotProductAttention(heads, causal=causal, dropout=dropout)
+    layer = built(net, (length, 3 * heads * width))
+    forward = backward = 0
+    for _head, i, j in product(range(heads), range(length), range(length)):
+        if causal and j > i:
+            continue
+        softmax = 5  # maximum, difference, exponential, sum, quotient
+        forward += 2 * width + 1 + softmax + 2 * width  # q k, scaled, and weight times v
+        backward += 4 * 2 * width + 4 + 1  # dv, dp, dq, dk; softmax; scaled
+        if dropout:
+            forward, backward = forward + 2, backward + 2
+    cost = layer.cost(5)
+    assert cost[:2] == (5 * forward, 5 * backward)
+    rows, sums = 5 * length * heads * width * 4, 5 * heads * length * 4
+    assert cost[2:] == ((3 + 1) * rows + sums, (1 + 3 + 1 + 3) * rows + sums)
+
+
+def test_tokens_and_embeddings_count_copies_and_sums() -> None:
+    token = built(layers.ClassToken(), (6, 4)).cost(2)
+    assert token == (0, 2 * 4, 4 * 2 * (6 + 7) * 4, 4 * 2 * (1 + 2 * 6) * 4)
+    added = built(layers.PositionalEmbedding(), (6, 4)).cost(2)
+    assert added == (2 * 24, 2 * 24, 4 * (2 * 2 * 24 + 24), 4 * 2 * 24)
 
 
 def test_merges_count_every_input() -> None:

@@ -13,6 +13,7 @@ from pydtnn.layers.initializers import (
     Glorot,
     He,
     LeCun,
+    Normal,
     generator,
     get_initializer,
 )
@@ -55,6 +56,12 @@ def test_constants_are_the_same_everywhere(name, value):
     assert (Constant(0.25)((4,), 0, 0, generator(0, "b")) == 0.25).all()
 
 
+def test_values_of_embeddings_do_not_depend_on_the_fans():
+    w = get_initializer("embedding")(SHAPE, FAN_IN, FAN_OUT, generator(0, "w"))
+    np.testing.assert_array_equal(w, Normal(0.02)(SHAPE, 1, 1, generator(0, "w")))
+    assert w.std() == pytest.approx(0.02, rel=0.02)  # 20,000 values: within 0.5 %
+
+
 def test_fans_of_zero_count_as_one():
     assert np.isfinite(Glorot()((3,), 0, 0, generator(0, "w"))).all()
 
@@ -95,6 +102,7 @@ def test_a_function_of_ones_own_is_an_initializer():
             lambda: He("gaussian"),
             "He: distribution must be 'uniform' or 'normal', got 'gaussian'",
         ),
+        (lambda: Normal(-1), "Normal: deviation must be at least 0, got -1"),
         (
             lambda: Constant(float("nan")),
             "Constant: value must be a finite number, got nan",

@@ -28,6 +28,7 @@ from pydtnn.layers import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    MultiHeadAttention,
     Net,
     Pad,
     ReLU,
@@ -39,7 +40,7 @@ from pydtnn.layers import (
 )
 from pydtnn.model import Model
 from pydtnn.model.memory import Memory, forecast_memory
-from pydtnn.models import create_net, resnet20
+from pydtnn.models import create_net, resnet20, vit
 from pydtnn.optimizers import SGD, Adam, Optimizer
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.training.trainer import Trainer
@@ -160,6 +161,7 @@ IMAGE_NETS: dict[str, Callable[[], Net]] = {
     "vgg11_bn": lambda: create_net("vgg11_bn", 10, IMAGE),
     "cnn": lambda: create_net("cnn", 10, IMAGE),
     "mlp": lambda: create_net("mlp", 10, IMAGE),
+    "vit": lambda: vit(48, 2, 3, 10, IMAGE, dropout=0.1, attention_dropout=0.1),
     "all kinds": lambda: Sequential(
         Conv2d(8, 3, padding=1),
         Branches(
@@ -191,7 +193,7 @@ def test_the_slots_of_the_optimizer_are_counted_as_often_as_there_are() -> None:
 
 @pytest.mark.parametrize("recompute", [2, 5, "auto"])
 @pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", ["resnet20", "all kinds"])
+@pytest.mark.parametrize("name", ["resnet20", "vit", "all kinds"])
 def test_the_peak_with_recomputation_is_forecast_to_the_byte(
     name: str, fuse: bool, recompute: int | str
 ) -> None:
@@ -267,3 +269,14 @@ def test_the_growth_of_resident_memory_is_forecast_within_15_per_cent(
     grown, forecast = map(int, done.stdout.split())
     assert grown > 300e6
     assert forecast == pytest.approx(grown, rel=0.15)
+
+
+def test_scratch_memory_of_attention_grows_with_the_positions_and_not_their_square() -> None:
+    backend = create_backend("cpu", threads=1, tuning="direct")
+    few, many = (
+        forecast_memory(Model(MultiHeadAttention(1), (length, 64), backend=backend), 1).scratch
+        for length in (1 << 11, 1 << 12)
+    )
+    # five packed operands of 64 elements, and a sum
+    assert many - few == (1 << 11) * (5 * 64 + 1) * 4
+    assert many < (1 << 24) * 4  # B of a matrix of weights, of 4096 x 4096

@@ -10,6 +10,7 @@ import pydtnn.kernels.cpu.openmp  # noqa: F401  # before modules that link its r
 from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._memory import MemoryPool
+from pydtnn.kernels.cpu.attention import Attention
 from pydtnn.kernels.cpu.conv import Conv
 from pydtnn.kernels.cpu.elementwise import Elementwise
 from pydtnn.kernels.cpu.fused import Fused
@@ -22,6 +23,7 @@ from pydtnn.kernels.cpu.random import Random
 from pydtnn.kernels.cpu.update import Update
 
 COMPILED = {
+    "attention": Attention,
     "conv": Conv,
     "elementwise": Elementwise,
     "fused": Fused,

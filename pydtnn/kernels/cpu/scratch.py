@@ -1,4 +1,4 @@
-"""Estimate of the scratch memory of convolutions that depends on the filters."""
+"""Estimates of scratch memory that depends on the shapes of a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pydtnn.kernels.geometry import ConvGeometry
 PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
+# As in src/attention_parts.h.
+QUERIES, KEYS, VECTOR_BYTES = 56, 128, 64
 
 
 def conv_scratch(
@@ -38,3 +40,23 @@ def conv_scratch(
         if winograd and "winograd4" in candidates(g):
             largest = max(largest, min(filters * 36 // 9 * PIECES, WINOGRAD_BYTES))
     return largest + BLOCK_BYTES * threads
+
+
+def attention_scratch(sizes: Iterable[tuple[int, int]], itemsize: int, threads: int) -> int:
+    """Estimate the maximum scratch memory of the gradients of attention, as in the C kernel.
+
+    Parameters
+    ----------
+    sizes : iterable of (int, int)
+        Positions, and elements of a head.
+    itemsize : int
+        Bytes of an element.
+    threads : int
+    """
+    lanes = VECTOR_BYTES // itemsize
+    largest = 0
+    for length, width in sizes:
+        turned, rows = (-(-n // lanes) * lanes for n in (length, width))
+        elements = 2 * width * turned + 3 * length * rows + 2 * QUERIES * KEYS + length
+        largest = max(largest, elements * itemsize)
+    return largest * threads

@@ -6,6 +6,7 @@ device's family inherits from the one here and overrides kernels; tests compare 
 reference.
 """
 
+from pydtnn.kernels.reference.attention import Attention
 from pydtnn.kernels.reference.conv import Conv
 from pydtnn.kernels.reference.elementwise import Elementwise
 from pydtnn.kernels.reference.fused import Fused
@@ -26,11 +27,13 @@ FAMILIES = {
     "loss": Loss,
     "update": Update,
     "random": Random,
+    "attention": Attention,
 }
 """Families by their attribute name on a `Backend`."""
 
 __all__ = [
     "FAMILIES",
+    "Attention",
     "Conv",
     "Elementwise",
     "Fused",

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from pydtnn.layers.activation import Activation
+from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.dropout import Dropout
@@ -19,6 +20,7 @@ from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.part import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
+from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.striped_conv import StripedConv2d, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
@@ -338,12 +340,19 @@ def _slice(draft: Draft, cut: Cut) -> bool:
     return True
 
 
+def _whole_samples(draft: Draft, cut: Cut) -> bool:
+    """Compute own samples; a cut within samples is not followed."""
+    return False
+
+
 FOLLOWERS: dict[type[Layer], Follower] = {
     Activation: _each,
     Add: _each,
     BatchNorm: _batch_norm,
+    ClassToken: _whole_samples,
     Concat: _concat,
     Conv2d: _convolution,
+    DotProductAttention: _whole_samples,
     Dropout: _dropout,
     Flatten: _flatten,
     AdaptiveAvgPool2d: _global_pool,
@@ -352,6 +361,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     MaxPool2d: _window,
     AvgPool2d: _window,
     Pad: _pad,
+    PositionalEmbedding: _whole_samples,
     Slice: _slice,
 }
 """How layers follow a cut of their inputs."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 
+from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.fused_conv import FusedConv2d
@@ -24,7 +25,7 @@ def classify(layer: Layer) -> KernelClass:
     """Return the class of a layer's kernels.
 
     Convolutions differ by window, by channels, and by whether norms are fused with them; other
-    layers are limited by memory, except for `Linear`.
+    layers are limited by memory, except for `Linear` and attention, which multiply matrices.
     """
     if isinstance(layer, Conv2d):
         g = layer.geometry
@@ -40,6 +41,9 @@ def classify(layer: Layer) -> KernelClass:
         return KernelClass(f"{kind} fused" if fused else kind, size)
     if isinstance(layer, Linear):
         return KernelClass("linear", round(math.sqrt(layer.w.size)))
+    if isinstance(layer, DotProductAttention):  # products of (T, E) matrices
+        length, features = layer.output_shape
+        return KernelClass("linear", round(math.sqrt(length * features / layer.heads)))
     if isinstance(layer, BatchNorm | GroupNorm | NormAddReLU):
         return KernelClass("norm")
     if isinstance(layer, MaxPool2d | AvgPool2d | AdaptiveAvgPool2d):

@@ -38,6 +38,7 @@ from pydtnn.layers import (
     Tanh,
 )
 from pydtnn.model import Model
+from pydtnn.models import vit
 from pydtnn.parallel.mesh import Mesh
 from pydtnn.testing import check_plan
 from tests.model.partition.networks import resnet8
@@ -149,6 +150,10 @@ NETS: dict[str, tuple[Callable[[], Any], Any]] = {
         (11, 10, 2),
     ),
     "rows": (lambda: [first(), Reshape((-1, 6)), Linear(5), Tanh(), head()], IMAGE),
+    "tokens": (
+        lambda: [vit(8, 2, 2, 3, (9, 9, 3), patch=3, dropout=0.2, attention_dropout=0.2)],
+        (9, 9, 3),
+    ),
     "vectors": (
         lambda: [Linear(7), ReLU(), Residual(Sequential(Linear(7), GELU(), Linear(7))), Linear(3)],
         (6,),
@@ -160,6 +165,7 @@ MIXED = [
 ]
 NOT_CUT = {("vectors", "spatial"), ("vectors", "width")}
 QUICK = {("dropout", "data"), ("norms", "spatial"), ("groups", "filter"), ("several", "alternate")}
+QUICK |= {("tokens", "alternate"), ("tokens", "data")}
 QUICK |= {("custom", "spatial"), ("slices", "spatial"), ("pools", "width"), ("rows", "data")}
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from pydtnn.comm import run_threads
-from pydtnn.layers import BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers import (
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    MultiHeadAttention,
+    ReLU,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.perfmodel.compute import AnalyticCosts, Label
 from pydtnn.perfmodel.compute.algorithms import work_of
@@ -132,6 +141,11 @@ def test_layers_are_classified_by_their_kernels() -> None:
     assert found["depthwise"] == KernelClass("conv depthwise", 64)
     assert found["fc"].name == "linear"
     assert found["pool"] == KernelClass("pool")
+
+
+def test_attention_is_classified_as_its_products_of_matrices() -> None:
+    model = Model(MultiHeadAttention(2, name="a"), (50, 64), backend="numpy")
+    assert classify(model.layers["a.attention"]) == KernelClass("linear", 40)  # 50 x 32
 
 
 def test_rates_are_interpolated_on_logarithmic_scales() -> None:

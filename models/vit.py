@@ -1,0 +1,129 @@
+"""Vision transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pydtnn.layers import (
+    GELU,
+    ClassToken,
+    Conv2d,
+    Dropout,
+    Flatten,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    Net,
+    PositionalEmbedding,
+    Reshape,
+    Residual,
+    Sequential,
+    Slice,
+)
+from pydtnn.models.images import image_size, is_small
+from pydtnn.utils.validate import whole
+
+EPSILON = 1e-6
+"""Of layer norms, as in the published code."""
+
+
+def vit(
+    width: int,
+    depth: int,
+    heads: int,
+    classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    patch: int | None = None,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+) -> Sequential:
+    """Patches of an image as a sequence, blocks of attention and an MLP, a class token.
+
+    Parameters
+    ----------
+    width : int
+        Features of a position; the MLPs have four times as many.
+    depth : int
+        Blocks.
+    heads : int
+        Must divide `width`.
+    classes : int
+    input_shape : tuple of int
+        Images ``(H, W, C)`` with multiples of `patch` as sides.
+    patch : int, optional
+        Side of a patch, in pixels; by default 16, and 4 for images below 64 x 64.
+    dropout : float
+        Rate after the positional embedding and after each layer of an MLP and each attention.
+    attention_dropout : float
+        Rate of dropped attention weights.
+
+    Returns
+    -------
+    Sequential
+        Gives logits ``(N, classes)``.
+
+    Raises
+    ------
+    ValueError
+        If patches do not fit into the image, or heads into the width.
+
+    References
+    ----------
+    Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021, section 3.1 and table 1. Touvron
+    et al., "Training data-efficient image transformers", ICML 2021, table 1, for the small and the
+    tiny one.
+    """
+    if patch is None:
+        patch = 4 if len(input_shape) == 3 and is_small(input_shape) else 16
+    patch = whole("vit", "patch", patch, at_least=1)
+    height, columns = image_size("vit", input_shape, at_least=patch)
+    if height % patch or columns % patch:
+        raise ValueError(
+            f"vit: the sides of images must be multiples of patch={patch}, got {height} x {columns}"
+        )
+    embedding = Sequential(
+        Conv2d(width, patch, stride=patch, initializer="lecun_normal", name="conv"),
+        Reshape((-1, width), name="reshape"),
+        ClassToken(name="class"),
+        PositionalEmbedding(name="position"),
+        *_dropout(dropout, "dropout"),
+        name="embedding",
+    )
+    blocks = (_block(width, heads, dropout, attention_dropout, f"block{i}") for i in range(depth))
+    head = Sequential(
+        Slice(slice(0, 1), name="slice"),  # the class token; norms are those of single positions
+        Flatten(name="flatten"),
+        LayerNorm(epsilon=EPSILON, name="norm"),
+        Linear(classes, name="fc"),
+        name="head",
+    )
+    return Sequential(embedding, *blocks, head)
+
+
+def _block(width: int, heads: int, dropout: float, attention_dropout: float, name: str) -> Net:
+    attention = Sequential(
+        LayerNorm(epsilon=EPSILON, name="norm1"),
+        MultiHeadAttention(heads, dropout=attention_dropout, name="attention"),
+        *_dropout(dropout, "dropout1"),
+        name="",
+    )
+    mlp = Sequential(
+        LayerNorm(epsilon=EPSILON, name="norm2"),
+        Linear(4 * width, name="fc1"),
+        GELU(name="gelu"),
+        *_dropout(dropout, "dropout2"),
+        Linear(width, name="fc2"),
+        *_dropout(dropout, "dropout3"),
+        name="",
+    )
+    return Sequential(Residual(attention, name=""), Residual(mlp, name=""), name=name)
+
+
+def _dropout(rate: float, name: str) -> list[Net]:
+    return [Dropout(rate, name=name)] if rate else []
+
+
+vit_tiny = partial(vit, 192, 12, 3)
+vit_small = partial(vit, 384, 12, 6)
+vit_b16 = partial(vit, 768, 12, 12)

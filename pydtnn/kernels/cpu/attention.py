@@ -1,0 +1,72 @@
+"""Compiled attention, which stores no matrix of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels.cpu._attention import AttentionKernels
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.reference import attention as reference
+from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.family import Array
+
+WORD = 0xFFFFFFFF
+
+
+class Attention(Compiled, reference.Attention):
+    """Attention on the CPU; shapes as in the reference."""
+
+    table = AttentionKernels
+
+    def forward(
+        self,
+        qkv: Array,
+        heads: int,
+        *,
+        out: Array,
+        log_sums: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
+        if not (native(out, qkv) and native(log_sums, out)):
+            return super().forward(
+                qkv, heads, out=out, log_sums=log_sums, causal=causal, dropout=dropout
+            )
+        self.kernels.forward(
+            contiguous(qkv), heads, causal, _numbers(dropout), out, log_sums, self.threads
+        )
+
+    def backward(
+        self,
+        dy: Array,
+        qkv: Array,
+        y: Array,
+        log_sums: Array,
+        heads: int,
+        *,
+        out: Array,
+        causal: bool = False,
+        dropout: Dropped | None = None,
+    ) -> None:
+        """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
+        if not native(out, dy, qkv, y, log_sums):
+            return super().backward(
+                dy, qkv, y, log_sums, heads, out=out, causal=causal, dropout=dropout
+            )
+        arrays = map(contiguous, (dy, qkv, y, log_sums))
+        self.kernels.backward(*arrays, heads, causal, _numbers(dropout), out, self.threads)
+
+
+def _numbers(dropout: Dropped | None) -> tuple[Any, ...] | None:
+    """Return samples, seed, stream, epoch, threshold and factor as the kernels take them."""
+    if dropout is None:
+        return None
+    rate, seed, stream, epoch, samples = dropout
+    return (
+        np.require(samples, np.int64, ["C", "A"]),
+        *(seed & WORD, stream & WORD, epoch & WORD),
+        *(int(rate * 2.0**32), 1 / (1 - rate)),
+    )

@@ -1,0 +1,101 @@
+/* Gradients of attention, block by block, with weights that are computed again.
+ *
+ *   p = exp(q k' / sqrt(E) - log_sums)    gemm_rows, as in forward
+ *   dp = dy v'                            gemm_rows, values turned while they are packed
+ *   ds = p (dp - sum(dy y)) / sqrt(E)     in the block
+ *   dv += p' dy, dk += ds' q              gemm_outer, rows of dy and q packed
+ *   dq += ds k                            gemm_rows, rows of k packed
+ *
+ * The sum over a row of p dp is that of dy y over the elements of the head, so a block needs no
+ * others. Blocks are ordered by keys: dv and dk of a block of keys, KEYS x E elements, stay in L1
+ * while the queries pass, and dq is in L2. Dropped weights are drawn again: p for dv and dp for ds
+ * are multiplied by the same mask. Five products of the size of forward's two.
+ *
+ * Idea: Dao et al., "FlashAttention", NeurIPS 2022, appendix B.2 and algorithm 4.
+ */
+#include "attention_parts.h"
+#include "functions.h"
+#include "lanes.h"
+
+/* Turn a block of scores into weights for dv, and one of dp into ds. */
+static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
+                          ptrdiff_t query, ptrdiff_t queries, ptrdiff_t first, ptrdiff_t keys,
+                          const real *log_sums, const real *dot, real scale, real *p, real *dp) {
+    real factor[KEYS] __attribute__((aligned(64)));
+    for (ptrdiff_t i = 0; i < queries; i++) {
+        real *weight = p + i * KEYS, *gradient = dp + i * KEYS;
+        const ptrdiff_t seen = keys_seen(s, query + i, first, keys);
+        if (s->samples) NAME(attention_mask)(s, sample, head, query + i, first, seen, factor);
+        for (ptrdiff_t j = 0; j < seen; j += LANES) {
+            const ptrdiff_t n = smaller(seen - j, LANES);
+            const vec kept = s->samples ? vload(factor + j) : vset(1);
+            const vec w = vexp(load(weight + j, n) - log_sums[i]);
+            store(gradient + j, w * (load(gradient + j, n) * kept - dot[i]) * scale, n);
+            store(weight + j, w * kept, n);
+        }
+        memset(weight + seen, 0, (size_t)(keys - seen) * sizeof(real));
+        memset(gradient + seen, 0, (size_t)(keys - seen) * sizeof(real));
+    }
+}
+
+/* Sum of dy y of each row. */
+static void row_dots(const struct attention_shape *s, const real *dy, const real *y, real *dot) {
+    for (ptrdiff_t i = 0; i < s->length; i++) {
+        vec sum = vzero();
+        for (ptrdiff_t e = 0; e < s->width; e += LANES) {
+            const ptrdiff_t n = smaller(s->width - e, LANES);
+            sum += load(dy + e, n) * load(y + e, n);
+        }
+        dot[i] = vsum(sum);
+        dy += s->heads * s->width;
+        y += s->heads * s->width;
+    }
+}
+
+ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
+    return 2 * panels_size(s->width, s->length) + 3 * panels_size(s->length, s->width) +
+           2 * QUERIES * KEYS + s->length;
+}
+
+void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
+                                   ptrdiff_t head, const real *dy, const real *qkv, const real *y,
+                                   const real *log_sums, real *dqkv, real *scratch) {
+    const ptrdiff_t length = s->length, width = s->width, ldy = s->heads * width, ld = 3 * ldy;
+    const ptrdiff_t at = sample * length * ldy + head * width,
+                    at3 = sample * length * ld + head * width;
+    const real *q = qkv + at3, *k = q + ldy, *v = k + ldy;
+    real *dq = dqkv + at3, *dk = dq + ldy, *dv = dk + ldy;
+    real *keys_turned = scratch, *values_turned = keys_turned + panels_size(width, length),
+         *q_rows = values_turned + panels_size(width, length),
+         *k_rows = q_rows + panels_size(length, width),
+         *dy_rows = k_rows + panels_size(length, width), *p = dy_rows + panels_size(length, width),
+         *dp = p + QUERIES * KEYS, *dot = dp + QUERIES * KEYS;
+    const real scale = (real)(1 / __builtin_sqrt((double)width));
+    dy += at;
+    log_sums += (sample * s->heads + head) * length;
+    NAME(attention_pack_turned)(length, width, k, ld, scale, keys_turned);
+    NAME(attention_pack_turned)(length, width, v, ld, 1, values_turned);
+    NAME(attention_pack)(length, width, q, ld, q_rows);
+    NAME(attention_pack)(length, width, k, ld, k_rows);
+    NAME(attention_pack)(length, width, dy, ldy, dy_rows);
+    row_dots(s, dy, y + at, dot);
+    for (ptrdiff_t j = 0; j < length; j += KEYS) {
+        const ptrdiff_t keys = smaller(length - j, KEYS);
+        const ptrdiff_t start = s->causal ? j / QUERIES * QUERIES : 0; /* those before see none */
+        for (ptrdiff_t i = start; i < length; i += QUERIES) {
+            const ptrdiff_t queries = smaller(length - i, QUERIES);
+            NAME(attention_product)(queries, keys, width, q + i * ld, ld, keys_turned + j * width,
+                                    width, 0, p, KEYS, 0);
+            NAME(attention_product)(queries, keys, width, dy + i * ldy, ldy,
+                                    values_turned + j * width, width, 0, dp, KEYS, 0);
+            differentiate(s, sample, head, i, queries, j, keys, log_sums + i, dot + i, scale, p,
+                          dp);
+            NAME(attention_outer)(keys, width, queries, p, KEYS, dy_rows, length, i, dv + j * ld,
+                                  ld, i > start);
+            NAME(attention_outer)(keys, width, queries, dp, KEYS, q_rows, length, i, dk + j * ld,
+                                  ld, i > start);
+            NAME(attention_product)(queries, width, keys, dp, KEYS, k_rows, length, j, dq + i * ld,
+                                    ld, j > 0);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+"""Scaled dot-product attention, and multi-head attention with its projections."""
+
+from __future__ import annotations
+
+from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.family import Array
+from pydtnn.kernels.reference.random import stream
+from pydtnn.layers.base import Layer, Saved, Shape, StepContext
+from pydtnn.layers.blocks import Block, Graph
+from pydtnn.layers.cost import Cost
+from pydtnn.layers.linear import Linear
+from pydtnn.layers.node import Node
+from pydtnn.utils.validate import number, truth, whole
+
+
+class DotProductAttention(Layer):
+    """``softmax(q k' / sqrt(E)) v`` of each head, where q, k and v are thirds of the input.
+
+    Dropout sets weights, the results of softmax, to zero. The mask is a function of (seed, this
+    layer's name, epoch, sample), as that of `Dropout`.
+
+    Parameters
+    ----------
+    heads : int
+    causal : bool
+        Whether a position has no weights for the positions after it.
+    dropout : float
+        Rate of dropped weights in training, in [0, 1).
+
+    Notes
+    -----
+    Input ``(N, T, 3 D)``: the queries of all heads, then the keys, then the values, each of ``E = D
+    / heads`` elements per head. Output ``(N, T, D)``.
+
+    References
+    ----------
+    Vaswani et al., "Attention is all you need", NeurIPS 2017, section 3.2. Dao et al.,
+    "FlashAttention", NeurIPS 2022, for what is saved: a number per row instead of the weights.
+    """
+
+    saves = ("input", "output")
+    new_output = new_gradient = takes_16_bits = True
+
+    def __init__(
+        self,
+        heads: int,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.heads = whole(who, "heads", heads, at_least=1)
+        self.causal = truth(who, "causal", causal)
+        self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
+
+    def build(self, *shapes: Shape) -> Shape:
+        """Check that the input has queries, keys and values of all heads."""
+        shape = self.single(shapes)
+        if len(shape) != 2 or shape[1] % (3 * self.heads):
+            raise self.fail(
+                f"expected queries, keys and values of shape (T, 3 D) with D a multiple of "
+                f"heads={self.heads}, got {shape}"
+            )
+        self.stream = stream(str(self.name))
+        return shape[0], shape[1] // 3
+
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+        """Compute the output, and the logarithm of each row's sum of exponentials."""
+        (x,) = xs
+        length, _ = self.output_shape
+        y = self.empty(len(x), self.output_shape)
+        log_sums = self.backend.empty((len(x), self.heads, length), self.parameter_dtype)
+        dropout = self._dropped(context)
+        self.backend.attention.forward(
+            x, self.heads, out=y, log_sums=log_sums, causal=self.causal, dropout=dropout
+        )
+        return y, (x, y, log_sums, dropout)
+
+    def backward(self, dy: Array, saved: Saved) -> Array:
+        """Compute the weights again, and the gradients of queries, keys and values."""
+        x, y, log_sums, dropout = saved
+        dx = self.empty(len(x), self.input_shapes[0])
+        self.backend.attention.backward(
+            dy, x, y, log_sums, self.heads, out=dx, causal=self.causal, dropout=dropout
+        )
+        return dx
+
+    def _dropped(self, context: StepContext) -> Dropped | None:
+        """Return the key of the mask in training."""
+        if not context.training or self.dropout == 0:
+            return None
+        if context.samples is None:
+            raise self.fail("training requires the ids of the samples; set StepContext.samples")
+        samples = self.backend.to_numpy(context.samples)
+        return Dropped(self.dropout, context.seed, self.stream, int(context.epoch), samples)
+
+    def cost(self, batch: int) -> Cost:
+        """Two products, a scale and a softmax (5) forward; four products, 4 and a scale backward.
+
+        Each product is ``2 E`` operations for a weight of a head. Those that compute the weights
+        again in backward do not count. Dropout is a comparison and a product per weight in both
+        directions.
+        """
+        (length, features), (inputs, outputs) = self.output_shape, self.elements(batch)
+        seen = length * (length + 1) // 2 if self.causal else length * length
+        weights, dropped = batch * self.heads * seen, 2 * (self.dropout > 0)
+        products = 2 * batch * seen * features
+        sums = batch * self.heads * length * self.parameter_dtype.itemsize
+        return Cost(
+            2 * products + (6 + dropped) * weights,
+            4 * products + (5 + dropped) * weights,
+            (inputs + outputs) * self.dtype.itemsize + sums,
+            2 * (inputs + outputs) * self.dtype.itemsize + sums,
+        )
+
+
+class MultiHeadAttention(Block):
+    """Self-attention: a projection to queries, keys and values, attention, an output projection.
+
+    Parameters
+    ----------
+    heads : int
+        Must divide the features.
+    causal : bool
+        Whether a position does not depend on the positions after it.
+    dropout : float
+        Rate of dropped attention weights in training, in [0, 1).
+    bias : bool
+        Whether the projections have biases.
+    name : str, optional
+
+    Raises
+    ------
+    ValueError
+        If the input is not of shape (T, D), or `heads` does not divide D.
+
+    Notes
+    -----
+    Input and output ``(N, T, D)``. Parameters, with their names in `torch.nn.MultiheadAttention`:
+    ``in_proj.w (3 D, D)`` (in_proj_weight), ``in_proj.b (3 D,)`` (in_proj_bias), ``out_proj.w (D,
+    D)`` (out_proj.weight), ``out_proj.b (D,)`` (out_proj.bias).
+
+    References
+    ----------
+    Vaswani et al., "Attention is all you need", NeurIPS 2017, section 3.2.2.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        who = type(self).__name__
+        self.heads = whole(who, "heads", heads, at_least=1)
+        self.causal = truth(who, "causal", causal)
+        self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
+        self.bias = truth(who, "bias", bias)
+        self._parts: tuple[Layer, ...] = ()
+
+    def wire(self, graph: Graph, *inputs: Node) -> Node:
+        """Connect the projections and the attention; a second use shares their parameters."""
+        shapes = " and ".join(str(node.shape) for node in inputs)
+        if len(inputs) != 1 or len(inputs[0].shape) != 2:
+            raise ValueError(
+                f"MultiHeadAttention: expected one input of shape (T, D), got {shapes}"
+            )
+        (x,), features = inputs, inputs[0].shape[-1]
+        if features % self.heads:
+            raise ValueError(
+                f"MultiHeadAttention: heads must divide the {features} features of the input "
+                f"{x.shape}, got {self.heads}"
+            )
+        self._parts = self._parts or (
+            Linear(3 * features, bias=self.bias, name="in_proj"),
+            DotProductAttention(
+                self.heads, causal=self.causal, dropout=self.dropout, name="attention"
+            ),
+            Linear(features, bias=self.bias, name="out_proj"),
+        )
+        for part in self._parts:
+            x = graph.add(part, x)
+        return x

@@ -1,0 +1,205 @@
+"""Attention against the reference on every instruction set, and the reference against loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend
+from pydtnn.kernels.reference import Attention
+from pydtnn.kernels.reference.attention import Dropped
+from pydtnn.kernels.reference.random import stream
+from tests.kernels.checks import numeric_gradient, same_for_all_threads
+from tests.kernels.guarded import assert_close, assert_guards_hold, guarded
+
+REFERENCE = Attention(np)
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+"""In norm: sums of up to 300 products, and exponentials."""
+
+SIZES = [  # samples, positions, heads, elements of a head
+    (1, 1, 1, 1),
+    (3, 1, 2, 5),
+    (0, 5, 2, 3),
+    (2, 13, 3, 1),
+    (2, 7, 1, 9),
+    (3, 31, 2, 16),
+    (1, 56, 2, 33),  # a block of queries
+    (1, 57, 3, 32),
+    (1, 128, 1, 17),  # a block of keys
+    (1, 129, 2, 48),
+    (2, 197, 3, 64),
+    (1, 300, 1, 70),
+]
+
+
+def operands(rng: np.random.Generator, size: tuple[int, int, int, int]) -> dict[str, np.ndarray]:
+    """Float64 arrays qkv and dy; the scores have a deviation of about 2."""
+    n, length, heads, width = size
+    shape = (n, length, heads * width)
+    return {
+        "qkv": 1.5 * rng.standard_normal((*shape[:2], 3 * shape[2])),
+        "dy": rng.standard_normal(shape),
+    }
+
+
+def run(
+    attention: Attention, heads: int, arrays: dict[str, np.ndarray], **options: Any
+) -> dict[str, np.ndarray]:
+    """Both kernels on guarded copies, into outputs full of NaN."""
+    qkv, dy = guarded(arrays["qkv"]), guarded(arrays["dy"])
+    y, dqkv = guarded(np.full_like(dy, np.nan)), guarded(np.full_like(qkv, np.nan))
+    log_sums = guarded(np.full((len(qkv), heads, qkv.shape[1]), np.nan, qkv.dtype))
+    attention.forward(qkv, heads, out=y, log_sums=log_sums, **options)
+    attention.backward(dy, qkv, y, log_sums, heads, out=dqkv, **options)
+    results = {"y": y, "log_sums": log_sums, "dqkv": dqkv}
+    for array in results.values():
+        assert_guards_hold(array)
+    return results
+
+
+def dropped(samples: int, rate: float = 0.3) -> Dropped:
+    return Dropped(rate, 2**32 + 11, stream("attention"), 5, 3 * np.arange(samples) + 2**33)
+
+
+OPTIONS = [{}, {"causal": True}, {"dropout": 0.3}, {"causal": True, "dropout": 0.7}]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_kernels_agree_with_the_reference(
+    cpu_backend: Backend,
+    rng: np.random.Generator,
+    size: tuple[int, int, int, int],
+    options: dict[str, Any],
+    dtype: Any,
+) -> None:
+    if "dropout" in options:
+        options = {**options, "dropout": dropped(size[0], options["dropout"])}
+    arrays = {name: array.astype(dtype) for name, array in operands(rng, size).items()}
+    exact = {name: array.astype(np.float64) for name, array in arrays.items()}
+    expected = run(REFERENCE, size[2], exact, **options)
+    for name, value in run(cpu_backend.attention, size[2], arrays, **options).items():
+        assert value.dtype == dtype
+        assert_close(value, expected[name], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_computes_the_sums_of_the_definition(
+    rng: np.random.Generator, causal: bool
+) -> None:
+    n, length, heads, width = 2, 5, 2, 3
+    qkv = rng.standard_normal((n, length, 3 * heads * width))
+    y, log_sums = np.empty((n, length, heads * width)), np.empty((n, heads, length))
+    REFERENCE.forward(qkv, heads, out=y, log_sums=log_sums, causal=causal)
+    parts = qkv.reshape(n, length, 3, heads, width)
+    for sample, head, i in np.ndindex(n, heads, length):
+        q, k, v = (parts[sample, :, part, head] for part in range(3))
+        seen = i + 1 if causal else length
+        e = np.array([np.exp(q[i] @ k[j] / width**0.5) for j in range(seen)])
+        assert log_sums[sample, head, i] == pytest.approx(np.log(e.sum()), rel=1e-12)
+        expected = sum(e[j] / e.sum() * v[j] for j in range(seen))
+        own = y[sample, i, head * width : (head + 1) * width]
+        np.testing.assert_allclose(own, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_are_those_of_differences(
+    cpu_backend: Backend, rng: np.random.Generator, options: dict[str, Any]
+) -> None:
+    size = (2, 5, 2, 3)
+    if "dropout" in options:
+        options = {**options, "dropout": dropped(size[0], options["dropout"])}
+    arrays = operands(rng, size)
+
+    def forward(qkv: np.ndarray) -> np.ndarray:
+        return run(REFERENCE, size[2], {**arrays, "qkv": qkv}, **options)["y"]
+
+    gradient = run(cpu_backend.attention, size[2], arrays, **options)["dqkv"]
+    expected = numeric_gradient(forward, arrays["qkv"], arrays["dy"])
+    np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [(2, 197, 3, 64), (5, 31, 2, 7)], ids=str)
+def test_the_number_of_threads_does_not_change_a_byte(
+    cpu_backend: Backend, rng: np.random.Generator, size: tuple[int, int, int, int]
+) -> None:
+    arrays = {name: array.astype("float32") for name, array in operands(rng, size).items()}
+
+    def results(backend: Backend) -> list[np.ndarray]:
+        return [*run(backend.attention, size[2], arrays, causal=True).values()]
+
+    same_for_all_threads(cpu_backend, results)
+
+
+def test_a_causal_position_does_not_depend_on_those_after_it(
+    cpu_backend: Backend, rng: np.random.Generator
+) -> None:
+    arrays = operands(rng, (1, 150, 2, 8))
+    before = run(cpu_backend.attention, 2, arrays, causal=True)["y"]
+    arrays["qkv"][:, 140:] *= 3
+    after = run(cpu_backend.attention, 2, arrays, causal=True)["y"]
+    np.testing.assert_array_equal(after[:, :140], before[:, :140])
+    assert (after[:, 141:] != before[:, 141:]).any()
+
+
+def test_scores_far_from_zero_neither_overflow_nor_vanish(cpu_backend: Backend) -> None:
+    n, length, heads, width = 1, 140, 1, 4
+    rng = np.random.default_rng(0)
+    qkv = rng.standard_normal((n, length, 3 * width)).astype("float32")
+    qkv[..., : 2 * width] *= 30  # scores of some thousands
+    arrays = {"qkv": qkv, "dy": rng.standard_normal((n, length, width)).astype("float32")}
+    exact = {name: array.astype("float64") for name, array in arrays.items()}
+    value = run(cpu_backend.attention, heads, arrays)
+    expected = run(REFERENCE, heads, exact)
+    assert np.abs(expected["log_sums"]).max() > 1000
+    assert all(np.isfinite(array).all() for array in value.values())
+    # scores of 3000 have a last place of 2.4e-4, which is the relative error of weights
+    assert_close(value["y"], expected["y"], 1e-3)
+
+
+def test_weights_are_dropped_at_the_rate_by_sample_and_head(rng: np.random.Generator) -> None:
+    n, length, heads, rate = 4, 30, 2, 0.3
+    qkv = np.zeros((n, length, 3 * heads * length))
+    values = np.broadcast_to(np.eye(length), (n, heads, length, length))
+    qkv[..., 2 * heads * length :] = values.transpose(0, 2, 1, 3).reshape(n, length, -1)
+    y, log_sums = np.empty((n, length, heads * length)), np.empty((n, heads, length))
+    key = dropped(n, rate)
+    REFERENCE.forward(qkv, heads, out=y, log_sums=log_sums, dropout=key)
+    kept = y.reshape(n, length, heads, length) != 0  # y is the weights: 1 / length, or dropped
+    np.testing.assert_allclose(y[y != 0], 1 / length / (1 - rate), rtol=1e-12)
+    # 7200 draws: the standard error is 0.0054
+    assert abs(kept.mean() - (1 - rate)) < 0.022
+    rows = kept.transpose(0, 2, 1, 3).reshape(n * heads * length, length)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    again = np.empty_like(y[2:])
+    later = key._replace(samples=key.samples[2:])
+    REFERENCE.forward(qkv[2:], heads, out=again, log_sums=log_sums[2:], dropout=later)
+    np.testing.assert_array_equal(again, y[2:])
+
+
+def test_arrays_that_are_not_contiguous_and_other_types_give_the_same(
+    cpu_backend: Backend, rng: np.random.Generator
+) -> None:
+    arrays = operands(rng, (4, 9, 2, 5))
+    expected = run(REFERENCE, 2, {name: array[::2] for name, array in arrays.items()})
+    for dtype, tolerance in (("float64", 1e-12), ("float16", 1e-2)):
+        qkv, dy = (arrays[name].astype(dtype)[::2] for name in ("qkv", "dy"))
+        y, dqkv = np.empty_like(dy), np.empty_like(qkv)
+        log_sums = np.empty((2, 2, 9), "float32" if dtype == "float16" else dtype)
+        cpu_backend.attention.forward(qkv, 2, out=y, log_sums=log_sums)
+        cpu_backend.attention.backward(dy, qkv, y, log_sums, 2, out=dqkv)
+        for value, name in ((y, "y"), (log_sums, "log_sums"), (dqkv, "dqkv")):
+            assert_close(value.astype("float64"), expected[name], tolerance)
+
+
+def test_arrays_of_the_wrong_size_are_refused(cpu_backend: Backend) -> None:
+    qkv, y, sums = np.zeros((2, 5, 18)), np.zeros((2, 5, 6)), np.zeros((2, 3, 5))
+    with pytest.raises(ValueError, match=r"30 elements, .* \(2, 5, 6\)"):
+        cpu_backend.attention.forward(qkv[:1], 3, out=y, log_sums=sums)
+    with pytest.raises(ValueError, match=r"30 elements, .* \(1, 3, 5\)"):
+        cpu_backend.attention.forward(qkv, 3, out=y, log_sums=sums[:1])
+    with pytest.raises(ValueError, match="60 elements"):
+        cpu_backend.attention.backward(y[:1], qkv, y, sums, 3, out=np.empty_like(qkv))

@@ -13,8 +13,20 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
 from pydtnn.models.cnn import cnn
+from pydtnn.models.densenet import (
+    cifar_densenet,
+    densenet40,
+    densenet100,
+    densenet121,
+    densenet161,
+    densenet169,
+    densenet201,
+    imagenet_densenet,
+)
+from pydtnn.models.googlenet import googlenet
 from pydtnn.models.inception import inception_v3
 from pydtnn.models.mlp import mlp
+from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
 from pydtnn.models.resnet import (
     cifar_resnet,
     imagenet_resnet,
@@ -30,6 +42,7 @@ from pydtnn.models.resnet import (
     resnet110,
     resnet152,
     resnet1202,
+    resnext50,
 )
 from pydtnn.models.vgg import (
     vgg,
@@ -70,10 +83,20 @@ MODELS: dict[str, Callable[..., Block]] = {
     "resnet50": resnet50,
     "resnet101": resnet101,
     "resnet152": resnet152,
+    "resnext50": resnext50,
+    "densenet40": densenet40,
+    "densenet100": densenet100,
+    "densenet121": densenet121,
+    "densenet161": densenet161,
+    "densenet169": densenet169,
+    "densenet201": densenet201,
+    "googlenet": googlenet,
     "inception_v3": inception_v3,
     "vit_tiny": vit_tiny,
     "vit_small": vit_small,
     "vit_b16": vit_b16,
+    "mobilenet_v1": mobilenet_v1,
+    "mobilenet_v2": mobilenet_v2,
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
@@ -114,12 +137,23 @@ def create_net(
 __all__ = [
     "MODELS",
     "alexnet",
+    "cifar_densenet",
     "cifar_resnet",
     "cnn",
     "create_net",
+    "densenet40",
+    "densenet100",
+    "densenet121",
+    "densenet161",
+    "densenet169",
+    "densenet201",
+    "googlenet",
+    "imagenet_densenet",
     "imagenet_resnet",
     "inception_v3",
     "mlp",
+    "mobilenet_v1",
+    "mobilenet_v2",
     "resnet101",
     "resnet110",
     "resnet1202",
@@ -132,6 +166,7 @@ __all__ = [
     "resnet44",
     "resnet50",
     "resnet56",
+    "resnext50",
     "vgg",
     "vgg11",
     "vgg11_bn",

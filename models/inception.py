@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydtnn.layers import (
     AvgPool2d,
-    BatchNorm,
+    Block,
     Branches,
     Concat,
-    Conv2d,
     Dropout,
     Flatten,
     GlobalAvgPool2d,
     Linear,
     MaxPool2d,
     Net,
-    ReLU,
     Sequential,
 )
+from pydtnn.models.auxiliary import Heads
 from pydtnn.models.images import image_size
+from pydtnn.models.units import unit
 
-Pair = int | tuple[int, int]
 
-
-def inception_v3(classes: int, input_shape: tuple[int, ...], *, dropout: float = 0.5) -> Sequential:
-    """Blocks of parallel convolutions, some of them 1 x n and n x 1; without the auxiliary output.
+def inception_v3(
+    classes: int, input_shape: tuple[int, ...], *, dropout: float = 0.5, auxiliary: bool = False
+) -> Block:
+    """Blocks of parallel convolutions, some of them 1 x n and n x 1.
 
     Parameters
     ----------
     classes : int
     input_shape : tuple of int
-        Images ``(H, W, C)`` of at least 75 x 75; 299 x 299 in the paper.
+        Images ``(H, W, C)`` of at least 75 x 75, with the auxiliary output 299 x 299, as in the
+        paper.
     dropout : float
         Rate before the output.
+    auxiliary : bool
+        Whether there is a second output, which reads the last block with 7 x 1 convolutions and is
+        used in training only: ``Trainer(..., auxiliary_weights=[0.4])``.
 
     Returns
     -------
-    Sequential
-        Gives logits ``(N, classes)``.
+    Block
+        Gives logits ``(N, classes)``, or two such arrays, the first of which is the main output.
+
+    Raises
+    ------
+    ValueError
+        If an image is too small.
 
     References
     ----------
     Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, Rethinking the Inception architecture for computer
-    vision, 2016, table 1 and figures 5 to 7; the widths are those of the authors' implementation.
+    vision, 2016, table 1 and figures 5 to 8; the widths are those of the authors' implementation.
     """
-    image_size("inception_v3", input_shape, at_least=75)
+    image_size("inception_v3", input_shape, at_least=299 if auxiliary else 75)
     stem = Sequential(
         _conv(32, 3, stride=2, name="conv1"),
         _conv(32, 3, name="conv2"),
@@ -54,7 +65,7 @@ def inception_v3(classes: int, input_shape: tuple[int, ...], *, dropout: float =
         MaxPool2d(3, stride=2, name="pool2"),
         name="stem",
     )
-    return Sequential(
+    parts: list[Net] = [
         stem,
         *(_square(width, f"square{i}") for i, width in enumerate((32, 64, 64))),
         _reduce_square("reduce0"),
@@ -65,22 +76,22 @@ def inception_v3(classes: int, input_shape: tuple[int, ...], *, dropout: float =
         Flatten(name="flatten"),
         Dropout(dropout, name="dropout"),
         Linear(classes, name="fc"),
-    )
+    ]
+    return Heads(*parts, heads={"row3": _auxiliary(classes)}) if auxiliary else Sequential(*parts)
 
 
-def _conv(
-    filters: int,
-    kernel: Pair,
-    *,
-    stride: int = 1,
-    padding: Pair = 0,
-    name: str | None = None,
-) -> Sequential:
+_conv = partial(unit, epsilon=1e-3)
+
+
+def _auxiliary(classes: int) -> Sequential:
+    """Figure 8."""
     return Sequential(
-        Conv2d(filters, kernel, stride=stride, padding=padding, bias=False, name="conv"),
-        BatchNorm(epsilon=1e-3, name="bn"),
-        ReLU(name="relu"),
-        name=name,
+        AvgPool2d(5, stride=3, name="pool1"),
+        _conv(128, 1, name="conv1"),
+        _conv(768, 5, name="conv2"),
+        GlobalAvgPool2d(name="pool2"),
+        Linear(classes, name="fc"),
+        name="auxiliary",
     )
 
 

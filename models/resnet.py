@@ -1,4 +1,4 @@
-"""Residual networks: the narrow ones for CIFAR and the wide ones for ImageNet."""
+"""Residual networks: the narrow ones for CIFAR, and ResNets and ResNeXts for ImageNet."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pydtnn.layers import (
 )
 from pydtnn.models.images import image_size, is_small
 from pydtnn.utils.suggest import unknown
+from pydtnn.utils.validate import whole
 
 SHORTCUTS = ("projection", "A")
 
@@ -84,7 +85,14 @@ def cifar_resnet(
     return Sequential(_stem(16, 3, 1), *stages, _head(classes))
 
 
-def imagenet_resnet(depth: int, classes: int, input_shape: tuple[int, ...]) -> Sequential:
+def imagenet_resnet(
+    depth: int,
+    classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    groups: int = 1,
+    group_width: int = 64,
+) -> Sequential:
     """Four stages of basic blocks (18, 34) or bottlenecks (50, 101, 152).
 
     The stride of a bottleneck is in its 3 x 3 convolution. For small images the stem keeps the
@@ -97,6 +105,10 @@ def imagenet_resnet(depth: int, classes: int, input_shape: tuple[int, ...]) -> S
     classes : int
     input_shape : tuple of int
         Images ``(H, W, C)`` of at least 8 x 8; below 64 x 64 they get the small stem.
+    groups : int
+        Groups of the 3 x 3 convolution of a bottleneck: more than 1 in a ResNeXt.
+    group_width : int
+        Filters of each group in the first stage; twice as many in each following one.
 
     Returns
     -------
@@ -106,26 +118,40 @@ def imagenet_resnet(depth: int, classes: int, input_shape: tuple[int, ...]) -> S
     Raises
     ------
     ValueError
-        For another depth, or an image that is too small.
+        For another depth, groups of basic blocks, or an image that is too small.
 
     References
     ----------
     He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. Goyal et al.,
-    "Accurate, Large Minibatch SGD", 2017, section 5.1, for the stride.
+    "Accurate, Large Minibatch SGD", 2017, section 5.1, for the stride. Xie et al., "Aggregated
+    Residual Transformations for Deep Neural Networks", CVPR 2017, table 1, for the groups.
     """
     if depth not in BLOCKS:
         raise ValueError(f"imagenet_resnet: depth must be one of {tuple(BLOCKS)}, not {depth}")
-    image_size(f"resnet{depth}", input_shape, at_least=8)
-    body, expansion = (_bottleneck, 4) if depth >= BOTTLENECK else (_basic, 1)
+    groups = whole("imagenet_resnet", "groups", groups, at_least=1)
+    group_width = whole("imagenet_resnet", "group_width", group_width, at_least=1)
+    bottlenecks = depth >= BOTTLENECK
+    if not bottlenecks and (groups, group_width) != (1, 64):
+        raise ValueError(
+            f"imagenet_resnet: groups and group_width must be 1 and 64 for depth {depth}, whose "
+            f"blocks have no bottlenecks, got {groups} and {group_width}; use depth {BOTTLENECK}"
+        )
+    image_size(f"{'resnet' if groups == 1 else 'resnext'}{depth}", input_shape, at_least=8)
     stages, channels = [], 64
     for i, blocks in enumerate(BLOCKS[depth], start=1):
-        filters = 64 * 2 ** (i - 1)
+        scale = 2 ** (i - 1)
+        filters = (256 if bottlenecks else 64) * scale
         parts = []
         for j in range(blocks):
             stride = 2 if i > 1 and j == 0 else 1
-            by = _shortcut("projection", channels, expansion * filters, stride)
-            parts.append(_block(body(filters, stride), by, name=str(j)))
-            channels = expansion * filters
+            body = (
+                _bottleneck(groups * group_width * scale, filters, stride, groups)
+                if bottlenecks
+                else _basic(filters, stride)
+            )
+            by = _shortcut("projection", channels, filters, stride)
+            parts.append(_block(body, by, name=str(j)))
+            channels = filters
         stages.append(Sequential(*parts, name=f"stage{i}"))
     stem = (
         _stem(64, 3, 1)
@@ -135,8 +161,16 @@ def imagenet_resnet(depth: int, classes: int, input_shape: tuple[int, ...]) -> S
     return Sequential(stem, *stages, _head(classes))
 
 
-def _conv(filters: int, kernel: int, stride: int, *, name: str) -> Conv2d:
-    return Conv2d(filters, kernel, stride=stride, padding=kernel // 2, bias=False, name=name)
+def _conv(filters: int, kernel: int, stride: int, groups: int = 1, *, name: str) -> Conv2d:
+    return Conv2d(
+        filters,
+        kernel,
+        stride=stride,
+        padding=kernel // 2,
+        groups=groups,
+        bias=False,
+        name=name,
+    )
 
 
 def _stem(filters: int, kernel: int, stride: int, *pool: Net) -> Sequential:
@@ -154,15 +188,15 @@ def _basic(filters: int, stride: int) -> list[Net]:
     ]
 
 
-def _bottleneck(filters: int, stride: int) -> list[Net]:
+def _bottleneck(width: int, filters: int, stride: int, groups: int) -> list[Net]:
     return [
-        _conv(filters, 1, 1, name="conv1"),
+        _conv(width, 1, 1, name="conv1"),
         BatchNorm(name="bn1"),
         ReLU(name="relu1"),
-        _conv(filters, 3, stride, name="conv2"),
+        _conv(width, 3, stride, groups, name="conv2"),
         BatchNorm(name="bn2"),
         ReLU(name="relu2"),
-        _conv(4 * filters, 1, 1, name="conv3"),
+        _conv(filters, 1, 1, name="conv3"),
         BatchNorm(name="bn3"),
     ]
 
@@ -193,3 +227,4 @@ resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, resnet1202 = (
 resnet18, resnet34, resnet50, resnet101, resnet152 = (
     partial(imagenet_resnet, depth) for depth in BLOCKS
 )
+resnext50 = partial(imagenet_resnet, 50, groups=32, group_width=4)

@@ -9,16 +9,30 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
+from pydtnn.layers.node import nodes
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
-from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg, vit
+from pydtnn.models import (
+    MODELS,
+    cifar_densenet,
+    cifar_resnet,
+    create_net,
+    imagenet_densenet,
+    imagenet_resnet,
+    mlp,
+    vgg,
+    vit,
+)
+from pydtnn.models.auxiliary import Heads
 
 CIFAR = (32, 32, 3)
 IMAGENET = (224, 224, 3)
+INCEPTION = (299, 299, 3)
 MNIST = (28, 28, 1)
 
-# For ImageNet as torchvision lists them; cnn is the one of PyTorch's examples. The small forms are
-# those in use for CIFAR: VGG and AlexNet with one linear layer, ResNets with a 3 x 3 stem.
+# For ImageNet as torchvision and, for mobilenet_v1, Keras list them; cnn is the one of PyTorch's
+# examples. The small forms are those in use for CIFAR: VGG and AlexNet with one linear layer, the
+# others with a 3 x 3 stem, MobileNets with fewer strides.
 PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("mlp", MNIST, 10): 669_706,
     ("cnn", MNIST, 10): 1_199_882,
@@ -57,11 +71,29 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("resnet50", CIFAR, 10): 23_520_842,
     ("resnet101", CIFAR, 10): 42_512_970,
     ("resnet152", CIFAR, 10): 58_156_618,
-    ("inception_v3", (299, 299, 3), 1000): 23_834_568,
     ("vit_tiny", IMAGENET, 1000): 5_717_416,  # of the ViTs as in timm
     ("vit_small", IMAGENET, 1000): 22_050_664,
     ("vit_b16", IMAGENET, 1000): 86_567_656,
     ("vit_tiny", CIFAR, 10): 5_362_762,
+    ("resnext50", IMAGENET, 1000): 25_028_904,
+    ("resnext50", CIFAR, 10): 22_992_714,
+    ("densenet40", CIFAR, 10): 1_019_722,
+    ("densenet100", CIFAR, 10): 769_162,
+    ("densenet121", IMAGENET, 1000): 7_978_856,
+    ("densenet161", IMAGENET, 1000): 28_681_000,
+    ("densenet169", IMAGENET, 1000): 14_149_480,
+    ("densenet201", IMAGENET, 1000): 20_013_928,
+    ("densenet121", CIFAR, 10): 6_956_298,
+    ("densenet161", CIFAR, 10): 26_482_378,
+    ("densenet169", CIFAR, 10): 12_493_322,
+    ("densenet201", CIFAR, 10): 18_104_330,
+    ("googlenet", IMAGENET, 1000): 6_624_904,
+    ("googlenet", CIFAR, 10): 5_490_986,
+    ("inception_v3", INCEPTION, 1000): 23_834_568,
+    ("mobilenet_v1", IMAGENET, 1000): 4_231_976,
+    ("mobilenet_v1", CIFAR, 10): 3_217_226,
+    ("mobilenet_v2", IMAGENET, 1000): 3_504_872,
+    ("mobilenet_v2", CIFAR, 10): 2_236_682,
 }
 # 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
 OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
@@ -70,9 +102,7 @@ OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 
 def wire(net: Block, shape: tuple[int, ...]) -> Graph:
     """The graph alone: nothing is allocated."""
     graph = Graph([shape], backend=create_backend("numpy"), dtype="float32")
-    output = graph.add(net, graph.inputs[0])
-    assert not isinstance(output, tuple)
-    graph.finish([output])
+    graph.finish(nodes(graph.add(net, graph.inputs[0])))
     return graph
 
 
@@ -89,7 +119,94 @@ def test_parameters_are_as_many_as_published(key: tuple[str, tuple[int, ...], in
     name, shape, classes = key
     graph = wire(create_net(name, classes, shape), shape)
     assert parameters(graph) == PARAMETERS[key]
-    assert graph.outputs[0].shape == (classes,)
+    assert [node.shape for node in graph.outputs] == [(classes,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "count"),
+    [
+        # torchvision's resnext101_32x8d, resnext101_64x4d and wide_resnet50_2
+        ("resnet101", IMAGENET, {"groups": 32, "group_width": 8}, 88_791_336),
+        ("resnet101", IMAGENET, {"groups": 64, "group_width": 4}, 83_455_272),
+        ("resnet50", IMAGENET, {"group_width": 128}, 68_883_240),
+        # 7.0 M in table 2 of Huang et al. 2017
+        ("densenet100", CIFAR, {"bottleneck": False, "compression": 1.0}, 6_979_642),
+        # torchvision's, with auxiliary outputs
+        ("googlenet", IMAGENET, {"auxiliary": True}, 13_004_888),
+        ("inception_v3", INCEPTION, {"auxiliary": True}, 27_161_264),
+    ],
+)
+def test_options_change_the_number_of_parameters_as_published(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], count: int
+) -> None:
+    classes = 10 if shape == CIFAR else 1000
+    assert parameters(wire(create_net(name, classes, shape, **options), shape)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "millions"),
+    [
+        # table 6 of Howard et al. 2017
+        ("mobilenet_v1", 0.75, 2.6),
+        ("mobilenet_v1", 0.5, 1.3),
+        ("mobilenet_v1", 0.25, 0.5),
+        # those of timm
+        ("mobilenet_v2", 0.5, 1.97),
+        ("mobilenet_v2", 1.4, 6.11),
+    ],
+)
+def test_the_width_changes_the_number_of_parameters_as_published(
+    name: str, width: float, millions: float
+) -> None:
+    graph = wire(create_net(name, 1000, IMAGENET, width=width), IMAGENET)
+    assert round(parameters(graph) / 1e6, 2 if name == "mobilenet_v2" else 1) == millions
+
+
+def image_sizes(graph: Graph) -> list[int]:
+    """Heights of the images between the layers, each once, in order."""
+    return list(dict.fromkeys(node.shape[0] for node in graph.nodes if len(node.shape) == 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sizes"),
+    [
+        ("densenet100", CIFAR, [32, 16, 8]),
+        ("densenet121", CIFAR, [32, 16, 8, 4]),
+        ("densenet121", IMAGENET, [224, 112, 56, 28, 14, 7]),
+        ("googlenet", CIFAR, [32, 16, 8]),
+        ("googlenet", IMAGENET, [224, 112, 56, 28, 14, 7]),
+        ("mobilenet_v1", CIFAR, [32, 16, 8, 4]),
+        ("mobilenet_v1", IMAGENET, [224, 112, 56, 28, 14, 7]),
+        ("mobilenet_v2", CIFAR, [32, 16, 8, 4]),
+        ("mobilenet_v2", IMAGENET, [224, 112, 56, 28, 14, 7]),
+        ("resnext50", CIFAR, [32, 16, 8, 4]),
+        ("resnext50", IMAGENET, [224, 112, 56, 28, 14, 7]),
+    ],
+)
+def test_small_images_keep_more_of_their_size(
+    name: str, shape: tuple[int, ...], sizes: list[int]
+) -> None:
+    assert image_sizes(wire(create_net(name, 10, shape), shape)) == sizes
+
+
+def test_auxiliary_outputs_read_the_blocks_of_the_papers() -> None:
+    for name, shape, places in (
+        ("googlenet", IMAGENET, {"auxiliary1": (14, 14, 512), "auxiliary2": (14, 14, 528)}),
+        ("inception_v3", INCEPTION, {"auxiliary": (17, 17, 768)}),
+    ):
+        graph = wire(create_net(name, 10, shape, auxiliary=True), shape)
+        assert [node.shape for node in graph.outputs] == [(10,)] * (1 + len(places))
+        plain = [node.name for node in wire(create_net(name, 10, shape), shape).nodes]
+        assert [n.name for n in graph.nodes if n.name.split(".")[0] not in places] == plain
+        for head, read in places.items():
+            first = next(node for node in graph.nodes if node.name.startswith(f"{head}."))
+            assert first.inputs[0].shape == read
+
+
+def test_a_head_of_no_part_is_told() -> None:
+    part = create_net("mlp", 3, (4,))
+    with pytest.raises(ValueError, match="Heads: expected names of parts, got there"):
+        Heads(part, heads={"there": create_net("mlp", 3, (4,))})
 
 
 @pytest.mark.parametrize("depth", OPTION_A)
@@ -112,6 +229,15 @@ def test_names_tell_the_place() -> None:
     names = [node.name for node in wire(create_net("vgg16_bn", 10, CIFAR), CIFAR).nodes]
     for name in ("stage1.conv1", "stage5.bn3", "stage5.pool", "head.fc"):
         assert name in names
+    names = [node.name for node in wire(create_net("densenet100", 10, CIFAR), CIFAR).nodes]
+    for name in ("stem.conv", "block1.0.conv1", "transition2.pool", "block3.15.concat", "head.bn"):
+        assert name in names
+    names = [node.name for node in wire(create_net("mobilenet_v2", 10, CIFAR), CIFAR).nodes]
+    for name in ("stage1.0.project.bn", "stage2.1.depthwise.conv", "stage2.1.add", "head.conv"):
+        assert name in names
+    names = [node.name for node in wire(create_net("googlenet", 10, CIFAR), CIFAR).nodes]
+    for name in ("block3a.five.reduce.conv", "block3a.pool.max", "pool3", "block5b.concat", "fc"):
+        assert name in names
 
 
 def test_convolutions_before_relu_are_drawn_after_he() -> None:
@@ -133,9 +259,16 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
         ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
+        ("resnext50", (8, 9, 1), {}),
+        ("densenet40", (4, 5, 3), {"dropout": 0.2}),
+        ("densenet100", (5, 4, 1), {"growth": 6, "dropout": 0.2}),
+        ("densenet121", (8, 9, 3), {"growth": 8}),
+        ("googlenet", (8, 9, 1), {"kernel": 5}),
         ("inception_v3", (75, 76, 3), {}),
         ("vit_tiny", (8, 12, 3), {"dropout": 0.1, "attention_dropout": 0.1}),
         ("vit_small", (15, 10, 1), {"patch": 5}),
+        ("mobilenet_v1", (8, 9, 3), {"width": 0.3}),
+        ("mobilenet_v2", (8, 9, 3), {"width": 0.35}),
     ],
 )
 def test_small_inputs_go_forward_and_backward(
@@ -151,7 +284,10 @@ def test_small_inputs_go_forward_and_backward(
     assert (first.grad != 0).any(), f"nothing arrived at {first.name}"
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg11_bn", "resnet18"])
+@pytest.mark.parametrize(
+    "name",
+    ["alexnet", "vgg11_bn", "resnet18", "densenet121", "googlenet", "mobilenet_v1", "mobilenet_v2"],
+)
 @pytest.mark.parametrize("size", [64, 65, 96, 160, 224, 256])
 def test_every_size_from_64_on_fits_the_large_form(name: str, size: int) -> None:
     assert wire(create_net(name, 5, (size, size, 3)), (size, size, 3)).outputs[0].shape == (5,)
@@ -165,7 +301,20 @@ def test_images_larger_than_224_need_no_more_parameters() -> None:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("cnn", 6), ("alexnet", 29), ("vgg16", 32), ("resnet44", 4), ("resnet50", 8)],
+    [
+        ("cnn", 6),
+        ("alexnet", 29),
+        ("vgg16", 32),
+        ("resnet44", 4),
+        ("resnet50", 8),
+        ("resnext50", 8),
+        ("densenet40", 4),
+        ("densenet121", 8),
+        ("googlenet", 8),
+        ("inception_v3", 75),
+        ("mobilenet_v1", 8),
+        ("mobilenet_v2", 8),
+    ],
 )
 def test_images_that_are_too_small_are_told(name: str, least: int) -> None:
     wire(create_net(name, 3, (least, least, 1)), (least, least, 1))
@@ -174,6 +323,13 @@ def test_images_that_are_too_small_are_told(name: str, least: int) -> None:
         match=rf"{name}: images must be at least {least} x {least}, got {least} x {least - 1}; ",
     ):
         create_net(name, 3, (least, least - 1, 1))
+
+
+def test_the_auxiliary_output_of_inception_needs_large_images() -> None:
+    with pytest.raises(
+        ValueError, match="inception_v3: images must be at least 299 x 299, got 298"
+    ):
+        create_net("inception_v3", 3, (298, 299, 3), auxiliary=True)
 
 
 def test_a_vector_in_the_place_of_an_image_is_told() -> None:
@@ -226,6 +382,32 @@ def test_depths_that_do_not_exist_are_told() -> None:
         imagenet_resnet(20, 10, CIFAR)
     with pytest.raises(ValueError, match=r"vgg: depth must be one of \(11, 13, 16, 19\), not 12"):
         vgg(12, 10, CIFAR)
+    with pytest.raises(ValueError, match="cifar_densenet: depth must be 3 n \\+ 4, .* not 41"):
+        cifar_densenet(41, 10, CIFAR)
+    with pytest.raises(ValueError, match="cifar_densenet: depth must be 6 n \\+ 4, .* not 43"):
+        cifar_densenet(43, 10, CIFAR, bottleneck=True)
+    with pytest.raises(
+        ValueError, match=r"imagenet_densenet: depth must be one of \(121, .* not 1"
+    ):
+        imagenet_densenet(100, 10, CIFAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("resnet34", {"groups": 32}, "groups and group_width must be 1 and 64 for depth 34, .* 32"),
+        ("resnet50", {"groups": 0}, "imagenet_resnet: groups must be at least 1, got 0"),
+        ("densenet40", {"compression": 1.5}, "cifar_densenet: compression must be .* 1, got 1.5"),
+        ("densenet121", {"growth": 0}, "imagenet_densenet: growth must be at least 1, got 0"),
+        ("densenet40", {"dropout": 1.0}, "Dropout: rate must be .* got 1"),
+        ("googlenet", {"kernel": 4}, "googlenet: kernel must be odd, .* got 4"),
+        ("mobilenet_v1", {"width": 0}, "mobilenet_v1: width must be .* 0, got 0"),
+        ("mobilenet_v2", {"width": -1}, "mobilenet_v2: width must be .* 0, got -1"),
+    ],
+)
+def test_options_out_of_range_are_told(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_net(name, 10, CIFAR, **options)
 
 
 def test_layer_options_are_checked_by_the_layers() -> None:

@@ -57,7 +57,7 @@ def _add_batch(setup: Setup, batch: Batch, parts: Mapping[int, Totals]) -> None:
         assert number is not None
         setup.report_samples(rows.stop - rows.start)
         y, _ = model.forward(batch.inputs(model.backend, rows), CONTEXT, keep=False)
-        setup.objective.compute(y, batch.targets(rows), 1.0, parts[number])
+        setup.objective.compute(y, batch.targets(rows), 1.0, parts[number], training=False)
 
 
 def _first_broken(setup: Setup, batches: Iterator[Batch], shards: range) -> Batch:

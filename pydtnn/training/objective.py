@@ -25,13 +25,17 @@ class Objective:
     with several, "loss" is the sum, and those of output i are "output<i>.loss",
     "output<i>.accuracy" and so on.
 
+    Auxiliary outputs are those after the first, if they have weights of their own. They have the
+    loss and the targets of the first, and no metrics; the names are those of one output. Their
+    losses are part of "loss" in training only, so that an evaluation is that of the first output.
+
     Parameters
     ----------
     backend : Backend
     outputs : int
         Number of the model's outputs.
-    loss, weights, metrics
-        See `pydtnn.Trainer`.
+    loss, weights, metrics, auxiliary
+        See `pydtnn.Trainer`; `auxiliary` are the weights of auxiliary outputs.
 
     Attributes
     ----------
@@ -59,22 +63,29 @@ class Objective:
         loss: Losses,
         weights: Sequence[float] | None,
         metrics: Metrics | None,
+        auxiliary: Sequence[float] | None = None,
     ) -> None:
         self.backend = backend
-        self.losses = tuple(map(get_loss, _one_each("loss", loss, outputs)))
+        self._main = main = outputs if auxiliary is None else 1
+        losses = tuple(map(get_loss, _one_each("loss", loss, main)))
+        self.losses = losses if auxiliary is None else losses * outputs
+        if auxiliary is not None:
+            weights = _weights_with(auxiliary, weights, outputs)
         given = (1.0,) * outputs if weights is None else weights
+        name = "loss_weights" if auxiliary is None else "auxiliary_weights"
         self.weights = tuple(
-            number("Trainer", "a weight of loss_weights", weight, at_least=0)
-            for weight in _one_each("loss_weights", given, outputs)
+            number("Trainer", f"a weight of {name}", weight, at_least=0)
+            for weight in _one_each(name, given, outputs)
         )
         if metrics is None:
-            metrics = ["accuracy"] if outputs == 1 else [[] for _ in range(outputs)]
-        self.metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, outputs))
+            metrics = ["accuracy"] if main == 1 else [[] for _ in range(outputs)]
+        own_metrics = tuple(tuple(map(get_metric, own)) for own in _metrics(metrics, main))
+        self.metrics = (*own_metrics, *((),) * (outputs - main))
         self.better = {"loss": "min"}
         self.finish: dict[str, Callable[[float], float]] = {}
-        names = [] if outputs == 1 else ["loss"]
-        for i, own in enumerate(self.metrics):
-            prefix = f"output{i}." if outputs > 1 else ""
+        names = [] if main == 1 else ["loss"]
+        for i, own in enumerate(own_metrics):
+            prefix = f"output{i}." if main > 1 else ""
             self.better |= {f"{prefix}loss": "min"}
             self.better |= {f"{prefix}{metric.name}": metric.better for metric in own}
             self.finish |= {f"{prefix}{metric.name}": metric.finish for metric in own}
@@ -83,6 +94,7 @@ class Objective:
 
     def check(self, shapes: Sequence[tuple[int, ...]], targets: Sequence[Array]) -> None:
         """Raise ValueError if targets do not fit losses and metrics of outputs of these shapes."""
+        targets = self._for_each(targets)
         if len(targets) != len(self.losses):
             raise ValueError(
                 f"Trainer: expected {len(self.losses)} targets, one for each output of the model, "
@@ -95,7 +107,9 @@ class Objective:
             for metric in metrics:
                 metric.check(shape, target)
 
-    def compute(self, y: Any, target: Any, scale: Number, totals: Totals) -> Any:
+    def compute(
+        self, y: Any, target: Any, scale: Number, totals: Totals, *, training: bool = True
+    ) -> Any:
         """Add all values to `totals`; return the gradient of the scaled loss.
 
         Targets on the host are checked; those on a device must have been checked before.
@@ -106,13 +120,15 @@ class Objective:
         scale : Number
             Factor on the gradient.
         totals : Totals
+        training : bool
+            Whether the losses of auxiliary outputs are added to that of the first.
 
         Returns
         -------
         Array, or a tuple of one per output
         """
         ys = y if isinstance(y, tuple) else (y,)
-        targets = target if isinstance(target, tuple) else (target,)
+        targets = self._for_each(target if isinstance(target, tuple) else (target,))
         if isinstance(targets[0], np.ndarray):
             self.check([part.shape for part in ys], targets)
         sums: list[Number] = []
@@ -128,11 +144,34 @@ class Objective:
             terms.append(value if weight == 1 else weight * value)
             sums += [value, *own]
             dys.append(dy)
-        if len(ys) == 1:
-            totals.add(len(targets[0]), terms[0], *sums[1:])
-            return dys[0]
-        totals.add(len(targets[0]), sum(terms), *sums)
-        return tuple(dys)
+        if not training:
+            terms = terms[: self._main]
+        total = sum(terms[1:], terms[0])
+        sums = sums if self._main > 1 else sums[1 : 1 + len(self.metrics[0])]
+        totals.add(len(targets[0]), total, *sums)
+        return dys[0] if len(ys) == 1 else tuple(dys)
+
+    def _for_each(self, targets: Sequence[Array]) -> Sequence[Array]:
+        """Return a target for each output: auxiliary ones have that of the first."""
+        repeated = self._main < len(self.losses) and len(targets) == 1
+        return [*targets] * len(self.losses) if repeated else targets
+
+
+def _weights_with(
+    auxiliary: Sequence[float], weights: Sequence[float] | None, outputs: int
+) -> tuple[float, ...]:
+    """Return the weights of all outputs from those of the auxiliary ones."""
+    if weights is not None:
+        raise ValueError(
+            "Trainer: loss_weights and auxiliary_weights cannot be used together, got "
+            f"{weights!r} and {auxiliary!r}"
+        )
+    if not isinstance(auxiliary, Sequence) or len(auxiliary) != outputs - 1:
+        raise ValueError(
+            f"Trainer: auxiliary_weights must be a list of {outputs - 1}, one for each output of "
+            f"the model after the first, got {auxiliary!r}"
+        )
+    return (1.0, *auxiliary)
 
 
 def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:

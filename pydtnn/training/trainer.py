@@ -51,6 +51,9 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         none.
     loss_weights : sequence of float, optional
         Factors of the losses in the sum over several outputs; by default 1.
+    auxiliary_weights : sequence of float, optional
+        Factors of the losses of all outputs after the first, if these have its loss and its targets
+        and are not evaluated, as the auxiliary classifiers of `googlenet`.
     exchange : GradientExchange, optional
         The parallel scheme; by default gradients are summed over the ranks of an MPI launcher, if
         any, or over the axis "data" of the mesh.
@@ -65,8 +68,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         four per stage.
     pipeline_schedule : Schedule or str
         Order of the micro-batches in each stage: "1f1b", "eager_1f1b", "gpipe", or a
-        function of
-        `pydtnn.parallel.pipeline`.
+        function of `pydtnn.parallel.pipeline`.
     sync_batch_norm : bool
         Whether batch norm normalises with the statistics of the whole batch of all ranks; otherwise
         with those of each rank, micro-batch or shard.
@@ -126,6 +128,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         loss: Losses = "cross_entropy",
         metrics: Metrics | None = None,
         loss_weights: Sequence[float] | None = None,
+        auxiliary_weights: Sequence[float] | None = None,
         exchange: GradientExchange | None = None,
         mesh: Mesh | None = None,
         callbacks: Sequence[Callback] = (),
@@ -142,8 +145,9 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         checks.check_parts(model, optimizer, exchange, callbacks, metrics or ())
         self.model = model
         self.optimizer = optimizer
-        outputs = len(model.output_shapes)
-        self.objective = Objective(model.backend, outputs, loss, loss_weights, metrics)
+        self.objective = Objective(
+            model.backend, len(model.output_shapes), loss, loss_weights, metrics, auxiliary_weights
+        )
         self.setup = create_setup(
             model,
             optimizer,
@@ -169,9 +173,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self.logs = Logs()
         self.history = History()
         self.losses: list[float] = []
-        self.stop = False
         self._plan: dict[str, int] = {}
-        self._loaded = self._warned = False
+        self.stop = self._loaded = self._warned = False
         self.global_batch_size = 0
         self.totals = self.setup.new_totals()
         self.seconds = {"steps": 0.0, "communication": 0.0, "data": 0.0, "evaluation": 0.0}

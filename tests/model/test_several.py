@@ -295,6 +295,70 @@ def test_an_objective_that_does_not_fit_the_outputs_is_refused(
         Trainer(make(), SGD(0.1), **{"loss": ["cross_entropy", "mse"], **options})
 
 
+class Three(Block):
+    """A classifier with two auxiliary ones."""
+
+    def wire(self, graph: Any, *inputs: Any) -> Any:
+        hidden = graph.add(Sequential(Linear(6), Tanh(), name="hidden"), *inputs)
+        return tuple(graph.add(Linear(3, name=name), hidden) for name in ("main", "one", "two"))
+
+
+def three(comm: Communicator | None = None, **options: Any) -> Trainer:
+    model = Model(Three(), (5,), backend="numpy", dtype="float64", seed=1)
+    exchange = AllReduce(comm or Serial())
+    return Trainer(model, SGD(0.05, momentum=0.9), exchange=exchange, **options)
+
+
+def vectors(targets: int) -> tuple[ArrayDataset, ArrayDataset]:
+    """Training and validation set with the same labels once or several times."""
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(n, 5)), rng.integers(3, size=n)) for n in (21, 9)]
+    sets = (ArrayDataset(x, y if targets == 1 else (y,) * targets) for x, y in parts)
+    return next(sets), next(sets)
+
+
+@pytest.mark.threads(1, 2)
+def test_auxiliary_outputs_are_trained_with_the_first_and_not_evaluated(
+    comm: Communicator,
+) -> None:
+    auxiliary = three(comm, auxiliary_weights=[0.3, 0.4])
+    short = auxiliary.fit(*vectors(1), epochs=2, global_batch_size=8, seed=2)
+    several = three(
+        comm,
+        loss=["cross_entropy"] * 3,
+        loss_weights=[1, 0.3, 0.4],
+        metrics=[["accuracy"], [], []],
+    )
+    long = several.fit(*vectors(3), epochs=2, global_batch_size=8, seed=2)
+    np.testing.assert_array_equal(weights_of(auxiliary), weights_of(several))
+    for ours, other in zip(short, long, strict=True):
+        same = {"loss": "loss", "accuracy": "output0.accuracy"}
+        same |= {"val_loss": "val_output0.loss", "val_accuracy": "val_output0.accuracy"}
+        for name, written_out in same.items():
+            assert ours[name] == other[written_out], name
+        assert other["val_loss"] > other["val_output0.loss"] + 0.1
+        assert not any(name.startswith(("output", "val_output")) for name in ours)
+    alone = auxiliary.evaluate(vectors(1)[1])["loss"]  # in batches of another size
+    assert alone == pytest.approx(short[-1]["val_loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"auxiliary_weights": [0.3]}, r"auxiliary_weights must be a list of 2, .* got \[0.3\]"),
+        ({"auxiliary_weights": 0.3}, "auxiliary_weights must be a list of 2, .* got 0.3"),
+        ({"auxiliary_weights": [0.3, -1]}, "a weight of auxiliary_weights must be at least 0"),
+        (
+            {"auxiliary_weights": [1, 1], "loss_weights": [1, 1, 1]},
+            "loss_weights and auxiliary_weights cannot be used together",
+        ),
+    ],
+)
+def test_auxiliary_weights_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^Trainer: {words}"):
+        three(**options)
+
+
 def test_data_that_do_not_fit_the_model_are_refused() -> None:
     source = data()
     one_target = ArrayDataset(source.x, source.y[0])

@@ -24,6 +24,7 @@ from pydtnn.models.densenet import (
     imagenet_densenet,
 )
 from pydtnn.models.googlenet import googlenet
+from pydtnn.models.gpt import gpt, gpt2_small, gpt_nano
 from pydtnn.models.inception import inception_v3
 from pydtnn.models.mlp import mlp
 from pydtnn.models.mobilenet import mobilenet_v1, mobilenet_v2
@@ -92,6 +93,9 @@ MODELS: dict[str, Callable[..., Block]] = {
     "densenet201": densenet201,
     "googlenet": googlenet,
     "inception_v3": inception_v3,
+    "gpt": gpt,
+    "gpt_nano": gpt_nano,
+    "gpt2_small": gpt2_small,
     "vit_tiny": vit_tiny,
     "vit_small": vit_small,
     "vit_b16": vit_b16,
@@ -148,6 +152,9 @@ __all__ = [
     "densenet169",
     "densenet201",
     "googlenet",
+    "gpt",
+    "gpt2_small",
+    "gpt_nano",
     "imagenet_densenet",
     "imagenet_resnet",
     "inception_v3",

@@ -5,22 +5,18 @@ from __future__ import annotations
 from functools import partial
 
 from pydtnn.layers import (
-    GELU,
     ClassToken,
     Conv2d,
-    Dropout,
     Flatten,
     LayerNorm,
     Linear,
-    MultiHeadAttention,
-    Net,
     PositionalEmbedding,
     Reshape,
-    Residual,
     Sequential,
     Slice,
 )
 from pydtnn.models.images import image_size, is_small
+from pydtnn.models.transformer import block, dropouts
 from pydtnn.utils.validate import whole
 
 EPSILON = 1e-6
@@ -87,10 +83,11 @@ def vit(
         Reshape((-1, width), name="reshape"),
         ClassToken(name="class"),
         PositionalEmbedding(name="position"),
-        *_dropout(dropout, "dropout"),
+        *dropouts(dropout, "dropout"),
         name="embedding",
     )
-    blocks = (_block(width, heads, dropout, attention_dropout, f"block{i}") for i in range(depth))
+    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
+    blocks = (block(width, heads, epsilon=EPSILON, name=f"block{i}", **rates) for i in range(depth))
     head = Sequential(
         Slice(slice(0, 1), name="slice"),  # the class token; norms are those of single positions
         Flatten(name="flatten"),
@@ -99,29 +96,6 @@ def vit(
         name="head",
     )
     return Sequential(embedding, *blocks, head)
-
-
-def _block(width: int, heads: int, dropout: float, attention_dropout: float, name: str) -> Net:
-    attention = Sequential(
-        LayerNorm(epsilon=EPSILON, name="norm1"),
-        MultiHeadAttention(heads, dropout=attention_dropout, name="attention"),
-        *_dropout(dropout, "dropout1"),
-        name="",
-    )
-    mlp = Sequential(
-        LayerNorm(epsilon=EPSILON, name="norm2"),
-        Linear(4 * width, name="fc1"),
-        GELU(name="gelu"),
-        *_dropout(dropout, "dropout2"),
-        Linear(width, name="fc2"),
-        *_dropout(dropout, "dropout3"),
-        name="",
-    )
-    return Sequential(Residual(attention, name=""), Residual(mlp, name=""), name=name)
-
-
-def _dropout(rate: float, name: str) -> list[Net]:
-    return [Dropout(rate, name=name)] if rate else []
 
 
 vit_tiny = partial(vit, 192, 12, 3)

@@ -8,6 +8,7 @@ from pydtnn.kernels.reference.random import stream
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.blocks import Block, Graph
 from pydtnn.layers.cost import Cost
+from pydtnn.layers.initializers import Initializer
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.node import Node
 from pydtnn.utils.validate import number, truth, whole
@@ -129,6 +130,8 @@ class MultiHeadAttention(Block):
         Rate of dropped attention weights in training, in [0, 1).
     bias : bool
         Whether the projections have biases.
+    initializer, output_initializer : str or Initializer
+        Of the matrices of the projections.
     name : str, optional
 
     Raises
@@ -154,10 +157,13 @@ class MultiHeadAttention(Block):
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        initializer: str | Initializer = "glorot_uniform",
+        output_initializer: str | Initializer = "glorot_uniform",
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         who = type(self).__name__
+        self.initializer, self.output_initializer = initializer, output_initializer
         self.heads = whole(who, "heads", heads, at_least=1)
         self.causal = truth(who, "causal", causal)
         self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
@@ -178,11 +184,11 @@ class MultiHeadAttention(Block):
                 f"{x.shape}, got {self.heads}"
             )
         self._parts = self._parts or (
-            Linear(3 * features, bias=self.bias, name="in_proj"),
+            Linear(3 * features, bias=self.bias, initializer=self.initializer, name="in_proj"),
             DotProductAttention(
                 self.heads, causal=self.causal, dropout=self.dropout, name="attention"
             ),
-            Linear(features, bias=self.bias, name="out_proj"),
+            Linear(features, bias=self.bias, initializer=self.output_initializer, name="out_proj"),
         )
         for part in self._parts:
             x = graph.add(part, x)

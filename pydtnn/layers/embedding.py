@@ -28,7 +28,7 @@ class Embedding(Layer):
     features : int
         Length C of a vector.
     initializer : str or Initializer
-        By default a normal distribution with a variance of 1 / C.
+        By default normal with a deviation of 0.02.
     tied : bool
         Whether further uses of the layer compute logits of tokens from vectors, ``y = x w'``, with
         the same matrix (Press and Wolf, "Using the output embedding to improve language models",
@@ -54,7 +54,7 @@ class Embedding(Layer):
         tokens: int,
         features: int,
         *,
-        initializer: str | Initializer = "lecun_normal",
+        initializer: str | Initializer = "embedding",
         tied: bool = False,
         name: str | None = None,
     ) -> None:

@@ -36,7 +36,8 @@ class Linear(Family):
         out[...] = w[rows]
 
     def add_rows(self, dy: Array, rows: Array, *, out: Array, accumulate: bool = False) -> None:
-        """Add each row of `dy` (N, C) to the row ``rows[n]`` of `out` (K, C), in their order."""
+        """Add each row of `dy` (N, C) to the row ``rows[n]`` of `out` (K, C)."""
         if not accumulate:
             out[...] = 0
-        self.xp.add.at(out, rows, wide(dy))
+        for k in sorted({*rows.tolist()}):
+            out[k] += wide(dy)[rows == k].sum(axis=0)

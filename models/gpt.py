@@ -1,0 +1,89 @@
+"""GPT: transformer blocks that predict each token of a sequence from those before it."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import sqrt
+
+from pydtnn.layers import Embedding, LayerNorm, PositionalEmbedding, Sequential
+from pydtnn.layers.initializers import Normal
+from pydtnn.models.transformer import block, dropouts
+from pydtnn.utils.validate import whole
+
+DEVIATION = 0.02
+"""Standard deviation of initial weights."""
+
+
+def gpt(
+    classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    depth: int = 6,
+    heads: int = 6,
+    width: int = 384,
+    dropout: float = 0.0,
+) -> Sequential:
+    """Token and positional embeddings, blocks of causal attention and an MLP, logits.
+
+    The matrix of the logits is that of the token embedding. Initial weights are normal with a
+    deviation of 0.02, which is divided by the square root of the number of sums where the result of
+    a layer is added to its input.
+
+    Parameters
+    ----------
+    classes : int
+        Number of different tokens K.
+    input_shape : tuple of int
+        ``(T,)``, the length of a sequence.
+    depth, heads, width : int
+        Number of blocks, heads of each, and features of a position, which `heads` divides.
+    dropout : float
+        Rate after the embeddings, of attention weights and after each layer of a block.
+
+    Returns
+    -------
+    Sequential
+        Gives logits ``(N, T, K)`` of the next token at each position, from tokens ``(N, T)``.
+
+    Raises
+    ------
+    ValueError
+        If the input is not a sequence of tokens.
+
+    References
+    ----------
+    Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, section
+    2.3. Press and Wolf, "Using the output embedding to improve language models", EACL 2017.
+    """
+    if len(input_shape) != 1:
+        raise ValueError(
+            f"gpt: expected sequences of tokens, of shape (T,), got {tuple(input_shape)}; use "
+            "--dataset text, or another network for images"
+        )
+    whole("gpt", "depth", depth, at_least=1)
+    usual, last = Normal(DEVIATION), Normal(DEVIATION / sqrt(2 * depth))
+    embedding = Embedding(classes, width, initializer=usual, tied=True, name="token")
+    return Sequential(
+        embedding,
+        PositionalEmbedding(name="position"),
+        *dropouts(dropout, "dropout"),
+        *(
+            block(
+                width,
+                heads,
+                causal=True,
+                dropout=dropout,
+                attention_dropout=dropout,
+                initializer=usual,
+                last_initializer=last,
+                name=f"block{i}",
+            )
+            for i in range(depth)
+        ),
+        LayerNorm(name="norm"),
+        embedding,
+    )
+
+
+gpt_nano = partial(gpt, depth=3, heads=3, width=48)
+gpt2_small = partial(gpt, depth=12, heads=12, width=768)

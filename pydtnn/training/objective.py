@@ -179,9 +179,10 @@ def _one_each(name: str, given: Any, outputs: int) -> Sequence[Any]:
     if outputs == 1 and not isinstance(given, list | tuple):
         return [given]
     if isinstance(given, Loss | str) or not isinstance(given, Sequence) or len(given) != outputs:
+        shared = "; pass auxiliary_weights if it is that of auxiliary outputs, too"
         raise ValueError(
             f"Trainer: {name} must be a list of {outputs}, one for each output of the model, "
-            f"got {given!r}"
+            f"got {given!r}{shared if isinstance(given, Loss | str) else ''}"
         )
     return given
 

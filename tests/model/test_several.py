@@ -276,7 +276,10 @@ def test_what_is_not_finite_is_named(comm: Communicator) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "one loss": ({"loss": "mse"}, r"loss must be a list of 2, one for each output .*, got 'mse'"),
+    "one loss": (
+        {"loss": "mse"},
+        r"loss must be a list of 2, one for each output .*, got 'mse'; pass auxiliary_weights if",
+    ),
     "three losses": ({"loss": ["mse"] * 3}, r"loss must be a list of 2, one for .*got \['mse', "),
     "one weight": (
         {"loss_weights": [1.0]},

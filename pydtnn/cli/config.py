@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydtnn.cli.data_options import DataOptions
 from pydtnn.cli.device_checks import DeviceChecks
 from pydtnn.cli.exact_checks import ExactChecks
 from pydtnn.cli.mesh import read_axes
@@ -28,7 +29,13 @@ from pydtnn.utils.threads import MOST_THREADS
 
 @dataclass(frozen=True)
 class TrainConfig(
-    DeviceChecks, ExactChecks, MonitoringOptions, TraceOptions, VirtualOptions, WaitOptions
+    DataOptions,
+    DeviceChecks,
+    ExactChecks,
+    MonitoringOptions,
+    TraceOptions,
+    VirtualOptions,
+    WaitOptions,
 ):
     """Configuration of a training run; the defaults train ResNet-44 on embedded data in minutes.
 
@@ -40,32 +47,6 @@ class TrainConfig(
         If a value has a wrong type or is out of range, or options are incompatible. The message
         names the option.
     """
-
-    model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
-    model_options: dict[str, Any] = option(
-        MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
-    )
-    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
-    dataset_options: dict[str, Any] = option(
-        MODEL, {}, 'options of the data set, such as {"samples": 20000}'
-    )
-    data_dir: str | None = option(
-        MODEL,
-        str,
-        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
-        metavar="FOLDER",
-    )
-    download: bool = option(MODEL, False, "download the data if they are missing")
-    validation_split: float = option(
-        MODEL,
-        0.0,
-        "validate on this fraction of the training set instead of the test set",
-        at_least=0,
-        below=1,
-    )
-    augment: str = option(
-        MODEL, "", "augmentation of training images: crop:4,flip,cutout:8", metavar="LIST"
-    )
 
     epochs: int = option(TRAINING, 4, "passes over the training set", at_least=1)
     steps_per_epoch: int | None = option(

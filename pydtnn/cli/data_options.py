@@ -1,0 +1,45 @@
+"""Options of the network and its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydtnn.cli.options import MODEL, option
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Options of the configuration that name the network, the data set and the augmentation."""
+
+    model: str = option(MODEL, "resnet44", "name of a model, or path/to/file.py:function")
+    model_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the model, such as {"shortcut": "A"}'
+    )
+    dataset: str = option(MODEL, "synthetic", "name of a data set, or path/to/file.py:function")
+    dataset_options: dict[str, Any] = option(
+        MODEL, {}, 'options of the data set, such as {"samples": 20000}'
+    )
+    data_dir: str | None = option(
+        MODEL,
+        str,
+        "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
+        metavar="FOLDER",
+    )
+    download: bool = option(MODEL, False, "download the data if they are missing")
+    image_size: int | None = option(
+        MODEL,
+        int,
+        "height and width of samples, to which images from files are resized and cropped",
+        at_least=1,
+    )
+    validation_split: float = option(
+        MODEL,
+        0.0,
+        "validate on this fraction of the training set instead of the test set",
+        at_least=0,
+        below=1,
+    )
+    augment: str = option(
+        MODEL, "", "augmentation of training images: crop:4,flip,cutout:8", metavar="LIST"
+    )

@@ -220,7 +220,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.trace is not None:
         check_folder(config.trace, comm, "--trace")
-    if config.download:
+    if config.download or config.stage is not None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             _together(comm, fetch_data, config, comm)

@@ -26,6 +26,12 @@ class DataOptions:
         "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
         metavar="FOLDER",
     )
+    stage: str | None = option(
+        MODEL,
+        str,
+        "copy the shards to this folder of each host first, such as /local/me, and read them there",
+        metavar="FOLDER",
+    )
     download: bool = option(MODEL, False, "download the data if they are missing")
     image_size: int | None = option(
         MODEL,

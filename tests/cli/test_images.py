@@ -123,3 +123,23 @@ def test_a_size_makes_samples_of_all_images(
     assert main([*OPTIONS, "--image-size=8"]) == 1
     error = only_line(capsys.readouterr().err)
     assert "--image-size: synthetic has no parameter `image_size`; omit it or use folder" in error
+
+
+def test_ranks_train_on_the_copy_that_one_of_them_makes(
+    tmp_path: Path, mpiexec: Callable[..., Finished], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = tmp_path / "local"
+    arguments = [*OPTIONS, *write_sources(tmp_path, "png")["shards"], f"--stage={local}"]
+    weights = [tmp_path / f"{ranks}.safetensors" for ranks in (1, 2)]
+    done = mpiexec(
+        2, [*TRAIN, *arguments, f"--output-dir={tmp_path / 'b'}", f"--save={weights[1]}"]
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    copied = {path: path.stat().st_ino for path in local.rglob("*.tar")}
+    assert copied
+    first = tmp_path / "shards" / "train" / "shard-000000.tar"
+    first.write_bytes(bytes(first.stat().st_size))  # from now on only the copy is whole
+    assert main([*arguments, f"--output-dir={tmp_path / 'a'}", f"--save={weights[0]}"]) == 0
+    assert capsys.readouterr().out == done.stdout
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert {path: path.stat().st_ino for path in local.rglob("*.tar")} == copied

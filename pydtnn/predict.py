@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.data.decode import MODES
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
@@ -16,9 +17,6 @@ from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
 from pydtnn.utils.optional import import_optional
 from pydtnn.utils.output import printing
 from pydtnn.utils.own_code import import_object
-
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's modes of images by channels."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

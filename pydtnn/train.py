@@ -188,7 +188,8 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         _say(config, comm, line)
     begin = clock.now()
     from pydtnn.cli.auto import add_prediction, choose_parallel
-    from pydtnn.cli.build import create_job, fetch_data
+    from pydtnn.cli.build import create_job
+    from pydtnn.cli.data import fetch_data, share_data
     from pydtnn.cli.mesh import AUTO, create_mesh
     from pydtnn.cli.parallel import check_messages, choose_allreduce
     from pydtnn.cli.report import log_details
@@ -197,6 +198,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     from pydtnn.comm.cores import threads_per_rank
     from pydtnn.comm.gpus import shared_gpu
     from pydtnn.tracing.writing import check_folder
+    from pydtnn.training.examination import examine
     from pydtnn.utils.machine import cpu_model
     from pydtnn.utils.text_table import align
     from pydtnn.utils.threads import limit_blas_threads
@@ -218,7 +220,7 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
         _say(config, comm, f"{shared}, which reduces the speed of each")
     if config.trace is not None:
         check_folder(config.trace, comm, "--trace")
-    if config.download:
+    if config.download or config.stage is not None:
         supervision = comm.supervision
         with phase(supervision.activity if supervision else None, "download"):  # has no deadline
             _together(comm, fetch_data, config, comm)
@@ -231,7 +233,9 @@ def _run(config: TrainConfig, comm: Communicator, notes: Sequence[str]) -> None:
     groups = mesh or contextlib.nullcontext()
     with groups, run_directory(config, comm) as directory, limit_blas_threads(1):
         threads = config.threads or threads
-        job = _together(comm, create_job, config, comm, threads, directory, mesh)
+        data = _together(comm, share_data, config, comm)
+        examine(comm, *data, threads=config.loader_threads)
+        job = _together(comm, create_job, config, comm, threads, directory, mesh, data)
         backend = job.trainer.model.backend
         _require_equal(comm, {"instruction set": backend.isa, "tuning": backend.autotuner.mode})
         if config.exact:

@@ -39,7 +39,7 @@ patch(train, "create_communicator", "communicator")
 patch(train, "Arguments", "parse")
 import pydtnn.cli.build, pydtnn.callbacks.checkpointing, pydtnn.cli.report, pydtnn.comm.cores
 patch(pydtnn.comm.cores, "threads_per_rank", "threads")
-patch(pydtnn.cli.build, "create_data", "data")
+patch(pydtnn.cli.data, "create_data", "data")
 patch(pydtnn.cli.build, "create_network", "network")
 patch(Trainer, "_begin", "step")
 patch(Trainer, "evaluate", "evaluation")

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydtnn.cli.build import (
     Job,
-    create_data,
     create_network,
     create_network_for,
     create_optimizer,
 )
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.data import create_data
 from pydtnn.cli.predicted import Predicted, create_projector, no_formula, strategy_of
 from pydtnn.comm import Communicator
 from pydtnn.comm.rank0 import on_rank_0

@@ -24,12 +24,13 @@ from pydtnn.callbacks import (
     TensorBoard,
 )
 from pydtnn.cli.config import TrainConfig
+from pydtnn.cli.data import share_data
 from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMemory
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader, balanced_weights, load_dataset, split_validation
+from pydtnn.data import Dataset, Loader, balanced_weights
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.data.inputs import inputs_of
 from pydtnn.kernels import create_backend
@@ -107,25 +108,30 @@ def create_job(
     threads: int,
     directory: Path,
     mesh: Mesh | None = None,
+    data: tuple[Dataset, Dataset] | None = None,
 ) -> Job:
     """Build data, model, optimizer, scheme, callbacks and trainer; nothing is communicated.
+
+    Parameters
+    ----------
+    data : (Dataset, Dataset), optional
+        Training and validation set, if they are loaded already.
 
     Raises
     ------
     ValueError, TypeError, OSError
         If the configuration cannot be satisfied.
     """
-    begin, data = clock.now(), comm if mesh is None else mesh.data
-    train, validation = comm.share(lambda: create_data(config))
-    _log.debug("data %s: %.2f s", train.name, clock.now() - begin)
-    global_batch = config.global_batch_size or config.batch_size * data.size
+    group = comm if mesh is None else mesh.data
+    train, validation = data or share_data(config, comm)
+    global_batch = config.global_batch_size or config.batch_size * group.size
     augment = create_augmentations(config.augment)
     steps = len(  # the loader raises ValueError for inconsistent sizes
         Loader(
             train,
             global_batch_size=global_batch,
-            rank=data.rank,
-            size=data.size,
+            rank=group.rank,
+            size=group.size,
             augment=augment,
             mix=config.mixings(),
             steps_per_epoch=config.steps_per_epoch,
@@ -161,7 +167,7 @@ def create_job(
         create_optimizer(config, global_batch, steps),
         loss=loss,
         metrics=metrics,
-        exchange=create_exchange(config, data),
+        exchange=create_exchange(config, group),
         callbacks=[grown, *slow, *create_callbacks(config, directory, monitor)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
         accumulation=config.accumulation,
@@ -188,21 +194,6 @@ def create_job(
         recorder,
         grown,
     )
-
-
-def create_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
-    """Load the training set and the validation set: the test set, or a split of the former."""
-    found, options = find(config, "dataset")
-    train, test = load_dataset(found, config.data_dir, config.download, **options)
-    if config.validation_split:
-        return split_validation(train, config.validation_split, config.seed)
-    return train, test
-
-
-def fetch_data(config: TrainConfig, comm: Communicator) -> None:
-    """Download the data on one rank of each host, before all ranks read them."""
-    if comm.local_rank == 0:
-        create_data(config)
 
 
 def create_loss(config: TrainConfig, train: Dataset) -> Loss:

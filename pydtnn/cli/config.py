@@ -24,6 +24,7 @@ from pydtnn.cli.options import (
 from pydtnn.cli.virtual_options import VirtualOptions
 from pydtnn.cli.waiting import WaitOptions
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.utils.registry import key_of
 from pydtnn.utils.threads import MOST_THREADS
 
 
@@ -362,6 +363,7 @@ class TrainConfig(
             ("lr_base_batch", "--lr-scaling", self.lr_scaling == "none"),
             ("plateau_factor", "--plateau", self.plateau is None),
             ("load_options", "--load", self.load is None),
+            ("stage", "--dataset shards", key_of(self.dataset) != "shards"),
             ("plan", "--parallel", not axes),
             ("micro_batches", "--parallel pipeline=2", PIPELINE not in axes),
             ("pipeline_schedule", "--parallel pipeline=2", PIPELINE not in axes),
@@ -372,7 +374,7 @@ class TrainConfig(
 
     def course(self) -> dict[str, Any]:
         """Return the options that affect the result of training: no paths, ranks or threads."""
-        groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download")
+        groups, elsewhere = (MODEL, TRAINING, OPTIMIZER), ("data_dir", "download", "stage")
         return {
             name: getattr(self, name)
             for name, own in flags(TrainConfig).items()

@@ -27,7 +27,19 @@ class DataOptions:
         "folder of the data; by default $PYDTNN_DATA, otherwise the user's cache",
         metavar="FOLDER",
     )
+    stage: str | None = option(
+        MODEL,
+        str,
+        "copy the shards to this folder of each host first, such as /local/me, and read them there",
+        metavar="FOLDER",
+    )
     download: bool = option(MODEL, False, "download the data if they are missing")
+    image_size: int | None = option(
+        MODEL,
+        int,
+        "height and width of samples, to which images from files are resized and cropped",
+        at_least=1,
+    )
     validation_split: float = option(
         MODEL,
         0.0,

@@ -22,6 +22,7 @@ ALIASES = {
     "-a": "--model",
     "--net": "--model",
     "--network": "--model",
+    "--img-size": "--image-size",
     "--dataset-dir": "--data-dir",
     "--data-path": "--data-dir",
     "--data-root": "--data-dir",

@@ -117,7 +117,8 @@ def describe_workload(config: TrainConfig) -> Workload:
     ValueError
         If the axes do not multiply to the number of ranks.
     """
-    from pydtnn.cli.build import create_data, recomputation
+    from pydtnn.cli.build import recomputation
+    from pydtnn.cli.data import create_data
     from pydtnn.perfmodel.workload import Workload
 
     ranks = config.virtual_ranks or 1

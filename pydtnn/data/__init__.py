@@ -32,11 +32,14 @@ from pydtnn.data.batch import Batch
 from pydtnn.data.cifar import load_cifar10, load_cifar100
 from pydtnn.data.dataset import Dataset, Subset, split_validation
 from pydtnn.data.digits import load_digits
+from pydtnn.data.folder import load_folder
 from pydtnn.data.loader import Loader
 from pydtnn.data.locate import data_folder
 from pydtnn.data.mixing import CutMix, Mixing, Mixup
 from pydtnn.data.mnist import load_mnist
+from pydtnn.data.packing import pack_shards, verify_shards
 from pydtnn.data.prepare import Prepare
+from pydtnn.data.shards import load_shards
 from pydtnn.data.synthetic import Synthetic, load_synthetic
 from pydtnn.data.text import TokenDataset, load_text
 from pydtnn.utils.foreign_names import suggesting_getattr
@@ -46,7 +49,9 @@ DATASETS: dict[str, Callable[..., tuple[Dataset, Dataset]]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "digits": load_digits,
+    "folder": load_folder,
     "mnist": load_mnist,
+    "shards": load_shards,
     "synthetic": load_synthetic,
     "text": load_text,
 }
@@ -141,10 +146,14 @@ __all__ = [
     "load_cifar100",
     "load_dataset",
     "load_digits",
+    "load_folder",
     "load_mnist",
+    "load_shards",
     "load_synthetic",
     "load_text",
+    "pack_shards",
     "split_validation",
+    "verify_shards",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -45,7 +45,7 @@ def balanced_weights(dataset: Dataset) -> np.ndarray:
         )
     counts = np.zeros(dataset.classes, np.int64)
     for start in range(0, len(dataset), ROWS):
-        _, targets = dataset.read(np.arange(start, min(start + ROWS, len(dataset))))
+        targets = dataset.read_targets(np.arange(start, min(start + ROWS, len(dataset))))
         counts += np.bincount(np.asarray(targets), minlength=len(counts))
     present = np.count_nonzero(counts)
     return np.where(counts > 0, counts.sum() / (max(present, 1) * np.maximum(counts, 1)), 1.0)

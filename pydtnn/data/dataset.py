@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pydtnn.data.order import permutation
+from pydtnn.data.order import permutation, split
 from pydtnn.data.several import each, is_several, shapes_of
 from pydtnn.data.statistics import Normalize, pixel_statistics
 from pydtnn.utils.foreign_names import SuggestsNames
@@ -37,6 +37,11 @@ class Dataset(SuggestsNames, ABC):
         have several inputs, each uint8 input is normalised.
     like : Dataset or None
         The training set that provides the statistics; None for the training set itself.
+    examined : bool or None, default None
+        For samples that are decoded whenever they are read: whether all of them have been read
+        once, to check them and to measure their statistics, which training begins with (see
+        `pydtnn.training.examination`). `read` must accept no indices then. None for samples that
+        need no such examination.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Dataset(SuggestsNames, ABC):
     class_names: Any = None
     pixels: bool = True
     like: Dataset | None = None
+    examined: bool | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -66,6 +72,14 @@ class Dataset(SuggestsNames, ABC):
         y : ndarray of int64, shape ``(n,)`` or ``(n, T)``, or float targets, shape ``(n, ...)``
             A tuple of arrays if a sample has several targets, one for each output of a model.
         """
+
+    def read_targets(self, indices: Array) -> Any:
+        """Return the targets at `indices`, without the samples where that is faster."""
+        return self.read(indices)[1]
+
+    def shuffled(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return the order of the samples in an epoch of training, the same on all ranks."""
+        return permutation(seed, epoch, len(self))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Return the sample and the target at an index, as `read` returns them.
@@ -187,6 +201,10 @@ class Subset(Dataset):
         assert self.like is not None
         return self.like.read(self.indices[indices])
 
+    def read_targets(self, indices: Array) -> Any:
+        assert self.like is not None
+        return self.like.read_targets(self.indices[indices])
+
 
 def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
     """Split a random part from a training set, the same part for the same `seed`.
@@ -218,6 +236,5 @@ def split_validation(train: Dataset, fraction: float, seed: int = 0) -> tuple[Su
             f"split_validation: expected at least 2 samples, got {len(train)} in {train.name}; use "
             "a larger data set"
         )
-    held = min(max(round(fraction * len(train)), 1), len(train) - 1)
-    order = permutation(seed, 0, len(train), "validation")
-    return train.subset(np.sort(order[held:])), train.subset(np.sort(order[:held]))
+    rest, held = split(len(train), fraction, seed)
+    return train.subset(rest), train.subset(held)

@@ -23,7 +23,7 @@ from pydtnn.data.mixing import (
     mix_samples,
     with_partners,
 )
-from pydtnn.data.order import own_shards, permutation
+from pydtnn.data.order import own_shards
 from pydtnn.data.prepare import Prepare
 from pydtnn.data.several import each, is_several, parts, shapes_of
 from pydtnn.utils.foreign_names import SuggestsNames
@@ -36,9 +36,10 @@ Array = NDArray[Any]
 class Loader(SuggestsNames):
     """The batches of one rank.
 
-    Step s of epoch e uses ``permutation(seed, e)[s * B : (s + 1) * B]``; each rank reads its slice.
-    The order and the augmentation depend only on (seed, epoch, sample), not on ranks or threads;
-    the loader therefore has no state to save: ``epoch(e, start=step)`` continues at any step.
+    Step s of epoch e uses ``dataset.shuffled(seed, e)[s * B : (s + 1) * B]``; each rank reads its
+    slice. The order and the augmentation depend only on (seed, epoch, sample), not on ranks or
+    threads; the loader therefore has no state to save: ``epoch(e, start=step)`` continues at any
+    step.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ class Loader(SuggestsNames):
                 f"{epoch}, start {start}"
             )
         n = len(self.dataset)
-        order = permutation(self.seed, epoch, n) if self.shuffle else np.arange(n)
+        order = self.dataset.shuffled(self.seed, epoch) if self.shuffle else np.arange(n)
         steps = iter(range(start, len(self)))
         if self._pool is None:
             return (self._load(order, epoch, step) for step in steps)
@@ -259,7 +260,7 @@ class Loader(SuggestsNames):
 
 def read_samples(dataset: Dataset, samples: NDArray[np.int64]) -> tuple[Any, Any]:
     """Read samples and check the results of a custom data set."""
-    if not len(samples):  # not every custom data set supports this
+    if not len(samples) and dataset.examined is None:  # not every custom data set supports this
         x, y = read_samples(dataset, np.zeros(1, np.int64))
         return each(_none, x), each(_none, y)
     result = dataset.read(samples)

@@ -17,8 +17,41 @@ def permutation(seed: int, epoch: int, n: int, name: str = "order") -> NDArray[n
     Every rank computes the same permutation for any number of ranks and any NumPy version: NumPy's
     generators may change their streams between versions.
     """
+    return np.argsort(_keys(seed, epoch, n, name), kind="stable")
+
+
+def window_permutation(
+    seed: int, epoch: int, shards: NDArray[np.int64], window: int
+) -> NDArray[np.int64]:
+    """Shuffle shards, and then the samples within each window of `window` successive shards.
+
+    A sample and the next one come from the same `window` shards, so that data that do not fit in
+    memory are read from a few files at a time. If all shards are in one window, the result is that
+    of `permutation`.
+
+    Parameters
+    ----------
+    seed, epoch : int
+    shards : ndarray of int64, shape ``(n,)``
+        The shard of each sample, from 0.
+    window : int
+        At least 1.
+    """
+    count = int(shards.max(initial=-1)) + 1
+    places = np.argsort(permutation(seed, epoch, count, "shards"))
+    return np.lexsort((_keys(seed, epoch, len(shards), "order"), places[shards] // window))
+
+
+def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide ``0..n-1`` at random into the others and a fraction, both sorted and not empty."""
+    held = min(max(round(fraction * n), 1), n - 1)
+    order = permutation(seed, 0, n, "validation")
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def _keys(seed: int, epoch: int, n: int, name: str) -> NDArray[np.uint64]:
     words = bits(seed, stream(name), epoch, np.arange(n), 2).astype(np.uint64)
-    return np.argsort(words[:, 0] << np.uint64(32) | words[:, 1], kind="stable")
+    return words[:, 0] << np.uint64(32) | words[:, 1]
 
 
 def rank_slice(n: int, rank: int, size: int) -> slice:

@@ -24,26 +24,66 @@ class Statistics:
     std: Array
 
 
+@dataclass(frozen=True)
+class PixelSums:
+    """Exact sums of uint8 pixels per channel; those of parts of a data set add up to its own.
+
+    Attributes
+    ----------
+    count : int
+        Pixels per channel.
+    totals, squares : tuple of int
+        Sum of the pixels and of their squares, for each channel.
+    """
+
+    count: int
+    totals: tuple[int, ...]
+    squares: tuple[int, ...]
+
+    def __add__(self, other: PixelSums) -> PixelSums:
+        return PixelSums(
+            self.count + other.count,
+            tuple(a + b for a, b in zip(self.totals, other.totals, strict=True)),
+            tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
+        )
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation; that of a constant channel is 1, to divide by it."""
+        count, channels = max(self.count, 1), len(self.totals)
+        mean, std = np.zeros(channels), np.ones(channels)
+        for c, (s, q) in enumerate(zip(self.totals, self.squares, strict=True)):
+            mean[c] = s / (255 * count)
+            variance = count * q - s * s  # times (255 count)**2; Python's integers do not cancel
+            std[c] = math.sqrt(variance) / (255 * count) if variance else 1.0
+        return Statistics(mean, std)
+
+
 def pixel_statistics(
     read: Callable[[Array], tuple[Array, Array]], input_shape: tuple[int, ...], n: int
 ) -> Statistics:
-    """Measure the first `n` samples, in exact integers.
+    """Measure the first `n` samples; see `pixel_sums`."""
+    return pixel_sums(read, input_shape, range(n)).statistics()
 
-    The standard deviation of a constant channel is set to 1, to allow division.
+
+def pixel_sums(
+    read: Callable[[Array], tuple[Array, Array]], input_shape: tuple[int, ...], samples: range
+) -> PixelSums:
+    """Sum the pixels of successive samples, in exact integers.
 
     Parameters
     ----------
     read : function of indices that returns ``(x, y)``, x uint8 ``(n, *input_shape)``
     input_shape : tuple of int
         Channels last.
-    n : int
+    samples : range
+        Indices of the samples.
     """
     features, channels = math.prod(input_shape), input_shape[-1]
     total = np.zeros(features, np.uint64)
     squares = np.zeros(features, np.uint64)
-    rows = min(max(CHUNK_BYTES // features, 1), CHUNK_ROWS)
-    for start in range(0, n, rows):
-        x = read(np.arange(start, min(start + rows, n)))[0]
+    rows = chunk_rows(input_shape)
+    for start in range(0, len(samples), rows):
+        x = read(np.array(samples[start : start + rows]))[0]
         if x.dtype != np.uint8:
             raise TypeError(
                 f"pixel_statistics: expected uint8 pixels, got {x.dtype}; set `pixels = "
@@ -52,14 +92,16 @@ def pixel_statistics(
         x = x.reshape(-1, features)
         total += x.sum(axis=0, dtype=np.uint32)
         squares += np.square(x, dtype=np.uint16).sum(axis=0, dtype=np.uint32)
-    count = max(n * features // channels, 1)
-    mean, std = np.zeros(channels), np.ones(channels)
-    for c in range(channels):
-        s, q = int(total[c::channels].sum()), int(squares[c::channels].sum())
-        mean[c] = s / (255 * count)
-        variance = count * q - s * s  # times (255 count)**2; Python's integers do not cancel
-        std[c] = math.sqrt(variance) / (255 * count) if variance else 1.0
-    return Statistics(mean, std)
+    return PixelSums(
+        len(samples) * features // channels,
+        tuple(int(total[c::channels].sum()) for c in range(channels)),
+        tuple(int(squares[c::channels].sum()) for c in range(channels)),
+    )
+
+
+def chunk_rows(input_shape: tuple[int, ...]) -> int:
+    """Return the number of samples that are read and summed at once."""
+    return min(max(CHUNK_BYTES // math.prod(input_shape), 1), CHUNK_ROWS)
 
 
 class Normalize:

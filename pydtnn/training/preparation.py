@@ -7,6 +7,7 @@ from typing import Any
 
 from pydtnn.data import Dataset, Loader
 from pydtnn.training import checks
+from pydtnn.training.examination import examine
 from pydtnn.training.fingerprint import check_data, check_loaded
 from pydtnn.training.logs import History, Logs
 from pydtnn.training.mesh import share_loaded, share_replicas
@@ -63,6 +64,7 @@ def prepare(
     """
     checks.check_validation(train, validation)
     checks.check_trainable(setup.model)
+    examine(setup.comm, train, validation, threads=loader_threads)
     loader = setup.loader(
         train,
         batch_size,

@@ -180,3 +180,13 @@ def test_check_equal_prints_what_hashes_and_comparisons_cost():
     assert int(turns) >= 0
     expected = (float(hashed) + float(compared) / 100) / float(step)
     assert float(cost.removesuffix("%")) / 100 == pytest.approx(expected, abs=1e-3)
+
+
+def test_image_loading_prints_a_rate_for_each_source_and_number_of_workers():
+    pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
+    options = ("--images", "9", "--side", "40", "--size", "16", "--batch", "4", "--turns", "1")
+    table = lines("cpu.image_loading", *options, "--workers", "2")
+    for source in ("folder", "shards"):
+        for workers in ("1", "2"):
+            median, greatest = map(float, row(table, source, workers))
+            assert 0 < median == greatest

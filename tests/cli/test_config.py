@@ -65,6 +65,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, words:
         ),
         ({"tf32": True, "device": "numpy"}, "--tf32 requires --device cuda"),
         ({"shards": 3}, "--shards requires --exact"),
+        ({"stage": "local", "dataset": "folder"}, "--stage requires --dataset shards"),
         ({"lr_base_batch": 32}, "--lr-base-batch requires --lr-scaling"),
         ({"plateau_factor": 0.5}, "--plateau-factor requires --plateau"),
         (

@@ -26,7 +26,7 @@ def test_synthetic_data_of_any_shape_are_loaded_by_name(tmp_path: Path) -> None:
     ("name", "options", "reason"),
     [
         ("cifar", {}, "unknown data set 'cifar'; did you mean 'cifar10' or 'cifar100'"),
-        ("nothing", {}, "choose one of 'cifar10', 'cifar100', 'digits', 'mnist', 'synthetic'"),
+        ("nothing", {}, "'cifar10', 'cifar100', 'digits', 'folder', 'mnist', 'shards', 'syn"),
         ("synthetic", {"sample": 3}, "unknown option of synthetic 'sample'; .*samples"),
         ("mnist", {"labels": "fine"}, "there is none to choose from"),
     ],
@@ -39,7 +39,8 @@ def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(
 
 
 def test_the_names_of_the_data_sets_are_known() -> None:
-    assert sorted(DATASETS) == ["cifar10", "cifar100", "digits", "mnist", "synthetic"]
+    names = "cifar10 cifar100 digits folder mnist shards synthetic"
+    assert sorted(DATASETS) == names.split()
 
 
 MODULES = [pydtnn.data, array, augmentation, beta, mixing, named, order, pydtnn.utils.suggest]

@@ -3,7 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pydtnn.data.order import below, own_shards, permutation, rank_slice
+from pydtnn.data.order import (
+    below,
+    own_shards,
+    permutation,
+    rank_slice,
+    split,
+    window_permutation,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 1000])
@@ -54,3 +61,35 @@ def test_shards_without_rows_cost_nothing() -> None:
     rows, own = own_shards(5, 10**15, 0, 2)
     assert (rows, [shard.number for shard in own]) == (slice(0, 5), [0, 1, 2, 3, 4])
     assert own_shards(5, 10**15, 1, 2) == (slice(5, 5), ())
+
+
+@pytest.mark.parametrize(("shards", "window"), [(7, 1), (7, 3), (1, 1), (5, 2)])
+def test_samples_are_shuffled_within_windows_of_shuffled_shards(shards: int, window: int) -> None:
+    sizes = np.arange(shards) % 3 + 20
+    shard_of = np.repeat(np.arange(shards), sizes)
+    order = window_permutation(5, 2, shard_of, window)
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(shard_of)))
+    ends = np.cumsum(sizes[permutation(5, 2, shards, "shards")])
+    ends = [*ends[window - 1 : -1 : window], len(order)]
+    for part in np.split(order, ends[:-1]):  # each contains whole shards, mixed
+        own = np.unique(shard_of[part])
+        assert len(own) <= window
+        assert len(part) == sizes[own].sum()
+        assert len(own) == 1 or (np.diff(shard_of[part]) != 0).sum() > 2 * len(own)
+    other = window_permutation(5, 3, shard_of, window)
+    assert not np.array_equal(order, other)
+
+
+@pytest.mark.parametrize("window", [4, 100])
+def test_a_window_of_all_shards_is_a_permutation_of_all_samples(window: int) -> None:
+    shard_of = permutation(0, 0, 50) % 4
+    found = window_permutation(9, 1, shard_of, window)
+    np.testing.assert_array_equal(found, permutation(9, 1, 50))
+
+
+def test_a_split_has_two_sorted_parts_that_are_not_empty() -> None:
+    for n, fraction, held in ((10, 0.3, 3), (2, 0.001, 1), (5, 0.999, 4)):
+        parts = split(n, fraction, seed=4)
+        assert len(parts[1]) == held
+        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+        assert all((np.diff(part) > 0).all() for part in parts)

@@ -7,7 +7,7 @@ import pytest
 
 from pydtnn.data import ArrayDataset
 from pydtnn.data import statistics as module
-from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics
+from pydtnn.data.statistics import Normalize, Statistics, pixel_statistics, pixel_sums
 
 
 def measured(x: Any) -> Statistics:
@@ -87,3 +87,15 @@ def test_floats_of_one_s_own_are_not_normalised() -> None:
     data = ArrayDataset(np.zeros((2, 3), np.float32), [0, 1])
     assert data.mean is None
     assert data.std is None
+
+
+def test_sums_of_parts_add_up_to_those_of_the_whole(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 256, (23, 4, 5, 3)).astype(np.uint8)
+    parts = [
+        pixel_sums(lambda i: (x[i], i), x.shape[1:], part)
+        for part in (range(9), range(9, 9), range(9, 10), range(10, 23))
+    ]
+    found = sum(parts[1:], parts[0])
+    assert found == pixel_sums(lambda i: (x[i], i), x.shape[1:], range(23))
+    assert found.totals == tuple(x.sum((0, 1, 2), dtype=np.int64).tolist())
+    assert found.statistics().mean.tobytes() == measured(x).mean.tobytes()

@@ -13,7 +13,7 @@ from pydtnn.utils.observer import Kind
 INTERVAL = 0.5
 """Seconds between two looks at the ranks of a host."""
 
-UNLIMITED = ("download",)
+UNLIMITED = ("download", "examination")
 """Phases without a deadline: other ranks may wait for one in such a phase as long as it takes."""
 
 

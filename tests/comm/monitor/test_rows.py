@@ -85,9 +85,10 @@ def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
     assert not ranks.after(0.5)[0].expired
 
 
-def test_a_download_may_take_any_time() -> None:
+@pytest.mark.parametrize("name", ["download", "examination"])
+def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
     ranks = Ranks()
-    ranks.activities[1].begin(Kind.PHASE, "download")
+    ranks.activities[1].begin(Kind.PHASE, name)
     assert [row.unlimited for row in ranks.after(1)] == [False, True]
 
 

@@ -1,0 +1,135 @@
+"""How fast JPEGs are decoded from a folder and from shards, beside PyTorch's DataLoader.
+
+    python -m benchmarks.cpu.image_loading
+    python -m benchmarks.cpu.image_loading --images 2000 --side 1000 --workers 4
+
+Images are random fields of a few frequencies with noise, which compress like photographs. Workers
+are threads here and processes there; both decode, resize and crop with the same function, and
+normalise to float32. An epoch of each variant, with the start of its workers, takes its turn.
+Columns: images per second, median and greatest of the turns, and the ratio of the medians to
+PyTorch with as many workers. Files are in the page cache: this measures decoding, not a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.common.report import WITH_TORCH, Report
+from pydtnn.data import Dataset, Loader, load_folder, load_shards, pack_shards
+
+if WITH_TORCH:
+    import torch
+
+CLASSES = 4
+MEAN, STD = [0.5] * 3, [0.25] * 3
+
+
+def write_images(folder: Path, images: int, side: int) -> None:
+    """Write training images, and one test image."""
+    rng = np.random.default_rng(0)
+    axis = np.linspace(0, 2 * np.pi, side)
+    for number in range(images + 1):
+        pixels = 128 + rng.normal(scale=6, size=(side, side, 3))
+        for frequency in range(1, 9):
+            rows, columns = (np.sin(frequency * axis + phase) for phase in rng.uniform(0, 7, 2))
+            pixels += 50 / frequency * np.outer(rows, columns)[..., None] * rng.normal(size=3)
+        part = "train" if number < images else "val"
+        path = folder / part / str(number % CLASSES) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+def ours(data: Dataset, batch: int, workers: int) -> int:
+    """Load an epoch; return the number of images."""
+    options: dict[str, Any] = {"threads": workers, "prefetch": 2 * workers}
+    with Loader(data, global_batch_size=batch, **options) as loader:
+        return sum(len(batch.x) for batch in loader.epoch(0))
+
+
+class Map:
+    """A data set for PyTorch: one sample by its index."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data = data
+        self.mean, self.std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        x, y = self.data.read(np.array([index]))
+        pixels = torch.from_numpy(x[0]).permute(2, 0, 1)
+        return (pixels.float() / 255 - self.mean) / self.std, int(y[0])
+
+
+def theirs(data: Dataset, batch: int, workers: int) -> int:
+    """Load an epoch with PyTorch; return the number of images."""
+    loader = torch.utils.data.DataLoader(
+        Map(data), batch_size=batch, shuffle=True, num_workers=workers
+    )
+    return sum(len(x) for x, _ in loader)
+
+
+def rate(load: Callable[[], int]) -> float:
+    """Images per second of an epoch, the start of workers included."""
+    start = time.perf_counter()
+    return load() / (time.perf_counter() - start)
+
+
+def measure(report: Report, folder: Path, args: argparse.Namespace) -> None:
+    """Print a row for each number of workers and each source."""
+    images, shards = folder / "images", folder / "shards"
+    write_images(images, args.images, args.side)
+    pack_shards(images, shards)
+    options: dict[str, Any] = {"image_size": args.size, "mean": MEAN, "std": STD}
+    sources = {
+        "folder": load_folder(data_dir=images, **options)[0],
+        "shards": load_shards(data_dir=shards, **options)[0],
+    }
+    nbytes = sum(path.stat().st_size for path in images.glob("train/*/*")) / args.images
+    report.line(f"{args.images} JPEGs of {args.side} x {args.side}, {nbytes / 1e3:.0f} kB each")
+    report.line(f"{'source':12}{'workers':>8}{'images/s':>10}{'greatest':>10}{'ratio':>8}")
+    for workers in range(1, args.workers + 1):
+        sides: dict[str, Callable[[], int]] = {
+            name: partial(ours, data, args.batch, workers) for name, data in sources.items()
+        }
+        if WITH_TORCH:
+            sides["PyTorch"] = partial(theirs, sources["folder"], args.batch, workers)
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(args.turns):
+            for name, load in sides.items():
+                rates[name].append(rate(load))
+        medians = {name: statistics.median(found) for name, found in rates.items()}
+        for name, median in medians.items():
+            ratio = f"{median / medians['PyTorch']:8.2f}" if WITH_TORCH else ""
+            report.line(f"{name:12}{workers:8}{median:10.0f}{max(rates[name]):10.0f}{ratio}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--side", type=int, default=400, help="height and width of the files")
+    parser.add_argument("--size", type=int, default=224, help="height and width of the samples")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=4, help="largest number of workers")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="file that receives the table, too")
+    args = parser.parse_args()
+    report = Report(args.output)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(report, Path(folder), args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Images in shards: ``python -m pydtnn.data --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydtnn.data.packing import Packed, pack_shards, verify_shards
+from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.sizes import parse_size
+from pydtnn.utils.threads import default_threads
+
+EXAMPLES = """examples:
+  python -m pydtnn.data pack pictures --output shards
+  python -m pydtnn.data verify shards
+  python -m pydtnn.train --dataset shards --data-dir shards --image-size 224
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status, 0 on success.
+
+    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
+    traceback.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+    return run_command("pydtnn.data", lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    options.command(options)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "python -m pydtnn.data",
+        description="Pack images into shards, and verify shards.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="{pack,verify}", required=True)
+
+    command = commands.add_parser("pack", help="pack a folder of images, or continue to pack it")
+    command.set_defaults(command=_pack)
+    command.add_argument(
+        "folder", type=Path, help="images of each class in one sub-folder, or train and val of such"
+    )
+    command.add_argument("--output", type=Path, metavar="SHARDS", required=True)
+    command.add_argument(
+        "--shard-size", default="256MiB", metavar="SIZE", help="of the images (default: 256MiB)"
+    )
+    command.add_argument(
+        "--test-fraction", type=float, metavar="X", help="test set of a folder without train"
+    )
+    command.add_argument("--threads", type=int, metavar="N", help="default: the cores")
+
+    command = commands.add_parser("verify", help="compare all shards with their checksums")
+    command.set_defaults(command=_verify)
+    command.add_argument("shards", type=Path)
+    return parser
+
+
+def _pack(options: argparse.Namespace) -> None:
+    packed = pack_shards(
+        options.folder,
+        options.output,
+        shard_bytes=parse_size("--shard-size", options.shard_size),
+        test_fraction=options.test_fraction,
+        threads=options.threads or default_threads(),
+    )
+    for part in packed:
+        print(_describe(part))
+
+
+def _describe(part: Packed) -> str:
+    kept = f", of which {part.kept} were complete" if part.kept else ""
+    return (
+        f"{part.folder}: {part.samples:,} images in {part.shards} shard{'s' * (part.shards > 1)}"
+        f"{kept}, {part.nbytes / 1e6:.1f} MB"
+    )
+
+
+def _verify(options: argparse.Namespace) -> None:
+    samples, shards = verify_shards(options.shards)
+    print(f"{options.shards}: {samples:,} images in {shards} shards match their checksums")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

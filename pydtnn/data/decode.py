@@ -1,0 +1,119 @@
+"""Decoding of PNG and JPEG images with Pillow, to pixels of one size."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pydtnn.utils.optional import import_optional
+from pydtnn.utils.validate import whole
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes of images by channels."""
+
+FORMATS = ("PNG", "JPEG")
+
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+"""Errors of Pillow for damaged data."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decode images; the pixels depend on the bytes, the attributes and Pillow's version only.
+
+    With a size, the short side is resized to it and the centre of the long side is cropped:
+    bilinear, with a filter as wide as the reduction. JPEGs of at least four times the size are
+    decoded at a half, a quarter or an eighth of theirs first, which is still twice the result.
+    The orientation in the metadata of photographs is not applied.
+
+    Attributes
+    ----------
+    who : str
+        First word of error messages.
+    size : int or None
+        Height and width in pixels; None keeps those of each image.
+    channels : int, default 3
+        1 for grey, 3 for colour, 4 for colour and transparency; images are converted.
+
+    Raises
+    ------
+    ValueError
+        If a number is not possible.
+    ImportError
+        If Pillow is not installed.
+    """
+
+    who: str
+    size: int | None = None
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            whole(self.who, "image_size", self.size, at_least=1)
+        if self.channels not in MODES:
+            raise ValueError(f"{self.who}: channels must be 1, 3 or 4, got {self.channels}")
+        self._pillow()
+
+    def __call__(self, data: bytes, where: str) -> NDArray[np.uint8]:
+        """Return the pixels of an image, a new array ``(H, W, channels)``.
+
+        Parameters
+        ----------
+        data : bytes
+            Content of a PNG or JPEG file.
+        where : str
+            Name of the image in error messages.
+
+        Raises
+        ------
+        ValueError
+            If the data are neither PNG nor JPEG, are damaged, or have 16 bits per channel.
+        """
+        pillow = self._pillow()
+        try:
+            with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+                pixels = self._read(image)
+        except pillow.UnidentifiedImageError as error:
+            raise ValueError(
+                f"{self.who}: expected a PNG or JPEG image in {where}, got other or damaged data; "
+                "remove or replace it"
+            ) from error
+        except (*DAMAGED, pillow.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.who}: the image {where} is damaged ({reason}); remove or replace it"
+            ) from error
+        if pixels is None:
+            raise ValueError(
+                f"{self.who}: expected 8 bits per channel, got 16 in {where}; convert the image"
+            )
+        return pixels.reshape(*pixels.shape[:2], self.channels)
+
+    def _pillow(self) -> Any:
+        return import_optional("PIL.Image", "pillow", f"{self.who}: reading images")
+
+    def _read(self, image: Any) -> NDArray[np.uint8] | None:
+        """Return the pixels of an open image; None if it has 16 bits per channel."""
+        if image.mode.startswith("I"):
+            return None
+        if self.size is not None:
+            image.draft(None, (2 * self.size, 2 * self.size))
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # Pillow warns of any other conversion
+        mode = MODES[self.channels]
+        return np.array(self._fit(image if image.mode == mode else image.convert(mode)))
+
+    def _fit(self, image: Any) -> Any:
+        if self.size is None or image.size == (self.size, self.size):
+            return image
+        side = min(image.size)
+        left, top = ((extent - side) // 2 for extent in image.size)
+        box = (left, top, left + side, top + side)
+        bilinear = self._pillow().Resampling.BILINEAR
+        return image.resize((self.size, self.size), bilinear, box=box)

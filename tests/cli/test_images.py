@@ -1,0 +1,145 @@
+"""Training on images from files, on one and on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.data import pack_shards
+from pydtnn.train import main
+from tests.data.image_files import pixels_of, write_images
+from tests.launch import Finished
+from tests.small_run import TRAIN, only_line
+
+OPTIONS = [
+    *("--model=mlp", "--exact", "--shards=4", "--global-batch-size=5", "--epochs=2"),
+    *("--threads=1", "--augment=crop:1,flip", "--quiet"),
+]
+
+OWN = """
+import numpy as np
+from pydtnn.data import ArrayDataset
+
+def load(path):
+    arrays = np.load(path)
+    train = ArrayDataset(arrays["x"], arrays["y"])
+    return train, ArrayDataset(arrays["held"], arrays["held_y"], like=train)
+"""
+
+
+def write_sources(tmp_path: Path, suffix: str) -> dict[str, list[str]]:
+    """Options that name the same images: as arrays, in a folder, and in shards."""
+    root = write_images(tmp_path / "images", suffix)
+    pack_shards(root, tmp_path / "shards", shard_bytes=1500)
+    (x, y), (held, held_y) = (pixels_of(root / part) for part in ("train", "val"))
+    np.savez(tmp_path / "arrays.npz", x=x, y=y, held=held, held_y=held_y)
+    (tmp_path / "own.py").write_text(OWN)
+    return {
+        "arrays": [
+            f"--dataset={tmp_path / 'own.py'}:load",
+            f"--dataset-options.path={tmp_path / 'arrays.npz'}",
+        ],
+        "folder": ["--dataset=folder", f"--data-dir={root}"],
+        "shards": ["--dataset=shards", f"--data-dir={tmp_path / 'shards'}"],
+    }
+
+
+@pytest.mark.parametrize(("suffix", "on_two"), [("png", "shards"), ("jpg", "folder")])
+def test_weights_are_the_same_bytes_from_files_shards_and_arrays_on_1_and_2_ranks(
+    suffix: str,
+    on_two: str,
+    tmp_path: Path,
+    mpiexec: Callable[..., Finished],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weights, printed = {}, set()
+    for name, source in write_sources(tmp_path, suffix).items():
+        for ranks in (1, 2) if name == on_two else (1,):
+            out, file = tmp_path / f"{name}{ranks}", tmp_path / f"{name}{ranks}.safetensors"
+            arguments = [*OPTIONS, *source, f"--output-dir={out}", f"--save={file}"]
+            if ranks == 1:
+                assert main(arguments) == 0
+                printed.add(capsys.readouterr().out)
+            else:
+                done = mpiexec(ranks, [*TRAIN, *arguments])
+                assert (done.returncode, done.stderr) == (0, "")
+                printed.add(done.stdout)
+            weights[name, ranks] = file.read_bytes()
+    assert len(printed) == 1  # the results of the last epoch
+    assert set(weights.values()) == {weights["arrays", 1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("train/bee/3.png", b"\x89PNG\r\n\x1a\n", "train/bee/3.png"),
+        ("val/cat/0.png", b"text", "val/cat/0.png"),
+        ("train/bee/notes.txt", b"text", "train/bee/notes.txt"),
+        ("val/dog/0.png", b"", "contains the class dog, which"),
+    ],
+)
+def test_a_bad_image_is_one_sentence_before_training(
+    name: str, content: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_images(tmp_path / "images")
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_bytes(content)
+    out = tmp_path / "run"
+    source = ["--dataset=folder", f"--data-dir={root}", f"--output-dir={out}"]
+    assert main([*OPTIONS, *source]) == 1
+    line = only_line(capsys.readouterr().err)
+    assert line.startswith("folder: ")
+    assert words in line
+    assert not out.exists()
+
+
+def test_a_damaged_image_ends_two_ranks_with_one_sentence(
+    tmp_path: Path, mpiexec: Callable[..., Finished]
+) -> None:
+    root = write_images(tmp_path / "images")
+    path = root / "train" / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:50])
+    source = ["--dataset=folder", f"--data-dir={root}", f"--output-dir={tmp_path / 'run'}"]
+    done = mpiexec(2, [*TRAIN, *OPTIONS, *source])
+    assert done.returncode == 1
+    line = only_line(done.stderr)
+    assert line.startswith("rank 1: folder: ")
+    assert "train/cat/2.png" in line
+
+
+def test_a_size_makes_samples_of_all_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_images(tmp_path / "images")
+    write_images(tmp_path / "other", shape=(9, 12, 3))
+    (tmp_path / "other" / "train" / "ant" / "0.png").replace(root / "train" / "ant" / "0.png")
+    source = ["--dataset=folder", f"--data-dir={root}", f"--output-dir={tmp_path / 'run'}"]
+    assert main([*OPTIONS, *source]) == 1
+    assert "set --image-size N, to which all are resized" in only_line(capsys.readouterr().err)
+    assert main([*OPTIONS, *source, "--image-size=8"]) == 0
+    assert main([*OPTIONS, "--image-size=8"]) == 1
+    error = only_line(capsys.readouterr().err)
+    assert "--image-size: synthetic has no parameter `image_size`; omit it or use folder" in error
+
+
+def test_ranks_train_on_the_copy_that_one_of_them_makes(
+    tmp_path: Path, mpiexec: Callable[..., Finished], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = tmp_path / "local"
+    arguments = [*OPTIONS, *write_sources(tmp_path, "png")["shards"], f"--stage={local}"]
+    weights = [tmp_path / f"{ranks}.safetensors" for ranks in (1, 2)]
+    done = mpiexec(
+        2, [*TRAIN, *arguments, f"--output-dir={tmp_path / 'b'}", f"--save={weights[1]}"]
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    copied = {path: path.stat().st_ino for path in local.rglob("*.tar")}
+    assert copied
+    first = tmp_path / "shards" / "train" / "shard-000000.tar"
+    first.write_bytes(bytes(first.stat().st_size))  # from now on only the copy is whole
+    assert main([*arguments, f"--output-dir={tmp_path / 'a'}", f"--save={weights[0]}"]) == 0
+    assert capsys.readouterr().out == done.stdout
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert {path: path.stat().st_ino for path in local.rglob("*.tar")} == copied

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pydtnn.data.decode import Decoder
+
+image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the extra `data`")
+
+
+def encoded(pixels: NDArray[Any], kind: str = "PNG", mode: str | None = None) -> bytes:
+    """The content of a file with these pixels, converted to a mode of Pillow first."""
+    file, made = io.BytesIO(), image.fromarray(pixels)
+    (made if mode is None else made.convert(mode)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def pixels(rng: np.random.Generator) -> NDArray[np.uint8]:
+    return rng.integers(0, 256, (7, 11, 3)).astype(np.uint8)
+
+
+def test_a_png_has_the_pixels_that_were_written(pixels: NDArray[np.uint8]) -> None:
+    found = Decoder("test")(encoded(pixels), "a.png")
+    np.testing.assert_array_equal(found, pixels)
+    found[0] = 0  # augmentation changes samples in place
+
+
+def test_a_jpeg_has_about_the_pixels_that_were_written() -> None:
+    smooth = np.add.outer(4 * np.arange(24), 5 * np.arange(16))[:, :, None] + np.array([0, 20, 40])
+    found = Decoder("test")(encoded(smooth.astype(np.uint8), "JPEG"), "a.jpg")
+    assert abs(found.astype(int) - smooth).max() < 16
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_of_any_mode_get_the_channels_asked_for(
+    pixels: NDArray[np.uint8], mode: str, channels: int
+) -> None:
+    found = Decoder("test", channels=channels)(encoded(pixels, mode=mode), "a.png")
+    assert (found.shape, found.dtype) == ((7, 11, channels), np.uint8)
+    if channels == 4:
+        assert (found[..., 3] == 255).all()
+
+
+def test_a_grey_image_has_equal_colours(pixels: NDArray[np.uint8]) -> None:
+    found = Decoder("test")(encoded(pixels[..., 0]), "a.png")
+    np.testing.assert_array_equal(found, np.repeat(pixels[..., :1], 3, axis=2))
+
+
+@pytest.mark.parametrize("shape", [(7, 11), (11, 7), (7, 7), (8, 7)])
+def test_the_centre_of_an_image_whose_short_side_fits_is_cropped(
+    rng: np.random.Generator, shape: tuple[int, int]
+) -> None:
+    pixels = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
+    top, left = ((extent - 7) // 2 for extent in shape)
+    found = Decoder("test", size=7)(encoded(pixels), "a.png")
+    np.testing.assert_array_equal(found, pixels[top : top + 7, left : left + 7])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("size", [3, 10, 64, 200])
+def test_an_image_is_resized_by_its_short_side(kind: str, size: int) -> None:
+    """Columns of a wide ramp: in the crop, values rise from 64 to 192."""
+    ramp = np.tile(np.linspace(0, 255, 128), (64, 1)).astype(np.uint8)
+    found = Decoder("test", size=size, channels=1)(encoded(ramp, kind), "a")[..., 0]
+    assert found.shape == (size, size)
+    expected = 255 * (32 + (np.arange(size) + 0.5) * 64 / size) / 128
+    # JPEG rounds frequencies; the filter shortens the ramp at its ends by at most a pixel.
+    np.testing.assert_allclose(found, np.tile(expected, (size, 1)), rtol=0, atol=6)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "expected a PNG or JPEG image in x/a.jpg, got other or damaged data"),
+        (b"not an image", "expected a PNG or JPEG image in x/a.jpg"),
+        (encoded(np.zeros((9, 9), np.uint8), "BMP"), "expected a PNG or JPEG image in x/a.jpg"),
+        (encoded(np.zeros((9, 9), np.uint16)), "expected 8 bits per channel, got 16 in x/a.jpg"),
+    ],
+)
+def test_other_files_are_told_by_name_in_one_sentence(data: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^test: {reason}") as error:
+        Decoder("test", size=4)(data, "x/a.jpg")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image_that_is_cut_anywhere_is_told_by_name(rng: np.random.Generator, kind: str) -> None:
+    whole = encoded(rng.integers(0, 256, (40, 40, 3)).astype(np.uint8), kind)
+    for length in (1, 20, 100, len(whole) // 2, len(whole) * 3 // 4):
+        with pytest.raises(ValueError, match=r"^test: .*x/a\.jpg.*; remove or replace it$"):
+            Decoder("test")(whole[:length], "x/a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"size": 0}, "image_size must be at least 1"), ({"channels": 2}, "must be 1, 3 or 4, got 2")],
+)
+def test_impossible_numbers_are_refused(options: dict[str, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Decoder("test", **options)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import Loader, balanced_weights, load_dataset, load_folder
+from tests.data.image_files import (
+    CLASSES,
+    COUNTS,
+    pixels_of,
+    read_all,
+    write_image,
+    write_images,
+)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "jpeg", "PNG"])
+@pytest.mark.parametrize("test", ["val", "validation", "test"])
+def test_images_have_the_classes_of_their_folders(tmp_path: Path, suffix: str, test: str) -> None:
+    root = write_images(tmp_path, suffix)
+    (root / "val").rename(root / test)
+    for part, data in zip(("train", test), load_dataset("folder", root), strict=True):
+        x, y = read_all(data)
+        expected = pixels_of(root / part)
+        np.testing.assert_array_equal(x, expected[0])
+        np.testing.assert_array_equal(y, expected[1])
+        assert (data.classes, data.class_names) == (3, CLASSES)
+        assert (data.name, data.input_shape, data.examined) == ("folder", (6, 5, 3), False)
+
+
+def test_samples_are_read_in_any_order_and_as_new_arrays(tmp_path: Path) -> None:
+    train, _ = load_folder(data_dir=write_images(tmp_path))
+    whole = read_all(train)[0]
+    indices = np.array([9, 2, 2, 15])
+    x, y = train.read(indices)
+    np.testing.assert_array_equal(x, whole[indices])
+    np.testing.assert_array_equal(y, train.read_targets(indices))
+    x[:] = 0
+    np.testing.assert_array_equal(train.read(indices)[0], whole[indices])
+    assert train.read(np.arange(0))[0].shape == (0, 6, 5, 3)
+
+
+def test_a_test_set_without_a_class_has_the_numbers_of_the_training_set(tmp_path: Path) -> None:
+    root = write_images(tmp_path)
+    shutil.rmtree(root / "val" / "bee")
+    _, test = load_folder(data_dir=root)
+    np.testing.assert_array_equal(read_all(test)[1], [0, 0, 2])
+    assert test.class_names == CLASSES
+
+
+def test_images_in_folders_of_a_class_and_links_are_found_and_hidden_files_are_not(
+    tmp_path: Path,
+) -> None:
+    root = write_images(tmp_path)
+    deeper = root / "train" / "ant" / "deeper"
+    deeper.mkdir()
+    (root / "train" / "ant" / ".DS_Store").write_text("hidden")
+    (root / "train" / ".cache").mkdir()
+    (deeper / "link.png").symlink_to(root / "val" / "ant" / "0.png")
+    train, test = load_folder(data_dir=root)
+    labels = read_all(train)[1]
+    np.testing.assert_array_equal(np.bincount(labels), [6, 7, 4])
+    np.testing.assert_array_equal(train.read(np.array([5]))[0], test.read(np.array([0]))[0])
+
+
+def test_images_of_any_size_are_resized(tmp_path: Path) -> None:
+    root = write_images(tmp_path)
+    write_image(root / "train" / "ant" / "9.jpg", np.zeros((30, 20), np.uint8))
+    train, test = load_folder(data_dir=root, image_size=4, channels=1)
+    assert read_all(train)[0].shape == (17, 4, 4, 1)
+    assert read_all(test)[0].shape == (6, 4, 4, 1)
+
+
+def test_one_level_of_folders_is_divided_by_the_seed(tmp_path: Path) -> None:
+    root = write_images(tmp_path) / "train"
+    sets = [load_folder(data_dir=root, test_fraction=0.25, seed=seed) for seed in (1, 1, 2)]
+    everything = pixels_of(root)[0]
+    for train, test in sets:
+        assert (len(train), len(test)) == (12, 4)
+        both = np.concatenate([read_all(train)[0], read_all(test)[0]])
+        rows = sorted(row.tobytes() for row in both)
+        assert rows == sorted(row.tobytes() for row in everything)
+    first, again, other = (read_all(test)[0] for _, test in sets)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_statistics_are_those_of_the_training_set_or_given(tmp_path: Path) -> None:
+    root = write_images(tmp_path)
+    train, test = load_folder(data_dir=root)
+    x = pixels_of(root / "train")[0]
+    np.testing.assert_allclose(train.mean, x.mean((0, 1, 2)) / 255, rtol=1e-13)
+    assert test.statistics is train.statistics
+    given = {"mean": [0.5, 0.25, 0.125], "std": [0.1, 0.2, 0.3]}
+    train, test = load_folder(data_dir=root, **given)
+    assert (train.mean.tolist(), test.std.tolist()) == (given["mean"], given["std"])
+    assert not train.examined
+    parts = load_folder(data_dir=root, image_size=3, check=False, **given)
+    assert [part.examined for part in parts] == [True, True]
+    assert not load_folder(data_dir=root, image_size=3, check=False)[0].examined
+
+
+def test_weights_of_classes_are_counted_without_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = load_folder(data_dir=write_images(tmp_path))
+    monkeypatch.setattr(train, "read", None)
+    np.testing.assert_allclose(balanced_weights(train) * COUNTS["train"], 16 / 3)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ranks_decode_only_their_shares(tmp_path: Path, threads: int) -> None:
+    train, _ = load_folder(data_dir=write_images(tmp_path))
+    assert train.mean is not None
+    own, encoded = [], train.encoded
+    train.encoded = lambda index: own.append(index) or encoded(index)
+    seen = []
+    for rank in range(3):
+        options = {"global_batch_size": 6, "rank": rank, "size": 3, "threads": threads}
+        with Loader(train, **options) as loader:
+            batches = list(loader.epoch(2))
+        samples = [sample for batch in batches for sample in batch.samples]
+        assert sorted(own) == sorted(samples)
+        seen += own
+        own.clear()
+    assert sorted(seen) == list(range(16))
+
+
+def remove(*parts: str) -> Callable[[Path], object]:
+    return lambda root: [shutil.rmtree(root / part) for part in parts]
+
+
+def write(part: str, content: bytes = b"text") -> Callable[[Path], object]:
+    def change(root: Path) -> None:
+        (root / part).parent.mkdir(exist_ok=True)
+        (root / part).write_bytes(content)
+
+    return change
+
+
+def nothing(root: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (remove("."), {}, "the folder .* does not exist; specify a folder that contains"),
+        (
+            write("train/bee/notes.txt"),
+            {},
+            "only PNG and JPEG .* got the file .*bee/notes.txt; mov",
+        ),
+        (write("train/notes.txt"), {}, "only sub-folders .*train, got the file notes.txt; move"),
+        (write("val/cat/a.gif"), {}, "got the file .*val/cat/a.gif"),
+        (
+            remove("train/ant", "train/bee"),
+            {},
+            "at least 2 classes .*, got only the class cat; add",
+        ),
+        (
+            remove(*(f"train/{name}" for name in CLASSES)),
+            {},
+            "at least 2 classes .*, got none; add",
+        ),
+        (lambda root: (root / "train/dog").mkdir(), {}, "images in .*train/dog, got none; add"),
+        (write("val/dog/0.png"), {}, "val contains the class dog, which .*train does not contain"),
+        (remove("val"), {}, "contains train, but no val, validation or test for the test set; add"),
+        (remove("train"), {}, "contains no train; add train and val, or set test_fraction, "),
+        (nothing, {"test_fraction": 0.1}, "test_fraction divides a folder without train, and "),
+        (remove("train"), {"test_fraction": 1.5}, "test_fraction must be above 0 and below 1"),
+        (nothing, {"mean": [0.5]}, "must both be lists of 3 numbers, .* got mean .0.5."),
+        (nothing, {"mean": [0.5] * 3}, "must both be lists of 3 numbers, .* got std None"),
+        (
+            nothing,
+            {"mean": [0.5] * 3, "std": [1, 1, 0]},
+            "std must be above 0 and at most 1, got 0",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_told_in_one_sentence(
+    tmp_path: Path, change: Callable[[Path], object], options: dict[str, Any], reason: str
+) -> None:
+    root = write_images(tmp_path / "data")
+    change(root)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^folder: .*{reason}") as error:
+        load_folder(data_dir=root, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_that_would_be_for_testing_only_is_told(tmp_path: Path) -> None:
+    for name in CLASSES[:2]:
+        write_image(tmp_path / name / "0.png", np.zeros((4, 4), np.uint8))
+    with pytest.raises(ValueError, match=r"no image of the class \w+ is left for training; use"):
+        load_folder(data_dir=tmp_path, test_fraction=0.5)
+
+
+def test_images_of_other_sizes_are_told_by_name(tmp_path: Path) -> None:
+    root = write_images(tmp_path)
+    write_image(root / "val" / "bee" / "1.png", np.zeros((5, 6, 3), np.uint8))
+    train, test = load_folder(data_dir=root)
+    read_all(train)
+    with pytest.raises(ValueError, match=r"6 x 5 pixels, .* got 5 x 6 in .*val/bee/1\.png; set"):
+        read_all(test)

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.data import Loader, load_dataset, load_folder, load_shards, pack_shards, verify_shards
+from pydtnn.data import packing as module
+from pydtnn.data.__main__ import main
+from pydtnn.data.order import permutation
+from pydtnn.data.packing import PROGRESS
+from pydtnn.data.shard_index import INDEX, read_index
+from tests.data.image_files import CLASSES, pixels_of, read_all, write_image, write_images
+
+SMALL = 400
+"""Length of the images of a shard, in B: two of the small ones."""
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "images")
+
+
+@pytest.fixture
+def shards(images: Path, tmp_path: Path) -> Path:
+    pack_shards(images, tmp_path / "shards", shard_bytes=SMALL, threads=2)
+    return tmp_path / "shards"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by their names."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_shards_have_the_samples_of_the_folder_in_its_order(tmp_path: Path, suffix: str) -> None:
+    root = write_images(tmp_path / "images", suffix)
+    packed = pack_shards(root, tmp_path / "shards", shard_bytes=900)
+    assert [(part.samples, part.kept) for part in packed] == [(16, 0), (6, 0)]
+    assert min(part.shards for part in packed) > 1
+    sets = load_dataset("shards", tmp_path / "shards")
+    for part, data in zip(("train", "val"), sets, strict=True):
+        x, y = read_all(data)
+        expected = pixels_of(root / part)
+        np.testing.assert_array_equal(x, expected[0])
+        np.testing.assert_array_equal(y, expected[1])
+        assert (data.name, data.classes, data.class_names) == ("shards", 3, CLASSES)
+    assert sets[1].statistics is sets[0].statistics
+    indices = np.array([9, 2, 2, 15])
+    np.testing.assert_array_equal(sets[0].read(indices)[0], read_all(sets[0])[0][indices])
+    assert verify_shards(tmp_path / "shards") == (22, sum(part.shards for part in packed))
+
+
+def test_a_shard_is_a_tar_file_of_images_and_classes(images: Path, shards: Path) -> None:
+    files = sorted((images / "train").glob("*/*"))
+    index = read_index("test", shards / "train")
+    seen = []
+    for shard in index.shards:
+        path = shards / "train" / shard.name
+        with tarfile.open(path) as tar:
+            names = tar.getnames()
+            members = [tar.extractfile(name).read() for name in names]
+        rows = zip(shard.numbers, shard.labels, shard.offsets, shard.sizes, strict=True)
+        for row, (number, label, offset, size) in enumerate(rows):
+            assert names[2 * row : 2 * row + 2] == [f"{number:09d}.png", f"{number:09d}.cls"]
+            assert members[2 * row : 2 * row + 2] == [files[number].read_bytes(), b"%d" % label]
+            assert path.read_bytes()[offset : offset + size] == files[number].read_bytes()
+            assert CLASSES[label] == files[number].parent.name
+        assert len(names) == 2 * len(shard.numbers)
+        assert sum(shard.sizes) <= SMALL
+        seen += shard.numbers
+    assert sorted(seen) == list(range(16))
+    assert seen != sorted(seen)  # training images are shuffled
+
+
+def test_a_fraction_of_one_level_of_folders_is_the_test_set_of_the_folder(
+    images: Path, tmp_path: Path
+) -> None:
+    pack_shards(images / "train", tmp_path / "shards", test_fraction=0.3)
+    folder = load_folder(data_dir=images / "train", test_fraction=0.3)
+    for ours, theirs in zip(load_shards(data_dir=tmp_path / "shards"), folder, strict=True):
+        np.testing.assert_array_equal(read_all(ours)[0], read_all(theirs)[0])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_each_byte_is_read_once_in_an_epoch_over_all_ranks(
+    shards: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = load_shards(data_dir=shards)
+    assert train.mean is not None
+    reads, everywhere, pread = [], [], os.pread
+
+    def counted(file: int, length: int, offset: int) -> bytes:
+        reads.append((os.fstat(file).st_ino, offset, length))
+        return pread(file, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    for rank in range(size):
+        with Loader(train, global_batch_size=5, rank=rank, size=size, threads=2) as loader:
+            count = sum(len(batch) for batch in loader.epoch(1))
+        assert count == len(reads)
+        everywhere += reads
+        reads.clear()
+    index = read_index("test", shards / "train")
+    expected = [
+        ((shards / "train" / shard.name).stat().st_ino, offset, length)
+        for shard in index.shards
+        for offset, length in zip(shard.offsets, shard.sizes, strict=True)
+    ]
+    assert sorted(everywhere) == sorted(expected)
+
+
+def test_samples_are_shuffled_within_windows_of_shards(shards: Path) -> None:
+    train, test = load_shards(data_dir=shards, window=2)
+    shard_of = {
+        number: place
+        for place, shard in enumerate(read_index("test", shards / "train").shards)
+        for number in shard.numbers
+    }
+    orders = [train.shuffled(3, epoch) for epoch in range(4)]
+    for order in orders:
+        assert sorted(order) == list(range(16))
+        met = [shard_of[number] for number in order]
+        pairs = list(dict.fromkeys(met))  # in the order of their first samples
+        for first in range(0, len(pairs), 2):
+            rows = [met.index(place) for place in pairs[first : first + 2]]
+            last = max(len(met) - met[::-1].index(place) for place in pairs[first : first + 2])
+            assert set(met[min(rows) : last]) == set(pairs[first : first + 2])
+    assert len({tuple(order) for order in orders}) == 4
+    whole = load_shards(data_dir=shards)[0]
+    np.testing.assert_array_equal(whole.shuffled(3, 1), permutation(3, 1, 16))
+    assert test.shuffled(0, 0).shape == (6,)
+
+
+def test_more_shards_than_files_that_may_be_open_are_read(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pydtnn.data.shards.OPEN_FILES", 2)
+    expected = read_all(load_shards(data_dir=shards)[0])[0]
+    before = len(os.listdir("/proc/self/fd"))
+    train, _ = load_shards(data_dir=shards)
+    np.testing.assert_array_equal(read_all(train)[0], expected)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, images: Path) -> Callable[[], object]:
+    """The third file that is written is the last; the function undoes it."""
+    written: list[Path] = []
+
+    def write(who: str, path: Path, data: bytes) -> None:
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        written.append(path)
+        original(who, path, data)
+
+    original = module.write_file
+    monkeypatch.setattr(module, "write_file", write)
+    return lambda: monkeypatch.setattr(module, "write_file", original)
+
+
+def damaged(monkeypatch: pytest.MonkeyPatch, images: Path) -> Callable[[], object]:
+    """An image is damaged; the function repairs it."""
+    path = images / "train" / "bee" / "3.png"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return lambda: path.write_bytes(content)
+
+
+@pytest.mark.parametrize("stop", [interrupted, damaged])
+def test_packing_continues_after_the_last_complete_shard_with_the_same_bytes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any
+) -> None:
+    resume = stop(monkeypatch, images)
+    output = tmp_path / "resumed"
+    with pytest.raises((KeyboardInterrupt, ValueError), match=r"^$|pack: .*bee/3.png is damaged"):
+        pack_shards(images, output, shard_bytes=SMALL)
+    resume()
+    assert not (output / "train" / INDEX).exists()
+    complete = {path: path.stat().st_ino for path in output.rglob("*.tar")}
+    assert complete
+    train, test = pack_shards(images, output, shard_bytes=SMALL)
+    assert (train.kept, test.kept) == (len(complete), 0)
+    assert all(path.stat().st_ino == inode for path, inode in complete.items())
+    pack_shards(images, tmp_path / "fresh", shard_bytes=SMALL)
+    assert contents(output) == contents(tmp_path / "fresh")
+    again = pack_shards(images, output, shard_bytes=SMALL)
+    assert [part.kept for part in again] == [part.shards for part in again]
+    assert contents(output) == contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("change", ["pixels", "name", "shard", "progress"])
+def test_what_has_changed_is_packed_again(
+    images: Path, shards: Path, tmp_path: Path, change: str
+) -> None:
+    if change == "pixels":
+        old = (images / "train" / "ant" / "0.png").stat()
+        write_image(images / "train" / "ant" / "0.png", np.zeros((6, 5, 3), np.uint8))
+        assert (images / "train" / "ant" / "0.png").stat().st_mtime_ns > old.st_mtime_ns
+    elif change == "name":
+        for part in ("train", "val"):
+            (images / part / "ant").rename(images / part / "dog")
+    elif change == "shard":
+        os.truncate(shards / "train" / "shard-000001.tar", 1000)
+    else:
+        (shards / "train" / PROGRESS).write_text("{")
+    train, _ = pack_shards(images, shards, shard_bytes=SMALL)
+    assert train.kept < train.shards
+    pack_shards(images, tmp_path / "fresh", shard_bytes=SMALL)
+    names = ("train", "test")
+    assert [(shards / name / INDEX).read_bytes() for name in names] == [
+        (tmp_path / "fresh" / name / INDEX).read_bytes() for name in names
+    ]
+    verify_shards(shards)
+
+
+FIRST = "train/shard-000000.tar"
+
+
+def rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def apply(shards: Path) -> None:
+        content = json.loads((shards / "train" / INDEX).read_text())
+        change(content)
+        (shards / "train" / INDEX).write_text(json.dumps(content))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: (s / FIRST).unlink(), "the shard .*shard-000000.tar does not exist; copy it"),
+        (lambda s: os.truncate(s / FIRST, 700), "must have .* B, got 700; it is truncated"),
+        (lambda s: (s / "test" / INDEX).unlink(), "test/index.json does not exist; specify a fol"),
+        (lambda s: (s / "train" / INDEX).write_text("{"), "cannot be used: it cannot be parsed"),
+        (lambda s: (s / "train" / INDEX).write_text("[]"), "cannot be used: it must contain an o"),
+        (rewrite(lambda c: c.update(format=9)), "its format must be 1 .*, got 9; copy it again"),
+        (rewrite(lambda c: c["shards"][0]["labels"].reverse()), "not match the checksum in it; co"),
+        (rewrite(lambda c: c.pop("sha256")), "does not match the checksum in it"),
+    ],
+)
+def test_damaged_shards_and_indices_are_told_in_one_sentence(
+    shards: Path, change: Callable[[Path], object], reason: str
+) -> None:
+    change(shards)
+    for who, use in (("shards", lambda: load_shards(data_dir=shards)), ("verify", None)):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^{who}: .*{reason}") as error:
+            use() if use else verify_shards(shards)
+        assert "\n" not in str(error.value)
+
+
+def test_an_image_that_is_damaged_after_packing_is_told_by_its_number(shards: Path) -> None:
+    train, _ = load_shards(data_dir=shards)
+    shard = read_index("test", shards / "train").shards[1]
+    path = shards / "train" / shard.name
+    data = bytearray(path.read_bytes())
+    data[shard.offsets[0] : shard.offsets[0] + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"{shard.numbers[0]:09d} of .*{shard.name}, got other"):
+        train.read(np.array([shard.numbers[0]]))
+    with pytest.raises(ValueError, match=f"verify: the shard .*{shard.name} does not match its ch"):
+        verify_shards(shards)
+    os.truncate(path, 600)
+    with pytest.raises(ValueError, match="has become shorter; copy it again"):
+        train.read(np.array([shard.numbers[-1]]))
+
+
+def test_nothing_is_read_before_training_with_a_size_and_statistics(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pread", None)
+    given = {"mean": [0.5] * 3, "std": [0.2] * 3}
+    both = load_shards(data_dir=shards, image_size=4, **given)
+    assert [data.examined for data in both] == [True, True]
+    assert both[0].std.tolist() == given["std"]
+    assert [data.examined for data in load_shards(data_dir=shards, image_size=4)] == [False, True]
+    with pytest.raises(ValueError, match="shards: window must be at least 1, got 0"):
+        load_shards(data_dir=shards, window=0)
+
+
+def test_the_commands_pack_and_verify(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "out")
+    arguments = ["pack", str(images), "--output", output, "--shard-size", "1KiB", "--threads=1"]
+    assert main(arguments) == 0
+    assert "train: 16 images in 3 shards, 0.0 MB" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "16 images in 3 shards, of which 3 were complete" in capsys.readouterr().out
+    assert main(["verify", output]) == 0
+    assert "22 images in 4 shards match their checksums" in capsys.readouterr().out
+    (images / "val" / "notes.txt").touch()
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["verify", str(images)]) == 1
+    assert "index.json does not exist; specify a folder that" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.data import load_shards, pack_shards
+from pydtnn.data.staging import stage_shards, staged_folder
+from tests.data.image_files import read_all, write_images
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    pack_shards(write_images(tmp_path / "images"), tmp_path / "shards", shard_bytes=600)
+    return tmp_path / "shards"
+
+
+def test_a_copy_has_the_same_samples_and_is_made_once(shards: Path, tmp_path: Path) -> None:
+    copy = stage_shards(shards, tmp_path / "local")
+    assert copy == staged_folder(shards, tmp_path / "local")
+    for one, other in zip(load_shards(data_dir=shards), load_shards(data_dir=copy), strict=True):
+        np.testing.assert_array_equal(read_all(one)[0], read_all(other)[0])
+    before = {path: path.stat().st_ino for path in copy.rglob("*.tar")}
+    missing = sorted(before)[1]
+    missing.unlink()
+    assert stage_shards(shards, tmp_path / "local") == copy
+    after = {path: path.stat().st_ino for path in copy.rglob("*.tar")}
+    assert {path for path in after if after[path] == before[path]} >= {*before} - {missing}
+    assert missing.exists()
+
+
+def test_other_shards_have_another_folder(shards: Path, tmp_path: Path) -> None:
+    copy = stage_shards(shards, tmp_path / "local")
+    pack_shards(tmp_path / "images", shards, shard_bytes=2000)
+    other = stage_shards(shards, tmp_path / "local")
+    assert other != copy
+    assert load_shards(data_dir=copy)[0].paths != load_shards(data_dir=other)[0].paths
+
+
+def test_a_shard_that_has_changed_is_not_copied(shards: Path, tmp_path: Path) -> None:
+    path = shards / "train" / "shard-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"^stage: .*shard-000001\.tar does not match its checksu"):
+        stage_shards(shards, tmp_path / "local")
+    copy = staged_folder(shards, tmp_path / "local")
+    assert [path.name for path in sorted(copy.rglob("*.tar"))] == ["shard-000000.tar"]
+    os.remove(shards / "test" / "index.json")
+    with pytest.raises(FileNotFoundError, match="index.json does not exist"):
+        stage_shards(shards, tmp_path / "local")

@@ -39,7 +39,7 @@ def test_an_unknown_name_or_option_is_told_with_the_nearest_ones(
 
 
 def test_the_names_of_the_data_sets_are_known() -> None:
-    names = "cifar10 cifar100 digits folder mnist shards synthetic"
+    names = "cifar10 cifar100 digits folder mnist shards synthetic text"
     assert sorted(DATASETS) == names.split()
 
 

@@ -36,6 +36,8 @@ def vit(
 ) -> Sequential:
     """Patches of an image as a sequence, blocks of attention and an MLP, a class token.
 
+    Layer norms come first in each block, and GELU is the tanh form.
+
     Parameters
     ----------
     width : int

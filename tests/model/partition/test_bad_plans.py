@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers import Conv2d, Flatten, Linear, MaxPool2d, MultiHeadAttention, ReLU, Sequential
 from pydtnn.model import Model
 from pydtnn.model.partition import Plan
 from pydtnn.parallel.mesh import Mesh
@@ -158,3 +158,15 @@ def test_a_plan_requires_a_mesh() -> None:
 def test_a_plan_that_cuts_nothing_is_refused() -> None:
     (told, _) = refusals({"*": {}}, {"a": 2})
     assert told.startswith("Plan: no layer is cut along the axis a=2; give a plan with layers")
+
+
+def test_attention_has_no_strategy_of_its_own() -> None:
+    def rank(comm: Communicator) -> None:
+        net = MultiHeadAttention(2, name="a")
+        plan = {"a.attention": {"filter": "filter"}, "*": {"filter": "filter"}}
+        with pytest.raises(
+            ValueError, match="a.attention: DotProductAttention cannot be partitioned by filter; "
+        ):
+            Model(net, (3, 4), plan=plan, mesh=Mesh(comm, filter=2))
+
+    run_threads(2, rank)

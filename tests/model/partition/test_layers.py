@@ -185,6 +185,10 @@ def test_every_layer_is_cut(name: str, strategy: str) -> None:
     check_plan(*NETS[name], strategy, meshes=meshes, batch=3)
 
 
+def test_a_transformer_runs_in_stages() -> None:
+    check_plan(*NETS["tokens"], "pipeline", meshes=[{"pipeline": 2}], batch=3)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_batch_may_be_smaller_than_the_ranks(batch: int) -> None:
     net = [first(), BatchNorm(), ReLU(), GlobalAvgPool2d(), Linear(3)]

@@ -24,7 +24,9 @@ from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
@@ -35,15 +37,18 @@ __all__ = [
     "Add",
     "ArcTan",
     "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm",
     "Block",
     "Branches",
     "Concat",
     "Conv2d",
+    "Conv3d",
     "Cost",
     "Dropout",
     "Flatten",
     "GlobalAvgPool2d",
+    "GlobalAvgPool3d",
     "GroupNorm",
     "Identity",
     "Layer",
@@ -52,10 +57,12 @@ __all__ = [
     "Linear",
     "Log",
     "MaxPool2d",
+    "MaxPool3d",
     "Net",
     "Pad",
     "ReLU",
     "ReLU6",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",

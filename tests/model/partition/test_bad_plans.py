@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from pydtnn.layers import (
+    Conv2d,
+    Conv3d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    MaxPool3d,
+    ReLU,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.model.partition import Plan
 from pydtnn.parallel.mesh import Mesh
@@ -158,3 +167,30 @@ def test_a_plan_requires_a_mesh() -> None:
 def test_a_plan_that_cuts_nothing_is_refused() -> None:
     (told, _) = refusals({"*": {}}, {"a": 2})
     assert told.startswith("Plan: no layer is cut along the axis a=2; give a plan with layers")
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            {"conv": {"spatial": "a"}},
+            "conv: Conv3d cannot be partitioned by spatial; strategies are filter, channel, alt",
+        ),
+        (
+            {"pool": {"width": "a"}},
+            "pool: MaxPool3d cannot be partitioned by width; strategies are data$",
+        ),
+        ("spatial", "no layer is cut along the axis a=2; give a plan with layers that can be"),
+    ],
+    ids=str,
+)
+def test_stripes_of_volumes_are_refused(plan: Any, words: str) -> None:
+    def rank(comm: Communicator) -> str:
+        volumes = Sequential(Conv3d(3, 2, name="conv"), MaxPool3d(2, name="pool"))
+        with pytest.raises(ValueError, match=f"^Plan: {words}") as caught:
+            Model(volumes, (5, 5, 5, 2), plan=plan, mesh=Mesh(comm, a=2))
+        return str(caught.value)
+
+    told = run_threads(2, rank)
+    assert told[0] == told[1]
+    assert "\n" not in told[0]

@@ -14,19 +14,23 @@ from pydtnn.layers import (
     AdaptiveAvgPool2d,
     Add,
     AvgPool2d,
+    AvgPool3d,
     BatchNorm,
     Block,
     Branches,
     Concat,
     Conv2d,
+    Conv3d,
     Dropout,
     Flatten,
     GlobalAvgPool2d,
+    GlobalAvgPool3d,
     GroupNorm,
     Layer,
     LayerNorm,
     Linear,
     MaxPool2d,
+    MaxPool3d,
     Pad,
     ReLU,
     Reshape,
@@ -149,6 +153,20 @@ NETS: dict[str, tuple[Callable[[], Any], Any]] = {
         (11, 10, 2),
     ),
     "rows": (lambda: [first(), Reshape((-1, 6)), Linear(5), Tanh(), head()], IMAGE),
+    "volumes": (
+        lambda: [
+            Conv3d(6, 3, padding=1),
+            BatchNorm(),
+            ReLU(),
+            MaxPool3d(2),
+            Conv3d(6, 2, groups=3, padding=1),
+            AvgPool3d(2, 1),
+            Conv3d(4, (1, 2, 2)),
+            GlobalAvgPool3d(),
+            Linear(3),
+        ],
+        (4, 6, 5, 2),
+    ),
     "vectors": (
         lambda: [Linear(7), ReLU(), Residual(Sequential(Linear(7), GELU(), Linear(7))), Linear(3)],
         (6,),
@@ -158,9 +176,10 @@ MIXED = [
     *((name, strategy) for name in NETS for strategy in ("alternate", "data")),
     *((name, strategy) for name in NETS for strategy in ("spatial", "filter", "channel", "width")),
 ]
-NOT_CUT = {("vectors", "spatial"), ("vectors", "width")}
+NOT_CUT = {(name, way) for name in ("vectors", "volumes") for way in ("spatial", "width")}
 QUICK = {("dropout", "data"), ("norms", "spatial"), ("groups", "filter"), ("several", "alternate")}
 QUICK |= {("custom", "spatial"), ("slices", "spatial"), ("pools", "width"), ("rows", "data")}
+QUICK |= {("volumes", "alternate"), ("volumes", "filter"), ("volumes", "data")}
 
 
 def axis_of(strategy: str) -> str:

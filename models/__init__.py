@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
 from pydtnn.models.cnn import cnn
+from pydtnn.models.cosmoflow import cosmoflow
 from pydtnn.models.inception import inception_v3
 from pydtnn.models.mlp import mlp
 from pydtnn.models.resnet import (
@@ -70,6 +71,7 @@ MODELS: dict[str, Callable[..., Block]] = {
     "resnet101": resnet101,
     "resnet152": resnet152,
     "inception_v3": inception_v3,
+    "cosmoflow": cosmoflow,
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
@@ -88,9 +90,9 @@ def create_net(
     name : str or callable
         A key of `MODELS`, ``path/to/file.py:function``, or a function like theirs.
     classes : int
-        Logits of the output.
+        Logits of the output; of a regression, its targets.
     input_shape : tuple of int
-        Shape of one sample, ``(H, W, C)`` for images.
+        Shape of one sample, ``(H, W, C)`` for images, ``(D, H, W, C)`` for volumes.
     **options
         The factory's own, such as ``shortcut="A"`` of the CIFAR ResNets.
 
@@ -112,6 +114,7 @@ __all__ = [
     "alexnet",
     "cifar_resnet",
     "cnn",
+    "cosmoflow",
     "create_net",
     "imagenet_resnet",
     "inception_v3",

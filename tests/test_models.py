@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
 from pydtnn.model import Model
 from pydtnn.model.graph import Graph
 from pydtnn.models import MODELS, cifar_resnet, create_net, imagenet_resnet, mlp, vgg
+from pydtnn.optimizers import Adam
+from pydtnn.training.trainer import Trainer
 
 CIFAR = (32, 32, 3)
 IMAGENET = (224, 224, 3)
@@ -58,6 +61,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("resnet101", CIFAR, 10): 42_512_970,
     ("resnet152", CIFAR, 10): 58_156_618,
     ("inception_v3", (299, 299, 3), 1000): 23_834_568,
+    ("cosmoflow", (128, 128, 128, 4), 4): 5_597_604,
 }
 # 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
 OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
@@ -130,6 +134,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("resnet18", (8, 8, 3), {}),
         ("resnet50", (8, 9, 1), {}),
         ("inception_v3", (75, 76, 3), {}),
+        ("cosmoflow", (8, 9, 10, 2), {"stages": 3, "filters": 4}),
     ],
 )
 def test_small_inputs_go_forward_and_backward(
@@ -208,3 +213,45 @@ def test_depths_that_do_not_exist_are_told() -> None:
 def test_layer_options_are_checked_by_the_layers() -> None:
     with pytest.raises(ValueError, match="Linear: features must be at least 1, got 0"):
         mlp(0, (4,))
+
+
+def test_cosmoflow_with_filters_of_3_has_the_parameters_of_its_implementation_in_pytorch() -> None:
+    shape = (128, 128, 128, 4)
+    assert parameters(wire(create_net("cosmoflow", 4, shape, kernel=3), shape)) == 8_907_556
+
+
+def test_cosmoflow_learns_the_mean_and_deviation_of_volumes() -> None:
+    rng = np.random.default_rng(0)
+    targets = rng.uniform(-1, 1, (64, 2)).astype("float32")
+    means, deviations = (targets[:, i].reshape(-1, 1, 1, 1, 1) for i in range(2))
+    x = rng.normal(size=(64, 8, 8, 8, 1)) * (deviations + 2) + means
+    data = ArrayDataset(x.astype("float32"), targets, classes=None)
+    net = create_net("cosmoflow", 2, (8, 8, 8, 1), filters=4, stages=3, dropout=0)
+    trainer = Trainer(Model(net, (8, 8, 8, 1)), Adam(0.003), loss="mse", metrics=["mae"])
+    history = trainer.fit(data, epochs=15, batch_size=16)
+    assert history[-1]["loss"] < 0.3 * history[0]["loss"]
+    assert abs(trainer.model.predict(x)).max() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        (
+            (64, 64, 4),
+            {},
+            r"cosmoflow: expected volumes of shape \(D, H, W, C\), got \(64, 64, 4\)",
+        ),
+        (
+            (32, 31, 64, 4),
+            {},
+            "cosmoflow: volumes must be at least 32 x 32 x 32 for 5 stages, got 32 x 31 x 64",
+        ),
+        ((16, 16, 16, 4), {"kernel": 0}, "cosmoflow: volumes must be at least 32 x 32 x 32 for 5"),
+        ((16, 16, 16, 4), {"kernel": 0, "stages": 4}, "Conv3d: kernel_size must be a positive int"),
+    ],
+)
+def test_volumes_and_options_that_do_not_fit_are_told(
+    shape: tuple[int, ...], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_net("cosmoflow", 4, shape, **options)

@@ -162,6 +162,29 @@ def conv(layer: layers.Conv2d | layers.Conv3d) -> nn.Module:
     return nn.Sequential(module, nn.ReLU()) if relu else module
 
 
+def conv_transpose(layer: layers.ConvTranspose2d) -> nn.Module:
+    g = layer.geometry
+    same = all(before == after for before, after in g.padding)
+    module = nn.ConvTranspose2d(
+        *(g.filters, g.channels, g.kernel, g.stride),
+        padding=tuple(before for before, _ in g.padding) if same else 0,
+        output_padding=layer.output_padding,
+        groups=g.groups,
+        bias=layer.bias,
+        dilation=g.dilation,
+    )
+    if same:
+        return module
+    (top, bottom), (left, right) = g.padding
+    crop = Apply(lambda y: y[..., top : y.shape[2] - bottom, left : y.shape[3] - right])
+    return nn.Sequential(module, crop)
+
+
+def upsample(layer: layers.Upsample) -> nn.Module:
+    corners = {"align_corners": False} if layer.mode == "bilinear" else {}
+    return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, **corners)
+
+
 class ChannelsSecond(nn.Module):
     """A module on (N, L, C) arrays that wants (N, C, L)."""
 
@@ -263,6 +286,8 @@ def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
 CONVERTERS: dict[type[Layer], Convert] = {
     layers.Conv2d: conv,
     layers.Conv3d: conv,
+    layers.ConvTranspose2d: conv_transpose,
+    layers.Upsample: upsample,
     FusedConv2d: conv,
     layers.Linear: linear,
     layers.BatchNorm: batch_norm,

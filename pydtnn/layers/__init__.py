@@ -19,6 +19,7 @@ from pydtnn.layers.activation import (
 from pydtnn.layers.base import Cost, Layer, StepContext
 from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.merge import Add, Concat
@@ -26,6 +27,7 @@ from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
+from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.utils.foreign_names import suggesting_getattr
 
@@ -44,6 +46,7 @@ __all__ = [
     "Concat",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose2d",
     "Cost",
     "Dropout",
     "Flatten",
@@ -72,6 +75,7 @@ __all__ = [
     "Softmax",
     "StepContext",
     "Tanh",
+    "Upsample",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

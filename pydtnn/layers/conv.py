@@ -57,11 +57,7 @@ class _Conv(Layer):
     def build(self, *shapes: Shape) -> Shape:
         """Declare w (O, *kernel, C / groups) and b (O,)."""
         size, channels = split_shape(self, shapes, self.axes)
-        if channels % self.groups or self.filters % self.groups:
-            raise self.fail(
-                f"channels and filters must be divisible by groups={self.groups}, got {channels} "
-                f"channels and {self.filters} filters"
-            )
+        self._check_groups(channels)
         padding = resolve_padding(
             self.padding, size, self.kernel, self.stride, self.dilation, type(self).__name__
         )
@@ -87,6 +83,13 @@ class _Conv(Layer):
         if self.bias:
             self.b = self.parameter("b", (self.filters,), self.bias_initializer, decay=False)
         return (*self.geometry.output, self.filters)
+
+    def _check_groups(self, channels: int) -> None:
+        if channels % self.groups or self.filters % self.groups:
+            raise self.fail(
+                f"channels and filters must be divisible by groups={self.groups}, got {channels} "
+                f"channels and {self.filters} filters"
+            )
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Correlate with the filters and add the bias."""

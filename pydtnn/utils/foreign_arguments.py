@@ -54,6 +54,13 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "Conv2d": _CONVOLUTION,
     "Conv3d": _CONVOLUTION,
+    "ConvTranspose2d": _CONVOLUTION,
+    "Upsample": {
+        "scale_factor": "use factor=",
+        "size": "use factor=",
+        "interpolation": "use mode=",
+        "align_corners": "omit it: pixels are squares, not points",
+    },
     "_Pool": {
         "pool_size": "use kernel_size=",
         "size": "use kernel_size=",
@@ -207,6 +214,7 @@ POSITIONAL = {
     "Linear": "the size of the input is known when the model is built: use Linear(features)",
     "Conv2d": f"{_SIZED}: use Conv2d(filters, kernel_size)",
     "Conv3d": f"{_SIZED}: use Conv3d(filters, kernel_size)",
+    "ConvTranspose2d": f"{_SIZED}: use ConvTranspose2d(filters, kernel_size)",
     "BatchNorm": "the number of channels is known when the model is built: use BatchNorm()",
     "GroupNorm": "the number of channels is known when the model is built: use GroupNorm(groups)",
     "LayerNorm": "the last axis is normalised: use LayerNorm(), or axes= for several",

@@ -38,6 +38,7 @@ from pydtnn.layers import (
     Sequential,
     Softmax,
     StepContext,
+    Upsample,
 )
 from pydtnn.layers.extended_conv import ExtendedConv2d
 from pydtnn.layers.striped_conv import StripedConv2d
@@ -150,6 +151,10 @@ NETS = {
     "plain": lambda: Sequential(
         *(conv(), ReLU(), conv(), ReLU(), MaxPool2d(2), conv(), BatchNorm(), ReLU(), conv()),
         *(BatchNorm(), ReLU(), MaxPool2d(3, 2), Flatten(), Linear(20), ReLU(), Dropout(0.5)),
+    ),
+    "decoder": lambda: Sequential(
+        *(conv(), layers.ConvTranspose2d(8, 3, stride=2), ReLU(), Upsample(2)),
+        *(layers.ConvTranspose2d(8, 2, groups=2, bias=False), Linear(8)),
     ),
     "norms and pools": lambda: Sequential(
         *(conv(groups=4), GroupNorm(2), AvgPool2d(3, 1, padding=1), LayerNorm(), Softmax()),
@@ -327,3 +332,16 @@ def test_the_operations_of_volumes_are_those_of_their_loops() -> None:
     assert built(MaxPool3d((2, 2, 2), 1), shape).cost(1).flops_forward == windows * (8 - 1)
     assert built(AvgPool3d((2, 2, 2), 1), shape).cost(1).flops_forward == windows * 8
     assert built(GlobalAvgPool3d(), shape).cost(2).flops_forward == 2 * 4 * 5 * 4 * 6
+
+
+def test_the_operations_of_enlarged_images_are_those_of_their_loops() -> None:
+    cost = built(layers.ConvTranspose2d(6, (3, 2), stride=2, groups=2), (5, 4, 4)).cost(2)
+    added = 2 * (5 * 4 * 4) * (3 * 2 * 6 // 2)  # pixels and channels; taps and filters of a group
+    biases = 2 * (11 * 8 * 6)
+    assert cost.flops_forward == 2 * added + biases
+    assert cost.flops_backward == 4 * added + biases
+    cost = built(Upsample(2, "bilinear"), (5, 4, 4)).cost(2)
+    inputs = 2 * 5 * 4 * 4
+    assert cost.flops_forward == cost.flops_backward == 2 * 4 * 4 * inputs  # taps of each input
+    assert cost.bytes_forward == (1 + 4) * inputs * 4
+    assert cost.bytes_backward == (1 + 4 + 2 * 4) * inputs * 4  # dy is copied

@@ -32,6 +32,21 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "conv groups": (lambda: layers.Conv2d(9, 3, groups=3, padding=1), IMAGE),
     "conv depthwise": (lambda: layers.Conv2d(6, 3, groups=6, padding=1), IMAGE),
     "conv depthwise, multiplier 2": (lambda: layers.Conv2d(12, 3, groups=6, stride=2), IMAGE),
+    "transposed conv": (lambda: layers.ConvTranspose2d(5, 3), IMAGE),
+    "transposed conv, stride and output padding": (
+        lambda: layers.ConvTranspose2d(5, (3, 4), stride=(3, 2), padding=1, output_padding=(2, 1)),
+        IMAGE,
+    ),
+    "transposed conv, asymmetric padding": (
+        lambda: layers.ConvTranspose2d(4, 3, stride=2, padding=((0, 2), (1, 0)), bias=False),
+        IMAGE,
+    ),
+    "transposed conv, dilated groups": (
+        lambda: layers.ConvTranspose2d(9, 3, dilation=2, padding=2, groups=3),
+        IMAGE,
+    ),
+    "nearest": (lambda: layers.Upsample((2, 3)), IMAGE),
+    "bilinear": (lambda: layers.Upsample((3, 2), "bilinear"), IMAGE),
     "conv of volumes": (lambda: layers.Conv3d(5, 3, padding=1), VOLUME),
     "conv of volumes, even kernel": (lambda: layers.Conv3d(5, 2, padding="same"), VOLUME),
     "conv of volumes, stride and dilation": (

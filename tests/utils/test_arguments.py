@@ -115,6 +115,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Branches": ((Linear(2), Linear(3)), {"merge": Concat()}),
     "Conv2d": ((4, 3), {"padding": ((0, 1), (1, 0)), "bias_initializer": "ones"}),
     "Conv3d": ((4, (1, 3, 3)), {"stride": 2}),
+    "ConvTranspose2d": ((4, 3), {"stride": 2, "output_padding": (1, 0)}),
     "Dropout": ((0.2,), {}),
     "GroupNorm": ((2,), {}),
     "Linear": ((4,), {"name": "a"}),
@@ -126,6 +127,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Residual": ((Linear(2),), {"shortcut": Linear(2)}),
     "Sequential": ((Linear(2), Sequential(ReLU(), LayerNorm(epsilon=1e-3))), {"name": "b"}),
     "Slice": ((slice(0, 2), slice(None, None, 2)), {}),
+    "Upsample": ((2, "bilinear"), {}),
 }
 PUBLIC = [
     kind

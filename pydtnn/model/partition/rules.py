@@ -9,6 +9,7 @@ from typing import Any, cast
 from pydtnn.layers.activation import Activation
 from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d, readers_of
@@ -22,6 +23,7 @@ from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
 from pydtnn.layers.striped_conv import StripedConv2d, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
+from pydtnn.layers.upsample import Upsample
 from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
 
@@ -176,6 +178,7 @@ STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
     Linear: ("filter", "channel", "alternate", "data"),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
+    ConvTranspose2d: ("data",),
     MaxPool3d: ("data",),
     AvgPool3d: ("data",),
 }
@@ -274,7 +277,7 @@ def _window(draft: Draft, cut: Cut) -> bool:
 
 
 def _channelwise(draft: Draft, cut: Cut) -> bool:
-    """Pool own channels of volumes."""
+    """Pool or enlarge own channels."""
     return _last(draft, cut) and _each(draft, cut)
 
 
@@ -368,5 +371,6 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     Pad: _pad,
     Rescale: _each,
     Slice: _slice,
+    Upsample: _channelwise,
 }
 """How layers follow a cut of their inputs."""

@@ -128,6 +128,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("mlp", (12,), {"hidden": ()}),
         ("cnn", (6, 7, 1), {}),
         ("alexnet", (29, 30, 3), {}),
+        ("alexnet", (29, 30, 3), {"local_response": True}),
         ("vgg11", (32, 33, 1), {}),
         ("resnet20", (4, 5, 3), {}),
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
@@ -255,3 +256,13 @@ def test_volumes_and_options_that_do_not_fit_are_told(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         create_net("cosmoflow", 4, shape, **options)
+
+
+def test_alexnet_has_local_responses_where_it_is_told() -> None:
+    names = [
+        n.name for n in wire(create_net("alexnet", 10, CIFAR, local_response=True), CIFAR).nodes
+    ]
+    assert [names[names.index(f"norm{i}") - 1] for i in (1, 2)] == ["relu1", "relu2"]
+    assert [names[names.index(f"norm{i}") + 1] for i in (1, 2)] == ["pool1", "pool2"]
+    plain = [n.name for n in wire(create_net("alexnet", 10, CIFAR), CIFAR).nodes]
+    assert [name for name in names if not name.startswith("norm")] == plain

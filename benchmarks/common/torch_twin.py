@@ -294,6 +294,9 @@ CONVERTERS: dict[type[Layer], Convert] = {
     NormAddReLU: WrittenOut,
     layers.GroupNorm: group_norm,
     layers.LayerNorm: layer_norm,
+    layers.LocalResponseNorm: lambda layer: nn.LocalResponseNorm(
+        layer.size, layer.alpha, layer.beta, layer.k
+    ),
     layers.MaxPool2d: max_pool,
     layers.MaxPool3d: max_pool,
     layers.AvgPool2d: average_pool,

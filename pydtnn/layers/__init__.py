@@ -22,6 +22,7 @@ from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.linear import Linear
+from pydtnn.layers.local_response import LocalResponseNorm
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
@@ -58,6 +59,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LocalResponseNorm",
     "Log",
     "MaxPool2d",
     "MaxPool3d",

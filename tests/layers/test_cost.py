@@ -158,6 +158,7 @@ NETS = {
     ),
     "norms and pools": lambda: Sequential(
         *(conv(groups=4), GroupNorm(2), AvgPool2d(3, 1, padding=1), LayerNorm(), Softmax()),
+        layers.LocalResponseNorm(3),
         *(layers.GELU(), layers.Sigmoid(), AdaptiveAvgPool2d(5), layers.Tanh(), Linear(8)),
     ),
 }
@@ -345,3 +346,11 @@ def test_the_operations_of_enlarged_images_are_those_of_their_loops() -> None:
     assert cost.flops_forward == cost.flops_backward == 2 * 4 * 4 * inputs  # taps of each input
     assert cost.bytes_forward == (1 + 4) * inputs * 4
     assert cost.bytes_backward == (1 + 4 + 2 * 4) * inputs * 4  # dy is copied
+
+
+def test_local_responses_count_their_windows() -> None:
+    cost = built(layers.LocalResponseNorm(5), (3, 3, 8)).cost(2)
+    n = 2 * 3 * 3 * 8
+    divisor = 1 + 4 + 2 + 3  # a square, additions, factor and k, logarithm, product and exponential
+    # x times the power; dy times it, times x, over d, the sum of 5, its factor and difference
+    assert cost == ((divisor + 1) * n, (divisor + 3 + 4 + 3) * n, 2 * n * 4, 3 * n * 4)

@@ -60,6 +60,12 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "layer norm": (lambda: layers.LayerNorm(), IMAGE),
     "layer norm over three axes": (lambda: layers.LayerNorm(axes=3), IMAGE),
     "group norm": (lambda: layers.GroupNorm(3), IMAGE),
+    "local response norm": (lambda: layers.LocalResponseNorm(3, alpha=0.5), IMAGE),
+    "local response norm, even size": (
+        lambda: layers.LocalResponseNorm(4, alpha=2, beta=1.5, k=0.5),
+        IMAGE,
+    ),
+    "local response norm of volumes": (lambda: layers.LocalResponseNorm(5, k=2), VOLUME),
     "max pool": (lambda: layers.MaxPool2d(2), IMAGE),
     "max pool overlapping": (lambda: layers.MaxPool2d(3, stride=2, padding=1), IMAGE),
     "max pool asymmetric": (lambda: layers.MaxPool2d(3, stride=2, padding=((0, 1), (2, 0))), IMAGE),

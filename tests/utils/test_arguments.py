@@ -119,6 +119,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Dropout": ((0.2,), {}),
     "GroupNorm": ((2,), {}),
     "Linear": ((4,), {"name": "a"}),
+    "LocalResponseNorm": ((5,), {"alpha": 5e-4, "k": 2.0}),
     "MaxPool2d": (((2, 1),), {}),
     "MaxPool3d": ((2,), {}),
     "Pad": ((((0, 1), (1, 0)),), {}),

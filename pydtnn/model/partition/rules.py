@@ -15,6 +15,7 @@ from pydtnn.layers.exchange import SAMPLES, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d, readers_of
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
+from pydtnn.layers.local_response import LocalResponseNorm
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.part import Cut
@@ -240,6 +241,11 @@ def _last(draft: Draft, cut: Cut) -> bool:
     return cut.dim == len(draft.whole.input_shapes[0]) - 1
 
 
+def _positions(draft: Draft, cut: Cut) -> bool:
+    """Normalise own positions, with all of their channels."""
+    return not _last(draft, cut) and _each(draft, cut)
+
+
 def _concat(draft: Draft, cut: Cut) -> bool:
     axes = len(draft.whole.output_shape)
     axis = cast(Concat, draft.layer).axis % axes
@@ -364,6 +370,7 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     GlobalAvgPool3d: _global_pool,
     Identity: _each,
     Linear: _linear,
+    LocalResponseNorm: _positions,
     MaxPool2d: _window,
     AvgPool2d: _window,
     MaxPool3d: _channelwise,

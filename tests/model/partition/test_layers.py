@@ -29,6 +29,7 @@ from pydtnn.layers import (
     Layer,
     LayerNorm,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
     MaxPool3d,
     Pad,
@@ -95,6 +96,10 @@ SEVERAL = (IMAGE, (9, 7, 2))
 NETS: dict[str, tuple[Callable[[], Any], Any]] = {
     "dropout": (lambda: [first(), Dropout(0.4), first(), ReLU(), Dropout(0.3), head()], IMAGE),
     "norms": (lambda: [first(), GroupNorm(2), ReLU(), first(), LayerNorm(axes=3), head()], IMAGE),
+    "responses": (
+        lambda: [first(), LocalResponseNorm(3, alpha=0.5), ReLU(), MaxPool2d(2), first(), head()],
+        IMAGE,
+    ),
     "softmax": (lambda: [first(), Softmax(), first(), LayerNorm(), GELU(), head()], IMAGE),
     "groups": (
         lambda: [
@@ -180,6 +185,7 @@ NOT_CUT = {(name, way) for name in ("vectors", "volumes") for way in ("spatial",
 QUICK = {("dropout", "data"), ("norms", "spatial"), ("groups", "filter"), ("several", "alternate")}
 QUICK |= {("custom", "spatial"), ("slices", "spatial"), ("pools", "width"), ("rows", "data")}
 QUICK |= {("volumes", "alternate"), ("volumes", "filter"), ("volumes", "data")}
+QUICK |= {("responses", "alternate"), ("responses", "spatial")}
 
 
 def axis_of(strategy: str) -> str:

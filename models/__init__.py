@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydtnn.layers import Block, Layer, Net
 from pydtnn.models.alexnet import alexnet
 from pydtnn.models.cnn import cnn
+from pydtnn.models.cosmoflow import cosmoflow
 from pydtnn.models.densenet import (
     cifar_densenet,
     densenet40,
@@ -101,6 +102,7 @@ MODELS: dict[str, Callable[..., Block]] = {
     "vit_b16": vit_b16,
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
+    "cosmoflow": cosmoflow,
 }
 """Factories by name: each takes (classes, input_shape) and options of its own."""
 
@@ -119,9 +121,9 @@ def create_net(
     name : str or callable
         A key of `MODELS`, ``path/to/file.py:function``, or a function like theirs.
     classes : int
-        Logits of the output.
+        Logits of the output; of a regression, its targets.
     input_shape : tuple of int
-        Shape of one sample, ``(H, W, C)`` for images.
+        Shape of one sample, ``(H, W, C)`` for images, ``(D, H, W, C)`` for volumes.
     **options
         The factory's own, such as ``shortcut="A"`` of the CIFAR ResNets.
 
@@ -144,6 +146,7 @@ __all__ = [
     "cifar_densenet",
     "cifar_resnet",
     "cnn",
+    "cosmoflow",
     "create_net",
     "densenet40",
     "densenet100",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pydtnn.data import ArrayDataset
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Block, StepContext
 from pydtnn.layers.node import nodes
@@ -24,6 +25,8 @@ from pydtnn.models import (
     vit,
 )
 from pydtnn.models.auxiliary import Heads
+from pydtnn.optimizers import Adam
+from pydtnn.training.trainer import Trainer
 
 CIFAR = (32, 32, 3)
 IMAGENET = (224, 224, 3)
@@ -97,6 +100,7 @@ PARAMETERS: dict[tuple[str, tuple[int, ...], int], int] = {
     ("mobilenet_v1", CIFAR, 10): 3_217_226,
     ("mobilenet_v2", IMAGENET, 1000): 3_504_872,
     ("mobilenet_v2", CIFAR, 10): 2_236_682,
+    ("cosmoflow", (128, 128, 128, 4), 4): 5_597_604,
 }
 # 0.27 M, 0.46 M, 0.66 M, 0.85 M, 1.7 M and 19.4 M in table 6 of He et al. 2016
 OPTION_A = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962, 1202: 19_421_274}
@@ -259,6 +263,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("mlp", (12,), {"hidden": ()}),
         ("cnn", (6, 7, 1), {}),
         ("alexnet", (29, 30, 3), {}),
+        ("alexnet", (29, 30, 3), {"local_response": True}),
         ("vgg11", (32, 33, 1), {}),
         ("resnet20", (4, 5, 3), {}),
         ("resnet20", (8, 7, 3), {"shortcut": "A"}),
@@ -274,6 +279,7 @@ def test_convolutions_before_relu_are_drawn_after_he() -> None:
         ("vit_small", (15, 10, 1), {"patch": 5}),
         ("mobilenet_v1", (8, 9, 3), {"width": 0.3}),
         ("mobilenet_v2", (8, 9, 3), {"width": 0.35}),
+        ("cosmoflow", (8, 9, 10, 2), {"stages": 3, "filters": 4}),
     ],
 )
 def test_small_inputs_go_forward_and_backward(
@@ -418,3 +424,55 @@ def test_options_out_of_range_are_told(name: str, options: dict[str, Any], sente
 def test_layer_options_are_checked_by_the_layers() -> None:
     with pytest.raises(ValueError, match="Linear: features must be at least 1, got 0"):
         mlp(0, (4,))
+
+
+def test_cosmoflow_with_filters_of_3_has_the_parameters_of_its_implementation_in_pytorch() -> None:
+    shape = (128, 128, 128, 4)
+    assert parameters(wire(create_net("cosmoflow", 4, shape, kernel=3), shape)) == 8_907_556
+
+
+def test_cosmoflow_learns_the_mean_and_deviation_of_volumes() -> None:
+    rng = np.random.default_rng(0)
+    targets = rng.uniform(-1, 1, (64, 2)).astype("float32")
+    means, deviations = (targets[:, i].reshape(-1, 1, 1, 1, 1) for i in range(2))
+    x = rng.normal(size=(64, 8, 8, 8, 1)) * (deviations + 2) + means
+    data = ArrayDataset(x.astype("float32"), targets, classes=None)
+    net = create_net("cosmoflow", 2, (8, 8, 8, 1), filters=4, stages=3, dropout=0)
+    trainer = Trainer(Model(net, (8, 8, 8, 1)), Adam(0.003), loss="mse", metrics=["mae"])
+    history = trainer.fit(data, epochs=15, batch_size=16)
+    assert history[-1]["loss"] < 0.3 * history[0]["loss"]
+    assert abs(trainer.model.predict(x)).max() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        (
+            (64, 64, 4),
+            {},
+            r"cosmoflow: expected volumes of shape \(D, H, W, C\), got \(64, 64, 4\)",
+        ),
+        (
+            (32, 31, 64, 4),
+            {},
+            "cosmoflow: volumes must be at least 32 x 32 x 32 for 5 stages, got 32 x 31 x 64",
+        ),
+        ((16, 16, 16, 4), {"kernel": 0}, "cosmoflow: volumes must be at least 32 x 32 x 32 for 5"),
+        ((16, 16, 16, 4), {"kernel": 0, "stages": 4}, "Conv3d: kernel_size must be a positive int"),
+    ],
+)
+def test_volumes_and_options_that_do_not_fit_are_told(
+    shape: tuple[int, ...], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_net("cosmoflow", 4, shape, **options)
+
+
+def test_alexnet_has_local_responses_where_it_is_told() -> None:
+    names = [
+        n.name for n in wire(create_net("alexnet", 10, CIFAR, local_response=True), CIFAR).nodes
+    ]
+    assert [names[names.index(f"norm{i}") - 1] for i in (1, 2)] == ["relu1", "relu2"]
+    assert [names[names.index(f"norm{i}") + 1] for i in (1, 2)] == ["pool1", "pool2"]
+    plain = [n.name for n in wire(create_net("alexnet", 10, CIFAR), CIFAR).nodes]
+    assert [name for name in names if not name.startswith("norm")] == plain

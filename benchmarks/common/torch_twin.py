@@ -26,6 +26,9 @@ from pydtnn.models import create_net
 
 Convert = Callable[[Any], nn.Module]
 
+MAPS = (4, 5)
+"""Axes of batches of images and of volumes, whose channels are the second axis in PyTorch."""
+
 
 class Apply(nn.Module):
     """A function as a module."""
@@ -55,10 +58,11 @@ class Peer(nn.Module):
         self.wiring = [(n.index, [i.index for i in n.inputs], n.releases) for n in inner]
         self.outputs = [node.index for node in graph.outputs]
         self.to(getattr(torch, graph.dtype.name))
-        self.to(memory_format=torch.channels_last)
+        volumes = any(p.ndim == 5 for p in self.parameters())
+        self.to(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
 
     def forward(self, *xs: torch.Tensor) -> Any:
-        """Run the nodes in order; each x is (N, C, H, W) or (N, features)."""
+        """Run the nodes in order; each x is (N, C, H, W), (N, C, D, H, W) or (N, features)."""
         values: list[Any] = [*xs, *[None] * len(self.wiring)]
         for step, (index, inputs, releases) in zip(self.steps, self.wiring, strict=True):
             values[index] = step(*(values[i] for i in inputs))
@@ -100,15 +104,15 @@ def plain_graph(name: str, classes: int, shape: tuple[int, ...]) -> Graph:
 
 
 def to_torch(x: np.ndarray) -> torch.Tensor:
-    """View an NHWC array as an NCHW tensor; others stay as they are."""
+    """View an NHWC or NDHWC array as a tensor with the channels second; others stay as they are."""
     t = torch.from_numpy(x)
-    return t.permute(0, 3, 1, 2) if t.ndim == 4 else t
+    return t.movedim(-1, 1) if t.ndim in MAPS else t
 
 
 def to_ours(t: torch.Tensor) -> np.ndarray:
-    """View an NCHW tensor as an NHWC array; others stay as they are."""
+    """View such a tensor as an array with the channels last; others stay as they are."""
     t = t.detach()
-    return (t.permute(0, 2, 3, 1) if t.ndim == 4 else t).numpy()
+    return (t.movedim(1, -1) if t.ndim in MAPS else t).numpy()
 
 
 def pairs(layer: Layer, module: nn.Module) -> list[tuple[Any, torch.Tensor]]:
@@ -144,10 +148,11 @@ def windowed(make: Callable[..., nn.Module], padding: tuple, value: float) -> nn
     return Padded(make(padding=0), padding, value)
 
 
-def conv(layer: layers.Conv2d) -> nn.Module:
+def conv(layer: layers.Conv2d | layers.Conv3d) -> nn.Module:
     g = layer.geometry
+    kind = nn.Conv3d if layer.axes == 3 else nn.Conv2d
     module = windowed(
-        lambda padding: nn.Conv2d(
+        lambda padding: kind(
             g.channels, g.filters, g.kernel, g.stride, padding, g.dilation, g.groups, layer.bias
         ),
         g.padding,
@@ -155,6 +160,29 @@ def conv(layer: layers.Conv2d) -> nn.Module:
     )
     relu = isinstance(layer, FusedConv2d) and layer.relu
     return nn.Sequential(module, nn.ReLU()) if relu else module
+
+
+def conv_transpose(layer: layers.ConvTranspose2d) -> nn.Module:
+    g = layer.geometry
+    same = all(before == after for before, after in g.padding)
+    module = nn.ConvTranspose2d(
+        *(g.filters, g.channels, g.kernel, g.stride),
+        padding=tuple(before for before, _ in g.padding) if same else 0,
+        output_padding=layer.output_padding,
+        groups=g.groups,
+        bias=layer.bias,
+        dilation=g.dilation,
+    )
+    if same:
+        return module
+    (top, bottom), (left, right) = g.padding
+    crop = Apply(lambda y: y[..., top : y.shape[2] - bottom, left : y.shape[3] - right])
+    return nn.Sequential(module, crop)
+
+
+def upsample(layer: layers.Upsample) -> nn.Module:
+    corners = {"align_corners": False} if layer.mode == "bilinear" else {}
+    return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, **corners)
 
 
 class ChannelsSecond(nn.Module):
@@ -174,7 +202,7 @@ def per_channel(layer: Layer, module: nn.Module) -> nn.Module:
 
 
 def batch_norm(layer: layers.BatchNorm) -> nn.Module:
-    kind = nn.BatchNorm2d if len(layer.output_shape) == 3 else nn.BatchNorm1d
+    kind = {4: nn.BatchNorm3d, 3: nn.BatchNorm2d}.get(len(layer.output_shape), nn.BatchNorm1d)
     norm = kind(layer.output_shape[-1], eps=layer.epsilon, momentum=layer.momentum)
     return per_channel(layer, norm)
 
@@ -188,21 +216,21 @@ def is_small(g: Any) -> bool:
     return all(2 * max(p) <= k for p, k in zip(g.padding, g.kernel, strict=True))
 
 
-def max_pool(layer: layers.MaxPool2d) -> nn.Module:
+def max_pool(layer: layers.MaxPool2d | layers.MaxPool3d) -> nn.Module:
     g = layer.geometry
+    kind = nn.MaxPool3d if layer.axes == 3 else nn.MaxPool2d
     if not is_small(g):
-        return Padded(nn.MaxPool2d(g.kernel, g.stride), g.padding, -torch.inf)
-    return windowed(
-        lambda padding: nn.MaxPool2d(g.kernel, g.stride, padding), g.padding, -torch.inf
-    )
+        return Padded(kind(g.kernel, g.stride), g.padding, -torch.inf)
+    return windowed(lambda padding: kind(g.kernel, g.stride, padding), g.padding, -torch.inf)
 
 
-def average_pool(layer: layers.AvgPool2d) -> nn.Module:
+def average_pool(layer: layers.AvgPool2d | layers.AvgPool3d) -> nn.Module:
     g = layer.geometry
+    kind = nn.AvgPool3d if layer.axes == 3 else nn.AvgPool2d
     if is_small(g) and all(before == after for before, after in g.padding):
         padding = tuple(before for before, _ in g.padding)
-        return nn.AvgPool2d(g.kernel, g.stride, padding, count_include_pad=layer.count_padding)
-    mean = Padded(nn.AvgPool2d(g.kernel, g.stride), g.padding, 0.0)
+        return kind(g.kernel, g.stride, padding, count_include_pad=layer.count_padding)
+    mean = Padded(kind(g.kernel, g.stride), g.padding, 0.0)
     if layer.count_padding:
         return mean
     return Apply(lambda x: mean(x) / mean(torch.ones_like(x)))
@@ -224,16 +252,16 @@ class WrittenOut(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A module that works on the last axes, on the NHWC view of an image."""
+    """A module that works on the last axes, on the view of a map with the channels last."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.ndim != 4:
+        if x.ndim not in MAPS:
             return self.inner(x)
-        return self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.inner(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def layer_norm(layer: layers.LayerNorm) -> nn.Module:
@@ -242,7 +270,7 @@ def layer_norm(layer: layers.LayerNorm) -> nn.Module:
 
 def linear(layer: layers.Linear) -> nn.Module:
     module = nn.Linear(layer.w.shape[1], layer.features, layer.bias)
-    return ChannelsLast(module) if len(layer.output_shape) == 3 else module
+    return ChannelsLast(module) if len(layer.output_shape) + 1 in MAPS else module
 
 
 class Attention(nn.Module):
@@ -286,24 +314,33 @@ def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
     """Apply a function to the NHWC view, where shapes and axes mean what they mean in pydtnn."""
 
     def apply(*xs: torch.Tensor) -> torch.Tensor:
-        y = function(*(x.permute(0, 2, 3, 1) if x.ndim == 4 else x for x in xs))
-        return y.permute(0, 3, 1, 2) if y.ndim == 4 else y
+        y = function(*(x.movedim(1, -1) if x.ndim in MAPS else x for x in xs))
+        return y.movedim(-1, 1) if y.ndim in MAPS else y
 
     return Apply(apply)
 
 
 CONVERTERS: dict[type[Layer], Convert] = {
     layers.Conv2d: conv,
+    layers.Conv3d: conv,
+    layers.ConvTranspose2d: conv_transpose,
+    layers.Upsample: upsample,
     FusedConv2d: conv,
     layers.Linear: linear,
     layers.BatchNorm: batch_norm,
     NormAddReLU: WrittenOut,
     layers.GroupNorm: group_norm,
     layers.LayerNorm: layer_norm,
+    layers.LocalResponseNorm: lambda layer: nn.LocalResponseNorm(
+        layer.size, layer.alpha, layer.beta, layer.k
+    ),
     layers.MaxPool2d: max_pool,
+    layers.MaxPool3d: max_pool,
     layers.AvgPool2d: average_pool,
+    layers.AvgPool3d: average_pool,
     layers.AdaptiveAvgPool2d: lambda layer: nn.AdaptiveAvgPool2d(layer.output),
     layers.GlobalAvgPool2d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    layers.GlobalAvgPool3d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()),
     layers.ReLU: lambda layer: nn.ReLU(inplace=layer.overwrites_input),
     layers.ReLU6: lambda layer: nn.ReLU6(),
     layers.LeakyReLU: lambda layer: nn.LeakyReLU(layer.alpha),
@@ -316,6 +353,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.SiLU: lambda layer: nn.SiLU(),
     layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
     layers.Identity: lambda layer: nn.Identity(),
+    layers.Rescale: lambda layer: Apply(lambda x: x * layer.factor),
     layers.Reshape: lambda layer: nhwc(lambda x: x.reshape(len(x), *layer.output_shape)),
     layers.Flatten: lambda layer: nhwc(lambda x: x.reshape(len(x), *layer.output_shape)),
     layers.Pad: lambda layer: nhwc(

@@ -249,10 +249,16 @@ def check_model(
         raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
     shape = (1, *model.output_shape)
     classes = data.classes or 1
-    target = np.eye(classes)[-1:] if mixed else np.array([classes - 1])
+    target = np.eye(classes)[-1:] if mixed else np.full((1, *_positions(data)), classes - 1)
     loss.check(shape, target)
     for metric in metrics:
         metric.check(shape, target)
+
+
+def _positions(data: Dataset) -> tuple[int, ...]:
+    """Return the shape of the labels of a sample: ``(T,)`` for sequences, usually ``()``."""
+    _, y = data.read(np.arange(1))
+    return () if data.classes is None else np.shape(y)[1:]
 
 
 def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:

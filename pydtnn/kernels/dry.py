@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,31 @@ class Idle:
 
 
 class IdleConv(Idle):
-    """Idle convolutions, which compute the sums of norms where those of `conv` do."""
+    """Idle convolutions, which compute the sums of norms where those of `conv` do.
 
-    def __init__(self, conv: Any) -> None:
+    Parameters
+    ----------
+    conv : Conv
+    work_of : callable, optional
+        Called with a kernel's name, geometry, batch and dtype: allocates the arrays that the kernel
+        of a volume does.
+    """
+
+    def __init__(self, conv: Any, work_of: Callable[..., Any] | None) -> None:
         super().__init__()
         self.takes_sums = conv.takes_sums
+        self.work_of = work_of
+
+    def __getattr__(self, kernel: str) -> Any:
+        return partial(self._idle_conv, kernel)
+
+    def _idle_conv(self, kernel: str, *arguments: Any, **options: Any) -> float:
+        geometry = next((a for a in arguments if isinstance(a, ConvGeometry)), None)
+        if self.work_of is not None and geometry is not None and len(geometry.size) == 3:
+            x = arguments[0]
+            if x.dtype.itemsize > 2:  # others run on the reference
+                self.work_of(kernel, geometry, len(x), x.dtype)
+        return self._idle(*arguments, **options)
 
 
 class IdleAttention(Idle):
@@ -83,10 +105,11 @@ def dry_backend(backend: Backend, threshold: int) -> Backend:
         Minimum bytes of arrays that are allocated from its pool, ``memory``, and counted there.
     """
     from pydtnn.kernels.cpu import MemoryPool
+    from pydtnn.kernels.cpu.volumes import work_of
 
     idle: dict[str, Any] = {family: Idle() for family in FAMILIES}
     idle["attention"] = IdleAttention()
-    idle["conv"] = IdleConv(backend.conv)
+    idle["conv"] = IdleConv(backend.conv, work_of if backend.name == "cpu" else None)
     idle["norm"] = IdleNorm(backend.norm)
     kept: dict[str, Any] = {
         "name": backend.name,

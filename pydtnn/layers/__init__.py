@@ -20,14 +20,19 @@ from pydtnn.layers.attention import DotProductAttention, MultiHeadAttention
 from pydtnn.layers.base import Cost, Layer, StepContext
 from pydtnn.layers.blocks import Block, Branches, Net, Residual, Sequential
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.embedding import Embedding
 from pydtnn.layers.linear import Linear
+from pydtnn.layers.local_response import LocalResponseNorm
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm, GroupNorm, LayerNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Reshape, Slice
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
+from pydtnn.layers.upsample import Upsample
+from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.utils.foreign_names import suggesting_getattr
 
 __all__ = [
@@ -38,32 +43,39 @@ __all__ = [
     "Add",
     "ArcTan",
     "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm",
     "Block",
     "Branches",
     "ClassToken",
     "Concat",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose2d",
     "Cost",
     "DotProductAttention",
     "Dropout",
     "Embedding",
     "Flatten",
     "GlobalAvgPool2d",
+    "GlobalAvgPool3d",
     "GroupNorm",
     "Identity",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LocalResponseNorm",
     "Log",
     "MaxPool2d",
     "MultiHeadAttention",
+    "MaxPool3d",
     "Net",
     "Pad",
     "PositionalEmbedding",
     "ReLU",
     "ReLU6",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",
@@ -73,6 +85,7 @@ __all__ = [
     "Softmax",
     "StepContext",
     "Tanh",
+    "Upsample",
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name

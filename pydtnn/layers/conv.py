@@ -1,4 +1,4 @@
-"""Convolution of images."""
+"""Convolutions: the base class, and that of images."""
 
 from __future__ import annotations
 
@@ -10,35 +10,14 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
-from pydtnn.layers.window import Padding, resolve_padding
+from pydtnn.layers.window import Padding, resolve_padding, split_shape
 from pydtnn.utils.validate import whole
 
 
-class Conv2d(Layer):
-    """Cross-correlation with learned filters.
+class _Conv(Layer):
+    """Base class of convolutions over `axes` spatial axes; see `Conv2d`."""
 
-    ``y[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``
-
-    Parameters
-    ----------
-    filters : int
-        Channels of the output.
-    kernel_size : int or pair
-    stride, dilation : int or pair
-    padding : int, pair, pair of (before, after), "same" or "valid"
-    groups : int
-        Filters and channels are split into this many groups that do not mix; ``groups = channels``
-        is depthwise.
-    bias : bool
-    initializer, bias_initializer : str or Initializer
-
-    Notes
-    -----
-    Input ``(N, H, W, C)``, output ``(N, OH, OW, O)``, parameters ``w (O, kh, kw, C / groups)`` and
-    ``b (O,)``.
-    """
-
-    axes: ClassVar[int] = 2
+    axes: ClassVar[int]
     saves: tuple[str, ...] = ("input",)
     new_output = new_gradient = takes_16_bits = True
     adds_bias = True  # not on ranks whose outputs are added to those of another one
@@ -52,11 +31,11 @@ class Conv2d(Layer):
     def __init__(
         self,
         filters: int,
-        kernel_size: int | tuple[int, int],
+        kernel_size: int | tuple[int, ...],
         *,
-        stride: int | tuple[int, int] = 1,
+        stride: int | tuple[int, ...] = 1,
         padding: Padding = 0,
-        dilation: int | tuple[int, int] = 1,
+        dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
         bias: bool = True,
         initializer: str | Initializer = "he_normal",
@@ -76,21 +55,14 @@ class Conv2d(Layer):
         self.bias_initializer = bias_initializer
 
     def build(self, *shapes: Shape) -> Shape:
-        """Declare w (O, kh, kw, C / groups) and b (O,)."""
-        shape = self.single(shapes)
-        if len(shape) != self.axes + 1:
-            raise self.fail(f"expected an input of shape (H, W, C), got {shape}")
-        *size, channels = shape
-        if channels % self.groups or self.filters % self.groups:
-            raise self.fail(
-                f"channels and filters must be divisible by groups={self.groups}, got {channels} "
-                f"channels and {self.filters} filters"
-            )
+        """Declare w (O, *kernel, C / groups) and b (O,)."""
+        size, channels = split_shape(self, shapes, self.axes)
+        self._check_groups(channels)
         padding = resolve_padding(
-            self.padding, tuple(size), self.kernel, self.stride, self.dilation, type(self).__name__
+            self.padding, size, self.kernel, self.stride, self.dilation, type(self).__name__
         )
         self.geometry = ConvGeometry.shared(
-            tuple(size),
+            size,
             self.kernel,
             self.stride,
             padding,
@@ -111,6 +83,13 @@ class Conv2d(Layer):
         if self.bias:
             self.b = self.parameter("b", (self.filters,), self.bias_initializer, decay=False)
         return (*self.geometry.output, self.filters)
+
+    def _check_groups(self, channels: int) -> None:
+        if channels % self.groups or self.filters % self.groups:
+            raise self.fail(
+                f"channels and filters must be divisible by groups={self.groups}, got {channels} "
+                f"channels and {self.filters} filters"
+            )
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Correlate with the filters and add the bias."""
@@ -156,3 +135,30 @@ class Conv2d(Layer):
     def _differentiates_bias(self) -> bool:
         """Return whether backward sums dy in a sweep of its own."""
         return self.bias and not self.b.frozen
+
+
+class Conv2d(_Conv):
+    """Cross-correlation with learned filters.
+
+    ``y[n, p, o] = b[o] + sum over taps t and channels c of x[n, p s + t d, c] w[o, t, c]``
+
+    Parameters
+    ----------
+    filters : int
+        Channels of the output.
+    kernel_size : int or pair
+    stride, dilation : int or pair
+    padding : int, pair, pair of (before, after), "same" or "valid"
+    groups : int
+        Filters and channels are split into this many groups that do not mix; ``groups = channels``
+        is depthwise.
+    bias : bool
+    initializer, bias_initializer : str or Initializer
+
+    Notes
+    -----
+    Input ``(N, H, W, C)``, output ``(N, OH, OW, O)``, parameters ``w (O, kh, kw, C / groups)`` and
+    ``b (O,)``.
+    """
+
+    axes = 2

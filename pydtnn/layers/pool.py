@@ -1,4 +1,4 @@
-"""Pooling over windows, bins and whole images."""
+"""Pooling over windows, bins and whole maps: the base classes, and the layers of images."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ from pydtnn.kernels import PoolGeometry
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext, as_tuple
 from pydtnn.layers.cost import Cost
-from pydtnn.layers.window import Padding, resolve_padding
+from pydtnn.layers.window import Padding, resolve_padding, split_shape
 
 
-class _Pool2d(Layer):
+class _Pool(Layer):
     """Base class of pooling over sliding windows of each channel.
 
     Parameters
     ----------
-    kernel_size : int or pair
-    stride : int or pair, optional
+    kernel_size : int or one per axis
+    stride : int or one per axis, optional
         By default the kernel's size: windows that do not overlap.
-    padding : int, pair, pair of (before, after), "same" or "valid"
-
-    Notes
-    -----
-    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    padding : int, one or (before, after) per axis, "same" or "valid"
     """
 
-    axes: ClassVar[int] = 2
+    axes: ClassVar[int]
     saves = ()
     new_output = new_gradient = takes_16_bits = True
 
     def __init__(
         self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
         *,
         padding: Padding = 0,
         name: str | None = None,
@@ -49,7 +45,7 @@ class _Pool2d(Layer):
 
     def build(self, *shapes: Shape) -> Shape:
         """Compute the geometry."""
-        size, channels = _image(self, *shapes)
+        size, channels = split_shape(self, shapes, self.axes)
         ones = (1,) * self.axes
         padding = resolve_padding(
             self.padding, size, self.kernel, self.stride, ones, type(self).__name__
@@ -58,8 +54,8 @@ class _Pool2d(Layer):
         return (*self.geometry.output, channels)
 
 
-class MaxPool2d(_Pool2d):
-    """Maximum of each window without padding; the first of equal values gets the gradient."""
+class _MaxPool(_Pool):
+    """Base class of maxima of windows."""
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Compute the maxima and the index of the maximum in each window."""
@@ -85,21 +81,39 @@ class MaxPool2d(_Pool2d):
         return np.dtype("uint8" if prod(self.kernel) <= 256 else "int32")
 
 
-class AvgPool2d(_Pool2d):
-    """Mean of each window; by default padding is counted as zeros.
+class MaxPool2d(_MaxPool):
+    """Maximum of each window without padding; the first of equal values gets the gradient.
+
+    Parameters
+    ----------
+    kernel_size : int or pair
+    stride : int or pair, optional
+        By default the kernel's size: windows that do not overlap.
+    padding : int, pair, pair of (before, after), "same" or "valid"
+
+    Notes
+    -----
+    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    """
+
+    axes = 2
+
+
+class _AvgPool(_Pool):
+    """Base class of means of windows.
 
     Parameters
     ----------
     kernel_size, stride, padding
-        As in `MaxPool2d`.
+        As in `_Pool`.
     count_padding : bool
         Whether the zeros of the padding count in the mean.
     """
 
     def __init__(
         self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
         *,
         padding: Padding = 0,
         count_padding: bool = True,
@@ -130,32 +144,35 @@ class AvgPool2d(_Pool2d):
         return Cost(flops - outputs, flops, moved, moved)
 
 
-class AdaptiveAvgPool2d(Layer):
-    """Mean of bins that cut each image into `output_size` parts.
-
-    Output ``i`` of an axis of size ``H`` covers ``floor(i H / OH) .. ceil((i + 1) H / OH)``.
+class AvgPool2d(_AvgPool):
+    """Mean of each window; by default padding is counted as zeros.
 
     Parameters
     ----------
-    output_size : int or pair
-
-    Notes
-    -----
-    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    kernel_size, stride, padding
+        As in `MaxPool2d`.
+    count_padding : bool
+        Whether the zeros of the padding count in the mean.
     """
 
-    axes: ClassVar[int] = 2
+    axes = 2
+
+
+class _AdaptiveAvgPool(Layer):
+    """Base class of means of bins."""
+
+    axes: ClassVar[int]
     saves = ()
     new_output = new_gradient = takes_16_bits = True
     share = 1.0  # of the map, if it is a stripe: the means of stripes are added
 
-    def __init__(self, output_size: int | tuple[int, int], *, name: str | None = None) -> None:
+    def __init__(self, output_size: int | tuple[int, ...], *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.output = as_tuple(output_size, self.axes, type(self).__name__, "output_size")
 
     def build(self, *shapes: Shape) -> Shape:
         """Check that no bin is empty."""
-        size, channels = _image(self, *shapes)
+        size, channels = split_shape(self, shapes, self.axes)
         if any(o > n for o, n in zip(self.output, size, strict=True)):
             raise self.fail(f"output_size must be at most the input {size}, got {self.output}")
         return (*self.output, channels)
@@ -195,6 +212,23 @@ class AdaptiveAvgPool2d(Layer):
         return Cost(added + scaled, added + outputs + scaled, moved, moved)
 
 
+class AdaptiveAvgPool2d(_AdaptiveAvgPool):
+    """Mean of bins that cut each image into `output_size` parts.
+
+    Output ``i`` of an axis of size ``H`` covers ``floor(i H / OH) .. ceil((i + 1) H / OH)``.
+
+    Parameters
+    ----------
+    output_size : int or pair
+
+    Notes
+    -----
+    Input ``(N, H, W, C)``, output ``(N, OH, OW, C)``.
+    """
+
+    axes = 2
+
+
 class GlobalAvgPool2d(AdaptiveAvgPool2d):
     """Mean of each channel over the whole image: input ``(N, H, W, C)``, output ``(N, C)``."""
 
@@ -204,10 +238,3 @@ class GlobalAvgPool2d(AdaptiveAvgPool2d):
     def build(self, *shapes: Shape) -> Shape:
         """Drop the spatial axes."""
         return super().build(*shapes)[-1:]
-
-
-def _image(layer: Layer, *shapes: Shape) -> tuple[Shape, int]:
-    shape = layer.single(shapes)
-    if len(shape) != 3:
-        raise layer.fail(f"expected an input of shape (H, W, C), got {shape}")
-    return shape[:-1], shape[-1]

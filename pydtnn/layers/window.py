@@ -1,13 +1,17 @@
-"""Options of layers with windows: kernel, stride, padding, dilation."""
+"""Layers with windows: options (kernel, stride, padding, dilation) and shapes of inputs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pydtnn.kernels.geometry import Pairs
+from pydtnn.layers.base import Layer, Shape
 
 Padding = int | str | tuple[int, ...] | tuple[tuple[int, int], ...]
 """An int, one int or one (before, after) pair per axis, "same" or "valid"."""
+
+AXES = ("D", "H", "W")
+"""Spatial axes of a volume; those of an image are the last two."""
 
 
 def resolve_padding(
@@ -66,3 +70,18 @@ def _pairs(padding: Any, axes: int, who: str) -> Pairs:
     if not all(isinstance(v, int) and v >= 0 for pair in pairs for v in pair):
         raise error
     return tuple((before, after) for before, after in pairs)
+
+
+def split_shape(layer: Layer, shapes: tuple[Shape, ...], axes: int) -> tuple[Shape, int]:
+    """Return the size and the channels of the only input, a map with so many spatial axes.
+
+    Raises
+    ------
+    ValueError
+        If there are several inputs, or another number of axes.
+    """
+    shape = layer.single(shapes)
+    if len(shape) != axes + 1:
+        expected = ", ".join((*AXES[-axes:], "C"))
+        raise layer.fail(f"expected an input of shape ({expected}), got {shape}")
+    return shape[:-1], shape[-1]

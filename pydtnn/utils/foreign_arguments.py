@@ -9,6 +9,7 @@ _DTYPE = "use Model(net, input_shape, dtype='bfloat16')"
 _GIVEN = "the trainer passes the model's parameters to the optimizer"
 _CHANNELS = "omit it: the number of input channels is known when the model is built"
 _FEATURES = "omit it: the number of features is known when the model is built"
+_SIZED = "the number of input channels is known when the model is built"
 _REGULARIZER = "use weight_decay of the optimizer"
 _FIT = "pass it to Trainer.fit"
 _RANKS = "start the program with mpirun -np 4, or use exchange="
@@ -18,6 +19,15 @@ _SCHEDULE = {
     "optimizer": "omit it: the optimizer takes the schedule, SGD(lr=Cosine(0.1, steps))",
     "learning_rate": "use lr=",
     "initial_learning_rate": "use lr=",
+}
+
+_CONVOLUTION = {
+    "in_channels": _CHANNELS,
+    "out_channels": "use filters=",
+    "kernel": "use kernel_size=",
+    "strides": "use stride=",
+    "dilation_rate": "use dilation=",
+    "padding_mode": "omit it: padding is zeros",
 }
 
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
@@ -43,21 +53,22 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "output_dim": "use features=",
         "in_features": _CHANNELS,
     },
-    "Conv2d": {
-        "in_channels": _CHANNELS,
-        "out_channels": "use filters=",
-        "kernel": "use kernel_size=",
-        "strides": "use stride=",
-        "dilation_rate": "use dilation=",
-        "padding_mode": "omit it: padding is zeros",
+    "Conv2d": _CONVOLUTION,
+    "Conv3d": _CONVOLUTION,
+    "ConvTranspose2d": _CONVOLUTION,
+    "Upsample": {
+        "scale_factor": "use factor=",
+        "size": "use factor=",
+        "interpolation": "use mode=",
+        "align_corners": "omit it: pixels are squares, not points",
     },
-    "_Pool2d": {
+    "_Pool": {
         "pool_size": "use kernel_size=",
         "size": "use kernel_size=",
         "strides": "use stride=",
         "ceil_mode": "omit it, or use padding=",
     },
-    "AvgPool2d": {"count_include_pad": "use count_padding="},
+    "_AvgPool": {"count_include_pad": "use count_padding="},
     "AdaptiveAvgPool2d": {"size": "use output_size="},
     "GlobalAvgPool2d": {"keepdims": "use AdaptiveAvgPool2d(1) to keep the axes"},
     "BatchNorm": {
@@ -208,10 +219,9 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 
 POSITIONAL = {
     "Linear": "the size of the input is known when the model is built: use Linear(features)",
-    "Conv2d": (
-        "the number of input channels is known when the model is built: "
-        "use Conv2d(filters, kernel_size)"
-    ),
+    "Conv2d": f"{_SIZED}: use Conv2d(filters, kernel_size)",
+    "Conv3d": f"{_SIZED}: use Conv3d(filters, kernel_size)",
+    "ConvTranspose2d": f"{_SIZED}: use ConvTranspose2d(filters, kernel_size)",
     "BatchNorm": "the number of channels is known when the model is built: use BatchNorm()",
     "GroupNorm": "the number of channels is known when the model is built: use GroupNorm(groups)",
     "LayerNorm": "the last axis is normalised: use LayerNorm(), or axes= for several",

@@ -11,12 +11,21 @@ ALIASES = {
     "Dense": "pydtnn.layers.Linear",
     "Conv2D": "pydtnn.layers.Conv2d",
     "Convolution2D": "pydtnn.layers.Conv2d",
+    "Conv3D": "pydtnn.layers.Conv3d",
+    "Conv2DTranspose": "pydtnn.layers.ConvTranspose2d",
+    "UpSampling2D": "pydtnn.layers.Upsample",
     "MaxPool2D": "pydtnn.layers.MaxPool2d",
     "MaxPooling2D": "pydtnn.layers.MaxPool2d",
+    "MaxPool3D": "pydtnn.layers.MaxPool3d",
+    "MaxPooling3D": "pydtnn.layers.MaxPool3d",
     "AvgPool2D": "pydtnn.layers.AvgPool2d",
     "AveragePooling2D": "pydtnn.layers.AvgPool2d",
+    "AvgPool3D": "pydtnn.layers.AvgPool3d",
+    "AveragePooling3D": "pydtnn.layers.AvgPool3d",
     "GlobalAvgPool2D": "pydtnn.layers.GlobalAvgPool2d",
     "GlobalAveragePooling2D": "pydtnn.layers.GlobalAvgPool2d",
+    "GlobalAvgPool3D": "pydtnn.layers.GlobalAvgPool3d",
+    "GlobalAveragePooling3D": "pydtnn.layers.GlobalAvgPool3d",
     "Concatenate": "pydtnn.layers.Concat",
     "Swish": "pydtnn.layers.SiLU",
     "Relu": "pydtnn.layers.ReLU",
@@ -41,7 +50,7 @@ ALIASES = {
 """Names whose meaning is exactly that of a name of this library, which they return."""
 
 _BATCH_NORM = "use pydtnn.layers.BatchNorm(), which takes the number of channels from its input"
-_GLOBAL = "use Reshape and a custom layer: pydtnn pools images only"
+_GLOBAL = "use Reshape and a custom layer: pydtnn pools images and volumes only"
 _ATTENTION = "use pydtnn.layers.MultiHeadAttention(heads)"
 _OWN_LAYER = "write it as a Layer with forward and backward: docs/extending.md"
 _OWN_LOSS = "write it as a pydtnn.losses.Loss: docs/extending.md"
@@ -168,12 +177,6 @@ ANSWERS = {
     "Bilinear": _OWN_LAYER,
     "Conv1d": "use pydtnn.layers.Conv2d on inputs of shape (L, 1, C)",
     "Conv1D": "use pydtnn.layers.Conv2d on inputs of shape (L, 1, C)",
-    "Conv3d": _OWN_LAYER,
-    "Conv3D": _OWN_LAYER,
-    "ConvTranspose2d": _OWN_LAYER,
-    "Conv2DTranspose": _OWN_LAYER,
-    "Upsample": _OWN_LAYER,
-    "UpSampling2D": _OWN_LAYER,
     "DepthwiseConv2D": "use pydtnn.layers.Conv2d with groups equal to the channels",
     "SeparableConv2D": "use pydtnn.layers.Conv2d with groups, then one with kernel_size 1",
     "BatchNorm1d": _BATCH_NORM,

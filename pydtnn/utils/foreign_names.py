@@ -173,7 +173,7 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
         several = f"argument{'s' * (len(positional) > 1)}"
         takes = f"at most {len(positional)} {several} without a name ({', '.join(positional)})"
         given = f"a {type(args[0]).__name__}" if refused else f"{len(args)}{''.join(twice)}"
-        hint = next(_of_classes(owner, POSITIONAL), "give the others by name")
+        hint = next(_of_classes(cls, POSITIONAL), "give the others by name")
         raise TypeError(
             f"{who}: expected {takes if positional else 'no argument without a name'}, "
             f"got {given}; {hint}"
@@ -181,7 +181,7 @@ def check_arguments(cls: type, args: tuple[Any, ...], keywords: Mapping[str, Any
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     for name in keywords:
         if name not in names and not code.co_flags & inspect.CO_VARKEYWORDS:
-            for answers in _of_classes(owner, ARGUMENTS):
+            for answers in _of_classes(cls, ARGUMENTS):
                 if name in answers:
                     raise TypeError(f"{who}: no argument {name!r}; {answers[name]}")
             raise TypeError(unknown(f"argument of {who}", name, names))

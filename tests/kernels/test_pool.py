@@ -33,7 +33,14 @@ GEOMETRIES = {
     "uneven padding": geometry((5, 7), (4, 3), (1, 2), ((3, 0), (0, 2))),
     "rows left over": geometry((9, 9), (2, 2), (2, 3), ((0, 0), (0, 0))),
 }
+VOLUMES = {
+    "volume": geometry((4, 6, 5), (2, 2, 2), (2, 2, 2), ((0, 0),) * 3),
+    "volume, overlapping": geometry((5, 4, 6), (3, 2, 3), (1, 2, 2), ((1, 0), (0, 1), (2, 1))),
+    "volume, gaps": geometry((7, 5, 4), (2, 1, 2), (3, 2, 3), ((0, 1), (0, 0), (1, 0))),
+}
+EVERY = GEOMETRIES | VOLUMES
 BINS = [((1, 1), (1, 1)), ((8, 8), (1, 1)), ((7, 5), (3, 2)), ((6, 4), (3, 4)), ((2, 3), (5, 4))]
+BINS_OF_VOLUMES = [((4, 3, 5), (1, 1, 1)), ((5, 4, 3), (3, 2, 1)), ((2, 3, 2), (3, 4, 2))]
 
 
 def brute_windows(
@@ -54,9 +61,9 @@ def brute_windows(
     return windows
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
-    g = GEOMETRIES[name]
+    g = EVERY[name]
     x = np.random.default_rng(0).integers(0, 5, (2, *g.size, 3)).astype("float64")  # many ties
     y, index = np.empty((2, *g.output, 3)), np.empty((2, *g.output, 3), "int32")
     REFERENCE.pool.max_forward(x, g, out=y, index=index)
@@ -73,9 +80,9 @@ def test_reference_maximum_equals_loops_over_windows(name: str) -> None:
 
 
 @pytest.mark.parametrize("count_padding", [True, False])
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_reference_mean_equals_loops_over_windows(name: str, count_padding: bool) -> None:
-    g = GEOMETRIES[name]
+    g = EVERY[name]
     x = np.random.default_rng(0).normal(size=(2, *g.size, 3))
     y, dx = np.empty((2, *g.output, 3)), np.empty_like(x)
     expected_y, expected_dx = np.zeros_like(y), np.zeros_like(x)
@@ -135,12 +142,12 @@ def test_nan_is_a_maximum_and_padding_never_is(cpu_backend: Backend, backend_nam
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("index_type", ["uint8", "int32"])
 def test_maximum_equals_the_reference(
     cpu_backend: Backend, name: str, channels: int, dtype: str, index_type: str
 ) -> None:
-    g = replace(GEOMETRIES[name], channels=channels)
+    g = replace(EVERY[name], channels=channels)
     rng = np.random.default_rng(0)
     x = rng.integers(-9, 9, (3, *g.size, channels)).astype(dtype)
     dy = rng.normal(size=(3, *g.output, channels)).astype(dtype)
@@ -159,11 +166,11 @@ def test_maximum_equals_the_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count_padding", [True, False])
 @pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_mean_equals_the_reference(
     cpu_backend: Backend, name: str, channels: int, count_padding: bool, dtype: str
 ) -> None:
-    g = replace(GEOMETRIES[name], channels=channels)
+    g = replace(EVERY[name], channels=channels)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, *g.size, channels)).astype(dtype)
     dy = rng.normal(size=(3, *g.output, channels)).astype(dtype)
@@ -179,11 +186,11 @@ def test_mean_equals_the_reference(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize(("size", "output"), BINS)
+@pytest.mark.parametrize(("size", "output"), [*BINS, *BINS_OF_VOLUMES])
 def test_adaptive_mean_equals_the_reference(
     cpu_backend: Backend,
-    size: tuple[int, int],
-    output: tuple[int, int],
+    size: tuple[int, ...],
+    output: tuple[int, ...],
     channels: int,
     dtype: str,
 ) -> None:

@@ -18,22 +18,27 @@ from pydtnn.layers import (
     AdaptiveAvgPool2d,
     Add,
     AvgPool2d,
+    AvgPool3d,
     BatchNorm,
     Branches,
     Concat,
     Conv2d,
+    Conv3d,
     Dropout,
     Flatten,
     GlobalAvgPool2d,
+    GlobalAvgPool3d,
     GroupNorm,
     LayerNorm,
     Linear,
     MaxPool2d,
+    MaxPool3d,
     ReLU,
     Residual,
     Sequential,
     Softmax,
     StepContext,
+    Upsample,
 )
 from pydtnn.layers.extended_conv import ExtendedConv2d
 from pydtnn.layers.striped_conv import StripedConv2d
@@ -131,14 +136,29 @@ def residual_net() -> Sequential:
     return Sequential(*stem, block(), ReLU(), block(), ReLU(), GlobalAvgPool2d(), Linear(20))
 
 
+SHAPES = {"volumes": (4, 6, 6, 4)}
 NETS = {
+    "volumes": lambda: Sequential(
+        *(Conv3d(8, 3, padding="same"), BatchNorm(), ReLU(), MaxPool3d(2)),
+        *(
+            Conv3d(8, 2, groups=2, bias=False),
+            AvgPool3d((1, 2, 2), 1),
+            GlobalAvgPool3d(),
+            Linear(20),
+        ),
+    ),
     "residual": residual_net,
     "plain": lambda: Sequential(
         *(conv(), ReLU(), conv(), ReLU(), MaxPool2d(2), conv(), BatchNorm(), ReLU(), conv()),
         *(BatchNorm(), ReLU(), MaxPool2d(3, 2), Flatten(), Linear(20), ReLU(), Dropout(0.5)),
     ),
+    "decoder": lambda: Sequential(
+        *(conv(), layers.ConvTranspose2d(8, 3, stride=2), ReLU(), Upsample(2)),
+        *(layers.ConvTranspose2d(8, 2, groups=2, bias=False), Linear(8)),
+    ),
     "norms and pools": lambda: Sequential(
         *(conv(groups=4), GroupNorm(2), AvgPool2d(3, 1, padding=1), LayerNorm(), Softmax()),
+        layers.LocalResponseNorm(3),
         *(layers.GELU(), layers.Sigmoid(), AdaptiveAvgPool2d(5), layers.Tanh(), Linear(8)),
     ),
     "attention": lambda: Sequential(
@@ -153,7 +173,7 @@ NETS = {
 def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
     name: str, fuse: bool
 ) -> None:
-    model, counting = counted(NETS[name](), (12, 12, 4), fuse=fuse)
+    model, counting = counted(NETS[name](), SHAPES.get(name, (12, 12, 4)), fuse=fuse)
     nodes = model.graph.nodes[1:]
     costs = {node.name: node.layer.cost(BATCH) for node in nodes}
     # Gradients of an output with several readers are added by the loop unless one of them does.
@@ -162,7 +182,7 @@ def test_the_bytes_of_a_network_are_those_of_the_arrays_of_its_kernel_calls(
         counting.bytes.values()
     )
     convolutions = [node.name for node in nodes if isinstance(node.layer, Conv2d)]
-    assert len(convolutions) >= 1
+    assert len(convolutions) >= 1 or name == "volumes"
     for conv_name in convolutions if fuse else ():
         cost = costs[conv_name]
         assert cost.bytes_forward == counting.bytes[Kind.FORWARD, conv_name]
@@ -329,3 +349,40 @@ def test_convolutions_of_stripes_count_rows_that_are_computed_twice(
             assert 0 < differentiated <= 2 * copied
 
     run_threads(3, rank)
+
+
+def test_the_operations_of_volumes_are_those_of_their_loops() -> None:
+    shape, forward, outputs = (5, 4, 6, 4), 0, 0
+    axes = (taps(5, 2, 1, 0, 2), taps(4, 3, 2, 1), taps(6, 2, 2, 0))
+    for windows in product(*axes):
+        outputs += 6
+        forward += 6 * 2 * len([*product(*windows)]) * 4 // 2  # half of the channels in a group
+    conv3d = Conv3d(6, (2, 3, 2), stride=(1, 2, 2), padding=(0, 1, 0), dilation=(2, 1, 1), groups=2)
+    cost = built(conv3d, shape).cost(1)
+    assert cost.flops_forward == forward
+    assert cost.flops_backward == 2 * forward + outputs
+    windows = 4 * 4 * 3 * 5  # channels and positions
+    assert built(MaxPool3d((2, 2, 2), 1), shape).cost(1).flops_forward == windows * (8 - 1)
+    assert built(AvgPool3d((2, 2, 2), 1), shape).cost(1).flops_forward == windows * 8
+    assert built(GlobalAvgPool3d(), shape).cost(2).flops_forward == 2 * 4 * 5 * 4 * 6
+
+
+def test_the_operations_of_enlarged_images_are_those_of_their_loops() -> None:
+    cost = built(layers.ConvTranspose2d(6, (3, 2), stride=2, groups=2), (5, 4, 4)).cost(2)
+    added = 2 * (5 * 4 * 4) * (3 * 2 * 6 // 2)  # pixels and channels; taps and filters of a group
+    biases = 2 * (11 * 8 * 6)
+    assert cost.flops_forward == 2 * added + biases
+    assert cost.flops_backward == 4 * added + biases
+    cost = built(Upsample(2, "bilinear"), (5, 4, 4)).cost(2)
+    inputs = 2 * 5 * 4 * 4
+    assert cost.flops_forward == cost.flops_backward == 2 * 4 * 4 * inputs  # taps of each input
+    assert cost.bytes_forward == (1 + 4) * inputs * 4
+    assert cost.bytes_backward == (1 + 4 + 2 * 4) * inputs * 4  # dy is copied
+
+
+def test_local_responses_count_their_windows() -> None:
+    cost = built(layers.LocalResponseNorm(5), (3, 3, 8)).cost(2)
+    n = 2 * 3 * 3 * 8
+    divisor = 1 + 4 + 2 + 3  # a square, additions, factor and k, logarithm, product and exponential
+    # x times the power; dy times it, times x, over d, the sum of 5, its factor and difference
+    assert cost == ((divisor + 1) * n, (divisor + 3 + 4 + 3) * n, 2 * n * 4, 3 * n * 4)

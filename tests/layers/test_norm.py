@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, create_backend
-from pydtnn.layers import BatchNorm, GroupNorm, Layer, LayerNorm, ReLU, Sequential, StepContext
+from pydtnn.layers import (
+    BatchNorm,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    LocalResponseNorm,
+    ReLU,
+    Sequential,
+    StepContext,
+)
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -21,6 +30,9 @@ AWKWARD: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "group norm": (lambda: GroupNorm(2), (2, 3, 6)),
     "group norm with one group": (lambda: GroupNorm(1), (2, 2, 3)),
     "group norm with a group a channel": (lambda: GroupNorm(3), (2, 3, 3)),
+    "local response norm": (lambda: LocalResponseNorm(3, alpha=0.7), (2, 3, 5)),
+    "local response norm, even size": (lambda: LocalResponseNorm(4, alpha=2.0, k=0.5), (3, 2)),
+    "local response norm of vectors": (lambda: LocalResponseNorm(2, beta=1.5), (6,)),
     "group norm of vectors": (lambda: GroupNorm(2), (6,)),
     "layer norm": (lambda: LayerNorm(), (2, 5)),
     "layer norm over two axes": (lambda: LayerNorm(axes=2, epsilon=1e-2), (2, 3, 4)),
@@ -151,3 +163,18 @@ def test_batch_norm_of_doubles_survives_a_mean_of_a_million_deviations(
     # an element near 1e6 has a last place of 1e-10 deviations; sums about zero lost 1e-4
     for actual, exact in zip(*found, strict=True):
         np.testing.assert_allclose(actual, exact, rtol=0, atol=5e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"size": 0}, "LocalResponseNorm: size must be at least 1, got 0"),
+        ({"size": 5, "k": 0}, "LocalResponseNorm: k must be above 0, got 0"),
+        ({"size": 5, "alpha": -1}, "LocalResponseNorm: alpha must be at least 0, got -1"),
+    ],
+)
+def test_options_of_local_responses_that_do_not_fit_are_told(
+    options: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LocalResponseNorm(**options)  # type: ignore[arg-type]

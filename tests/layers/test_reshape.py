@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import Flatten, Identity, Layer, Pad, Reshape, Slice
+from pydtnn.layers import Flatten, Identity, Layer, Pad, Rescale, Reshape, Slice
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -19,6 +19,7 @@ CASES: dict[str, tuple[Callable[[], Layer], tuple[int, ...]]] = {
     "flatten a vector": (lambda: Flatten(), (5,)),
     "reshape": (lambda: Reshape((2, 6)), (3, 4)),
     "reshape with a free axis": (lambda: Reshape([2, -1]), (3, 4)),  # type: ignore[arg-type]
+    "rescale": (lambda: Rescale(-1.5), (3, 2)),
     "pad": (lambda: Pad(((1, 2), (0, 0), (0, 3))), (2, 3, 2)),
     "pad nothing": (lambda: Pad(((0, 0),)), (4,)),
     "slice": (lambda: Slice(slice(None, None, 2), slice(1, 3)), (5, 4, 2)),

@@ -20,14 +20,17 @@ from pydtnn.layers import (
     Branches,
     Concat,
     Conv2d,
+    Conv3d,
     Dropout,
     Flatten,
+    GlobalAvgPool3d,
     GroupNorm,
     Identity,
     Layer,
     LayerNorm,
     Linear,
     MaxPool2d,
+    MaxPool3d,
     MultiHeadAttention,
     Net,
     Pad,
@@ -200,14 +203,31 @@ def test_the_peak_with_recomputation_is_forecast_to_the_byte(
     check_pool(IMAGE_NETS[name](), fuse, 16, SGD(0.1), recompute=recompute)
 
 
-def check_pool(net: Net, fuse: bool, batch: int, optimizer: Optimizer, **options: Any) -> None:
+@pytest.mark.parametrize("recompute", [None, 3])
+def test_the_peak_with_volumes_contains_the_planes_of_their_kernels(recompute: int | None) -> None:
+    net = Sequential(
+        *(Conv3d(8, 3, padding=1), BatchNorm(), ReLU(), MaxPool3d(2)),
+        *(Conv3d(16, 3, padding=1, bias=False), ReLU(), GlobalAvgPool3d(), Linear(10)),
+    )
+    shape, options = (16, 12, 12, 4), {} if recompute is None else {"recompute": recompute}
+    check_pool(net, True, 5, SGD(0.1), shape=shape, **options)
+
+
+def check_pool(
+    net: Net,
+    fuse: bool,
+    batch: int,
+    optimizer: Optimizer,
+    shape: tuple[int, ...] = IMAGE,
+    **options: Any,
+) -> None:
     backend = create_backend("cpu", threads=1, tuning="direct")
-    model = Model(net, IMAGE, backend=backend, fuse=fuse, **options)
+    model = Model(net, shape, backend=backend, fuse=fuse, **options)
     serial = AllReduce(create_communicator("serial"))
     trainer = Trainer(model, optimizer, metrics=("accuracy",), exchange=serial)
     trainer.exchange.start(model.buckets)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(batch, *IMAGE)).astype("float32")
+    x = rng.normal(size=(batch, *shape)).astype("float32")
     samples = Batch(x, rng.integers(10, size=batch), np.arange(batch), 0, batch)
     before = {name: p.grad.copy() for name, p in model.parameters.items()}
     memory = forecast_memory(model, batch, slots=len(optimizer.slots))

@@ -17,9 +17,11 @@ from tests.gpu import to_host
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make parity` installs it")
 
 IMAGE = (9, 11, 6)
+VOLUME = (5, 7, 6, 4)
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: layers.Linear(7), (13,)),
     "linear without bias": (lambda: layers.Linear(7, bias=False), (13,)),
+    "linear of volumes": (lambda: layers.Linear(7), VOLUME),
     "conv 3x3": (lambda: layers.Conv2d(5, 3, padding=1), IMAGE),
     "conv 3x3 stride 2": (lambda: layers.Conv2d(8, 3, stride=2, padding=1, bias=False), IMAGE),
     "conv 1x1 stride 2": (lambda: layers.Conv2d(8, 1, stride=2), IMAGE),
@@ -30,14 +32,48 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "conv groups": (lambda: layers.Conv2d(9, 3, groups=3, padding=1), IMAGE),
     "conv depthwise": (lambda: layers.Conv2d(6, 3, groups=6, padding=1), IMAGE),
     "conv depthwise, multiplier 2": (lambda: layers.Conv2d(12, 3, groups=6, stride=2), IMAGE),
+    "transposed conv": (lambda: layers.ConvTranspose2d(5, 3), IMAGE),
+    "transposed conv, stride and output padding": (
+        lambda: layers.ConvTranspose2d(5, (3, 4), stride=(3, 2), padding=1, output_padding=(2, 1)),
+        IMAGE,
+    ),
+    "transposed conv, asymmetric padding": (
+        lambda: layers.ConvTranspose2d(4, 3, stride=2, padding=((0, 2), (1, 0)), bias=False),
+        IMAGE,
+    ),
+    "transposed conv, dilated groups": (
+        lambda: layers.ConvTranspose2d(9, 3, dilation=2, padding=2, groups=3),
+        IMAGE,
+    ),
+    "nearest": (lambda: layers.Upsample((2, 3)), IMAGE),
+    "bilinear": (lambda: layers.Upsample((3, 2), "bilinear"), IMAGE),
+    "conv of volumes": (lambda: layers.Conv3d(5, 3, padding=1), VOLUME),
+    "conv of volumes, even kernel": (lambda: layers.Conv3d(5, 2, padding="same"), VOLUME),
+    "conv of volumes, stride and dilation": (
+        lambda: layers.Conv3d(6, (2, 3, 2), stride=(1, 2, 2), dilation=(2, 1, 1), padding=1),
+        VOLUME,
+    ),
+    "conv of volumes, groups": (lambda: layers.Conv3d(6, 3, groups=2, padding=(0, 1, 1)), VOLUME),
     "batch norm of images": (lambda: layers.BatchNorm(), IMAGE),
     "batch norm of vectors": (lambda: layers.BatchNorm(momentum=0.3), (13,)),
+    "batch norm of volumes": (lambda: layers.BatchNorm(), VOLUME),
     "layer norm": (lambda: layers.LayerNorm(), IMAGE),
     "layer norm over three axes": (lambda: layers.LayerNorm(axes=3), IMAGE),
     "group norm": (lambda: layers.GroupNorm(3), IMAGE),
+    "local response norm": (lambda: layers.LocalResponseNorm(3, alpha=0.5), IMAGE),
+    "local response norm, even size": (
+        lambda: layers.LocalResponseNorm(4, alpha=2, beta=1.5, k=0.5),
+        IMAGE,
+    ),
+    "local response norm of volumes": (lambda: layers.LocalResponseNorm(5, k=2), VOLUME),
     "max pool": (lambda: layers.MaxPool2d(2), IMAGE),
     "max pool overlapping": (lambda: layers.MaxPool2d(3, stride=2, padding=1), IMAGE),
     "max pool asymmetric": (lambda: layers.MaxPool2d(3, stride=2, padding=((0, 1), (2, 0))), IMAGE),
+    "max pool of volumes": (lambda: layers.MaxPool3d(2), VOLUME),
+    "max pool of volumes, overlapping": (
+        lambda: layers.MaxPool3d(3, stride=(1, 2, 2), padding=1),
+        VOLUME,
+    ),
     "average pool": (lambda: layers.AvgPool2d(3, stride=2, padding=1), IMAGE),
     "average pool without padding": (
         lambda: layers.AvgPool2d(3, stride=2, padding=1, count_padding=False),
@@ -45,6 +81,12 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     ),
     "adaptive pool": (lambda: layers.AdaptiveAvgPool2d((4, 3)), IMAGE),
     "global pool": (lambda: layers.GlobalAvgPool2d(), IMAGE),
+    "average pool of volumes": (lambda: layers.AvgPool3d(3, stride=2, padding=1), VOLUME),
+    "average pool of volumes without padding": (
+        lambda: layers.AvgPool3d((2, 3, 3), stride=2, padding=1, count_padding=False),
+        VOLUME,
+    ),
+    "global pool of volumes": (lambda: layers.GlobalAvgPool3d(), VOLUME),
     "relu": (lambda: layers.ReLU(), IMAGE),
     "relu6": (lambda: layers.ReLU6(), IMAGE),
     "leaky relu": (lambda: layers.LeakyReLU(0.2), IMAGE),
@@ -62,6 +104,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "class token": (lambda: layers.ClassToken(), (13, 5)),
     "positional embedding": (lambda: layers.PositionalEmbedding(), (13, 5)),
     "flatten": (lambda: layers.Flatten(), IMAGE),
+    "flatten volumes": (lambda: layers.Flatten(), VOLUME),
+    "rescale": (lambda: layers.Rescale(1.2), IMAGE),
     "reshape": (lambda: layers.Reshape((3, -1, 6)), IMAGE),
     "pad": (lambda: layers.Pad(((1, 0), (0, 2), (3, 1))), IMAGE),
     "slice": (lambda: layers.Slice(slice(1, None, 2), slice(None), slice(2, 5)), IMAGE),

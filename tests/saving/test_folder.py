@@ -112,8 +112,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "no layers": (lambda c: c.pop("layers"), r"model\.json: layers must be a list of objects$"),
     "layer": (lambda c: c["layers"].insert(0, 3), r"layer 0 must be an object$"),
     "class": (
-        lambda c: c["layers"][0].update({"class": "Conv3d"}),
-        r"layer conv2d0: unknown layer 'Conv3d'; did you mean 'Conv2d'",
+        lambda c: c["layers"][0].update({"class": "Conv2dd"}),
+        r"layer conv2d0: unknown layer 'Conv2dd'; did you mean 'Conv2d'",
     ),
     "module": (
         lambda c: c["layers"][0].update({"class": "os:system"}),

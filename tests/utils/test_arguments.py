@@ -111,19 +111,26 @@ def test_a_long_composition_is_indented() -> None:
 OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "AdaptiveAvgPool2d": ((2,), {}),
     "AvgPool2d": ((2,), {"stride": 1}),
+    "AvgPool3d": (((1, 2, 2),), {"count_padding": False}),
     "Branches": ((Linear(2), Linear(3)), {"merge": Concat()}),
     "Conv2d": ((4, 3), {"padding": ((0, 1), (1, 0)), "bias_initializer": "ones"}),
     "DotProductAttention": ((2,), {"causal": True}),
+    "Conv3d": ((4, (1, 3, 3)), {"stride": 2}),
+    "ConvTranspose2d": ((4, 3), {"stride": 2, "output_padding": (1, 0)}),
     "Dropout": ((0.2,), {}),
     "GroupNorm": ((2,), {}),
     "Linear": ((4,), {"name": "a"}),
+    "LocalResponseNorm": ((5,), {"alpha": 5e-4, "k": 2.0}),
     "MaxPool2d": (((2, 1),), {}),
     "MultiHeadAttention": ((2,), {"dropout": 0.1, "bias": False}),
+    "MaxPool3d": ((2,), {}),
     "Pad": ((((0, 1), (1, 0)),), {}),
+    "Rescale": ((1.2,), {}),
     "Reshape": (((2, -1),), {}),
     "Residual": ((Linear(2),), {"shortcut": Linear(2)}),
     "Sequential": ((Linear(2), Sequential(ReLU(), LayerNorm(epsilon=1e-3))), {"name": "b"}),
     "Slice": ((slice(0, 2), slice(None, None, 2)), {}),
+    "Upsample": ((2, "bilinear"), {}),
 }
 PUBLIC = [
     kind

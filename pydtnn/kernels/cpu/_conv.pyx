@@ -20,6 +20,8 @@ cdef extern from "conv.h":
         ptrdiff_t padding[2]
         ptrdiff_t dilation[2]
         ptrdiff_t groups
+    struct depth_shape:
+        ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels
     enum algorithm:
         DIRECT, WINOGRAD4, WINOGRAD2
     struct conv_kernels:
@@ -32,6 +34,10 @@ cdef extern from "conv.h":
         int (*backward)(const conv_shape *shape, int data_algorithm, int filter_algorithm,
                         const source *x, const source *dy, const void *w, const sink *dx,
                         double *sums, void *dw, int accumulate, int threads) nogil
+        void (*unfold)(const depth_shape *shape, const void *x, ptrdiff_t first, ptrdiff_t planes,
+                       void *out, int threads) nogil
+        void (*fold)(const depth_shape *shape, const void *x, ptrdiff_t first, ptrdiff_t planes,
+                     void *out, int threads) nogil
     const conv_kernels *conv_select(int isa, int itemsize)
 
 NUMBERS = {"direct": DIRECT, "winograd4": WINOGRAD4, "winograd2": WINOGRAD2}
@@ -59,6 +65,34 @@ cdef class Shape:
             self.c.kernel[d], self.c.stride[d] = geometry.kernel[i], geometry.stride[i]
             self.c.dilation[d] = geometry.dilation[i]
             self.c.padding[d] = geometry.padding[i][0]
+
+
+cdef class Depth:
+    """C form of the depth of a `ConvGeometry` of three axes."""
+
+    cdef depth_shape c
+
+    def __cinit__(self, geometry):
+        if len(geometry.size) != 3:
+            raise ValueError(f"volumes have three axes, not {len(geometry.size)}.")
+        self.c.size, self.c.output = geometry.size[0], geometry.output[0]
+        self.c.taps, self.c.stride = geometry.kernel[0], geometry.stride[0]
+        self.c.padding, self.c.dilation = geometry.padding[0][0], geometry.dilation[0]
+        self.c.rows, self.c.units = geometry.size[1], geometry.size[2] * geometry.groups
+        self.c.channels = geometry.channels // geometry.groups
+
+
+cdef inline Py_ssize_t elements_of(const depth_shape *c, Py_ssize_t depths) noexcept:
+    return depths * c.rows * c.units * c.channels
+
+
+cdef Py_ssize_t within(const depth_shape *c, Py_ssize_t batch, Py_ssize_t first,
+                       Py_ssize_t planes) except -1:
+    """Return the number of planes, which must be those of the volumes."""
+    if first < 0 or first + planes > batch * c.output:
+        raise ValueError(
+            f"volumes: expected planes of 0..{batch * c.output}, got {first}..{first + planes}.")
+    return planes
 
 
 cdef inline Py_ssize_t inputs(const conv_shape *c) noexcept:
@@ -229,3 +263,28 @@ cdef class ConvKernels:
                                           &dx_, sums_, dw_, accumulate, threads)
         if status != 0:
             raise MemoryError("conv.backward: no memory for blocks and partial sums.")
+
+    def unfold(self, x, Depth depth, Py_ssize_t first, out, int threads):
+        """out (planes, H, W, kd C) = what planes first, first + 1, ... read of x (N, D, H, W, C).
+
+        Planes (N OD) are counted over all volumes. The taps of a group are neighbours.
+        """
+        cdef depth_shape c = depth.c
+        cdef int size = itemsize(out)
+        cdef Py_ssize_t planes = within(&c, len(x), first, len(out))
+        cdef const void *x_ = data(x, size, elements_of(&c, len(x) * c.size))
+        cdef void *out_ = output(out, size, elements_of(&c, planes * c.taps))
+        cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        with nogil:
+            kernels.unfold(&c, x_, first, planes, out_, threads)
+
+    def fold(self, planes, Depth depth, Py_ssize_t first, out, int threads):
+        """out (N, D, H, W, C) = out + planes (planes, H, W, kd C), the transpose of `unfold`."""
+        cdef depth_shape c = depth.c
+        cdef int size = itemsize(out)
+        cdef Py_ssize_t n = within(&c, len(out), first, len(planes))
+        cdef const void *planes_ = data(planes, size, elements_of(&c, n * c.taps))
+        cdef void *out_ = output(out, size, elements_of(&c, len(out) * c.size))
+        cdef const conv_kernels *kernels = conv_select(self.isa, size)
+        with nogil:
+            kernels.fold(&c, planes_, first, n, out_, threads)

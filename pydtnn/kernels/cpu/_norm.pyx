@@ -26,6 +26,12 @@ cdef extern from "norm.h":
                               ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
                               const double *mean, const double *inv_std, void *out, void *dgamma,
                               void *dbeta, int accumulate, int threads) nogil
+        int (*response_forward)(const void *x, ptrdiff_t rows, ptrdiff_t channels, ptrdiff_t size,
+                                double alpha, double beta, double k, void *out,
+                                int threads) nogil
+        int (*response_backward)(const void *x, const void *dy, ptrdiff_t rows,
+                                 ptrdiff_t channels, ptrdiff_t size, double alpha, double beta,
+                                 double k, void *out, int threads) nogil
     const norm_kernels *norm_select(int isa, int itemsize)
 
 
@@ -241,5 +247,36 @@ cdef class NormKernels:
             status = kernels.group_backward(
                 x_, dy_, batch, positions, channels, groups, gamma_, mean_, inv_std_, out_,
                 dgamma_, dbeta_, accumulate, threads,
+            )
+        check(status)
+
+    def response_forward(self, x, ptrdiff_t window, double alpha, double beta, double k, out,
+                         int threads):
+        """out = x (..., C) over a power of the mean square of `window` channels."""
+        cdef int size = itemsize(x)
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x)
+        cdef const void *x_ = data(x, size, rows * channels)
+        cdef void *out_ = output(out, size, rows * channels)
+        cdef const norm_kernels *kernels = norm_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.response_forward(
+                x_, rows, channels, window, alpha, beta, k, out_, threads,
+            )
+        check(status)
+
+    def response_backward(self, x, dy, ptrdiff_t window, double alpha, double beta, double k, out,
+                          int threads):
+        """out = dx, which may be dy."""
+        cdef int size = itemsize(x)
+        cdef ptrdiff_t rows = rows_of(x), channels = channels_of(x)
+        cdef const void *x_ = data(x, size, rows * channels)
+        cdef const void *dy_ = data(dy, size, rows * channels)
+        cdef void *out_ = output(out, size, rows * channels)
+        cdef const norm_kernels *kernels = norm_select(self.isa, size)
+        cdef int status
+        with nogil:
+            status = kernels.response_backward(
+                x_, dy_, rows, channels, window, alpha, beta, k, out_, threads,
             )
         check(status)

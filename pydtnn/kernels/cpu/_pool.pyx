@@ -10,7 +10,7 @@ cdef extern from "pool.h":
         ptrdiff_t size, output, kernel, stride, before
     struct pool_shape:
         ptrdiff_t batch, channels
-        pool_axis rows, columns
+        pool_axis depths, rows, columns
         int count_padding
     struct pool_kernels:
         int (*max_forward)(const void *x, const pool_shape *shape, void *out, void *index,
@@ -35,16 +35,21 @@ cdef pool_axis axis_of(geometry, int axis, ptrdiff_t size, ptrdiff_t positions):
 
 
 cdef pool_shape shape_of(cnp.ndarray x, cnp.ndarray y, geometry, bint count_padding):
-    """Return the shapes of the arrays x (N, H, W, C), the input, and y, the output."""
+    """Return the shapes of the arrays x (N, H, W, C) or (N, D, H, W, C), the input, and y."""
     cdef pool_shape shape
-    shape.batch, shape.channels, shape.count_padding = x.shape[0], x.shape[3], count_padding
-    shape.rows = axis_of(geometry, 0, x.shape[1], y.shape[1])
-    shape.columns = axis_of(geometry, 1, x.shape[2], y.shape[2])
+    cdef int axes = x.ndim - 2
+    shape.batch, shape.channels, shape.count_padding = x.shape[0], x.shape[axes + 1], count_padding
+    shape.depths = pool_axis(1, 1, 1, 1, 0)
+    if axes == 3:
+        shape.depths = axis_of(geometry, 0, x.shape[1], y.shape[1])
+    shape.rows = axis_of(geometry, axes - 2, x.shape[axes - 1], y.shape[axes - 1])
+    shape.columns = axis_of(geometry, axes - 1, x.shape[axes], y.shape[axes])
     return shape
 
 
 cdef ptrdiff_t outputs(pool_shape *shape):
-    return shape.batch * shape.rows.output * shape.columns.output * shape.channels
+    cdef ptrdiff_t positions = shape.depths.output * shape.rows.output * shape.columns.output
+    return shape.batch * positions * shape.channels
 
 
 cdef int check(int status) except -1:
@@ -56,7 +61,7 @@ cdef int check(int status) except -1:
 cdef class PoolKernels:
     """The kernels of one instruction set; methods take C-contiguous arrays of one real type.
 
-    Images are (N, H, W, C); `index` is uint8 or int32.
+    Images are (N, H, W, C), volumes (N, D, H, W, C); `index` is uint8 or int32.
     """
 
     cdef int isa

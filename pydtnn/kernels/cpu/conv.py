@@ -1,4 +1,4 @@
-"""Compiled convolutions of one and two axes."""
+"""Compiled convolutions of one and two axes, and by them of three."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
 from pydtnn.kernels.cpu._fused import ready
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous
 from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels.cpu.volumes import Volumes, planes_of
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import conv as reference
@@ -21,13 +22,18 @@ from pydtnn.kernels.reference.family import Array
 
 @lru_cache(maxsize=1024)
 def shape_of(geometry: ConvGeometry) -> Shape | None:
-    """A geometry for the compiled kernels; None for three axes, which the reference computes."""
+    """A geometry for the compiled kernels; None for three axes, see `Volumes`."""
     return Shape(geometry) if len(geometry.size) <= 2 else None
 
 
 @lru_cache(maxsize=1024)
 def candidates(geometry: ConvGeometry) -> tuple[str, ...]:
-    """The algorithms that support a geometry, by name; the first supports all."""
+    """The algorithms that support a geometry, by name; the first supports all.
+
+    Those of volumes are those of their planes.
+    """
+    if len(geometry.size) == 3:
+        return candidates(planes_of(geometry))
     winograd = (
         geometry.kernel == (3, 3)
         and geometry.stride == geometry.dilation == (1, 1)
@@ -39,9 +45,8 @@ def candidates(geometry: ConvGeometry) -> tuple[str, ...]:
 class Conv(Compiled, reference.Conv):
     """Convolutions on the CPU; shapes as in the reference.
 
-    Inputs that are not contiguous are copied. Three axes, outputs that are not contiguous and
-    mixed types run on the reference. `algorithm` is one of `candidates`; by default that of
-    `autotuner`.
+    Inputs that are not contiguous are copied. Outputs that are not contiguous and mixed types run
+    on the reference. `algorithm` is one of `candidates`; by default that of `autotuner`.
 
     Attributes
     ----------
@@ -55,6 +60,7 @@ class Conv(Compiled, reference.Conv):
         super().__init__(xp, isa, threads)
         self.autotuner = Autotuner("direct")
         self.fused = Fused(xp, isa, threads)
+        self.volumes = Volumes(self)
 
     def forward(
         self,
@@ -71,9 +77,13 @@ class Conv(Compiled, reference.Conv):
     ) -> None:
         """Compute ``out[n, p, o] = b[o] + sum over t and c of x[n, p s + t d, c] w[o, t, c]``."""
         shape = shape_of(geometry)
-        if shape is None or not ready(out, x, w, b, store):
+        if shape is None:
+            return self.volumes.forward(
+                x, w, b, geometry, out=out, relu=relu, store=store, sums=sums, algorithm=algorithm
+            )
+        if not ready(out, x, w, b, store):
             x, w, b = _packed(x), _packed(w), _packed(b)
-            if shape is None or not ready(out, x, w, b, store):
+            if not ready(out, x, w, b, store):
                 return super().forward(
                     x, w, b, geometry, out=out, relu=relu, store=store, sums=sums
                 )
@@ -112,9 +122,13 @@ class Conv(Compiled, reference.Conv):
     ) -> None:
         """Compute the gradient of the input into `out`, with `Fused.gate` applied."""
         shape = shape_of(geometry)
-        if shape is None or not ready(out, dy, w, add, gate):
+        if shape is None:
+            return self.volumes.backward_data(
+                dy, w, geometry, out=out, add=add, gate=gate, sums=sums, algorithm=algorithm
+            )
+        if not ready(out, dy, w, add, gate):
             dy, w, add, gate = _packed(dy), _packed(w), _packed(add), _packed(gate)
-            if shape is None or not ready(out, dy, w, add, gate):
+            if not ready(out, dy, w, add, gate):
                 return super().backward_data(
                     dy, w, geometry, out=out, add=add, gate=gate, sums=sums
                 )
@@ -133,9 +147,13 @@ class Conv(Compiled, reference.Conv):
     ) -> None:
         """Compute the gradient of the filters into `out`."""
         shape = shape_of(geometry)
-        if shape is None or not ready(out, x, dy):
+        if shape is None:
+            return self.volumes.backward_filter(
+                x, dy, geometry, out=out, accumulate=accumulate, algorithm=algorithm
+            )
+        if not ready(out, x, dy):
             x, dy = _packed(x), _packed(dy)
-            if shape is None or not ready(out, x, dy):
+            if not ready(out, x, dy):
                 return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
         number = self._filter_algorithm(x, dy, geometry, shape, out, accumulate, algorithm)
         self.kernels.backward_filter(x, dy, shape, number, out, accumulate, self.threads)
@@ -160,7 +178,21 @@ class Conv(Compiled, reference.Conv):
         `dx` may overlap `x`, which requires another pass, but not `dy`.
         """
         shape = shape_of(geometry)
-        if shape is None or not ready(dx, x, dy, w, dw, add, gate):
+        if shape is None:
+            return self.volumes.backward(
+                x,
+                dy,
+                w,
+                geometry,
+                dx=dx,
+                dw=dw,
+                accumulate=accumulate,
+                add=add,
+                gate=gate,
+                sums=sums,
+                algorithm=algorithm,
+            )
+        if not ready(dx, x, dy, w, dw, add, gate):
             self.backward_filter(
                 x, dy, geometry, out=dw, accumulate=accumulate, algorithm=algorithm
             )

@@ -1,4 +1,4 @@
-"""Compiled batch, layer and group normalisation."""
+"""Compiled batch, layer, group and local response normalisation."""
 
 from __future__ import annotations
 
@@ -196,6 +196,23 @@ class Norm(Compiled, reference.Norm):
             accumulate,
             self.threads,
         )
+
+    def local_response_forward(
+        self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
+    ) -> None:
+        """Divide each element by a power of the mean square of `size` channels around it."""
+        if not native(out, x):
+            return super().local_response_forward(x, size, alpha, beta, k, out=out)
+        self.kernels.response_forward(contiguous(x), size, alpha, beta, k, out, self.threads)
+
+    def local_response_backward(
+        self, x: Array, dy: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
+    ) -> None:
+        """Compute dx into `out`, which may be `dy`."""
+        if not native(out, x, dy):
+            return super().local_response_backward(x, dy, size, alpha, beta, k, out=out)
+        x, dy = contiguous(x), contiguous(dy)
+        self.kernels.response_backward(x, dy, size, alpha, beta, k, out, self.threads)
 
 
 def _doubles(array: Array) -> bool:

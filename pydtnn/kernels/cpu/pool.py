@@ -1,4 +1,4 @@
-"""Compiled pooling of images."""
+"""Compiled pooling of images and volumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDICES = (np.dtype(np.uint8), np.dtype(np.int32))
 
 
 class Pool(Compiled, reference.Pool):
-    """Maximum and mean over windows of images on the CPU; other data runs on the reference."""
+    """Maximum and mean over windows of images and volumes; other data run on the reference."""
 
     table = PoolKernels
 
@@ -63,5 +63,5 @@ class Pool(Compiled, reference.Pool):
 
 
 def _native(out: Array, array: Array) -> bool:
-    """Return whether the kernels support these: images of one real type."""
-    return out.ndim == 4 and native(out, array)
+    """Return whether the kernels support these: images or volumes of one real type."""
+    return out.ndim in (4, 5) and native(out, array)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import prod
 
 from pydtnn.kernels.cpu.conv import candidates
+from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.kernels.geometry import ConvGeometry
 
 # As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the
@@ -32,7 +33,8 @@ def conv_scratch(
         Whether Winograd's algorithms are candidates, which are all measured if applicable.
     """
     largest = 0
-    for g in geometries:
+    for geometry in geometries:
+        g = planes_of(geometry) if len(geometry.size) == 3 else geometry
         filters = prod(g.weight_shape) * itemsize
         units = g.groups * -(-g.filters // (g.groups * UNIT_FILTERS))
         parts = min(-(-PIECES // units), max(DIRECT_BYTES // filters, 1))

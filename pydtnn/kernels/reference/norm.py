@@ -1,4 +1,4 @@
-"""Reference kernels of batch, layer and group normalisation.
+"""Reference kernels of batch, layer, group and local response normalisation.
 
 Batch norm has several phases, so that statistics of several shards or ranks can be added between
 them: `statistics` reduces, `normalize` applies ``a x + b`` per channel; backward likewise. Sums are
@@ -269,3 +269,37 @@ class Norm(Family):
         mean_g = g.mean(axis=(1, 3), keepdims=True)
         mean_gx = (g * xhat).mean(axis=(1, 3), keepdims=True)
         out[...] = ((g - mean_g - xhat * mean_gx) * rstd).reshape(x.shape)
+
+    def local_response_forward(
+        self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
+    ) -> None:
+        """Compute ``out = x / (k + alpha / size sum of x^2)^beta``, a sum over `size` channels.
+
+        These are the channels ``c - size // 2 .. c + (size - 1) // 2`` of those that exist.
+        """
+        x = wide(x)
+        out[...] = x * self._response(x, size, alpha, k) ** -beta
+
+    def local_response_backward(
+        self, x: Array, dy: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
+    ) -> None:
+        """Compute dx into `out`, which may be `dy`.
+
+        With ``d = k + alpha / size sum of x^2``, ``dx = dy d^-beta - 2 alpha beta / size x sum of
+        dy x d^(-beta - 1)``; the sum is over the channels whose sums contain this one.
+        """
+        x, dy = wide(x), wide(dy)
+        d = self._response(x, size, alpha, k)
+        scaled = dy * d**-beta
+        before, after = (size - 1) // 2, size // 2
+        shares = self._window(scaled * x / d, before, after)
+        out[...] = scaled - 2 * alpha * beta / size * x * shares
+
+    def _response(self, x: Array, size: int, alpha: float, k: float) -> Array:
+        return k + alpha / size * self._window(x * x, size // 2, (size - 1) // 2)
+
+    def _window(self, x: Array, before: int, after: int) -> Array:
+        """Sum over the channels from `before` before each one to `after` after it."""
+        channels = x.shape[-1]
+        padded = self.xp.pad(x, ((0, 0),) * (x.ndim - 1) + ((before, after),))
+        return sum(padded[..., i : i + channels] for i in range(before + after + 1))

@@ -10,19 +10,24 @@ from pydtnn.layers.activation import Activation
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer, computes_like
 from pydtnn.layers.conv import Conv2d
+from pydtnn.layers.conv_transpose import ConvTranspose2d
 from pydtnn.layers.dropout import Dropout
 from pydtnn.layers.exchange import SAMPLES, Spread
 from pydtnn.layers.extended_conv import ExtendedConv2d, readers_of
 from pydtnn.layers.fused_conv import FusedConv2d
 from pydtnn.layers.linear import Linear
+from pydtnn.layers.local_response import LocalResponseNorm
 from pydtnn.layers.merge import Add, Concat
 from pydtnn.layers.norm import BatchNorm
 from pydtnn.layers.part import Cut
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from pydtnn.layers.rescale import Rescale
 from pydtnn.layers.reshape import Flatten, Identity, Pad, Slice
 from pydtnn.layers.sequence import ClassToken, PositionalEmbedding
 from pydtnn.layers.striped_conv import StripedConv2d, stripe_padding
 from pydtnn.layers.stripes import HaloExchange, window_rows
+from pydtnn.layers.upsample import Upsample
+from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.model.partition.draft import Draft, Layout, PlanError, also_cut, cut_of
 
 WHOLE, PARTIAL = Spread.WHOLE, Spread.PARTIAL
@@ -73,7 +78,7 @@ def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     on the first rank.
     """
     layer: Any = draft.layer
-    if isinstance(layer, Conv2d) and layer.groups > 1:
+    if not isinstance(layer, Linear) and layer.groups > 1:
         filters(draft, axis)  # groups have input channels of their own
         return
     last = len(draft.whole.input_shapes[0]) - 1
@@ -81,7 +86,7 @@ def channels(draft: Draft, axis: str, layouts: Sequence[Layout]) -> None:
     given = cut_of(layouts, axis)
     cut = given if given is not None and given.dim == last else cut
     draft.require(axis, cut)
-    draft.cut_parameters(1 if isinstance(layer, Linear) else 3, cut, "w")
+    draft.cut_parameters(1 if isinstance(layer, Linear) else layer.axes + 1, cut, "w")
     layer.adds_bias = layer.adds_bias and draft.mesh.position[axis] == 0
     draft.output[axis] = PARTIAL
 
@@ -172,9 +177,13 @@ def samples(draft: Draft, axis: str) -> None:
 
 STRATEGIES: dict[type[Layer], tuple[str, ...]] = {
     Conv2d: ("filter", "channel", "alternate", "spatial", "width", "data"),
+    Conv3d: ("filter", "channel", "alternate", "data"),
     Linear: ("filter", "channel", "alternate", "data"),
     MaxPool2d: ("spatial", "width", "data"),
     AvgPool2d: ("spatial", "width", "data"),
+    ConvTranspose2d: ("data",),
+    MaxPool3d: ("data",),
+    AvgPool3d: ("data",),
 }
 """The strategies of each kind of layer; all others follow their inputs."""
 
@@ -234,6 +243,11 @@ def _last(draft: Draft, cut: Cut) -> bool:
     return cut.dim == len(draft.whole.input_shapes[0]) - 1
 
 
+def _positions(draft: Draft, cut: Cut) -> bool:
+    """Normalise own positions, with all of their channels."""
+    return not _last(draft, cut) and _each(draft, cut)
+
+
 def _concat(draft: Draft, cut: Cut) -> bool:
     axes = len(draft.whole.output_shape)
     axis = cast(Concat, draft.layer).axis % axes
@@ -270,6 +284,11 @@ def _window(draft: Draft, cut: Cut) -> bool:
     return True
 
 
+def _channelwise(draft: Draft, cut: Cut) -> bool:
+    """Pool or enlarge own channels."""
+    return _last(draft, cut) and _each(draft, cut)
+
+
 def _convolution(draft: Draft, cut: Cut) -> bool:
     """Convolve groups with own channels."""
     layer = cast(Conv2d, draft.layer)
@@ -289,7 +308,7 @@ def _global_pool(draft: Draft, cut: Cut) -> bool:
         draft.same(cut.axis, cut)
         draft.output[cut.axis] = Cut(len(draft.whole.output_shape) - 1, cut.axis, cut.bounds)
         return True
-    if pool.output != (1, 1):
+    if any(n != 1 for n in pool.output):
         return False
     pool.share *= draft.own(cut) / draft.whole.input_shapes[0][cut.dim]
     draft.require(cut.axis, cut)
@@ -353,15 +372,22 @@ FOLLOWERS: dict[type[Layer], Follower] = {
     Concat: _concat,
     Conv2d: _convolution,
     DotProductAttention: _whole_samples,
+    Conv3d: _convolution,
     Dropout: _dropout,
     Flatten: _flatten,
     AdaptiveAvgPool2d: _global_pool,
+    GlobalAvgPool3d: _global_pool,
     Identity: _each,
     Linear: _linear,
+    LocalResponseNorm: _positions,
     MaxPool2d: _window,
     AvgPool2d: _window,
+    MaxPool3d: _channelwise,
+    AvgPool3d: _channelwise,
     Pad: _pad,
     PositionalEmbedding: _whole_samples,
+    Rescale: _each,
     Slice: _slice,
+    Upsample: _channelwise,
 }
 """How layers follow a cut of their inputs."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 
+from pydtnn.kernels.cpu.volumes import planes_of
 from pydtnn.layers.attention import DotProductAttention
 from pydtnn.layers.base import Layer
 from pydtnn.layers.conv import Conv2d
@@ -15,20 +16,24 @@ from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.linear import Linear
 from pydtnn.layers.norm import BatchNorm, GroupNorm
 from pydtnn.layers.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from pydtnn.layers.volume import AvgPool3d, Conv3d, GlobalAvgPool3d, MaxPool3d
 from pydtnn.perfmodel.entries import KernelClass, read_rate
 
 IMAGE = 4
 """Channels up to which a convolution's input is an image."""
 
+POOLS = (MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, MaxPool3d, AvgPool3d, GlobalAvgPool3d)
+
 
 def classify(layer: Layer) -> KernelClass:
     """Return the class of a layer's kernels.
 
-    Convolutions differ by window, by channels, and by whether norms are fused with them; other
-    layers are limited by memory, except for `Linear` and attention, which multiply matrices.
+    Convolutions differ by window, by channels, and by whether norms are fused with them; those of
+    volumes are in the classes of the convolutions of planes that compute them. Other layers are
+    limited by memory, except for `Linear` and attention, which multiply matrices.
     """
-    if isinstance(layer, Conv2d):
-        g = layer.geometry
+    if isinstance(layer, Conv2d | Conv3d):
+        g = planes_of(layer.geometry) if isinstance(layer, Conv3d) else layer.geometry
         size = round(math.sqrt(g.channels * g.filters))
         if g.channels == g.groups > 1:
             return KernelClass("conv depthwise", size)
@@ -46,7 +51,7 @@ def classify(layer: Layer) -> KernelClass:
         return KernelClass("linear", round(math.sqrt(length * features / layer.heads)))
     if isinstance(layer, BatchNorm | GroupNorm | NormAddReLU):
         return KernelClass("norm")
-    if isinstance(layer, MaxPool2d | AvgPool2d | AdaptiveAvgPool2d):
+    if isinstance(layer, POOLS):
         return KernelClass("pool")
     return KernelClass("elementwise")
 

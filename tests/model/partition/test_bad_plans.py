@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from pydtnn.comm import Communicator, run_threads
-from pydtnn.layers import Conv2d, Flatten, Linear, MaxPool2d, MultiHeadAttention, ReLU, Sequential
+from pydtnn.layers import (
+    Conv2d,
+    Conv3d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    MaxPool3d,
+    MultiHeadAttention,
+    ReLU,
+    Sequential,
+)
 from pydtnn.model import Model
 from pydtnn.model.partition import Plan
 from pydtnn.parallel.mesh import Mesh
@@ -170,3 +180,30 @@ def test_attention_has_no_strategy_of_its_own() -> None:
             Model(net, (3, 4), plan=plan, mesh=Mesh(comm, filter=2))
 
     run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            {"conv": {"spatial": "a"}},
+            "conv: Conv3d cannot be partitioned by spatial; strategies are filter, channel, alt",
+        ),
+        (
+            {"pool": {"width": "a"}},
+            "pool: MaxPool3d cannot be partitioned by width; strategies are data$",
+        ),
+        ("spatial", "no layer is cut along the axis a=2; give a plan with layers that can be"),
+    ],
+    ids=str,
+)
+def test_stripes_of_volumes_are_refused(plan: Any, words: str) -> None:
+    def rank(comm: Communicator) -> str:
+        volumes = Sequential(Conv3d(3, 2, name="conv"), MaxPool3d(2, name="pool"))
+        with pytest.raises(ValueError, match=f"^Plan: {words}") as caught:
+            Model(volumes, (5, 5, 5, 2), plan=plan, mesh=Mesh(comm, a=2))
+        return str(caught.value)
+
+    told = run_threads(2, rank)
+    assert told[0] == told[1]
+    assert "\n" not in told[0]

@@ -14,19 +14,24 @@ from pydtnn.layers import (
     AdaptiveAvgPool2d,
     Add,
     AvgPool2d,
+    AvgPool3d,
     BatchNorm,
     Block,
     Branches,
     Concat,
     Conv2d,
+    Conv3d,
     Dropout,
     Flatten,
     GlobalAvgPool2d,
+    GlobalAvgPool3d,
     GroupNorm,
     Layer,
     LayerNorm,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
+    MaxPool3d,
     Pad,
     ReLU,
     Reshape,
@@ -92,6 +97,10 @@ SEVERAL = (IMAGE, (9, 7, 2))
 NETS: dict[str, tuple[Callable[[], Any], Any]] = {
     "dropout": (lambda: [first(), Dropout(0.4), first(), ReLU(), Dropout(0.3), head()], IMAGE),
     "norms": (lambda: [first(), GroupNorm(2), ReLU(), first(), LayerNorm(axes=3), head()], IMAGE),
+    "responses": (
+        lambda: [first(), LocalResponseNorm(3, alpha=0.5), ReLU(), MaxPool2d(2), first(), head()],
+        IMAGE,
+    ),
     "softmax": (lambda: [first(), Softmax(), first(), LayerNorm(), GELU(), head()], IMAGE),
     "groups": (
         lambda: [
@@ -154,6 +163,20 @@ NETS: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: [vit(8, 2, 2, 3, (9, 9, 3), patch=3, dropout=0.2, attention_dropout=0.2)],
         (9, 9, 3),
     ),
+    "volumes": (
+        lambda: [
+            Conv3d(6, 3, padding=1),
+            BatchNorm(),
+            ReLU(),
+            MaxPool3d(2),
+            Conv3d(6, 2, groups=3, padding=1),
+            AvgPool3d(2, 1),
+            Conv3d(4, (1, 2, 2)),
+            GlobalAvgPool3d(),
+            Linear(3),
+        ],
+        (4, 6, 5, 2),
+    ),
     "vectors": (
         lambda: [Linear(7), ReLU(), Residual(Sequential(Linear(7), GELU(), Linear(7))), Linear(3)],
         (6,),
@@ -163,10 +186,12 @@ MIXED = [
     *((name, strategy) for name in NETS for strategy in ("alternate", "data")),
     *((name, strategy) for name in NETS for strategy in ("spatial", "filter", "channel", "width")),
 ]
-NOT_CUT = {("vectors", "spatial"), ("vectors", "width")}
+NOT_CUT = {(name, way) for name in ("vectors", "volumes") for way in ("spatial", "width")}
 QUICK = {("dropout", "data"), ("norms", "spatial"), ("groups", "filter"), ("several", "alternate")}
 QUICK |= {("tokens", "alternate"), ("tokens", "data")}
 QUICK |= {("custom", "spatial"), ("slices", "spatial"), ("pools", "width"), ("rows", "data")}
+QUICK |= {("volumes", "alternate"), ("volumes", "filter"), ("volumes", "data")}
+QUICK |= {("responses", "alternate"), ("responses", "spatial")}
 
 
 def axis_of(strategy: str) -> str:

@@ -2,7 +2,8 @@
  * blocks (conv_walk.c). Forward and backward of data are gathers (conv_gather.c), backward of
  * filters is a sum over pixels (conv_filter.c); depthwise convolutions have a walk for all
  * directions (conv_depthwise.c). Blocks are defined in conv_block.c. Winograd's algorithms have
- * separate blocks (conv_winograd.c). */
+ * separate blocks (conv_winograd.c). Volumes are convolved as planes (conv_depth.c). */
+#include "conv_depth.h"
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
@@ -91,4 +92,6 @@ static int backward(const struct conv_shape *s, int data_algorithm, int filter_a
 const struct conv_kernels NAME(conv_kernels) = {.forward = forward,
                                                 .backward_data = backward_data,
                                                 .backward_filter = backward_filter,
-                                                .backward = backward};
+                                                .backward = backward,
+                                                .unfold = NAME(unfold),
+                                                .fold = NAME(fold)};

@@ -1,5 +1,5 @@
 /* Kernels of two-dimensional convolutions over NHWC images; see conv.c. All return 0, or -1 if
- * memory is short. */
+ * memory is short, except those of volumes. */
 #ifndef PYDTNN_CONV_H
 #define PYDTNN_CONV_H
 
@@ -11,6 +11,12 @@
 struct conv_shape {
     ptrdiff_t batch, size[2], channels, output[2], filters, kernel[2], stride[2], padding[2],
         dilation[2], groups;
+};
+
+/* The depth of a volume, and what planes read of it: `taps` depths, `dilation` apart. Each of the
+ * `rows` of a plane has `units` of `channels` elements: columns, or their groups of channels. */
+struct depth_shape {
+    ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels;
 };
 
 /* The numbers in the names are the sides of an output tile. */
@@ -30,6 +36,11 @@ struct conv_kernels {
     int (*backward)(const struct conv_shape *shape, int data_algorithm, int filter_algorithm,
                     const struct source *x, const struct source *dy, const void *w,
                     const struct sink *dx, double *sums, void *dw, int accumulate, int threads);
+    /* the planes of volumes, and the sum of them; see conv_depth.c */
+    void (*unfold)(const struct depth_shape *shape, const void *x, ptrdiff_t first,
+                   ptrdiff_t planes, void *out, int threads);
+    void (*fold)(const struct depth_shape *shape, const void *x, ptrdiff_t first, ptrdiff_t planes,
+                 void *out, int threads);
 };
 
 DECLARE_FAMILY(conv)

@@ -25,4 +25,13 @@ INLINE vec vload_or(const real *p, ptrdiff_t n, vec other) {
     return vselect(vlanes(0) < (ireal)n, vload_part(p, n), other);
 }
 
+/* f(..., offset, lanes) for each vector of the channels: whole ones with a constant, without
+   masks */
+#define FOR_CHANNELS(channels, f, ...)                                           \
+    do {                                                                         \
+        ptrdiff_t c_ = 0;                                                        \
+        for (; c_ + LANES <= (channels); c_ += LANES) f(__VA_ARGS__, c_, LANES); \
+        if (c_ < (channels)) f(__VA_ARGS__, c_, (channels) - c_);                \
+    } while (0)
+
 #endif

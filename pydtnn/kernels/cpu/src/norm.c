@@ -12,6 +12,7 @@
 #include "channels.h"
 #include "norm.h"
 #include "norm_group.h"
+#include "norm_response.h"
 
 enum { MAX_PARTS = 32 };
 
@@ -166,4 +167,6 @@ const struct norm_kernels NAME(norm_kernels) = {
     .backward_normalize = backward_normalize,
     .group_forward = NAME(group_forward),
     .group_backward = NAME(group_backward),
+    .response_forward = NAME(response_forward),
+    .response_backward = NAME(response_backward),
 };

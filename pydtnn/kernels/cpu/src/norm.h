@@ -1,4 +1,4 @@
-/* Batch, layer and group normalisation; see norm.c and norm_group.c. All return 0, or -1 when
+/* Normalisation; see norm.c, norm_group.c and norm_response.c. All return 0, or -1 when
    there is no scratch memory. */
 #ifndef PYDTNN_NORM_H
 #define PYDTNN_NORM_H
@@ -25,6 +25,12 @@ struct norm_kernels {
                           ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
                           const double *mean, const double *inv_std, void *out, void *dgamma,
                           void *dbeta, int accumulate, int threads);
+    /* each element over a power of the mean square of `size` channels around it */
+    int (*response_forward)(const void *x, ptrdiff_t rows, ptrdiff_t channels, ptrdiff_t size,
+                            double alpha, double beta, double k, void *out, int threads);
+    int (*response_backward)(const void *x, const void *dy, ptrdiff_t rows, ptrdiff_t channels,
+                             ptrdiff_t size, double alpha, double beta, double k, void *out,
+                             int threads);
 };
 
 DECLARE_FAMILY(norm)

@@ -1,11 +1,12 @@
-/* Maximum and mean over windows of images (N, H, W, C).
+/* Maximum and mean over windows of images (N, H, W, C) and volumes (N, D, H, W, C).
  *
  * Rows of the result are independent, and the threads share them out. Forward, each output pixel
  * looks at the inputs [first, stop) of its window. Backward, a row of dx is cleared and then, while
  * it is in L1, every window that reaches into it adds its gradient: what overlaps adds up in the
  * same order for every number of threads. The ranges are tables per axis, made once a call, and
- * with them sliding and adaptive windows are the same loops. Bound by memory where C fills vectors
- * (the overlap of windows is served by L1); smaller C uses masked vectors, one pixel each.
+ * with them sliding and adaptive windows are the same loops; an image is a volume of depth 1. Bound
+ * by memory where C fills vectors (the overlap of windows is served by L1); smaller C uses masked
+ * vectors, one pixel each.
  */
 #include <stdlib.h>
 
@@ -24,10 +25,21 @@ struct cover {
     ptrdiff_t first, stop;
 };
 
-struct plane {
-    ptrdiff_t height, width, out_height, out_width, channels, kernel_width;
-    struct window *rows, *columns; /* by output position */
-    struct cover *covers;          /* by input row */
+/* One axis, of which only the rows and depths have covers. */
+struct line {
+    ptrdiff_t size, output, kernel;
+    struct window *windows; /* by output position */
+    struct cover *covers;   /* by input */
+};
+
+struct volume {
+    struct line depths, rows, columns;
+    ptrdiff_t channels;
+};
+
+/* A window of all axes. */
+struct box {
+    struct window depths, rows, columns;
 };
 
 static ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
@@ -56,37 +68,47 @@ static struct cover cover_of(const struct window *windows, ptrdiff_t count, ptrd
     return c;
 }
 
-static int plane_create(struct plane *plane, const struct pool_shape *s) {
-    const struct pool_axis *rows = &s->rows, *columns = &s->columns;
-    const size_t windows = (size_t)(rows->output + columns->output) * sizeof(struct window);
-    char *memory = malloc(windows + (size_t)rows->size * sizeof(struct cover) + 1);
-    if (!memory) return -1;
-    struct window *first = (struct window *)memory;
-    *plane = (struct plane){
-        .height = rows->size,
-        .width = columns->size,
-        .out_height = rows->output,
-        .out_width = columns->output,
-        .channels = s->channels,
-        .kernel_width = columns->kernel,
-        .rows = first,
-        .columns = first + rows->output,
-        .covers = (struct cover *)(memory + windows),
-    };
-    for (ptrdiff_t o = 0; o < rows->output; o++) {
-        plane->rows[o] = window_of(rows, o, s->count_padding);
+static struct line line_of(const struct pool_axis *a, int count_padding, struct window *windows,
+                           struct cover *covers) {
+    for (ptrdiff_t o = 0; o < a->output; o++) windows[o] = window_of(a, o, count_padding);
+    for (ptrdiff_t i = 0; covers && i < a->size; i++) {
+        covers[i] = cover_of(windows, a->output, i, i ? covers[i - 1].first : 0);
     }
-    for (ptrdiff_t o = 0; o < columns->output; o++) {
-        plane->columns[o] = window_of(columns, o, s->count_padding);
-    }
-    for (ptrdiff_t i = 0; i < rows->size; i++) {
-        plane->covers[i] =
-            cover_of(plane->rows, rows->output, i, i ? plane->covers[i - 1].first : 0);
-    }
+    return (struct line){a->size, a->output, a->kernel, windows, covers};
+}
+
+static int volume_create(struct volume *volume, const struct pool_shape *s) {
+    const struct pool_axis *depths = &s->depths, *rows = &s->rows, *columns = &s->columns;
+    const ptrdiff_t windows = depths->output + rows->output + columns->output;
+    const size_t covers = (size_t)(depths->size + rows->size) * sizeof(struct cover);
+    struct window *first = malloc((size_t)windows * sizeof *first + covers + 1);
+    if (!first) return -1;
+    struct cover *cover = (struct cover *)(first + windows);
+    struct window *row = first + depths->output;
+    const int padding = s->count_padding;
+    *volume = (struct volume){.depths = line_of(depths, padding, first, cover),
+                              .rows = line_of(rows, padding, row, cover + depths->size),
+                              .columns = line_of(columns, padding, row + rows->output, NULL),
+                              .channels = s->channels};
     return 0;
 }
 
-static void plane_free(struct plane *plane) { free(plane->rows); }
+static void volume_free(struct volume *volume) { free(volume->depths.windows); }
+
+/* The place of a row among those of all volumes: the number of its volume, and its depth and height
+   there. */
+struct place {
+    ptrdiff_t sample, depth, height;
+};
+
+static struct place place_of(ptrdiff_t row, ptrdiff_t depths, ptrdiff_t heights) {
+    return (struct place){row / heights / depths, row / heights % depths, row % heights};
+}
+
+/* The first input of a volume. */
+static ptrdiff_t start_of(const struct volume *s, ptrdiff_t sample) {
+    return sample * s->depths.size * s->rows.size * s->columns.size * s->channels;
+}
 
 /* Which tap each maximum was: a byte each, or an int32 where windows have more taps than 256. */
 struct taps {
@@ -123,43 +145,51 @@ INLINE void store_taps(struct taps index, ptrdiff_t at, ivec v, ptrdiff_t lanes)
     }
 }
 
-/* f(..., offset, lanes) for each vector of the channels: whole ones with a constant, without
-   masks */
-#define FOR_CHANNELS(channels, f, ...)                                           \
-    do {                                                                         \
-        ptrdiff_t c_ = 0;                                                        \
-        for (; c_ + LANES <= (channels); c_ += LANES) f(__VA_ARGS__, c_, LANES); \
-        if (c_ < (channels)) f(__VA_ARGS__, c_, (channels) - c_);                \
-    } while (0)
 
 /* -- maximum */
 
-INLINE void max_window(const real *x, const struct plane *s, struct window h, struct window w,
-                       real *out, struct taps index, ptrdiff_t at, ptrdiff_t c,
-                       ptrdiff_t lanes) {
+/* The number of the first tap of a window that is inside. */
+static ptrdiff_t first_tap(const struct volume *s, const struct box *b) {
+    const ptrdiff_t plane = (b->depths.first - b->depths.origin) * s->rows.kernel +
+                            b->rows.first - b->rows.origin;
+    return plane * s->columns.kernel + b->columns.first - b->columns.origin;
+}
+
+static int is_empty(const struct window *w) { return w->first >= w->stop; }
+
+INLINE void max_window(const real *x, const struct volume *s, const struct box *b, real *out,
+                       struct taps index, ptrdiff_t at, ptrdiff_t c, ptrdiff_t lanes) {
+    const ptrdiff_t width = s->columns.kernel, taps = b->columns.stop - b->columns.first;
+    const int empty = is_empty(&b->depths) || is_empty(&b->rows) || is_empty(&b->columns);
     vec best = vset((real)-__builtin_inf());
-    ireal tap = (ireal)((h.first - h.origin) * s->kernel_width + w.first - w.origin);
-    ivec which = (ivec){0} + (h.first < h.stop && w.first < w.stop ? tap : 0);
-    for (ptrdiff_t i = h.first; i < h.stop; i++, tap += (ireal)s->kernel_width) {
-        const real *p = x + (i * s->width + w.first) * s->channels + c;
-        for (ireal t = tap; t < tap + (ireal)(w.stop - w.first); t++, p += s->channels) {
-            const vec v = load(p, lanes);
-            const ivec take = ~(v <= best) & (best == best); /* of NaN, too, the first wins */
-            best = vselect(take, v, best);
-            which = (take & t) | (~take & which);
+    ptrdiff_t plane = first_tap(s, b);
+    ivec which = (ivec){0} + (ireal)(empty ? 0 : plane);
+    for (ptrdiff_t d = b->depths.first; d < b->depths.stop; d++, plane += s->rows.kernel * width) {
+        ireal tap = (ireal)plane;
+        for (ptrdiff_t i = b->rows.first; i < b->rows.stop; i++, tap += (ireal)width) {
+            const ptrdiff_t row = (d * s->rows.size + i) * s->columns.size;
+            const real *p = x + (row + b->columns.first) * s->channels + c;
+            for (ireal t = tap; t < tap + (ireal)taps; t++, p += s->channels) {
+                const vec v = load(p, lanes);
+                const ivec take = ~(v <= best) & (best == best); /* of NaN, too, the first wins */
+                best = vselect(take, v, best);
+                which = (take & t) | (~take & which);
+            }
         }
     }
     store(out + at + c, best, lanes);
     store_taps(index, at + c, which, lanes);
 }
 
-static void max_forward_row(const real *x, struct plane s, ptrdiff_t row, real *out,
+static void max_forward_row(const real *x, const struct volume *s, ptrdiff_t row, real *out,
                             struct taps index) {
-    const struct window h = s.rows[row % s.out_height];
-    const real *image = x + row / s.out_height * s.height * s.width * s.channels;
-    for (ptrdiff_t j = 0; j < s.out_width; j++) {
-        const ptrdiff_t at = (row * s.out_width + j) * s.channels;
-        FOR_CHANNELS(s.channels, max_window, image, &s, h, s.columns[j], out, index, at);
+    const struct place o = place_of(row, s->depths.output, s->rows.output);
+    struct box b = {.depths = s->depths.windows[o.depth], .rows = s->rows.windows[o.height]};
+    x += start_of(s, o.sample);
+    for (ptrdiff_t j = 0; j < s->columns.output; j++) {
+        b.columns = s->columns.windows[j];
+        const ptrdiff_t at = (row * s->columns.output + j) * s->channels;
+        FOR_CHANNELS(s->channels, max_window, x, s, &b, out, index, at);
     }
 }
 
@@ -174,43 +204,66 @@ INLINE void max_scatter(const real *dy, struct taps index, ptrdiff_t at, ireal t
     }
 }
 
-static void max_backward_row(const real *dy, struct taps index, struct plane s, ptrdiff_t row,
-                             real *out) {
-    const ptrdiff_t i = row % s.height, image = row / s.height * s.out_height;
-    real *line = out + row * s.width * s.channels;
-    memset(line, 0, (size_t)(s.width * s.channels) * sizeof *line);
-    for (ptrdiff_t oi = s.covers[i].first; oi < s.covers[i].stop; oi++) {
-        const ptrdiff_t tap = (i - s.rows[oi].origin) * s.kernel_width;
-        for (ptrdiff_t oj = 0; oj < s.out_width; oj++) {
-            const struct window w = s.columns[oj];
-            const ptrdiff_t at = ((image + oi) * s.out_width + oj) * s.channels;
-            FOR_CHANNELS(s.channels, max_scatter, dy, index, at,
-                         (ireal)(tap + w.first - w.origin), w.stop - w.first, s.channels,
-                         line + w.first * s.channels);
+/* The row of outputs number `height` at a depth of a volume, as a number of its first element. */
+static ptrdiff_t output_row(const struct volume *s, ptrdiff_t sample, ptrdiff_t depth,
+                            ptrdiff_t height) {
+    const ptrdiff_t row = (sample * s->depths.output + depth) * s->rows.output + height;
+    return row * s->columns.output * s->channels;
+}
+
+static real *clear_row(const struct volume *s, ptrdiff_t row, real *out) {
+    const ptrdiff_t length = s->columns.size * s->channels;
+    return memset(out + row * length, 0, (size_t)length * sizeof *out);
+}
+
+static void max_backward_row(const real *dy, struct taps index, const struct volume *s,
+                             ptrdiff_t row, real *out) {
+    const struct place in = place_of(row, s->depths.size, s->rows.size);
+    const struct cover depths = s->depths.covers[in.depth], rows = s->rows.covers[in.height];
+    real *line = clear_row(s, row, out);
+    for (ptrdiff_t od = depths.first; od < depths.stop; od++) {
+        const ptrdiff_t plane = (in.depth - s->depths.windows[od].origin) * s->rows.kernel;
+        for (ptrdiff_t oi = rows.first; oi < rows.stop; oi++) {
+            const ptrdiff_t down = plane + in.height - s->rows.windows[oi].origin;
+            ptrdiff_t at = output_row(s, in.sample, od, oi);
+            for (ptrdiff_t oj = 0; oj < s->columns.output; oj++, at += s->channels) {
+                const struct window w = s->columns.windows[oj];
+                const ptrdiff_t tap = down * s->columns.kernel + w.first - w.origin;
+                FOR_CHANNELS(s->channels, max_scatter, dy, index, at, (ireal)tap,
+                             w.stop - w.first, s->channels, line + w.first * s->channels);
+            }
         }
     }
 }
 
 /* -- mean */
 
-INLINE void average_window(const real *x, const struct plane *s, struct window h, struct window w,
-                           real *out, ptrdiff_t c, ptrdiff_t lanes) {
+INLINE void average_window(const real *x, const struct volume *s, const struct box *b, real *out,
+                           ptrdiff_t c, ptrdiff_t lanes) {
     vec sum = vzero();
-    for (ptrdiff_t i = h.first; i < h.stop; i++) {
-        const real *p = x + (i * s->width + w.first) * s->channels + c;
-        vec line = vzero(); /* lines apart: the rounding errors of a whole image stay small */
-        for (ptrdiff_t j = w.first; j < w.stop; j++, p += s->channels) line += load(p, lanes);
-        sum += line;
+    for (ptrdiff_t d = b->depths.first; d < b->depths.stop; d++) {
+        vec plane = vzero(); /* planes and lines apart: the errors of large windows stay small */
+        for (ptrdiff_t i = b->rows.first; i < b->rows.stop; i++) {
+            const ptrdiff_t row = (d * s->rows.size + i) * s->columns.size;
+            const real *p = x + (row + b->columns.first) * s->channels + c;
+            vec line = vzero();
+            for (ptrdiff_t j = b->columns.first; j < b->columns.stop; j++, p += s->channels)
+                line += load(p, lanes);
+            plane += line;
+        }
+        sum += plane;
     }
-    store(out + c, sum * (h.share * w.share), lanes);
+    store(out + c, sum * (b->rows.share * b->columns.share * b->depths.share), lanes);
 }
 
-static void average_forward_row(const real *x, struct plane s, ptrdiff_t row, real *out) {
-    const struct window h = s.rows[row % s.out_height];
-    const real *image = x + row / s.out_height * s.height * s.width * s.channels;
-    for (ptrdiff_t j = 0; j < s.out_width; j++) {
-        FOR_CHANNELS(s.channels, average_window, image, &s, h, s.columns[j],
-                     out + (row * s.out_width + j) * s.channels);
+static void average_forward_row(const real *x, const struct volume *s, ptrdiff_t row, real *out) {
+    const struct place o = place_of(row, s->depths.output, s->rows.output);
+    struct box b = {.depths = s->depths.windows[o.depth], .rows = s->rows.windows[o.height]};
+    x += start_of(s, o.sample);
+    for (ptrdiff_t j = 0; j < s->columns.output; j++) {
+        b.columns = s->columns.windows[j];
+        FOR_CHANNELS(s->channels, average_window, x, s, &b,
+                     out + (row * s->columns.output + j) * s->channels);
     }
 }
 
@@ -222,25 +275,36 @@ INLINE void average_scatter(const real *dy, real share, ptrdiff_t n, ptrdiff_t s
     for (ptrdiff_t k = 0; k < n; k++, p += stride) store(p, load(p, lanes) + d, lanes);
 }
 
-static void average_backward_row(const real *dy, struct plane s, ptrdiff_t row, real *out) {
-    const ptrdiff_t i = row % s.height, image = row / s.height * s.out_height;
-    real *line = out + row * s.width * s.channels;
-    memset(line, 0, (size_t)(s.width * s.channels) * sizeof *line);
-    for (ptrdiff_t oi = s.covers[i].first; oi < s.covers[i].stop; oi++) {
-        for (ptrdiff_t oj = 0; oj < s.out_width; oj++) {
-            const struct window w = s.columns[oj];
-            FOR_CHANNELS(s.channels, average_scatter,
-                         dy + ((image + oi) * s.out_width + oj) * s.channels,
-                         s.rows[oi].share * w.share, w.stop - w.first, s.channels,
-                         line + w.first * s.channels);
+static void average_backward_row(const real *dy, const struct volume *s, ptrdiff_t row,
+                                 real *out) {
+    const struct place in = place_of(row, s->depths.size, s->rows.size);
+    const struct cover depths = s->depths.covers[in.depth], rows = s->rows.covers[in.height];
+    real *line = clear_row(s, row, out);
+    for (ptrdiff_t od = depths.first; od < depths.stop; od++) {
+        for (ptrdiff_t oi = rows.first; oi < rows.stop; oi++) {
+            const real *from = dy + output_row(s, in.sample, od, oi);
+            for (ptrdiff_t oj = 0; oj < s->columns.output; oj++, from += s->channels) {
+                const struct window w = s->columns.windows[oj];
+                FOR_CHANNELS(s->channels, average_scatter, from,
+                             s->rows.windows[oi].share * w.share * s->depths.windows[od].share,
+                             w.stop - w.first, s->channels, line + w.first * s->channels);
+            }
         }
     }
 }
 
-/* -- all rows of all images */
+/* -- all rows of all volumes */
+
+static ptrdiff_t rows_of(const struct pool_shape *s) {
+    return s->batch * s->depths.size * s->rows.size;
+}
+
+static ptrdiff_t out_rows_of(const struct pool_shape *s) {
+    return s->batch * s->depths.output * s->rows.output;
+}
 
 static ptrdiff_t elements(const struct pool_shape *s) {
-    return s->batch * s->rows.size * s->columns.size * s->channels;
+    return rows_of(s) * s->columns.size * s->channels;
 }
 
 static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, void *index_,
@@ -248,11 +312,11 @@ static int max_forward(const void *x_, const struct pool_shape *shape, void *out
     const real *x = x_;
     real *out = out_;
     const struct taps index = {index_, index_bytes};
-    struct plane s;
-    if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads,
-              max_forward_row(x, s, row, out, index));
-    plane_free(&s);
+    struct volume s;
+    if (volume_create(&s, shape)) return -1;
+    FOR_PARTS(row, out_rows_of(shape), elements(shape), threads,
+              max_forward_row(x, &s, row, out, index));
+    volume_free(&s);
     return 0;
 }
 
@@ -261,11 +325,11 @@ static int max_backward(const void *dy_, const void *index_, int index_bytes,
     const real *dy = dy_;
     real *out = out_;
     const struct taps index = {(char *)index_, index_bytes};
-    struct plane s;
-    if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads,
-              max_backward_row(dy, index, s, row, out));
-    plane_free(&s);
+    struct volume s;
+    if (volume_create(&s, shape)) return -1;
+    FOR_PARTS(row, rows_of(shape), elements(shape), threads,
+              max_backward_row(dy, index, &s, row, out));
+    volume_free(&s);
     return 0;
 }
 
@@ -273,11 +337,11 @@ static int average_forward(const void *x_, const struct pool_shape *shape, void 
                            int threads) {
     const real *x = x_;
     real *out = out_;
-    struct plane s;
-    if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.out_height, elements(shape), threads,
-              average_forward_row(x, s, row, out));
-    plane_free(&s);
+    struct volume s;
+    if (volume_create(&s, shape)) return -1;
+    FOR_PARTS(row, out_rows_of(shape), elements(shape), threads,
+              average_forward_row(x, &s, row, out));
+    volume_free(&s);
     return 0;
 }
 
@@ -285,11 +349,11 @@ static int average_backward(const void *dy_, const struct pool_shape *shape, voi
                             int threads) {
     const real *dy = dy_;
     real *out = out_;
-    struct plane s;
-    if (plane_create(&s, shape)) return -1;
-    FOR_PARTS(row, shape->batch * s.height, elements(shape), threads,
-              average_backward_row(dy, s, row, out));
-    plane_free(&s);
+    struct volume s;
+    if (volume_create(&s, shape)) return -1;
+    FOR_PARTS(row, rows_of(shape), elements(shape), threads,
+              average_backward_row(dy, &s, row, out));
+    volume_free(&s);
     return 0;
 }
 

@@ -1,5 +1,5 @@
-/* Pooling of images; see pool.c. Kernels return 0, or -1 when there is no memory for the tables
-   of windows. */
+/* Pooling of images and volumes; see pool.c. Kernels return 0, or -1 when there is no memory for
+   the tables of windows. */
 #ifndef PYDTNN_POOL_H
 #define PYDTNN_POOL_H
 
@@ -15,7 +15,7 @@ struct pool_axis {
 
 struct pool_shape {
     ptrdiff_t batch, channels;
-    struct pool_axis rows, columns;
+    struct pool_axis depths, rows, columns; /* the depth of an image is 1 */
     int count_padding;
 };
 

@@ -1,0 +1,313 @@
+"""Convolutions of three axes by the kernels of two.
+
+A plane of the output is a sum over the taps along the depth, each of which reads a plane of the
+input. Side by side, these planes are one image with the channels of all of them (`unfold`), so that
+the sum over taps and channels is the sum over the channels of a convolution of images::
+
+    x (N, D, H, W, C) -> planes (N OD, H, W, kd C);   w (O, kd, kh, kw, C) -> (O, kh, kw, kd C)
+
+The output is written once, with bias and ReLU, by whichever algorithm of images is fastest,
+Winograd's among them, and the longer sums suit the products of layers with few channels. A sum of
+kd accumulating convolutions needs no copy of the input, but it transforms each filter and packs
+outputs kd times, and reads and writes them kd times; a matrix product of all taps (im2col) copies
+kh kw times as much. Backward of data writes gradients of planes, which `fold` adds up. Some planes
+at a time, so that they stay in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from pydtnn.kernels.cpu._conv import ConvKernels, Depth
+from pydtnn.kernels.cpu.compiled import contiguous, native
+from pydtnn.kernels.deferred import Deferred
+from pydtnn.kernels.geometry import ConvGeometry
+from pydtnn.kernels.reference import conv as reference
+from pydtnn.kernels.reference.family import Array
+
+PLANES_BYTES = 4 << 20
+"""Bytes of the planes that are convolved at a time, unless one plane is larger."""
+
+
+class ImageKernels(Protocol):
+    """The convolutions of images that are used here; `pydtnn.kernels.cpu.conv.Conv`."""
+
+    xp: Any
+    kernels: ConvKernels
+
+    @property
+    def threads(self) -> int:
+        """Number of threads for a kernel call."""
+
+    def forward(self, *arguments: Any, **options: Any) -> None:
+        """Compute the output."""
+
+    def backward_data(self, *arguments: Any, **options: Any) -> None:
+        """Compute the gradient of the input."""
+
+    def backward_filter(self, *arguments: Any, **options: Any) -> None:
+        """Compute the gradient of the filters."""
+
+    def backward(self, *arguments: Any, **options: Any) -> None:
+        """Compute both."""
+
+
+@lru_cache(maxsize=1024)
+def planes_of(geometry: ConvGeometry) -> ConvGeometry:
+    """Return the convolution of images that computes one plane of the output.
+
+    >>> str(planes_of(ConvGeometry((8, 9, 9), (2, 3, 3), (1,) * 3, ((0, 0),) * 3, (1,) * 3, 4, 5)))
+    '3x3 8->5 on 9x9'
+    """
+    return ConvGeometry.shared(
+        geometry.size[1:],
+        geometry.kernel[1:],
+        geometry.stride[1:],
+        geometry.padding[1:],
+        geometry.dilation[1:],
+        geometry.kernel[0] * geometry.channels,
+        geometry.filters,
+        geometry.groups,
+    )
+
+
+@lru_cache(maxsize=1024)
+def depth_of(geometry: ConvGeometry) -> Depth:
+    """Return the depth of a geometry for the compiled kernels."""
+    return Depth(geometry)
+
+
+class Work(NamedTuple):
+    """Arrays of a call; None if its kernel does not use them.
+
+    Attributes
+    ----------
+    planes, dplanes : Array, shape (planes, H, W, kd C)
+        What planes of the output read, and its gradient.
+    w, dw : Array, shape (O, kh, kw, kd C)
+        Filters of planes, and their gradient.
+    """
+
+    planes: Array
+    dplanes: Array
+    w: Array
+    dw: Array
+
+
+def work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Work:
+    """Allocate the arrays that a kernel uses besides its operands.
+
+    Parameters
+    ----------
+    kernel : str
+        "forward", "backward_data", "backward_filter" or "backward".
+    geometry : ConvGeometry
+        Of three axes.
+    batch : int
+    dtype : numpy.dtype
+    """
+    images, itemsize = planes_of(geometry), np.dtype(dtype).itemsize
+    plane = (*images.size, images.channels)
+    fitting = max(PLANES_BYTES // (prod(plane) * itemsize), 1)
+    # a power of two: depths usually are, so that all calls have the same number of planes
+    shape = (min(1 << (fitting.bit_length() - 1), batch * geometry.output[0]), *plane)
+    return Work(
+        np.empty(shape, dtype),
+        np.empty(shape, dtype) if kernel == "backward" else None,
+        None if kernel == "backward_filter" else np.empty(images.weight_shape, dtype),
+        None if kernel in ("forward", "backward_data") else np.empty(images.weight_shape, dtype),
+    )
+
+
+class Volumes(reference.Conv):
+    """Convolutions of volumes; shapes as in the reference.
+
+    Deferred arrays, sums, additions to the gradient, outputs that are not contiguous and types
+    other than float32 and float64 run on the reference. `algorithm` is that of the planes.
+
+    Parameters
+    ----------
+    images : ImageKernels
+        Convolutions of images.
+    """
+
+    def __init__(self, images: ImageKernels) -> None:
+        super().__init__(images.xp)
+        self.images = images
+
+    def forward(
+        self,
+        x: Array | Deferred,
+        w: Array,
+        b: Array | None,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        relu: bool = False,
+        store: Array | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute ``out[n, p, o] = b[o] + sum over t and c of x[n, p s + t d, c] w[o, t, c]``."""
+        if isinstance(x, Deferred) or sums is not None or not native(out, x, w, b):
+            return super().forward(x, w, b, geometry, out=out, relu=relu, store=store, sums=sums)
+        _refuse_overlap("forward: out and x", out, x)
+        x, images = contiguous(x), planes_of(geometry)
+        work = work_of("forward", geometry, len(x), out.dtype)
+        self._pack(w, geometry, work)
+        y = _flat(out)
+        for own, planes in self._unfolded(x, geometry, work.planes):
+            self.images.forward(
+                planes, work.w, b, images, out=y[own], relu=relu, algorithm=algorithm
+            )
+
+    def backward_data(
+        self,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute the gradient of the input into `out`."""
+        plain = add is None and gate is None and not isinstance(dy, Deferred)
+        if not plain or not native(out, dy, w):
+            return super().backward_data(dy, w, geometry, out=out, add=add, gate=gate, sums=sums)
+        _refuse_overlap("backward_data: out and dy", out, dy)
+        work = work_of("backward_data", geometry, len(out), out.dtype)
+        self._pack(w, geometry, work)
+        flat = _flat(contiguous(dy))
+        out[...] = 0
+        for own in _parts(len(flat), len(work.planes)):
+            planes = work.planes[: own.stop - own.start]
+            self.images.backward_data(
+                flat[own], work.w, planes_of(geometry), out=planes, algorithm=algorithm
+            )
+            self._fold(planes, geometry, own, out)
+
+    def backward_filter(
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        geometry: ConvGeometry,
+        *,
+        out: Array,
+        accumulate: bool = False,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute the gradient of the filters into `out`."""
+        deferred = isinstance(x, Deferred) or isinstance(dy, Deferred)
+        if deferred or not native(out, x, dy):
+            return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
+        work = work_of("backward_filter", geometry, len(x), out.dtype)
+        flat = _flat(contiguous(dy))
+        work.dw[...] = 0
+        for own, planes in self._unfolded(contiguous(x), geometry, work.planes):
+            self.images.backward_filter(
+                planes,
+                flat[own],
+                planes_of(geometry),
+                out=work.dw,
+                accumulate=True,
+                algorithm=algorithm,
+            )
+        self._unpack(geometry, work, out, accumulate)
+
+    def backward(
+        self,
+        x: Array | Deferred,
+        dy: Array | Deferred,
+        w: Array,
+        geometry: ConvGeometry,
+        *,
+        dx: Array,
+        dw: Array,
+        accumulate: bool = False,
+        add: Array | None = None,
+        gate: Deferred | None = None,
+        sums: Array | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Compute both gradients; the planes are read once. `dx` may overlap `x`, but not `dy`."""
+        deferred = isinstance(x, Deferred) or isinstance(dy, Deferred)
+        plain = not deferred and add is None and gate is None and native(dx, x, dy, w)
+        if not plain or not native(dw, dx) or np.may_share_memory(dx, x):
+            self.backward_filter(
+                x, dy, geometry, out=dw, accumulate=accumulate, algorithm=algorithm
+            )
+            return self.backward_data(
+                dy, w, geometry, out=dx, add=add, gate=gate, sums=sums, algorithm=algorithm
+            )
+        _refuse_overlap("backward: dx and dy", dx, dy)
+        work = work_of("backward", geometry, len(x), dx.dtype)
+        self._pack(w, geometry, work)
+        flat = _flat(contiguous(dy))
+        dx[...], work.dw[...] = 0, 0
+        for own, planes in self._unfolded(contiguous(x), geometry, work.planes):
+            gradients = work.dplanes[: len(planes)]
+            self.images.backward(
+                planes,
+                flat[own],
+                work.w,
+                planes_of(geometry),
+                dx=gradients,
+                dw=work.dw,
+                accumulate=True,
+                algorithm=algorithm,
+            )
+            self._fold(gradients, geometry, own, dx)
+        self._unpack(geometry, work, dw, accumulate)
+
+    # -- planes --------------------------------------------------------------------------------
+
+    def _unfolded(
+        self, x: Array, geometry: ConvGeometry, planes: Array
+    ) -> Iterator[tuple[slice, Array]]:
+        """Yield ranges of planes, counted over all volumes, with what they read of `x`."""
+        for own in _parts(len(x) * geometry.output[0], len(planes)):
+            part = planes[: own.stop - own.start]
+            self.images.kernels.unfold(x, depth_of(geometry), own.start, part, self.images.threads)
+            yield own, part
+
+    def _fold(self, planes: Array, geometry: ConvGeometry, own: slice, out: Array) -> None:
+        self.images.kernels.fold(planes, depth_of(geometry), own.start, out, self.images.threads)
+
+    @staticmethod
+    def _pack(w: Array, geometry: ConvGeometry, work: Work) -> None:
+        """Reorder the filters (O, kd, kh, kw, C) to (O, kh, kw, kd, C)."""
+        _by_depth(work.w, geometry)[...] = w
+
+    def _unpack(self, geometry: ConvGeometry, work: Work, out: Array, accumulate: bool) -> None:
+        self.store(_by_depth(work.dw, geometry), out, accumulate)
+
+
+def _by_depth(w: Array, geometry: ConvGeometry) -> Array:
+    """View filters of planes, (O, kh, kw, kd C), as those of volumes, (O, kd, kh, kw, C)."""
+    split = (len(w), *geometry.kernel[1:], geometry.kernel[0], -1)
+    return w.reshape(split).transpose(0, 3, 1, 2, 4)
+
+
+def _flat(y: Array) -> Array:
+    """View (N, OD, OH, OW, O) as planes, (N OD, OH, OW, O)."""
+    return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])
+
+
+def _parts(planes: int, most: int) -> Iterator[slice]:
+    """Cut all planes into parts of at most `most`."""
+    for start in range(0, planes, max(most, 1)):
+        yield slice(start, min(start + most, planes))
+
+
+def _refuse_overlap(who: str, out: Array, read: Array) -> None:
+    """Raise ValueError if an output overlaps an input, which is still read after writes."""
+    if np.may_share_memory(out, read):
+        raise ValueError(f"conv.{who} overlap in memory; give the output an array of its own.")

@@ -14,10 +14,10 @@ import pytest
 
 from tests.launch import ROOT, Finished
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+CLASSIFIERS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "gpt")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -29,6 +29,21 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     accuracies = re.findall(r"accuracy'?:? ([\d.]+)", done.stdout)  # the last one is the result
     assert accuracies, done.stdout
     assert float(accuracies[-1]) > 0.85
+
+
+def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("one two three four five six seven eight nine ten\n" * 400)
+    command = [sys.executable, str(ROOT / "examples" / "gpt.py"), str(tmp_path / "text")]
+    options = ["--steps=120", "--length=32", "--begin=one two thr", "--count=30"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "one two three four five six seven" in done.stdout
+    perplexity = re.search(r"test perplexity ([\d.]+)", done.stdout)
+    assert perplexity
+    assert float(perplexity[1]) < 1.5
 
 
 def test_the_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished]) -> None:

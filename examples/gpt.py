@@ -1,0 +1,53 @@
+"""Train a small GPT on the bytes of a text, then let it continue one.
+
+python examples/gpt.py                                # the sources of Python's standard library
+python examples/gpt.py FILE_OR_FOLDER --steps 2000
+mpirun -np 2 python examples/gpt.py                   # data-parallel
+"""
+
+import argparse
+
+import numpy as np
+
+from pydtnn import Model, Trainer, create_communicator
+from pydtnn.data import load_text
+from pydtnn.models import gpt
+from pydtnn.optimizers import AdamW
+from pydtnn.parallel.schemes import create_scheme
+
+parser = argparse.ArgumentParser(description="Train a small GPT and let it continue a text.")
+parser.add_argument("text", nargs="?", help="file or folder; default: Python's standard library")
+parser.add_argument("--length", type=int, default=64, help="bytes of a sample")
+parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--begin", default="def ", help="text that is continued")
+parser.add_argument("--count", type=int, default=200, help="bytes that are generated")
+parser.add_argument("--temperature", type=float, default=0.7)
+args = parser.parse_args()
+
+
+def generate(model: Model, begin: bytes, count: int, temperature: float) -> bytes:
+    """Append bytes, each drawn from its probabilities after those before it."""
+    rng, text, (length,) = np.random.default_rng(0), bytearray(begin), model.input_shapes[0]
+    for _ in range(count):
+        seen = text[-length:]
+        window = np.zeros((1, length), model.dtype)
+        window[0, : len(seen)] = list(seen)  # the zeros after it have no influence
+        logits = model.predict(window)[0, len(seen) - 1].astype("float64") / temperature
+        probabilities = np.exp(logits - logits.max())
+        text.append(rng.choice(len(logits), p=probabilities / probabilities.sum()))
+    return bytes(text)
+
+
+comm = create_communicator()
+train, test = load_text(args.text, length=args.length)
+model = Model(gpt(256, (args.length,), depth=2, heads=4, width=64), (args.length,))
+exchange = create_scheme("allreduce", comm)
+trainer = Trainer(model, AdamW(lr=3e-3), metrics=["perplexity"], exchange=exchange)
+steps = min(args.steps, len(train) // 32)
+epochs = -(-args.steps // steps)
+trainer.fit(train, epochs=epochs, steps_per_epoch=steps, global_batch_size=32)
+found = trainer.evaluate(test.subset(range(min(len(test), 512))))
+if comm.rank == 0:
+    print(f"{comm.size} ranks: test perplexity {found['perplexity']:.1f}")
+    text = generate(model, args.begin.encode(), args.count, args.temperature)
+    print(text.decode(errors="replace"))

@@ -10,9 +10,11 @@ from pydtnn.comm import run_threads
 from pydtnn.layers import (
     BatchNorm,
     Conv2d,
+    Conv3d,
     Flatten,
     Linear,
     MaxPool2d,
+    MaxPool3d,
     MultiHeadAttention,
     ReLU,
     Sequential,
@@ -154,3 +156,12 @@ def test_rates_are_interpolated_on_logarithmic_scales() -> None:
     assert rates.of(KernelClass("conv 3x3", 8), "forward") == pytest.approx(1e9)
     assert rates.of(KernelClass("conv 3x3", 512), "forward") == pytest.approx(4e9)
     assert rates.of(KernelClass("conv 3x3", 32), "backward") is None
+
+
+def test_layers_of_volumes_are_in_the_classes_of_their_planes() -> None:
+    net = Sequential(Conv3d(16, 3, name="first"), Conv3d(16, 2, name="second"), MaxPool3d(2))
+    model = Model(net, (8, 8, 8, 4), backend="numpy")
+    first, second, pool = (classify(layer) for layer in model.layers)
+    assert first == KernelClass("conv 3x3", 14)  # 3 depths of 4 channels to 16 filters
+    assert second == KernelClass("conv other", 23)
+    assert pool == KernelClass("pool")

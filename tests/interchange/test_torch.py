@@ -71,8 +71,11 @@ def test_weights_from_here_give_the_same_logits(
     assert np.abs(before - logits(module, images)).max() > 1e-3
 
 
-def test_names_are_those_of_modules_with_the_names_of_the_layers(images: np.ndarray) -> None:
-    module, model = twins("cnn")
+@pytest.mark.parametrize("name", ["cnn", "positions"])
+def test_names_are_those_of_modules_with_the_names_of_the_layers(
+    name: str, images: np.ndarray
+) -> None:
+    module, model = twins(name)
     module.load_state_dict({k: torch.from_numpy(a.copy()) for k, a in state_dict(model).items()})
     assert_equal(model.predict(images), logits(module, images))
 

@@ -122,15 +122,17 @@ class SameJoined(Block):
 
 
 class Positions(nn.Module):
-    """The pixels of a map as a sequence, each of which is normalised and projected."""
+    """The pixels of a map as a sequence, with attention between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patches, self.norm = nn.Conv2d(3, 6, 4, 2), nn.LayerNorm(6)
+        self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
         self.projection, self.head = nn.Linear(6, 2), nn.Linear(3 * 4 * 2, 5)
 
     def forward(self, x: Any) -> Any:
         x = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        x = self.attention(x, x, x, need_weights=False)[0]
         return self.head(self.projection(x).flatten(1))
 
 
@@ -139,6 +141,7 @@ def same_positions() -> Sequential:
         layers.Conv2d(6, 4, stride=2, name="patches"),
         layers.Reshape((-1, 6)),
         layers.LayerNorm(name="norm"),
+        layers.MultiHeadAttention(3, name="attention"),
         Linear(2, name="projection"),
         Flatten(),
         Linear(5, name="head"),

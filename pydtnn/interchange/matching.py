@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from pydtnn.interchange.slots import Slot
+from pydtnn.interchange.slots import PROJECTION, Slot
 from pydtnn.layers.base import Shape
 from pydtnn.utils.suggest import some
 from pydtnn.utils.text_table import align
@@ -103,7 +103,7 @@ def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport
         ours.setdefault(slot.layer, {})[slot.what] = slot
     theirs: dict[str, dict[str, str]] = {}
     for name in shapes:
-        layer, _, what = name.rpartition(".")
+        layer, what = _split(name)
         if what != COUNTER:
             theirs.setdefault(layer, {})[what] = name
     if 2 * len(ours.keys() & theirs.keys()) > len(ours):
@@ -135,6 +135,14 @@ def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport
         if name not in used
     ]
     return StateDictReport(by, pairs, tuple(misfits))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the layer and the name of an array in it."""
+    layer, _, what = name.rpartition(".")
+    if not what.startswith(f"{PROJECTION}_"):
+        return layer, what
+    return f"{layer}.{PROJECTION}".lstrip("."), what.removeprefix(f"{PROJECTION}_")
 
 
 def _by_order(

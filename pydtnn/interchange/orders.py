@@ -102,6 +102,9 @@ def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order
             return given[0]
         if len(source) == 3 and len(part.shape) == 1 and not unknown:
             return flatten_order(source)
+        positions = len(source) == 2 or (len(part.shape) == 2 and source[-1] == part.shape[-1])
+        if positions and len(part.shape) < 3 and given[0] is None:
+            return None  # positions with their channels (T, C) are the same in PyTorch
         return part.name
     if issubclass(kind, KEEPS):
         return given[0]

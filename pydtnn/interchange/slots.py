@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from pydtnn.interchange.orders import (
     same_order,
     shapes_by_name,
 )
-from pydtnn.layers import BatchNorm, Conv2d, LayerNorm, Linear
+from pydtnn.layers import BatchNorm, Conv2d, DotProductAttention, LayerNorm, Linear
 from pydtnn.layers.base import Shape
 from pydtnn.model.description import Part
 
@@ -34,6 +34,9 @@ NAMES = {
 
 WHATS = ("weight", "bias", "running_mean", "running_var")
 """Their order in PyTorch."""
+
+PROJECTION = "in_proj"
+"""First projection of an attention, whose name is a prefix of its arrays in PyTorch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,9 @@ class Slot:
         Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch.
     order : ndarray, optional
         Order of the last axis, see `pydtnn.interchange.orders`.
+    attention : bool
+        Whether it belongs to the first projection of an attention, which is no module in PyTorch:
+        the arrays are "in_proj_weight" and "in_proj_bias" of the attention itself.
     """
 
     name: str
@@ -63,11 +69,12 @@ class Slot:
     their_shape: Shape
     filters: bool = False
     order: np.ndarray | None = None
+    attention: bool = False
 
     @property
     def their_name(self) -> str:
         """Dotted name in a module of PyTorch whose submodules are named as the layers here."""
-        return f"{self.layer}.{self.what}"
+        return f"{self.layer}{'_' if self.attention else '.'}{self.what}"
 
     def to_ours(self, array: np.ndarray) -> np.ndarray:
         """Convert an array of `their_shape`."""
@@ -102,6 +109,11 @@ def slots_of(model: Model) -> list[Slot]:
                 f"{part.name}: the order of its inputs in other programs must be that of "
                 f"{part.same_as}, whose parameters it shares; convert the arrays by hand"
             )
+    attentions = {
+        f"{part.name.rpartition('.')[0]}.{PROJECTION}".lstrip(".")
+        for part in description.parts
+        if issubclass(part.layer.kind, DotProductAttention)
+    }
     own: dict[str, list[str]] = {}
     for name in model.whole.shapes:
         own.setdefault(name.rpartition(".")[0], []).append(name)
@@ -112,6 +124,8 @@ def slots_of(model: Model) -> list[Slot]:
             _slot(name, part, model.whole.shapes[name], shapes[source], orders[source])
             for name in own.get(part.name, ())
         ]
+        if part.name in attentions:
+            made = [replace(slot, attention=True) for slot in made]
         slots += sorted(made, key=lambda slot: (*WHATS, slot.what).index(slot.what))
     return slots
 

@@ -95,6 +95,11 @@ ZOO = [
     ("resnet20", (9, 8, 3), {"shortcut": "A"}),
     pytest.param("resnet18", (16, 17, 3), {}, marks=LARGE),
     pytest.param("resnet50", (64, 64, 3), {}, marks=LARGE),
+    pytest.param("resnext50", (8, 9, 3), {}, marks=LARGE),
+    ("densenet40", (9, 8, 3), {}),
+    ("mobilenet_v1", (32, 33, 3), {}),
+    ("mobilenet_v2", (33, 32, 3), {}),
+    ("googlenet", (64, 65, 3), {}),
     pytest.param("inception_v3", (75, 80, 3), {}, marks=LARGE),
 ]
 """Each family of models, in each of its forms."""

@@ -45,7 +45,7 @@ def test_weights_of_pytorch_give_the_same_logits(
 ) -> None:
     module, model = twins(name)
     report = load_state_dict(model, save(module, tmp_path / f"net{suffix}"))
-    assert report.by == ("names" if name in ("cnn", "joined") else "order")
+    assert report.by == ("order" if name in ("resnet8", "features") else "names")
     assert not report.misfits
     assert_equal(model.predict(images), logits(module, images))
 
@@ -71,8 +71,11 @@ def test_weights_from_here_give_the_same_logits(
     assert np.abs(before - logits(module, images)).max() > 1e-3
 
 
-def test_names_are_those_of_modules_with_the_names_of_the_layers(images: np.ndarray) -> None:
-    module, model = twins("cnn")
+@pytest.mark.parametrize("name", ["cnn", "positions"])
+def test_names_are_those_of_modules_with_the_names_of_the_layers(
+    name: str, images: np.ndarray
+) -> None:
+    module, model = twins(name)
     module.load_state_dict({k: torch.from_numpy(a.copy()) for k, a in state_dict(model).items()})
     assert_equal(model.predict(images), logits(module, images))
 

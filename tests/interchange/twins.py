@@ -121,6 +121,33 @@ class SameJoined(Block):
         return graph.add(Linear(5, name="fc"), graph.add(Concat(), *both))
 
 
+class Positions(nn.Module):
+    """The pixels of a map as a sequence, with attention between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 6, 4, 2), nn.LayerNorm(6)
+        self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
+        self.projection, self.head = nn.Linear(6, 2), nn.Linear(3 * 4 * 2, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.projection(x).flatten(1))
+
+
+def same_positions() -> Sequential:
+    return Sequential(
+        layers.Conv2d(6, 4, stride=2, name="patches"),
+        layers.Reshape((-1, 6)),
+        layers.LayerNorm(name="norm"),
+        layers.MultiHeadAttention(3, name="attention"),
+        Linear(2, name="projection"),
+        Flatten(),
+        Linear(5, name="head"),
+    )
+
+
 SHAPE = (8, 10, 3)
 
 TWINS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -128,6 +155,7 @@ TWINS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "resnet8": (ResNet, lambda: create_net("resnet8", 5, SHAPE)),
     "features": (features, same_features),
     "joined": (Joined, SameJoined),
+    "positions": (Positions, same_positions),
 }
 
 

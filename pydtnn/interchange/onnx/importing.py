@@ -135,7 +135,7 @@ def _load(model: Model, steps: Sequence[Step]) -> None:
     arrays = {f"{s.node.name}.{what}": a for s in steps for what, a in s.arrays.items()}
     given: dict[str, np.ndarray] = {}
     for slot in slots_of(model):
-        array = arrays[slot.their_name]
+        array = arrays[f"{slot.layer}.{slot.what}"]
         if array.shape != slot.their_shape:
             raise ValueError(
                 f"{slot.their_name} must have shape {slot.their_shape}, got {array.shape}"

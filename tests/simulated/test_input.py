@@ -11,8 +11,10 @@ import pytest
 from pydtnn.data import (
     ArrayDataset,
     Augmentation,
+    CutMix,
     Cutout,
     HorizontalFlip,
+    Mixup,
     RandomCrop,
 )
 from pydtnn.losses import MeanSquaredError
@@ -75,5 +77,20 @@ def test_input_is_that_of_the_reference(
         for i, logs in enumerate(history):
             found |= {f"epoch {i} {name}": np.array(value) for name, value in logs.items()}
         return found
+
+    assert_agree(train(simulated_backend(seed=1)), train("numpy"))
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "mse"}], ids=["cross-entropy", "mse"])
+def test_mixed_samples_are_those_of_the_reference(options: dict[str, Any]) -> None:
+    """They come from the host, with probabilities as targets of the captured loss."""
+
+    def train(backend: Any) -> dict[str, np.ndarray]:
+        made = trainer(backend, convolutional, metrics=["accuracy", "categorical_mae"], **options)
+        mix = [Mixup(0.3), CutMix()]
+        made.fit(images(), epochs=3, global_batch_size=BATCH, augment=AUGMENT, mix=mix, seed=2)
+        assert ("one CUDA graph" in made.steps.graph) == (backend != "numpy")
+        logs = {name: np.array(value) for name, value in made.history[-1].items()}
+        return logs | {name: np.array(value) for name, value in made.model.state().items()}
 
     assert_agree(train(simulated_backend(seed=1)), train("numpy"))

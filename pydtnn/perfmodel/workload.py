@@ -205,12 +205,15 @@ class Rank:
         self.largest = -(-workload.batch // (data.size * parts))
         samples = np.arange(workload.batch)[rows]
         rng = np.random.default_rng(data.rank)
-        node = self.trainer.model.graph.inputs[0]
+        model = self.trainer.model
+        node = model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
-        dtype = self.trainer.model.dtype
-        (x,) = example_inputs(self.trainer.model.graph, (shape,), len(samples), rng)
-        y = rng.integers(workload.classes, size=len(samples))
-        return Batch(x.astype(dtype), y, samples, 0, workload.batch, shards if parts > 1 else ())
+        (x,) = example_inputs(model.graph, (shape,), len(samples), rng)
+        positions = model.output_shape[:-1] if model.stage is None else ()  # of sequences
+        y = rng.integers(workload.classes, size=(len(samples), *positions))
+        return Batch(
+            x.astype(model.dtype), y, samples, 0, workload.batch, shards if parts > 1 else ()
+        )
 
     def _choose_segments(self) -> None:
         """Choose what is recomputed for this batch size, as `Trainer.fit` does."""

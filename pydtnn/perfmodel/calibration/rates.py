@@ -27,6 +27,7 @@ from pydtnn.layers import (
     StepContext,
 )
 from pydtnn.layers.base import Layer
+from pydtnn.model.examples import example_inputs
 from pydtnn.model.model import Model
 from pydtnn.perfmodel.calibration.sample import excess, processor_clock
 from pydtnn.perfmodel.compute.classes import classify
@@ -204,7 +205,7 @@ def _run(
     )  # that network is of single layers
     model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, *shape)).astype("float32")
+    xs = example_inputs(model.graph, model.input_shapes, batch, rng)
     dy = rng.standard_normal((batch, *model.output_shape)).astype("float32")
     context = StepContext(training=True, samples=np.arange(batch))
     steps = []
@@ -214,7 +215,7 @@ def _run(
             model.observer = clock
         together()
         start = time.perf_counter()
-        _, saved = model.forward(x, context)
+        _, saved = model.forward(xs, context)
         model.backward(dy.copy(), saved)
         steps.append(time.perf_counter() - start)
     layers = {node.name: node.layer for node in model.graph.nodes}

@@ -1,0 +1,57 @@
+"""Training on text from the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pydtnn.saving import load
+from pydtnn.train import main
+from tests.launch import Finished
+from tests.small_run import TRAIN
+
+OPTIONS = ("--model=gpt_nano", "--dataset=text", "--dataset-options={length: 16}", "--epochs=1")
+OPTIONS += ("--metrics=perplexity", "--optimizer=adamw", "--lr=0.003", "--global-batch-size=8")
+OPTIONS += ("--threads=1", "--tuning=fixed")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text"
+    path.write_text("one two three four\n" * 60)
+    return f"--data-dir={path}"
+
+
+def test_a_gpt_trains_on_text_and_its_saved_model_predicts(tmp_path: Path, text: str) -> None:
+    out, saved = tmp_path / "run", tmp_path / "saved"
+    assert main([*OPTIONS, text, f"--output-dir={out}", f"--save={saved}"]) == 0
+    history = json.loads((out / "history.json").read_text())
+    last = history[-1] if isinstance(history, list) else {k: v[-1] for k, v in history.items()}
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]), rel=1e-4)
+    assert last["val_perplexity"] < 100  # 256 before training
+    model = load(saved)
+    assert model.predict(np.full((2, 16), 32, "float32")).shape == (2, 16, 256)
+    x = np.zeros((2, 16), "float32")
+    x[1, 3] = 256
+    with pytest.raises(ValueError, match=r"in 0\.\.255, got 256 at position 3 of sample 1"):
+        model.predict(x)
+    with pytest.raises(ValueError, match=r"expected an array of shape \(n, 16\), got \(1, 17\)"):
+        model.predict(np.zeros((1, 17), "float32"))
+
+
+def test_ranks_train_on_text_with_the_same_bytes(
+    mpiexec: Callable[..., Finished], tmp_path: Path, text: str
+) -> None:
+    weights = []
+    for ranks in (1, 2):
+        path = tmp_path / f"{ranks}.safetensors"
+        options = ["--exact", "--shards=4", f"--output-dir={tmp_path / str(ranks)}"]
+        done = mpiexec(ranks, [*TRAIN, *OPTIONS, text, *options, f"--save={path}"])
+        assert done.returncode == 0, done.stderr
+        weights.append(path.read_bytes())
+    assert weights[0] == weights[1]

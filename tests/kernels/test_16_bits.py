@@ -115,6 +115,21 @@ def _(b: Backend, a: Arrays) -> Any:
     return db, added
 
 
+@case("linear.take_rows")
+def _(b: Backend, a: Arrays) -> Any:
+    w, y = a.x(5, 7), a.out(4, 7)
+    b.linear.take_rows(w, np.array([3, 0, 3, 4]), out=y)
+    return y
+
+
+@case("linear.add_rows")
+def _(b: Backend, a: Arrays) -> Any:
+    dy, dw, added = a.positive(600, 7), a.grad(5, 7), a.grad(5, 7)
+    b.linear.add_rows(dy, np.arange(600) % 4, out=dw)
+    b.linear.add_rows(dy, np.arange(600) % 4, out=added, accumulate=True)
+    return dw, added
+
+
 @case("conv.forward")
 def _(b: Backend, a: Arrays) -> Any:
     w, bias = a.x(*CONV.weight_shape), a.p(6)
@@ -337,6 +352,20 @@ def _(b: Backend, a: Arrays) -> Any:
 def _(b: Backend, a: Arrays) -> Any:
     dx = a.out(30, 5)
     return np.array([b.loss.binary_cross_entropy(a.x(30, 5), a.positive(30, 5), 0.5, out=dx)]), dx
+
+
+@case("norm.local_response_forward")
+def _(b: Backend, a: Arrays) -> Any:
+    y = a.out(30, 9)
+    b.norm.local_response_forward(a.x(30, 9), 4, 0.3, 0.75, 2.0, out=y)
+    return y
+
+
+@case("norm.local_response_backward")
+def _(b: Backend, a: Arrays) -> Any:
+    dx = a.out(30, 9)
+    b.norm.local_response_backward(a.x(30, 9), a.x(30, 9), 4, 0.3, 0.75, 2.0, out=dx)
+    return dx
 
 
 @case("loss.squared_error")

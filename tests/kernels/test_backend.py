@@ -13,8 +13,8 @@ from pydtnn.kernels.cpu.isa import available
 COLD = {"elementwise.convert", "norm.fold"} | {
     f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")
 }
-COLD |= {"norm.constant_sums", "norm.moments", "norm.sums_length"}
-"""Kernels of a few numbers, or of models of 16 bits, which are not meant for a CPU."""
+COLD |= {"norm.constant_sums", "norm.moments", "norm.sums_length", "linear.take_rows"}
+"""Kernels of a few numbers, a copy, or of models of 16 bits, which are not meant for a CPU."""
 
 COMBINED = {"fused.gate_norms", "norm.statistics_coefficients"}
 """Which call two others, that are compiled."""

@@ -199,7 +199,9 @@ def test_accuracy() -> None:
     accuracy = get_metric("accuracy")
     assert accuracy(np, np.array([[-0.1], [0.1], [3.0]]), np.array([0.0, 1.0, 0.0])) == 2
     assert accuracy(np, np.array([[0.2, 0.1], [0.0, 3.0]]), np.array([0, 1])) == 2
-    with pytest.raises(ValueError, match="Accuracy: the target must be integer classes"):
+    with pytest.raises(
+        ValueError, match="Accuracy: probabilities must be at least 0 with a sum of 1"
+    ):
         accuracy(np, np.zeros((2, 3)), np.ones((2, 3)))
 
 

@@ -6,28 +6,36 @@ import numpy as np
 
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Shape
+from pydtnn.layers.node import Node
 from pydtnn.model.graph import Graph
 
 
 def example_inputs(
     graph: Graph, shapes: tuple[Shape, ...], batch: int, rng: np.random.Generator
 ) -> tuple[Array, ...]:
-    """Return random samples for each input of a network, on the host.
+    """Return random samples for each input of a network, see `example_input`."""
+    return tuple(
+        example_input(node, shape, batch, rng)
+        for node, shape in zip(graph.inputs, shapes, strict=True)
+    )
+
+
+def example_input(node: Node, shape: Shape, batch: int, rng: np.random.Generator) -> Array:
+    """Return random samples for an input of a network, on the host.
 
     Parameters
     ----------
-    graph : Graph
-    shapes : sequence of tuple of int
-        Of one sample of each input.
+    node : Node
+        Of the input.
+    shape : tuple of int
+        Of one sample.
     batch : int
     rng : numpy.random.Generator
 
     Returns
     -------
-    tuple of Array of float32, shape (batch, *shape)
-        As the first layer that reads an input requires them, see `Layer.example`.
+    Array of float32, shape (batch, *shape)
+        As the first layer that reads the input requires them, see `Layer.example`.
     """
-    return tuple(
-        (node.consumers[0] if node.consumers else node).layer.example((batch, *shape), rng)
-        for node, shape in zip(graph.inputs, shapes, strict=True)
-    )
+    first = node.consumers[0] if node.consumers else node
+    return first.layer.example((batch, *shape), rng)

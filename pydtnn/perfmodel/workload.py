@@ -16,7 +16,7 @@ from pydtnn.data.order import own_shards
 from pydtnn.kernels import Backend, create_backend
 from pydtnn.layers import Net
 from pydtnn.model import Model
-from pydtnn.model.examples import example_inputs
+from pydtnn.model.examples import example_input
 from pydtnn.models import create_net
 from pydtnn.optimizers import get_optimizer
 from pydtnn.parallel.compression import create_sums
@@ -208,7 +208,7 @@ class Rank:
         model = self.trainer.model
         node = model.graph.inputs[0]
         shape = workload.input_shape if node.part is None else node.shape
-        (x,) = example_inputs(model.graph, (shape,), len(samples), rng)
+        x = example_input(node, shape, len(samples), rng)
         positions = model.output_shape[:-1] if model.stage is None else ()  # of sequences
         y = rng.integers(workload.classes, size=(len(samples), *positions))
         return Batch(

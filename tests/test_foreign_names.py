@@ -185,7 +185,6 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "layers.BatchNormalization": (AttributeError, r"BatchNorm\(\).* 1 minus that of Keras"),
     "layers.Module": (AttributeError, "pydtnn.layers.Layer"),
     "layers.LSTM": (AttributeError, "Layer with forward and backward"),
-    "layers.Embedding": (AttributeError, "Layer with forward and backward"),
     "layers.MultiheadAttention": (AttributeError, r"MultiHeadAttention\(heads\)"),
     "layers.ZeroPadding2D": (AttributeError, "pydtnn.layers.Pad"),
     "layers.LogSoftmax": (AttributeError, "which takes logits"),

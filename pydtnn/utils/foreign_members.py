@@ -162,7 +162,6 @@ ANSWERS = {
     "Input": "use Model(net, input_shape)",
     "InputLayer": "use Model(net, input_shape)",
     "Lambda": _OWN_LAYER,
-    "Embedding": _OWN_LAYER,
     "LSTM": _OWN_LAYER,
     "GRU": _OWN_LAYER,
     "RNN": _OWN_LAYER,

@@ -118,6 +118,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Conv3d": ((4, (1, 3, 3)), {"stride": 2}),
     "ConvTranspose2d": ((4, 3), {"stride": 2, "output_padding": (1, 0)}),
     "Dropout": ((0.2,), {}),
+    "Embedding": ((7, 3), {"tied": True}),
     "GroupNorm": ((2,), {}),
     "Linear": ((4,), {"name": "a"}),
     "LocalResponseNorm": ((5,), {"alpha": 5e-4, "k": 2.0}),

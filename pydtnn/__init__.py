@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -85,11 +84,9 @@ _HOMES = {
     "load": "pydtnn.saving",
     "load_dataset": "pydtnn.data",
     "run_threads": "pydtnn.comm",
+    "weights": "pydtnn.saving",
 }
 """Module of each public name; the others are modules themselves."""
-
-_MOVED = {"pydtnn.weights": "pydtnn.saving.weights"}
-"""Modules that are also imported under another name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -135,22 +132,5 @@ def _import_installed() -> None:
     )
 
 
-class _Moved:
-    """Finder and loader of modules under their other names (PEP 302)."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, cls) if name in _MOVED else None  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Let Python make a module, which `exec_module` replaces."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        sys.modules[module.__name__] = import_module(_MOVED[module.__name__])
-
-
 if find_spec("pydtnn.models") is None:
     _import_installed()
-sys.meta_path.insert(0, _Moved)

@@ -26,7 +26,7 @@ from pydtnn import train
 from pydtnn.callbacks import Callback, HistoryWriter
 from pydtnn.data import synthetic
 from pydtnn.training.trainer import Trainer
-import pydtnn.weights
+import pydtnn.saving.weights
 
 def patch(owner, name, phase):
     original = getattr(owner, name)

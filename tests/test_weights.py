@@ -19,8 +19,8 @@ from safetensors.numpy import load, save
 from pydtnn import __version__
 from pydtnn.layers import BatchNorm, Conv2d, Dropout, Flatten, Linear, ReLU, Sequential
 from pydtnn.model import Model
+from pydtnn.saving.weights import decode, encode, load_weights, renamed, save_weights
 from pydtnn.utils import files
-from pydtnn.weights import decode, encode, load_weights, renamed, save_weights
 from tests.small_training import small_model
 
 

@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a training run says of itself: images/s, share of exposed communication, MB per step."""
+    """What a run says of itself: samples/s, share of exposed communication, MB per step."""
 
     rate: float
     exposed: float
@@ -139,7 +139,7 @@ def read_training(text: str) -> Steps:
 
     compute, exposed = last(r"time in compute +([\d.]+) s"), last(r"time in comm\w+ +([\d.]+) s")
     return Steps(
-        last(r"images/s +([\d.]+)"),
+        last(r"samples/s +([\d.]+)"),
         exposed / (compute + exposed),
         last(r"exchanged per rank +([\d.]+) MB") / (STEPS * EPOCHS),
     )

@@ -54,7 +54,7 @@ def run_ours(name: str, ranks: int, threads: int, epochs: int) -> Run:
             *("--checkpoint-epochs", "0", "--output-dir", str(Path(folder) / "run")),
         ]
         text = launch(default_launcher(), ranks, threads, command)
-    rates = re.findall(r"^epoch .* val_loss .* ([\d.]+) images/s  [\d.]+ s$", text, re.M)
+    rates = re.findall(r"^epoch .* val_loss .* ([\d.]+) samples/s  [\d.]+ s$", text, re.M)
     (memory,) = re.findall(r"^peak memory per rank +([\d.]+) MB", text, re.M)
     return Run([float(rate) for rate in rates[1:]], float(memory))
 

@@ -114,11 +114,11 @@ def exact() -> list[str]:
 
 
 def step_time(args: argparse.Namespace, ranks: int, threads: int, *more: str) -> float:
-    """Seconds of a training step, from the images/s of the run's report."""
+    """Seconds of a training step, from the samples/s of the run's report."""
     short = ["--tuning", "fixed", "--validation-split", "0.02", "--steps-per-epoch", "60"]
     with tempfile.TemporaryDirectory() as name:
         said = run(ranks, threads, command(args, Path(name) / "run", *short, *more))
-    (rate,) = re.findall(r"^images/s +(\d+)$", said, re.MULTILINE)
+    (rate,) = re.findall(r"^samples/s +(\d+)$", said, re.MULTILINE)
     return BATCH / int(rate)
 
 

@@ -11,7 +11,7 @@ from pydtnn.comm.schedules import SCHEDULES, Algorithm, find
 from pydtnn.comm.schedules.check import ScheduleError, associations, check
 from pydtnn.comm.schedules.draw import count, text, title
 from pydtnn.comm.schedules.picture import draw
-from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.command import Parser, run_subcommand
 
 EXAMPLES = """examples:
   python -m pydtnn.comm list
@@ -28,21 +28,8 @@ MOST_ORDERED = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 on success.
-
-    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
-    traceback.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: the arguments of this process.
-    """
-    return run_command("pydtnn.comm", lambda: _run(_parser().parse_args(arguments)))
-
-
-def _run(options: argparse.Namespace) -> None:
-    options.command(options)
+    """Run the command with these arguments; return the exit status, see `run_subcommand`."""
+    return run_subcommand("pydtnn.comm", _parser(), arguments)
 
 
 def _parser() -> Parser:

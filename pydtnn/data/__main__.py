@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydtnn.data.packing import Packed, pack_shards, verify_shards
-from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.command import Parser, run_subcommand
 from pydtnn.utils.sizes import parse_size
 from pydtnn.utils.threads import default_threads
 
@@ -20,21 +20,8 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 on success.
-
-    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
-    traceback.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: the arguments of this process.
-    """
-    return run_command("pydtnn.data", lambda: _run(_parser().parse_args(arguments)))
-
-
-def _run(options: argparse.Namespace) -> None:
-    options.command(options)
+    """Run the command with these arguments; return the exit status, see `run_subcommand`."""
+    return run_subcommand("pydtnn.data", _parser(), arguments)
 
 
 def _parser() -> Parser:

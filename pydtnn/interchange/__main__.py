@@ -20,7 +20,7 @@ from pydtnn.interchange.keras import SUFFIXES
 from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import check_replaceable, load, save_model
-from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.command import Parser, run_subcommand
 
 ONNX = ".onnx"
 
@@ -34,21 +34,8 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 on success.
-
-    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
-    traceback.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: the arguments of this process.
-    """
-    return run_command("pydtnn.interchange", lambda: _run(_parser().parse_args(arguments)))
-
-
-def _run(options: argparse.Namespace) -> None:
-    options.command(options)
+    """Run the command with these arguments; return the exit status, see `run_subcommand`."""
+    return run_subcommand("pydtnn.interchange", _parser(), arguments)
 
 
 def _parser() -> Parser:

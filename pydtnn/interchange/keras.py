@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pydtnn.interchange.matching import StateDictReport, match
+from pydtnn.interchange.matching import StateDictReport, fit
 from pydtnn.interchange.slots import slots_of
 from pydtnn.saving.weights import check_numbers
 from pydtnn.utils.files import read_file
@@ -85,13 +85,7 @@ def load_keras_weights(model: Model, path: str | Path, *, strict: bool = True) -
             replace(slot, order=None, their_shape=slot.their_shape if slot.filters else slot.shape)
             for slot in slots_of(model)
         ]
-        report = match(slots, {name: array.shape for name, array in arrays.items()})
-        report.check(strict=strict)
-        given = {
-            slot.name: slot.to_ours(arrays[report.pairs[slot.name]])
-            for slot in slots
-            if slot.name in report.pairs
-        }
+        report, given = fit(slots, arrays, strict=strict)
         check_numbers(given, model.dtype)
     except ValueError as error:
         raise ValueError(f"{WHO}: {path}: {error}") from error

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+import numpy as np
+
 from pydtnn.interchange.slots import PROJECTION, Slot
 from pydtnn.layers.base import Shape
 from pydtnn.utils.suggest import some
@@ -81,6 +83,22 @@ class StateDictReport:
             cells = [["-" if cell in ("", None) else str(cell) for cell in row] for row in rows]
             lines += align([head, *cells], left=5)
         return "\n".join(lines)
+
+
+def fit(
+    slots: Sequence[Slot], arrays: Mapping[str, np.ndarray], *, strict: bool
+) -> tuple[StateDictReport, dict[str, np.ndarray]]:
+    """Match the arrays of a state dict, and return those that fit, in the layouts of the model.
+
+    Raises
+    ------
+    ValueError
+        If an array has no counterpart of its shape (without `strict`: none has).
+    """
+    report = match(slots, {name: array.shape for name, array in arrays.items()})
+    report.check(strict=strict)
+    fitting = [slot for slot in slots if slot.name in report.pairs]
+    return report, {slot.name: slot.to_ours(arrays[report.pairs[slot.name]]) for slot in fitting}
 
 
 def match(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> StateDictReport:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pydtnn.interchange.files import read_state_dict, write_state_dict
-from pydtnn.interchange.matching import COUNTER, StateDictReport, match
+from pydtnn.interchange.matching import COUNTER, StateDictReport, fit, match
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.saving.weights import Rename, check_numbers, renamed
@@ -67,14 +67,7 @@ def load_state_dict(
     where = who if isinstance(source, Mapping) else f"{who}: {source}"
     try:
         arrays = arrays if rename is None else renamed(arrays, rename)
-        slots = slots_of(model)
-        report = match(slots, {name: array.shape for name, array in arrays.items()})
-        report.check(strict=strict)
-        given = {
-            slot.name: slot.to_ours(arrays[report.pairs[slot.name]])
-            for slot in slots
-            if slot.name in report.pairs
-        }
+        report, given = fit(slots_of(model), arrays, strict=strict)
         check_numbers(given, model.dtype)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error

@@ -39,10 +39,8 @@ class Backend:
         Instruction set of the compiled kernels, for a GPU "sm_90" and so on; "none" without these.
     autotuner : Autotuner
         The algorithms of the kernels.
-    linear, conv, pool, norm, fused, elementwise, loss, update, random
+    linear, conv, pool, norm, fused, attention, elementwise, loss, update, random
         The families of kernels.
-    attention : Attention, optional
-        The family that a device may not have; by default the reference.
     memory : MemoryPool or None
         The pool of large arrays; None if the array module allocates them.
     keeps_values : bool
@@ -68,20 +66,16 @@ class Backend:
     pool: reference.Pool
     norm: reference.Norm
     fused: reference.Fused
+    attention: reference.Attention
     elementwise: reference.Elementwise
     loss: reference.Loss
     update: reference.Update
     random: reference.Random
-    attention: reference.Attention = None  # type: ignore[assignment]  # set below
     memory: Any = None
     keeps_values: bool = False
     gates: bool = True
     go: Any = None
     images: Any = None
-
-    def __post_init__(self) -> None:
-        if self.attention is None:
-            object.__setattr__(self, "attention", reference.Attention(self.xp))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Allocate an array with undefined contents."""

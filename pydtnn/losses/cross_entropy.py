@@ -1,6 +1,7 @@
 """Cross-entropies with one weight per class or with probabilities, in array operations.
 
-Those of classes without weights are kernels of the backend.
+Those of classes without weights are kernels of the backend. Classes are converted to
+probabilities of 0 and 1.
 """
 
 from __future__ import annotations
@@ -8,51 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from pydtnn.kernels.reference.family import Array, Number, wide
-
-
-def weighted_cross_entropy(
-    xp: Any,
-    logits: Array,
-    target: Array,
-    weights: Array,
-    smoothing: float,
-    scale: Number,
-    out: Array,
-) -> Number:
-    """Compute the weighted cross-entropy of logits (N, K) with classes (N,); see the loss.
-
-    ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)``, so
-    ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``.
-
-    Parameters
-    ----------
-    xp : module
-    logits : Array, shape (N, K)
-    target : Array, shape (N,), int64
-    weights : Array, shape (K,)
-    smoothing : float
-        ``q = (1 - s) onehot + s / K``.
-    scale : Number
-        Factor on the gradient.
-    out : Array, shape (N, K)
-        The gradient.
-
-    Returns
-    -------
-    Number
-        The loss, in float64.
-    """
-    logits, rows, share = wide(logits), xp.arange(len(target)), smoothing / logits.shape[1]
-    log_p = _log_softmax(xp, logits)
-    own = (1 - smoothing) * weights[target]  # (N,)
-    total = own + share * weights.sum()  # (N,): sum_j w_j q_nj
-    dx = (xp.exp(log_p) * total[:, None] - share * weights) * scale
-    dx[rows, target] -= own * scale
-    out[...] = dx
-    loss = (own * log_p[rows, target]).sum(dtype="float64")
-    if smoothing > 0:  # otherwise log_p may be -infinity
-        loss = loss + share * (log_p * weights).sum(dtype="float64")
-    return -loss
 
 
 def soft_cross_entropy(
@@ -64,7 +20,7 @@ def soft_cross_entropy(
     scale: Number,
     out: Array,
 ) -> Number:
-    """Compute the cross-entropy of logits (N, K) with probabilities (N, K); see the loss.
+    """Compute the cross-entropy of logits (N, K) with classes or probabilities; see the loss.
 
     ``L = -sum_nk w_k q_nk log p_nk`` with ``p = softmax(x)``, so
     ``dx_nk = p_nk sum_j w_j q_nj - w_k q_nk``.
@@ -73,8 +29,8 @@ def soft_cross_entropy(
     ----------
     xp : module
     logits : Array, shape (N, K)
-    target : Array of float, shape (N, K)
-        The probability t of each class.
+    target : Array, shape (N, K) or (N,) of int64
+        The probability t of each class, or the class with t = 1.
     weights : Array, shape (K,), or None
         By default all are 1.
     smoothing : float
@@ -90,6 +46,8 @@ def soft_cross_entropy(
         The loss, in float64.
     """
     logits = wide(logits)
+    if target.ndim == 1:
+        target = xp.arange(logits.shape[1]) == target[:, None]
     q = (1 - smoothing) * target.astype(logits.dtype, copy=False) + smoothing / logits.shape[1]
     if weights is not None:
         q = q * weights

@@ -15,7 +15,7 @@ import numpy as np
 from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.losses.class_weights import ClassWeights, Given
-from pydtnn.losses.cross_entropy import soft_cross_entropy, weighted_cross_entropy
+from pydtnn.losses.cross_entropy import soft_cross_entropy
 from pydtnn.losses.targets import (
     check_classes,
     check_dense,
@@ -165,11 +165,10 @@ class CategoricalCrossEntropy(_ClassLoss):
         if self.class_weights is not None:
             dtype = np.promote_types(y.dtype, "float32")
             weights = self.class_weights.place(backend, y.shape[1], dtype)
-        if target.ndim == 2:
+        if target.ndim == 1:
+            target = target.astype("int64", copy=False)
+        if target.ndim == 2 or weights is not None:
             return soft_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
-        target = target.astype("int64", copy=False)
-        if weights is not None:
-            return weighted_cross_entropy(backend.xp, y, target, weights, smoothing, scale, out)
         return backend.loss.cross_entropy(y, target, smoothing, scale, out=out)
 
 

@@ -48,7 +48,7 @@ def throughput(runs: Sequence[Run]) -> Section:
             "Throughput over time",
             [_line(run, runs, "rate", len(measured) > 1) for run in measured],
             _epochs(measured),
-            {"title": "images/s", "rangemode": "tozero"},
+            {"title": "samples/s", "rangemode": "tozero"},
             "All ranks together, in training steps with the time spent waiting for data and in "
             "callbacks; evaluations are not included.",
             wide=True,

@@ -29,7 +29,7 @@ def overview(runs: Sequence[Run]) -> Section:
     values = dict.fromkeys(name for run in runs for name in run.history[-1] if name != "lr")
     columns = ["run", "model", "data", "ranks", "samples per step", "epochs"]
     columns += [_words(name) for name in values]
-    columns += ["images/s", "time in epochs", "peak memory per rank"]
+    columns += ["samples/s", "time in epochs", "peak memory per rank"]
     rows = [[*_facts(run), *(_number(run, name) for name in values), *_speed(run)] for run in runs]
     if len(runs) <= FEW:
         columns, *rows = (list(cells) for cells in zip(columns, *rows, strict=True))

@@ -121,7 +121,7 @@ def _figures(series: Mapping[str, Sequence[Point]]) -> list[Figure]:
         efficiencies.append({**shown, "y": [100 * point.efficiency for point in points]})
     efficiencies.insert(0, _ideal(ranks, [100.0] * len(ranks), True))
     top = max(110.0, *(1.1 * value for trace in efficiencies for value in trace["y"]))
-    y = {"title": "images/s", "type": scale, "rangemode": "tozero"}
+    y = {"title": "samples/s", "type": scale, "rangemode": "tozero"}
     shares = {"title": "efficiency (%)", "range": [0, top]}
     return [
         Figure("Throughput", rates, x, y),
@@ -199,7 +199,7 @@ def _table(series: Mapping[str, Sequence[Point]]) -> Table:
         "run",
         "ranks",
         "samples per rank and step",
-        "images/s",
+        "samples/s",
         "speed-up",
         "efficiency",
         "steps blocked by messages",

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydtnn.tracing.exports import FORMATS
 from pydtnn.tracing.summary import describe_changes, summarize
 from pydtnn.tracing.timeline import load_timeline
-from pydtnn.utils.command import Parser, run_command
+from pydtnn.utils.command import Parser, run_subcommand
 from pydtnn.utils.errors import printable
 
 EXAMPLES = """examples:
@@ -21,21 +21,8 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status, 0 on success.
-
-    Errors are printed in one line on the standard error, with PYDTNN_TRACEBACK=1 after the
-    traceback.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: the arguments of this process.
-    """
-    return run_command("pydtnn.trace", lambda: _run(_parser().parse_args(arguments)))
-
-
-def _run(options: argparse.Namespace) -> None:
-    options.command(options)
+    """Run the command with these arguments; return the exit status, see `run_subcommand`."""
+    return run_subcommand("pydtnn.trace", _parser(), arguments)
 
 
 def _parser() -> Parser:

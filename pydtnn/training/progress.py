@@ -22,7 +22,7 @@ STYLES = ("auto", "bar", "plain")
 
 
 class ProgressBar(Callback):
-    """Show step, loss, metrics, learning rate and images/s on rank 0.
+    """Show step, loss, metrics, learning rate and samples/s on rank 0.
 
     On a terminal it shows a progress bar, and a line for each completed epoch; otherwise plain
     lines, one for each epoch and one every few seconds within it. A line on a terminal contains
@@ -123,7 +123,7 @@ class ProgressBar(Callback):
     def _rate(self, trainer: Training) -> str:
         seconds = self._now - self._begin  # until the last step's end: evaluation is not counted
         rate = (trainer.samples_seen - self._seen) / seconds if seconds else 0.0
-        return f"{rate:.0f} images/s"
+        return f"{rate:.0f} samples/s"
 
     def _remaining(self, step: int) -> str:
         """Return the time until the end of the epoch at the speed so far, such as "1:05 left"."""

@@ -14,6 +14,7 @@ from pydtnn.comm.metered import Metered
 from pydtnn.data import Batch, Loader
 from pydtnn.model import Model
 from pydtnn.optimizers import Optimizer
+from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback
 from pydtnn.training.capture import create_steps
@@ -34,6 +35,7 @@ class Stepping:
     optimizer: Optimizer
     setup: Setup
     comm: Metered
+    exchange: GradientExchange
     callbacks: Sequence[Callback]
     binding: object
     global_batch_size: int
@@ -138,6 +140,20 @@ class Stepping:
         """
         with self.setup.observed(), self.setup.phase("step"):
             return self._begin(batch, epoch, seed)()
+
+    def rebind(self) -> bool:
+        """Bind the optimizer with its state to other trainable parameters; return whether needed.
+
+        Collective: all ranks call it. Called by `fit`, which then starts the exchange anew, and by
+        `load_checkpoint`.
+        """
+        if self.optimizer.is_bound_to(self.model.buffers):
+            return False
+        self.exchange.drain()
+        self.optimizer.rebind(self.model.buffers, self.exchange)
+        self.binding = self.optimizer.binding
+        vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
+        return True
 
     def _clocked(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         start = clock.now()

@@ -320,20 +320,6 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             self.epoch, self.step, self.totals = self.epoch + 1, 0, self.setup.new_totals()
             self._notify("on_epoch_end")
 
-    def rebind(self) -> bool:
-        """Bind the optimizer with its state to other trainable parameters; return whether needed.
-
-        Collective: all ranks call it. Called by `fit`, which then starts the exchange anew, and by
-        `load_checkpoint`.
-        """
-        if self.optimizer.is_bound_to(self.model.buffers):
-            return False
-        self.exchange.drain()
-        self.optimizer.rebind(self.model.buffers, self.exchange)
-        self.binding = self.optimizer.binding
-        vars(self).pop("steps", None)  # a captured graph contains the addresses of the arrays
-        return True
-
     def evaluate(self, dataset: Dataset, *, batch_size: int = 256) -> Logs:
         """Compute loss and metrics of a data set, without augmentation or dropout.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from pydtnn.utils.errors import describe, requested_traceback
@@ -41,3 +41,23 @@ def run_command(name: str, run: Callable[[], None]) -> int:
         print(f"{requested_traceback(error)}{text}", file=sys.stderr)
         return 1
     return 0
+
+
+def run_subcommand(name: str, parser: Parser, arguments: Sequence[str] | None = None) -> int:
+    """Run the sub-command that the arguments name, as `run_command` does.
+
+    Parameters
+    ----------
+    name : str
+        As for `run_command`.
+    parser : Parser
+        Each of its sub-commands sets the option ``command``, a function of all options.
+    arguments : sequence of str, optional
+        Default: the arguments of this process.
+    """
+
+    def run() -> None:
+        options = parser.parse_args(arguments)
+        options.command(options)
+
+    return run_command(name, run)

@@ -185,8 +185,8 @@ def test_the_report_of_a_training_run_is_read():
     from benchmarks.comm.cluster_table import EPOCHS, STEPS, read_training
 
     text = (
-        "epoch 2/2  loss 2.0  lr 0.01  118 images/s  4.4 s\n"
-        "images/s               119\n"
+        "epoch 2/2  loss 2.0  lr 0.01  118 samples/s  4.4 s\n"
+        "samples/s               119\n"
         "time in compute        4.0 s\n"
         "time in communication  6.0 s not hidden behind compute\n"
         "exchanged per rank     33.6 MB\n"

@@ -17,11 +17,11 @@ from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.saving.weights import load_weights
 from pydtnn.training.callback import evaluated
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from pydtnn.weights import load_weights
 from tests.small_training import (
     Interrupt,
     Interrupted,

@@ -11,8 +11,8 @@ from pydtnn.callbacks import (
     BestWeights,
 )
 from pydtnn.comm import Communicator
+from pydtnn.saving.weights import load_weights
 from pydtnn.utils.errors import AgreedError
-from pydtnn.weights import load_weights
 from tests.small_training import (
     Recorder,
     small_data,

@@ -64,7 +64,7 @@ def test_a_run_leaves_its_configuration_history_checkpoints_and_weights(
     assert (tmp_path / "w.safetensors").exists()
     printed, told = capsys.readouterr()
     assert told == ""
-    for word in ("images/s", "time in compute", "time in communication", "peak memory", "ranks"):
+    for word in ("samples/s", "time in compute", "time in communication", "peak memory", "ranks"):
         assert word in printed
     assert printed.isascii()
 

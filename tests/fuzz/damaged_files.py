@@ -42,6 +42,7 @@ from pydtnn.perfmodel.compute.profile import (
 )
 from pydtnn.saving import load, save_model
 from pydtnn.saving.folder import MODEL
+from pydtnn.saving.weights import WEIGHTS, encode, load_weights, save_weights
 from pydtnn.tracing import RankTrace, build_timeline, read_traces
 from pydtnn.tracing.summary import summarize
 from pydtnn.training.checkpoint import find_checkpoints, load_checkpoint
@@ -51,7 +52,6 @@ from pydtnn.utils import plain_yaml
 from pydtnn.utils.errors import EXPLAINED
 from pydtnn.utils.folder import fill_folder
 from pydtnn.utils.own_code import import_object
-from pydtnn.weights import WEIGHTS, encode, load_weights, save_weights
 from tests.data.pickles import array, numbers, pickled, string
 from tests.fuzz.damage import Rng, change_json, damage
 from tests.small_training import checksums, small_model, small_trainer, trained

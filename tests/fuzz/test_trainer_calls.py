@@ -18,10 +18,10 @@ from pydtnn.layers import BatchNorm, Dropout, Flatten, Linear, ReLU, Reshape, Se
 from pydtnn.model import Model
 from pydtnn.optimizers import get_optimizer
 from pydtnn.parallel.schemes import SCHEMES, create_scheme
+from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from pydtnn.weights import load_weights, save_weights
 from tests.random_cases import Case, Cases
 
 CALLS = 8

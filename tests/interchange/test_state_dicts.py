@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pydtnn.weights
+import pydtnn.saving.weights
 from pydtnn.interchange import load_state_dict, save_state_dict, state_dict
 from pydtnn.interchange.__main__ import main
 from pydtnn.layers import (

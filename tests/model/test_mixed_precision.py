@@ -38,9 +38,9 @@ from pydtnn.model.memory import forecast_memory
 from pydtnn.optimizers import OPTIMIZERS, Adam, Optimizer, get_optimizer
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
+from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
-from pydtnn.weights import load_weights, save_weights
 from tests.small_training import checksums
 
 HALVES = ("bfloat16", "float16")

@@ -136,7 +136,7 @@ def test_results_are_those_of_the_last_epoch(tmp_path: Path) -> None:
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["training loss"] == ["0.6667", "0.6667"]
     assert cells["validation loss"] == ["–", "–"]  # noqa: RUF001
-    assert cells["images/s"] == ["640", "1,280"]
+    assert cells["samples/s"] == ["640", "1,280"]
     assert cells["time in epochs"] == ["4.5 s", "4.5 s"]
     assert len(overview(runs(tmp_path / "many", 1, 2, 3, 4, 5)).tables[0].rows) == 5
 

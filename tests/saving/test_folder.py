@@ -16,8 +16,8 @@ from pydtnn.model import Model
 from pydtnn.saving import load, save_model
 from pydtnn.saving.content import FORMAT
 from pydtnn.saving.folder import MODEL
+from pydtnn.saving.weights import WEIGHTS, load_weights
 from pydtnn.utils.folder import SUMS, fill_folder
-from pydtnn.weights import WEIGHTS, load_weights
 from tests.saving.networks import residual
 
 

@@ -16,9 +16,9 @@ from pydtnn.optimizers import SGD, Adam
 from pydtnn.parallel.exchange import AllReduce
 from pydtnn.parallel.reproducible import ExactSums
 from pydtnn.parallel.schemes import LocalSGD
+from pydtnn.saving.weights import load_weights, save_weights
 from pydtnn.training.trainer import Trainer
 from pydtnn.utils.errors import AgreedError
-from pydtnn.weights import load_weights, save_weights
 from tests.small_training import small_data, small_model, small_trainer
 
 VALIDATION = {

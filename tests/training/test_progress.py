@@ -37,7 +37,7 @@ def test_progress_without_a_terminal_is_a_line_per_epoch() -> None:
         assert line.startswith(f"epoch {number}/2  loss {logs['loss']:.4f}  accuracy ")
         assert f"  lr {logs['lr']:.3g}  val_loss {logs['val_loss']:.4f}  val_accuracy " in line
         assert line.endswith(" s")
-        assert " images/s  " in line
+        assert " samples/s  " in line
 
 
 def test_progress_without_a_terminal_tells_steps_when_it_is_time() -> None:
@@ -45,7 +45,7 @@ def test_progress_without_a_terminal_tells_steps_when_it_is_time() -> None:
     small_fit(small_trainer(None, ProgressBar(file, interval=0)), epochs=1)
     lines = file.getvalue().splitlines()
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {i}/4" for i in (1, 2, 3, 4)]
-    assert all(line.startswith("epoch 1/1  ") and " images/s" in line for line in lines)
+    assert all(line.startswith("epoch 1/1  ") and " samples/s" in line for line in lines)
 
 
 def test_the_loss_of_the_last_step_and_the_time_left_are_shown_within_an_epoch() -> None:

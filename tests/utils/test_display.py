@@ -15,7 +15,7 @@ PIECES = [
     Piece(5, "accuracy 0.8123"),
     Piece(9, "last loss 0.4981"),
     Piece(8, "lr 0.0123"),
-    Piece(6, "443 images/s"),
+    Piece(6, "443 samples/s"),
 ]
 
 

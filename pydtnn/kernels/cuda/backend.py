@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pydtnn import __version__
+from pydtnn.kernels import reference
 from pydtnn.kernels.autotuner import create_autotuner
 from pydtnn.kernels.autotuner_file import AutotunerFile
 from pydtnn.kernels.backend import Backend
@@ -128,6 +129,7 @@ def create_cuda_backend(
     except (CudnnError, CublasError) as error:
         raise libraries.Unavailable(f"backend cuda: {name} cannot be used: {error}") from error
     families: dict[str, Any] = {
+        "attention": reference.Attention(cupy),
         "elementwise": Elementwise(cupy, own),
         "fused": Fused(cupy, own),
         "linear": Linear(cupy, own, multiply),

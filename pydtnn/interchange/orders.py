@@ -14,10 +14,13 @@ from pydtnn.layers import (
     BatchNorm,
     Concat,
     Conv2d,
+    Conv3d,
+    ConvTranspose2d,
     Dropout,
     GroupNorm,
     Identity,
     Linear,
+    Rescale,
     Reshape,
     Softmax,
 )
@@ -31,23 +34,28 @@ None if it is the same in other programs. Otherwise feature i here is feature ``
 the name of the layer behind which the order is not known.
 """
 
-KEEPS = (Activation, BatchNorm, Dropout, GroupNorm, Identity, Softmax)
+KEEPS = (Activation, BatchNorm, Dropout, GroupNorm, Identity, Rescale, Softmax)
 """Layers whose outputs have the order of their inputs."""
 
-NEW = (Conv2d, Linear)
+FILTERS = (Conv2d, Conv3d, ConvTranspose2d)
+"""Layers whose arrays "w" have the channels last, and second in other programs."""
+
+NEW = (*FILTERS, Linear)
 """Layers whose filters determine the order of their outputs."""
 
 
 def flatten_order(shape: Shape) -> np.ndarray | None:
     """Return the order of the features of a flattened image (H, W, C), which is (C, H, W) there.
 
+    Volumes (D, H, W, C) are (C, D, H, W) there.
+
     >>> flatten_order((1, 3, 2))
     array([0, 3, 1, 4, 2, 5])
     """
-    height, width, channels = shape
-    if channels == 1 or height * width == 1:
+    *size, channels = shape
+    if channels == 1 or prod(size) == 1:
         return None
-    return np.arange(prod(shape)).reshape(channels, height, width).transpose(1, 2, 0).ravel()
+    return np.moveaxis(np.arange(prod(shape)).reshape(channels, *size), 0, -1).ravel()
 
 
 def feature_orders(description: Description) -> dict[str, Order]:
@@ -100,7 +108,7 @@ def _order(part: Part, given: Sequence[Order], shapes: Sequence[Shape]) -> Order
         (source,) = shapes
         if len(source) == len(part.shape) == 1 or source == part.shape:
             return given[0]
-        if len(source) == 3 and len(part.shape) == 1 and not unknown:
+        if len(source) >= 3 and len(part.shape) == 1 and not unknown:
             return flatten_order(source)
         positions = len(source) == 2 or (len(part.shape) == 2 and source[-1] == part.shape[-1])
         if positions and len(part.shape) < 3 and given[0] is None:

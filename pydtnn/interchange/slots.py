@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pydtnn.interchange.orders import (
+    FILTERS,
     Order,
     feature_orders,
     flatten_order,
@@ -16,7 +17,7 @@ from pydtnn.interchange.orders import (
     same_order,
     shapes_by_name,
 )
-from pydtnn.layers import BatchNorm, Conv2d, DotProductAttention, LayerNorm, Linear
+from pydtnn.layers import BatchNorm, DotProductAttention, LayerNorm, Linear
 from pydtnn.layers.base import Shape
 from pydtnn.model.description import Part
 
@@ -54,7 +55,8 @@ class Slot:
     shape, their_shape : tuple of int
         Here and in PyTorch.
     filters : bool
-        Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch.
+        Whether they are filters, ``(O, kh, kw, C)`` here and ``(O, C, kh, kw)`` in PyTorch, of two
+        or three axes.
     order : ndarray, optional
         Order of the last axis, see `pydtnn.interchange.orders`.
     attention : bool
@@ -134,14 +136,13 @@ def _slot(name: str, part: Part, shape: Shape, image: Shape, order: Order) -> Sl
     """Return the slot of an array of a layer whose input has a shape and an order."""
     kind, what = part.layer.kind, name.rpartition(".")[2]
     theirs = NAMES.get(what, what)
-    if issubclass(kind, Conv2d) and what == "w":
+    if issubclass(kind, FILTERS) and what == "w":
         own = (shape[0], shape[-1], *shape[1:-1])  # (O, kh, kw, C) -> (O, C, kh, kw)
         return Slot(name, part.name, theirs, shape, own, filters=True)
     if issubclass(kind, Linear) and what == "b":
         return Slot(name, part.name, theirs, shape, shape)
-    if issubclass(kind, LayerNorm) and len(image) == 3 and shape == (prod(image),):
-        height, width, channels = image
-        their_shape = (channels, height, width)
+    if issubclass(kind, LayerNorm) and len(image) >= 3 and shape == (prod(image),):
+        their_shape = (image[-1], *image[:-1])
         return Slot(name, part.name, theirs, shape, their_shape, order=flatten_order(image))
     reads = issubclass(kind, Linear | BatchNorm | LayerNorm)
     order = known(order if reads or order is None else part.inputs[0], part.name)

@@ -30,7 +30,7 @@ from pydtnn.layers import (
     MaxPool2d,
     Pad,
     ReLU6,
-    Reshape,
+    Rescale,
     Residual,
     Sequential,
     Sigmoid,
@@ -43,44 +43,11 @@ from pydtnn.model import Model
 from pydtnn.models import create_net
 from pydtnn.saving import load, save_model
 from pydtnn.saving.weights import encode
+from tests.interchange.runtime import assert_close, compute, randomized, samples
 from tests.saving.networks import two
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install onnx")
 helper = onnx.helper
-
-
-def compute(path: Path, *xs: np.ndarray) -> Any:
-    """Outputs that onnxruntime computes for images (N, H, W, C) or features."""
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-    given = {k: np.moveaxis(x, -1, 1) for k, x in zip(names, xs, strict=True)}
-    outputs = [np.moveaxis(y, 1, -1) for y in session.run(None, given)]
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-def randomized(model: Model, seed: int = 0) -> Model:
-    """The model with statistics, biases and norms that are neither 0 nor 1, in float32."""
-    rng = np.random.default_rng(seed)
-    state = {
-        name: rng.uniform(0.5, 1.0, array.shape).astype("float32") if array.ndim == 1 else array
-        for name, array in model.state().items()
-    }
-    model.load(state)
-    return model
-
-
-def samples(model: Model, count: int = 3) -> list[np.ndarray]:
-    rng = np.random.default_rng(1)
-    return [rng.normal(size=(count, *shape)).astype("float32") for shape in model.input_shapes]
-
-
-def assert_close(ours: Any, theirs: Any) -> None:
-    scale = np.abs(theirs).max()
-    assert 1e-3 < scale < 1e8
-    assert np.abs(ours - theirs).max() < 1e-5 * scale
 
 
 LARGE = pytest.mark.long
@@ -192,12 +159,25 @@ def test_a_float64_model_is_exported_and_imported_exactly(tmp_path: Path) -> Non
     assert encode(back.state()) == encode(model.state())
 
 
+class Twice(Rescale):
+    """A layer of one's own."""
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(2.0, name=name)
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (LayerNorm(), "export_onnx: layernorm: LayerNorm cannot be exported; expected one of Ada"),
-        (Reshape((3, 4, 2)), "export_onnx: reshape: Reshape cannot be exported; expected one of"),
-        (Linear(2), "export_onnx: linear: Linear must have features (N, C) to be exported, got an"),
+        (
+            LayerNorm(),
+            "export_onnx: layernorm: LayerNorm must have axes that are all axes of an im",
+        ),
+        (Linear(2), "export_onnx: linear: Linear must have features (N, C) or positions (N, T, C)"),
+        (
+            Twice(),
+            "export_onnx: twice: Twice cannot be exported; expected one of AdaptiveAvgPool2",
+        ),
     ],
 )
 def test_layers_that_cannot_be_exported_are_refused(

@@ -32,9 +32,13 @@ class Draft:
         self.dtype = dtype
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self._names: set[str] = set()
 
     def constant(self, name: str, value: Any) -> str:
-        """Add an array, integers as int64; return its name."""
+        """Add an array, integers as int64; return its name. It may have been added before."""
+        if name in self._names:
+            return name
+        self._names.add(name)
         array = np.asarray(value)
         dtype = np.int64 if array.dtype.kind == "i" else self.dtype
         self.constants.append(self.numpy.from_array(array.astype(dtype, order="C"), name))
@@ -46,12 +50,12 @@ class Draft:
         self.nodes.append(made)
         return output
 
-    def value(self, name: str, shape: Shape) -> Any:
+    def value(self, name: str, shape: Shape, dtype: str | None = None) -> Any:
         """Return the declaration of an input or output, with batches of any size."""
-        kind = self.helper.np_dtype_to_tensor_dtype(self.dtype)
+        kind = self.helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self.dtype))
         return self.helper.make_tensor_value_info(name, kind, ["N", *channels_first(shape)])
 
 
 def channels_first(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an entry for each axis of a sample in the order of ONNX: (C, H, W) for images."""
-    return (shape[2], *shape[:2]) if len(shape) == 3 else shape
+    return (shape[-1], *shape[:-1]) if len(shape) >= 3 else shape

@@ -9,10 +9,12 @@ import numpy as np
 
 from pydtnn import __version__
 from pydtnn.interchange.onnx.draft import Draft
-from pydtnn.interchange.onnx.operators import WRITERS, Place
+from pydtnn.interchange.onnx.operators import WRITERS
+from pydtnn.interchange.onnx.place import Place
 from pydtnn.interchange.orders import feature_orders, shapes_by_name
 from pydtnn.interchange.slots import slots_of
 from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.layers import Embedding
 from pydtnn.utils.files import write_file
 from pydtnn.utils.optional import import_optional
 
@@ -36,7 +38,8 @@ def export_onnx(model: Model, path: str | Path) -> None:
 
     Inputs and outputs are named after the model's; batches may have any size. Images are
     ``(N, C, H, W)``, as users of ONNX expect, and normalised: pixels have to be normalised outside.
-    Numbers are float64 for a float64 model and float32 otherwise.
+    Numbers are float64 for a float64 model and float32 otherwise; tokens of an `Embedding` are
+    int64, and sequences have the length of the model's.
 
     With several ranks, call it on one of them; a model that is cut over ranks is exported after
     loading it on one rank.
@@ -90,6 +93,7 @@ def _to_onnx(model: Model) -> Any:
             place = Place(
                 part.name,
                 made.kind(*made.args, **made.keywords),
+                part.same_as or part.name,
                 [*part.inputs],
                 [shapes[name] for name in part.inputs],
                 part.shape,
@@ -106,10 +110,20 @@ def _message(draft: Draft, model: Model) -> Any:
     onnx = import_optional("onnx", "onnx", WHO)
     description, helper = model.description, draft.helper
     shapes = shapes_by_name(description)
+    others = {
+        name
+        for part in description.parts
+        for name in part.inputs
+        if not issubclass(part.layer.kind, Embedding)
+    }
+    tokens = {name for name, _ in description.inputs} - others
     graph = helper.make_graph(
         draft.nodes,
         "pydtnn",
-        [draft.value(name, shape) for name, shape in description.inputs],
+        [
+            draft.value(name, shape, "int64" if name in tokens else None)
+            for name, shape in description.inputs
+        ],
         [draft.value(name, shapes[name]) for name in description.outputs],
         draft.constants,
     )

@@ -1,62 +1,24 @@
 """Layers as operators of ONNX, for inference.
 
-Images are (N, C, H, W) and features (N, C). A function adds the nodes of one layer; the last one
-has the layer's name.
+Images are (N, C, H, W), volumes (N, C, D, H, W) and features (N, C). A function adds the nodes of
+one layer; the last one has the layer's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 
 from pydtnn import layers
+from pydtnn.interchange.onnx import sequences
 from pydtnn.interchange.onnx.draft import Draft, channels_first
+from pydtnn.interchange.onnx.place import Place
 from pydtnn.layers import Layer
 from pydtnn.layers.base import Shape
 from pydtnn.layers.window import resolve_padding
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """A layer in a network.
-
-    Attributes
-    ----------
-    name : str
-    layer : Layer
-        As constructed, without arrays.
-    inputs : list of str
-    shapes : list of tuple of int
-        Of the inputs, without the batch axis and with the channels last.
-    shape : tuple of int
-        Of the output.
-    arrays : dict of str to ndarray
-        Parameters and running statistics in ONNX's layout, by PyTorch's names.
-    reordered : bool
-        Whether the features of the inputs are in another order than in ONNX.
-    """
-
-    name: str
-    layer: Any
-    inputs: list[str]
-    shapes: list[Shape]
-    shape: Shape
-    arrays: Mapping[str, np.ndarray]
-    reordered: bool
-
-    def require(self, fits: bool, expected: str) -> None:
-        """Raise ValueError if the layer is used in a way that is not supported."""
-        if not fits:
-            given = " and ".join(map(str, self.shapes))
-            raise ValueError(
-                f"{self.name}: {type(self.layer).__name__} must have {expected} to be exported, "
-                f"got an input of shape {given}"
-            )
-
 
 Write = Callable[[Draft, Place], None]
 
@@ -93,8 +55,41 @@ def _window(layer: Any, image: Shape, dilation: tuple[int, ...]) -> dict[str, An
     return {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": [*before, *after]}
 
 
+def _conv_transpose(draft: Draft, at: Place) -> None:
+    layer, (image,) = at.layer, at.shapes
+    inputs = [*at.inputs, *(draft.constant(f"{at.name}.{k}", a) for k, a in at.arrays.items())]
+    draft.node(
+        "ConvTranspose",
+        inputs,
+        at.name,
+        dilations=layer.dilation,
+        group=layer.groups,
+        output_padding=layer.output_padding,
+        **_window(layer, image, layer.dilation),
+    )
+
+
+def _upsample(draft: Draft, at: Place) -> None:
+    """Write pixels that are repeated, or interpolated between their centres."""
+    empty = draft.constant(f"{at.name}.roi", np.zeros(0))
+    scales = draft.constant(f"{at.name}.scales", [1.0, 1.0, *map(float, at.layer.factor)])
+    nearest = at.layer.mode == "nearest"
+    options = {"nearest_mode": "floor"} if nearest else {}
+    draft.node(
+        "Resize",
+        [*at.inputs, empty, scales],
+        at.name,
+        mode="nearest" if nearest else "linear",
+        coordinate_transformation_mode="asymmetric" if nearest else "half_pixel",
+        **options,
+    )
+
+
 def _linear(draft: Draft, at: Place) -> None:
-    at.require(len(at.shapes[0]) == 1, "features (N, C)")
+    if len(at.shapes[0]) > 1:
+        at.require(len(at.shapes[0]) == 2, "features (N, C) or positions (N, T, C)")
+        sequences.positions(draft, at)
+        return
     constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
     draft.node("Gemm", [*at.inputs, *constants], at.name, transB=1)
 
@@ -110,6 +105,69 @@ def _batch_norm(draft: Draft, at: Place) -> None:
         epsilon=layer.epsilon,
         momentum=1 - layer.momentum,
     )
+
+
+def _layer_norm(draft: Draft, at: Place) -> None:
+    """Write the norm of the last axes, which are all axes of an image, or one of positions."""
+    shape = at.shapes[0]
+    at.require(
+        at.layer.axes == len(shape) or (len(shape) == 2 and at.layer.axes == 1),
+        "axes that are all axes of an image, or positions (N, T, C)",
+    )
+    constants = [
+        draft.constant(f"{at.name}.{k}", a.reshape(channels_first(shape)[-at.layer.axes :]))
+        for k, a in at.arrays.items()
+    ]
+    draft.node(
+        "LayerNormalization",
+        [*at.inputs, *constants],
+        at.name,
+        axis=-at.layer.axes,
+        epsilon=at.layer.epsilon,
+    )
+
+
+def _group_norm(draft: Draft, at: Place) -> None:
+    """Write the norm of each group as an instance norm, and factors and terms of channels."""
+    at.require(len(at.shape) != 2 and not at.reordered, "an image, or features of ONNX's order")
+    layer, name, (*size, channels) = at.layer, at.name, at.shape
+    groups = draft.constant(f"{name}.groups", [0, layer.groups, -1])
+    rows = draft.node("Reshape", [*at.inputs, groups], f"{name}.rows")
+    plain = [
+        draft.constant(f"{name}.{what}", np.full(layer.groups, value))
+        for what, value in (("ones", 1.0), ("zeros", 0.0))
+    ]
+    normed = draft.node(
+        "InstanceNormalization", [rows, *plain], f"{name}.normed", epsilon=layer.epsilon
+    )
+    back = draft.constant(f"{name}.shape", [0, channels, *size])
+    image = draft.node("Reshape", [normed, back], f"{name}.image")
+    weight, bias = [
+        draft.constant(f"{name}.{k}", at.arrays[k].reshape(channels, *(1 for _ in size)))
+        for k in ("weight", "bias")
+    ]
+    scaled = draft.node("Mul", [image, weight], f"{name}.scaled")
+    draft.node("Add", [scaled, bias], name)
+
+
+def _local_response_norm(draft: Draft, at: Place) -> None:
+    layer = at.layer
+    at.require(layer.size % 2 == 1, "an odd size")
+    at.require(len(at.shape) >= 3, "an image")
+    draft.node(
+        "LRN",
+        at.inputs,
+        at.name,
+        size=layer.size,
+        alpha=layer.alpha,
+        beta=layer.beta,
+        bias=layer.k,
+    )
+
+
+def _rescale(draft: Draft, at: Place) -> None:
+    factor = draft.constant(f"{at.name}.value", at.layer.factor)
+    draft.node("Mul", [*at.inputs, factor], at.name)
 
 
 def _relu6(draft: Draft, at: Place) -> None:
@@ -162,11 +220,15 @@ def _concat(draft: Draft, at: Place) -> None:
 def _axis(axis: int, shape: Shape) -> int:
     """Return the axis of a batch in ONNX for that of a sample."""
     axis %= len(shape)
-    return (2, 3, 1)[axis] if len(shape) == 3 else axis + 1
+    if len(shape) < 3:
+        return axis + 1
+    return 1 if axis == len(shape) - 1 else axis + 2
 
 
 def _max_pool(draft: Draft, at: Place) -> None:
-    draft.node("MaxPool", at.inputs, at.name, **_window(at.layer, at.shapes[0], (1, 1)))
+    draft.node(
+        "MaxPool", at.inputs, at.name, **_window(at.layer, at.shapes[0], (1,) * at.layer.axes)
+    )
 
 
 def _avg_pool(draft: Draft, at: Place) -> None:
@@ -175,7 +237,7 @@ def _avg_pool(draft: Draft, at: Place) -> None:
         at.inputs,
         at.name,
         count_include_pad=int(at.layer.count_padding),
-        **_window(at.layer, at.shapes[0], (1, 1)),
+        **_window(at.layer, at.shapes[0], (1,) * at.layer.axes),
     )
 
 
@@ -210,9 +272,25 @@ def _means(size: int, bins: int) -> np.ndarray:
     return matrix
 
 
-def _flatten(draft: Draft, at: Place) -> None:
-    at.require(len(at.shape) == 1, "features (N, C) as its output")
-    draft.node("Flatten", at.inputs, at.name)
+def _reshape(draft: Draft, at: Place) -> None:
+    """Write features of images in the order of ONNX, and others in the order of pydtnn."""
+    (source,), shape, (x,) = at.shapes, at.shape, at.inputs
+    if len(shape) == 1:
+        draft.node("Flatten", [x], at.name)
+        return
+    at.require(not at.reordered, "features in the order of ONNX")
+    if len(source) >= 3:
+        axes = range(len(source))
+        x = draft.node(
+            "Transpose", [x], f"{at.name}.last", perm=[0, *(i + 2 for i in axes[:-1]), 1]
+        )
+    target = draft.constant(f"{at.name}.shape", [0, *shape])
+    if len(shape) < 3:
+        draft.node("Reshape", [x, target], at.name)
+        return
+    x = draft.node("Reshape", [x, target], f"{at.name}.reshaped")
+    perm = [0, len(shape), *range(1, len(shape))]
+    draft.node("Transpose", [x], at.name, perm=perm)
 
 
 def _pad(draft: Draft, at: Place) -> None:
@@ -239,26 +317,41 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.Add: _add,
     layers.ArcTan: _plain("Atan"),
     layers.AvgPool2d: _avg_pool,
+    layers.AvgPool3d: _avg_pool,
     layers.BatchNorm: _batch_norm,
+    layers.ClassToken: sequences.class_token,
     layers.Concat: _concat,
     layers.Conv2d: _conv,
+    layers.Conv3d: _conv,
+    layers.ConvTranspose2d: _conv_transpose,
+    layers.DotProductAttention: sequences.attention,
     layers.Dropout: _dropout,
     layers.ELU: _plain("Elu", "alpha"),
-    layers.Flatten: _flatten,
+    layers.Embedding: sequences.embedding,
+    layers.Flatten: _reshape,
     layers.GELU: _gelu,
     layers.GlobalAvgPool2d: _global_pool,
+    layers.GlobalAvgPool3d: _global_pool,
+    layers.GroupNorm: _group_norm,
     layers.Identity: _plain("Identity"),
+    layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: _plain("LeakyRelu", "alpha"),
     layers.Linear: _linear,
+    layers.LocalResponseNorm: _local_response_norm,
     layers.Log: _plain("Log"),
     layers.MaxPool2d: _max_pool,
+    layers.MaxPool3d: _max_pool,
     layers.Pad: _pad,
-    layers.ReLU: _plain("Relu"),
+    layers.PositionalEmbedding: sequences.positional_embedding,
     layers.ReLU6: _relu6,
+    layers.ReLU: _plain("Relu"),
+    layers.Rescale: _rescale,
+    layers.Reshape: _reshape,
     layers.SiLU: _silu,
     layers.Sigmoid: _plain("Sigmoid"),
     layers.Slice: _slice,
     layers.Softmax: _softmax,
     layers.Tanh: _plain("Tanh"),
+    layers.Upsample: _upsample,
 }
 """Functions that write a layer; others cannot be exported."""

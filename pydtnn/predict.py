@@ -104,6 +104,8 @@ def describe_classes(model: Model, x: Any, top: int = 1) -> str:
         If the outputs of the model are not scores of classes.
     """
     y = model.predict(x)
+    if isinstance(y, tuple) and len({scores.shape for scores in y}) == 1:
+        y = y[0]  # the others are auxiliary
     if isinstance(y, tuple) or y.ndim != 2:
         raise ValueError(
             "predict: expected a model with one output per class, got outputs of shape "

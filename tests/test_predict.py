@@ -11,6 +11,7 @@ from pydtnn.data import load_dataset
 from pydtnn.data.inputs import inputs_of
 from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
 from pydtnn.model import Model
+from pydtnn.models.auxiliary import Heads
 from pydtnn.predict import main
 from pydtnn.saving import save_model
 
@@ -49,6 +50,20 @@ def test_another_size_and_colours_are_converted(
     Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / "red.jpg")
     assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "red.jpg")]) == 0
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_auxiliary_outputs_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = (Flatten(name="flat"), Linear(10, name="last"))
+    net = Heads(*parts, heads={"flat": Linear(10, name="early")})
+    model = Model(net, (8, 8, 1), backend="numpy")
+    model.inputs = inputs_of(load_dataset("digits")[0])
+    model.load(
+        {"last.b": np.eye(10, dtype="float32")[3] * 99, "early.b": np.zeros(10)}, strict=False
+    )
+    save_model(model, tmp_path / "m.pydtnn")
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "black.png")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'black.png'}: 3 1\n"
 
 
 def test_what_cannot_be_predicted_is_told_in_a_sentence(

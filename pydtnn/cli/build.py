@@ -8,8 +8,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pydtnn.callbacks import (
     BestWeights,
     Callback,
@@ -25,18 +23,23 @@ from pydtnn.callbacks import (
 )
 from pydtnn.cli.config import TrainConfig
 from pydtnn.cli.data import share_data
+from pydtnn.cli.objective import (
+    check_model,
+    choose_monitor,
+    create_loss,
+    create_metrics,
+    read_auxiliary_weights,
+)
 from pydtnn.cli.parallel import create_exchange
 from pydtnn.cli.parts import find, require_parameter
 from pydtnn.cli.predicted import Predicted, StepMemory
 from pydtnn.cli.run_directory import RunFolder
 from pydtnn.comm import Communicator
-from pydtnn.data import Dataset, Loader, balanced_weights
+from pydtnn.data import Dataset, Loader
 from pydtnn.data.augment import Augmentation, create_augmentations
 from pydtnn.data.inputs import inputs_of
 from pydtnn.kernels import create_backend
 from pydtnn.layers import Net
-from pydtnn.losses import Loss
-from pydtnn.metrics import Metric, get_metric
 from pydtnn.model import Model
 from pydtnn.model.load_report import LoadReport
 from pydtnn.model.recomputing import AUTO
@@ -55,9 +58,6 @@ _log = logging.getLogger("pydtnn.train")
 
 USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "clip_norm": None}
 """Defaults of options that the user omits and for which the update rule has no default."""
-
-BALANCED = "balanced"
-"""Value of `class_weights` in `--loss-options` for weights of the training set."""
 
 LOAD_OPTIONS = ("strict", "rename")
 """Arguments of `load_weights` that `--load-options` accepts."""
@@ -139,6 +139,7 @@ def create_job(
         )
     )
     loss, metrics = create_loss(config, train), create_metrics(config)
+    auxiliary = read_auxiliary_weights(config.auxiliary_weights)
     monitor = choose_monitor(config, metrics)
     tuning = config.tuning or ("fixed" if config.exact or config.virtual_ranks else None)
     begin, grown = clock.now(), StepMemory()
@@ -155,7 +156,7 @@ def create_job(
         **recomputation(config),
     )
     _log.debug("model %s: %.2f s", config.model, clock.now() - begin)
-    check_model(model, train, loss, metrics, mixed=bool(config.mixings()))
+    check_model(model, train, loss, metrics, auxiliary, mixed=bool(config.mixings()))
     freeze(config, model)
     if config.save and not config.saves_weights:
         check_saveable(model)
@@ -167,6 +168,7 @@ def create_job(
         create_optimizer(config, global_batch, steps),
         loss=loss,
         metrics=metrics,
+        auxiliary_weights=auxiliary,
         exchange=create_exchange(config, group),
         callbacks=[grown, *slow, *create_callbacks(config, directory, monitor)],
         observers=[*(one.times for one in slow), *filter(None, [recorder])],
@@ -196,31 +198,6 @@ def create_job(
     )
 
 
-def create_loss(config: TrainConfig, train: Dataset) -> Loss:
-    """Create the loss that `--loss` names; "balanced" weights are those of the training set."""
-    found, options = find(config, "loss")
-    if options.get("class_weights") == BALANCED:
-        options = options | {"class_weights": balanced_weights(train)}
-    if config.label_smoothing:
-        require_parameter(found, "label_smoothing", "--label-smoothing")
-        options = options | {"label_smoothing": config.label_smoothing}
-    return found.make(options)
-
-
-def create_metrics(config: TrainConfig) -> list[Metric]:
-    """Create the metrics that `--metrics` lists."""
-    return [get_metric(name.strip()) for name in config.metrics.split(",") if name.strip()]
-
-
-def choose_monitor(config: TrainConfig, metrics: list[Metric]) -> str:
-    """Return the name of the value to monitor: by default the first validation metric or loss."""
-    names = [*(metric.name for metric in metrics), "loss"]
-    choices = [*(f"val_{name}" for name in names), *names]
-    if config.monitor is not None and config.monitor not in choices:
-        raise ValueError(unknown("value of --monitor", config.monitor, choices))
-    return config.monitor or choices[0]
-
-
 def create_network(config: TrainConfig, data: Dataset) -> Net:
     """Create the network that `--model` names, for the classes and shape of a data set."""
     if data.classes is None:
@@ -235,30 +212,6 @@ def create_network_for(config: TrainConfig, classes: int, input_shape: tuple[int
     """Create the network that `--model` names."""
     found, options = find(config, "model")
     return found.make(options, classes, input_shape)
-
-
-def check_model(
-    model: Model, data: Dataset, loss: Loss, metrics: list[Metric], mixed: bool = False
-) -> None:
-    """Raise an error if the model has no parameters or its output does not fit loss or metrics.
-
-    Loss and metrics are checked with the shape of the output and the last class as target, or its
-    probabilities if samples are mixed.
-    """
-    if not model.parameters:
-        raise ValueError("--model: the model has no parameters to train; add a Linear or a Conv2d")
-    shape = (1, *model.output_shape)
-    classes = data.classes or 1
-    target = np.eye(classes)[-1:] if mixed else np.full((1, *_positions(data)), classes - 1)
-    loss.check(shape, target)
-    for metric in metrics:
-        metric.check(shape, target)
-
-
-def _positions(data: Dataset) -> tuple[int, ...]:
-    """Return the shape of the labels of a sample: ``(T,)`` for sequences, usually ``()``."""
-    _, y = data.read(np.arange(1))
-    return () if data.classes is None else np.shape(y)[1:]
 
 
 def load_initial_weights(config: TrainConfig, model: Model) -> LoadReport | None:

@@ -66,6 +66,12 @@ class TrainConfig(
         {},
         'options of the loss, such as {"class_weights": [1, 5]} or {"class_weights": "balanced"}',
     )
+    auxiliary_weights: str = option(
+        TRAINING,
+        "",
+        "factors of the losses of auxiliary outputs, which are trained but not evaluated: 0.3,0.3",
+        metavar="LIST",
+    )
     label_smoothing: float = option(TRAINING, 0.0, "of cross_entropy", at_least=0, below=1)
     metrics: str = option(
         TRAINING,

@@ -192,7 +192,7 @@ class Rank:
             progress=False,
             observers=observers,
             check_equal=0,
-            **workload.trainer_options,
+            **_auxiliary(len(model.output_shapes)) | dict(workload.trainer_options),
         )
         self.trainer.exchange.start(model.buckets)
         self.batch = self._create_batch(workload, data)
@@ -234,6 +234,11 @@ class Rank:
     def step(self) -> None:
         """Run a training step. Collective: all ranks call it."""
         self.trainer.train_step(self.batch)
+
+
+def _auxiliary(outputs: int) -> dict[str, Any]:
+    """Return the arguments of `Trainer` for a model of several outputs, if none are given."""
+    return {"auxiliary_weights": [1.0] * (outputs - 1)} if outputs > 1 else {}
 
 
 def period(workload: Workload) -> int:

@@ -17,6 +17,16 @@ from pydtnn.train import main
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 
+HEADS = """
+from pydtnn.layers import Conv2d, Flatten, Linear, Sequential
+from pydtnn.models.auxiliary import Heads
+
+def early(classes, input_shape):
+    head = Sequential(Flatten(), Linear(classes), name="early")
+    last = Sequential(Flatten(), Linear(classes), name="last")
+    return Heads(Conv2d(4, 3, name="conv"), last, heads={"conv": head})
+"""
+
 
 def test_one_rank_is_predicted_beside_the_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -31,6 +41,16 @@ def test_one_rank_is_predicted_beside_the_measurement(
     parts = [predicted[name] for name in ("compute", "update", "communication", "data")]
     assert predicted["seconds"] == pytest.approx(sum(parts))
     assert predicted["reason"] == ""
+
+
+def test_a_run_with_auxiliary_outputs_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(HEADS)
+    model = [f"--model={tmp_path / 'own.py'}:early", "--auxiliary-weights=0.3"]
+    assert main([*TINY, *model, f"--output-dir={tmp_path / 'run'}"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"time per step +measured \S+ ms, predicted \S+ ms for this job \(acc", out)
 
 
 def test_a_run_that_cannot_be_predicted_says_why_and_trains(

@@ -18,8 +18,10 @@ Make = Callable[..., Job]
 OWN = """
 import numpy as np
 from pydtnn.data import ArrayDataset
+from pydtnn.layers import Linear
 from pydtnn.losses import CategoricalCrossEntropy
 from pydtnn.metrics import Accuracy
+from pydtnn.models.auxiliary import Heads
 from pydtnn.optimizers import Optimizer
 
 number = 3
@@ -64,6 +66,11 @@ ready = Focal(0.2)
 
 def focal():
     return Focal(0.3)
+
+def two_heads(classes, input_shape):
+    heads = {"a": Linear(classes, name="early"), "b": Linear(classes, name="late")}
+    parts = (Linear(8, name="a"), Linear(8, name="b"), Linear(classes, name="c"))
+    return Heads(*parts, heads=heads)
 
 def makes_none():
     return 3
@@ -139,6 +146,31 @@ def test_options_that_the_loss_does_not_take_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         make(loss_options=options)
+
+
+def test_auxiliary_outputs_are_trained_with_their_weights(make: Make) -> None:
+    job = make(model="own.py:two_heads", auxiliary_weights="0.3, 0.2")
+    assert job.trainer.objective.weights == (1, 0.3, 0.2)
+    before = job.trainer.model.state()["early.w"].copy()
+    job.trainer.fit(job.train, job.validation, global_batch_size=5, epochs=1)
+    assert (job.trainer.model.state()["early.w"] != before).all()
+    assert set(job.trainer.history[0]) == {"loss", "accuracy", "lr", "val_loss", "val_accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        ("own.py:two_heads", "", "^--auxiliary-weights must be 2 numbers, one for each .*got None"),
+        ("own.py:two_heads", "0.3", r"^--auxiliary-weights must be 2 numbers, .*, got \[0.3\]"),
+        ("own.py:two_heads", "0.3,x", "^--auxiliary-weights must be numbers .*, got '0.3,x'"),
+        ("mlp", "0.3", "^--auxiliary-weights: the model has no auxiliary outputs, got"),
+    ],
+)
+def test_auxiliary_weights_must_fit_the_model(
+    model: str, given: str, words: str, make: Make
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(model=model, auxiliary_weights=given)
 
 
 def test_an_optimizer_of_ones_own_has_the_numbers_of_the_command_line_or_its_own(

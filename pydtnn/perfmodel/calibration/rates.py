@@ -206,7 +206,8 @@ def _run(
     model = Model(copy.deepcopy(net), shape, backend=backend, fuse=fuse, input_gradient=True)
     rng = np.random.default_rng(0)
     xs = example_inputs(model.graph, model.input_shapes, batch, rng)
-    dy = rng.standard_normal((batch, *model.output_shape)).astype("float32")
+    shapes = [(batch, *shape) for shape in model.output_shapes]
+    gradients = [rng.standard_normal(shape).astype("float32") for shape in shapes]
     context = StepContext(training=True, samples=np.arange(batch))
     steps = []
     clock = _Clock(processor_clock(backend.threads))
@@ -216,7 +217,8 @@ def _run(
         together()
         start = time.perf_counter()
         _, saved = model.forward(xs, context)
-        model.backward(dy.copy(), saved)
+        dy = tuple(gradient.copy() for gradient in gradients)
+        model.backward(dy if len(dy) > 1 else dy[0], saved)
         steps.append(time.perf_counter() - start)
     layers = {node.name: node.layer for node in model.graph.nodes}
     times: Times = {

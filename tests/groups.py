@@ -2,7 +2,8 @@
 
     @pytest.mark.threads(2, 3)          # on 2 and on 3 threads
     @pytest.mark.threads(2, run=virtual)   # on 2 ranks, by virtual(2, rank) instead of run_threads
-    @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these
+    @pytest.mark.mpi                    # on 1, 2, 3 and 4 MPI ranks; mpi(2, 4): on these.
+                                        # If on 2, then on 3 by `make test-all` only
     @pytest.mark.mpi(through=staged)    # each rank calls staged(comm) and tests what it returns
     @pytest.mark.mpi(checked=False)     # calls are not compared over the ranks (`Checked`)
     def test_every_rank_counts(comm): ...
@@ -74,7 +75,13 @@ class Groups:
             present = wanted if self.world is None else {self.world.size} & set(wanted)
             reason = launch.why_not()
             marks = [pytest.mark.skip(reason=reason)] if reason else []
-            groups += [pytest.param(Group("mpi", n, **mpi.kwargs), marks=marks) for n in present]
+            groups += [
+                pytest.param(
+                    Group("mpi", n, **mpi.kwargs),
+                    marks=[*marks, pytest.mark.long] if n == 3 and 2 in wanted else marks,
+                )
+                for n in present
+            ]
         metafunc.parametrize("comm", groups, indirect=True, ids=lambda group: str(group))
 
     @pytest.hookimpl(tryfirst=True)

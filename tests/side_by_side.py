@@ -11,10 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-SECOND = (
-    *("tests/comm", "tests/parallel", "tests/cli", "tests/simulated", "tests/training"),
-    "tests/test_ending.py",
-)
+SECOND = ("tests/comm", "tests/parallel", "tests/cli", "tests/simulated", "tests/training")
 """Tests of the second process: about half of the time, with and without the long ones."""
 
 

@@ -182,6 +182,7 @@ def test_options_that_each_command_sets_are_not_changes() -> None:
     )
 
 
+@pytest.mark.long
 def test_two_ranks_continue_a_run_of_one(runs: Path, mpiexec: Callable[..., Finished]) -> None:
     done = mpiexec(2, [*TRAIN, "--resume=runs/a", "--epochs=3"], directory=runs.parent)
     assert (done.returncode, done.stderr) == (0, "")

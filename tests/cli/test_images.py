@@ -47,7 +47,10 @@ def write_sources(tmp_path: Path, suffix: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize(("suffix", "on_two"), [("png", "shards"), ("jpg", "folder")])
+@pytest.mark.parametrize(
+    ("suffix", "on_two"),
+    [("png", "shards"), pytest.param("jpg", "folder", marks=pytest.mark.long)],
+)
 def test_weights_are_the_same_bytes_from_files_shards_and_arrays_on_1_and_2_ranks(
     suffix: str,
     on_two: str,

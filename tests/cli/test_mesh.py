@@ -51,6 +51,7 @@ def test_a_plan_requires_a_mesh() -> None:
         parse(["--plan=filter"])
 
 
+@pytest.mark.long  # tests/training/test_mesh.py continues on meshes, too
 def test_a_run_continues_on_any_mesh(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

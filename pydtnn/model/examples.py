@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array
@@ -11,12 +13,31 @@ from pydtnn.model.graph import Graph
 
 
 def example_inputs(
-    graph: Graph, shapes: tuple[Shape, ...], batch: int, rng: np.random.Generator
+    graph: Graph,
+    shapes: Sequence[Shape],
+    batch: int,
+    rng: np.random.Generator,
+    reads: Sequence[int] | None = None,
 ) -> tuple[Array, ...]:
-    """Return random samples for each input of a network, see `example_input`."""
+    """Return random samples for each input of a network, see `example_input`.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its first inputs are those of the network that it reads; others are received.
+    shapes : sequence of tuple of int
+        Of one sample of each input of the network.
+    batch : int
+    rng : numpy.random.Generator
+    reads : sequence of int, optional
+        Numbers of the inputs that the graph, a stage of the network, reads. Default: all.
+    """
+    nodes = dict(zip(range(len(shapes)) if reads is None else reads, graph.inputs, strict=False))
     return tuple(
-        example_input(node, shape, batch, rng)
-        for node, shape in zip(graph.inputs, shapes, strict=True)
+        example_input(nodes[i], shape, batch, rng)
+        if i in nodes
+        else rng.standard_normal((batch, *shape), np.float32)
+        for i, shape in enumerate(shapes)
     )
 
 

@@ -116,6 +116,8 @@ class Stage:
         Names of the layers of all stages, and of the first one of each stage.
     receives, sends : tuple of Value
         See `StageCut`.
+    reads : tuple of int
+        Numbers of the inputs of the model that this stage reads.
     output_shapes : tuple of tuple of int
         Of the model.
     shapes : dict of str to tuple of int
@@ -127,7 +129,7 @@ class Stage:
         self.layers, self.first_layers, self.shapes = cut.layers, cut.first_layers, cut.shapes
         self.receives, self.sends = cut.receives, cut.sends
         self.output_shapes = cut.output_shapes
-        self._reads, self._mesh, self._backend, self._dtype = cut.reads, mesh, backend, dtype
+        self.reads, self._mesh, self._backend, self._dtype = cut.reads, mesh, backend, dtype
         self._group: Group = cast(Group, mesh.group(PIPELINE))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
@@ -152,7 +154,7 @@ class Stage:
     def inputs(self, x: Any, received: Iterable[Array]) -> tuple[Array, ...]:
         """Return the inputs of the stage: those of the model that it reads, and received values."""
         xs = _parts(x)
-        return (*(xs[i] for i in self._reads), *received)
+        return (*(xs[i] for i in self.reads), *received)
 
     # -- messages: values to the stage after, gradients to the stage before -----------------------
 
@@ -171,7 +173,7 @@ class Stage:
     def send_gradients(self, dx: Any, micro_batch: int = 0) -> Transfer:
         """Start to send the gradients of this stage's inputs to the stage before, if any."""
         return self._send(
-            self.receives, _parts(dx)[len(self._reads) :], self.number - 1, micro_batch
+            self.receives, _parts(dx)[len(self.reads) :], self.number - 1, micro_batch
         )
 
     def _receive(

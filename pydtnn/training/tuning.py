@@ -82,10 +82,9 @@ def _rehearse(model: Model, batch: int, training: bool) -> None:
     """Run one step of the model, without loss and update."""
     rng = np.random.default_rng(0)
     backend, dtype = model.backend, model.dtype
-    xs = tuple(
-        backend.asarray(x, dtype)
-        for x in example_inputs(model.graph, model.input_shapes, batch, rng)
-    )
+    reads = model.stage.reads if model.stage else None
+    inputs = example_inputs(model.graph, model.input_shapes, batch, rng, reads)
+    xs = tuple(backend.asarray(x, dtype) for x in inputs)
     context = StepContext(training=training, samples=np.arange(batch))
     y, residuals = model.forward(xs, context, keep=training)
     if training:

@@ -18,11 +18,14 @@ from pydtnn.kernels.autotuner_file import AutotunerFile
 from pydtnn.layers import BatchNorm, Flatten, Layer, Linear, Sequential
 from pydtnn.layers.base import Saved, Shape, StepContext
 from pydtnn.model import Model
+from pydtnn.models import create_net
 from pydtnn.optimizers import SGD
 from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.mesh import Mesh
 from pydtnn.train import main
 from pydtnn.training.checkpoint import load_checkpoint
 from pydtnn.training.trainer import Trainer
+from pydtnn.training.tuning import autotune
 from tests.launch import Finished
 from tests.small_run import TINY, TRAIN
 from tests.small_training import checksums, small_data, small_fit
@@ -285,3 +288,15 @@ def test_ranks_that_choose_in_different_ways_are_refused(
     done = mpiexec(2, ["-c", code, *COMMAND, f"--output-dir={tmp_path}"])
     assert done.returncode == 1
     assert "same tuning, got 'direct' on rank 0 and 'fixed' on rank 1" in done.stderr
+
+
+@pytest.mark.threads(2)
+def test_stages_that_receive_several_values_are_tuned(comm: Communicator) -> None:
+    shape, mesh = (8, 8, 3), Mesh(comm, pipeline=2)
+    backend = create_backend("cpu", threads=1, tuning="measure")
+    plan = {"pipeline": ["stage2.0.conv2"]}
+    model = Model(create_net("resnet8", 3, shape), shape, backend=backend, plan=plan, mesh=mesh)
+    assert model.stage is not None
+    assert len(model.stage.receives or model.stage.sends) == 2
+    autotune(model, comm, 4, training=True)
+    assert len(backend.autotuner.report()) > 3

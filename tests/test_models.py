@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -476,3 +478,25 @@ def test_alexnet_has_local_responses_where_it_is_told() -> None:
     assert [names[names.index(f"norm{i}") + 1] for i in (1, 2)] == ["pool1", "pool2"]
     plain = [n.name for n in wire(create_net("alexnet", 10, CIFAR), CIFAR).nodes]
     assert [name for name in names if not name.startswith("norm")] == plain
+
+
+def test_the_documented_numbers_of_parameters_are_true() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\| ([\d,]+) \|", page, re.M)
+    assert len(rows) > 20
+    for name, given, count in rows:
+        sizes, _, classes = (given.strip() or "224 x 224 x 3, 1000").partition(", ")
+        shape = tuple(map(int, sizes.removesuffix(" tokens").split(" x ")))
+        assert PARAMETERS[name, shape, int(classes)] == int(count.replace(",", ""))
+    assert set(MODELS) <= set(re.findall(r"`(\w+)`", page)) | {
+        f"{name}_bn" for name in ("vgg11", "vgg13", "vgg19")
+    }
+
+
+def test_the_documented_encoder_is_built() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    x, lengths = np.ones((2, 50, 64), "float32"), np.array([[50], [3]], "float32")
+    assert names["model"].predict((x, lengths)).shape == (2, 50, 10)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.cases import workload_of
-from benchmarks.common.work import forget_peak, resident, rest
+from benchmarks.common.work import resident, rest
 from pydtnn.comm import Communicator, create_communicator
 from pydtnn.comm.schedules.network import Network
 from pydtnn.perfmodel.compute.measured import measure_job
@@ -30,6 +30,7 @@ from pydtnn.perfmodel.prediction import simulate
 from pydtnn.perfmodel.virtual import Processor, SharedCores
 from pydtnn.perfmodel.workload import Rank, Workload, period
 from pydtnn.training.tuning import autotune
+from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3
 """Steps before those that are measured."""
@@ -66,11 +67,11 @@ def compare(
     steps: int,
 ) -> dict[str, Any]:
     """Predict and measure a workload; return the result, complete on rank 0."""
-    forget_peak()
+    restart_peak()
     before = resident()
     rank = Rank(workload, comm)
     autotune(rank.trainer.model, comm, rank.largest, training=True)
-    forget_peak()  # that of tuning, which is not in a step
+    restart_peak()  # that of tuning, which is not in a step
     length = period(workload)
     warm_up = seconds_of(rank, comm, length * -(-WARM_UP // length))
     step = max(comm.gather_object(statistics.median(warm_up)))

@@ -54,7 +54,12 @@ class Peer(nn.Module):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         inner = graph.nodes[len(graph.inputs) :]
-        self.steps = nn.ModuleList(convert(node.layer) for node in inner)
+        made: dict[Layer, nn.Module] = {}
+        for node in inner:
+            source = node.layer.source
+            tied = isinstance(node.layer, layers.Embedding) and node.layer.gives_logits
+            made[node.layer] = Embedding(node.layer, made[source]) if tied else convert(node.layer)
+        self.steps = nn.ModuleList(made.values())
         self.wiring = [(n.index, [i.index for i in n.inputs], n.releases) for n in inner]
         self.outputs = [node.index for node in graph.outputs]
         self.to(getattr(torch, graph.dtype.name))
@@ -117,6 +122,8 @@ def to_ours(t: torch.Tensor) -> np.ndarray:
 
 def pairs(layer: Layer, module: nn.Module) -> list[tuple[Any, torch.Tensor]]:
     """Match a layer's parameters with its module's: both come as weight, then bias."""
+    if layer.source is not None:
+        return []  # those of its first use
     inner = getattr(module, "inner", module)
     return list(zip(layer.parameters, inner.parameters(), strict=True))
 
@@ -310,6 +317,20 @@ class PositionalEmbedding(nn.Module):
         return x + self.w
 
 
+class Embedding(nn.Module):
+    """Rows of a matrix; a tied use computes logits with that of `first`."""
+
+    def __init__(self, layer: layers.Embedding, first: Embedding | None = None) -> None:
+        super().__init__()
+        if first is None:
+            self.w = nn.Parameter(torch.zeros(layer.tokens, layer.features))
+        self.first = [first]  # a list: its parameters are not this module's
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first[0]
+        return F.embedding(x.long(), self.w) if first is None else F.linear(x, first.w)
+
+
 def nhwc(function: Callable[[torch.Tensor], torch.Tensor]) -> Convert:
     """Apply a function to the NHWC view, where shapes and axes mean what they mean in pydtnn."""
 
@@ -366,6 +387,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     ),
     layers.Dropout: lambda layer: nn.Dropout(layer.rate),
     layers.DotProductAttention: Attention,
+    layers.Embedding: Embedding,
     layers.ClassToken: ClassToken,
     layers.PositionalEmbedding: PositionalEmbedding,
 }

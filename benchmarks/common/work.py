@@ -6,8 +6,6 @@ batch of random numbers that stays in memory.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pydtnn.utils.machine import restart_peak
+
 if TYPE_CHECKING:
     from pydtnn.comm import Communicator
     from pydtnn.kernels import Backend
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """A net and its batch."""
+    """A net and its batch; a shape of one number is that of a sequence of tokens."""
 
     net: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     batch: int
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Images NHWC and classes."""
+        """Images NHWC and classes, or tokens and those that follow."""
         rng = np.random.default_rng(0)
+        if len(self.shape) == 1:
+            text = rng.integers(self.classes, size=(self.batch, self.shape[0] + 1))
+            return text[:, :-1].astype("float32"), text[:, 1:]
         x = rng.normal(size=(self.batch, *self.shape)).astype("float32")
         return x, rng.integers(self.classes, size=self.batch)
 
 
 CIFAR, MNIST, IMAGENET = (32, 32, 3), (28, 28, 1), (224, 224, 3)
-WORK = {
+USUAL = {
     "resnet44": Work("resnet44", CIFAR, 10, 64),
     "resnet44-128": Work("resnet44", CIFAR, 10, 128),
     "resnet20": Work("resnet20", CIFAR, 10, 64),
@@ -48,6 +51,15 @@ WORK = {
     "mlp": Work("mlp", MNIST, 10, 64),
     "resnet18": Work("resnet18", IMAGENET, 1000, 8),
 }
+ZOO = {
+    "mobilenet_v2": Work("mobilenet_v2", IMAGENET, 1000, 8),
+    "densenet121": Work("densenet121", IMAGENET, 1000, 8),
+    "inception_v3": Work("inception_v3", (299, 299, 3), 1000, 4),
+    "vit_tiny": Work("vit_tiny", IMAGENET, 1000, 16),
+    "gpt": Work("gpt", (256,), 256, 8),
+    "cosmoflow": Work("cosmoflow", (64, 64, 64, 4), 4, 2),
+}
+WORK = USUAL | ZOO
 
 LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-4
 
@@ -60,13 +72,6 @@ def resident(peak: bool = False) -> float:
     key = "VmHWM" if peak else "VmRSS"
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
-
-
-def forget_peak() -> None:
-    """Let the peak of resident memory begin anew, at what is in use now."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # free memory that the C library has kept
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def rest(comm: Communicator) -> None:
@@ -174,7 +179,7 @@ class Ours(Stepping):
 
         self.cache = TemporaryDirectory()
         os.environ["PYDTNN_CACHE"] = self.cache.name
-        forget_peak()
+        restart_peak()
         self.before = resident()
         work = WORK[name] if samples is None else WORK[name]._replace(batch=samples)
         tuning = "direct" if variant == "no-winograd" else "measure"
@@ -210,7 +215,8 @@ class Theirs(Stepping):
 
         self.net: Any = Peer(plain_graph(work.net, work.classes, work.shape)).to(device)
         images, classes = work.data()
-        self.batch = [to_torch(images), torch.from_numpy(classes)]
+        inputs = to_torch(images)
+        self.batch = [inputs if images.ndim > 2 else inputs.long(), torch.from_numpy(classes)]
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), LR, momentum=MOMENTUM, weight_decay=DECAY, **options
         )
@@ -218,7 +224,7 @@ class Theirs(Stepping):
 
     def loss(self, x: Any, target: Any) -> Any:
         """Compute the loss."""
-        return self.cross_entropy(self.net(x), target)
+        return self.cross_entropy(self.net(x).flatten(0, -2), target.flatten())
 
     def next(self) -> list[Any]:
         """Return the batch of the next step."""

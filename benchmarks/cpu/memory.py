@@ -25,7 +25,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.common.report import Report
-from benchmarks.common.work import VARIANTS, WORK, Ours, resident
+from benchmarks.common.work import USUAL, VARIANTS, WORK, Ours, resident
 
 MB = 1 << 20
 STEPS = 3  # the first one chooses algorithms
@@ -55,7 +55,7 @@ def measure(name: str, threads: int, variant: str) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--models", nargs="+", choices=WORK, default=[*WORK])
+    parser.add_argument("--models", nargs="+", choices=WORK, default=[*USUAL])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["full"])
     parser.add_argument("--output", type=Path)

@@ -3,6 +3,7 @@
     python benchmarks/step_time.py                      # ResNet-44, batch 64, 1 thread
     python benchmarks/step_time.py --models all --threads 1 2 --variants full no-winograd \
         --runs 3 --output benchmarks/results/step_time.txt
+    python benchmarks/step_time.py --models zoo --compile --runs 3
     python benchmarks/step_time.py --isa avx2           # both sides held to AVX2
 
 A step is forward, loss, backward and update (SGD with momentum) in float32. A run is a fresh pair
@@ -15,6 +16,7 @@ MB         peak of resident memory over that after the imports, the largest of t
            part ours is of theirs; "and late" counts as theirs, too, what PyTorch imports only when
            it makes an optimizer, which "torch MB" leaves out; "arrays" is the peak of our arrays
            alone, counted by their pool, in a step after the first
+compiled   the ratio to PyTorch with `torch.compile` in its default mode, for --compile
 
 Without PyTorch, our columns stand alone. Threads that wait for work spin for a while after a step;
 a rest between two turns keeps them from disturbing the other side.
@@ -33,7 +35,8 @@ from pathlib import Path
 from benchmarks.common import work
 from benchmarks.common.report import WITH_TORCH, Report
 from benchmarks.common.sides import Side, SideError, serve
-from benchmarks.common.work import VARIANTS, WORK, Ask, forget_peak, resident
+from benchmarks.common.work import USUAL, VARIANTS, WORK, ZOO, Ask, resident
+from pydtnn.utils.machine import restart_peak
 
 WARM_UP = 3  # steps; the first one chooses algorithms
 TURN = 0.1  # s
@@ -82,7 +85,7 @@ class Theirs(work.Theirs):
         imported = resident()
         import torch._dynamo
 
-        forget_peak()
+        restart_peak()
         self.before = resident()
         self.late_imports = self.before - imported
         super().__init__(WORK[name])
@@ -95,30 +98,39 @@ class Theirs(work.Theirs):
 
 def create_side(side: str, name: str, threads: int, variant: str) -> Ours | Theirs:
     """Make a side of some work."""
-    return Ours(name, threads, variant) if side == "ours" else Theirs(name, threads)
+    if side == "ours":
+        return Ours(name, threads, variant)
+    theirs = Theirs(name, threads)
+    if side == "compiled":
+        import torch
+
+        theirs.net = torch.compile(theirs.net)
+    return theirs
 
 
 def start(side: str, threads: int, isa: str | None) -> Side:
     """Start a side."""
     variables = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
-    variables |= {"OMP_NUM_THREADS": str(threads)} | HELD[side].get(isa or "", {})
+    variables |= {"OMP_NUM_THREADS": str(threads)} | HELD.get(side, {}).get(isa or "", {})
     return Side(["benchmarks.cpu.step_time", "--serve", side], variables)
 
 
 class Row:
     """The runs of one row of the table."""
 
-    def __init__(self, name: str, threads: int, variant: str, isa: str | None) -> None:
+    def __init__(
+        self, name: str, threads: int, variant: str, isa: str | None, compiled: bool
+    ) -> None:
         self.task = name, threads, variant, isa
+        self.sides = ["ours", *["torch"] * WITH_TORCH, *["compiled"] * compiled]
         self.times: dict[str, list[float]] = {}
         self.memory: dict[str, list[dict[str, float]]] = {}
-        self.ratios: list[list[float]] = []
+        self.ratios: dict[str, list[list[float]]] = {}
 
     def run(self, turns: int) -> None:
         """Start both sides and let them take turns."""
         name, threads, variant, isa = self.task
-        names = ["ours"] + ["torch"] * WITH_TORCH
-        sides = {side: start(side, threads, isa) for side in names}
+        sides = {side: start(side, threads, isa) for side in self.sides}
         times: dict[str, list[float]] = {side: [] for side in sides}
         for side, process in sides.items():
             process.begin(side, name, threads, variant)
@@ -132,30 +144,39 @@ class Row:
             self.memory.setdefault(side, []).append(process.end()["memory"])
             process.close()
             self.times.setdefault(side, []).extend(times[side])
-        if WITH_TORCH:
-            pairs = zip(times["torch"], times["ours"], strict=True)
-            self.ratios.append([theirs / ours for theirs, ours in pairs])
+        for side in self.sides[1:]:
+            pairs = zip(times[side], times["ours"], strict=True)
+            self.ratios.setdefault(side, []).append([theirs / ours for theirs, ours in pairs])
 
     def text(self) -> str:
         """The row."""
         name, threads, variant, _ = self.task
         batch = WORK[name].batch
         cells = [f"{name:13}{batch:6}{threads:8}  {variant:12}"]
-        cells += [f"{batch / statistics.median(times):9.0f}" for times in self.times.values()]
+        times = [self.times[side] for side in self.sides[:2]]
+        cells += [f"{batch / statistics.median(own):9.1f}" for own in times]
         if WITH_TORCH:
-            median = statistics.median(map(statistics.median, self.ratios))
-            low, _, high = statistics.quantiles(chain(*self.ratios), n=4)
-            cells.append(f"{median:8.2f} ({low:.2f} to {high:.2f})")
-        growth = [max(run["growth"] for run in runs) for runs in self.memory.values()]
+            cells.append(_ratio(self.ratios["torch"]))
+        runs = [self.memory[side] for side in self.sides[:2]]
+        growth = [max(run["growth"] for run in own) for own in runs]
         cells += [f"{mb:8.0f}" for mb in growth]
         if WITH_TORCH:
             late = self.memory["torch"][0]["late imports"]
             cells += [f"{growth[0] / growth[1]:10.2f}", f"{growth[0] / (growth[1] + late):9.2f}"]
         cells.append(f"{self.memory['ours'][0]['arrays']:8.1f}")
+        if "compiled" in self.sides:
+            cells.append(_ratio(self.ratios["compiled"]))
         return " ".join(cells)
 
 
-def head() -> str:
+def _ratio(runs: list[list[float]]) -> str:
+    """Each run's median, of these the median, and the quartiles of all turns."""
+    median = statistics.median(map(statistics.median, runs))
+    low, _, high = statistics.quantiles(chain(*runs), n=4)
+    return f"{median:8.2f} ({low:.2f} to {high:.2f})"
+
+
+def head(compiled: bool) -> str:
     """The names of the columns."""
     sides = ["ours"] + ["torch"] * WITH_TORCH
     cells = [f"{'model':13}{'batch':>6}{'threads':>8}  {'variant':12}"]
@@ -163,16 +184,17 @@ def head() -> str:
     cells += [f"{'ratio':>8} {'':14}"] * WITH_TORCH
     cells += [f"{side + ' MB':>8}" for side in sides]
     cells += [f"{'of theirs':>10}", f"{'and late':>9}"] * WITH_TORCH
-    return " ".join([*cells, f"{'arrays':>8}"])
+    return " ".join([*cells, f"{'arrays':>8}", *["compiled"] * compiled])
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    models = [*WORK, "all"]
+    models = [*WORK, "all", "zoo"]
     parser.add_argument("--models", nargs="+", choices=models, default=["resnet44"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["full"])
+    parser.add_argument("--compile", action="store_true", help="torch.compile, too")
     parser.add_argument("--isa", choices=["avx2"], help="hold both sides to it")
     parser.add_argument("--turns", type=int, default=11, help="of each side in a run, at least 2")
     parser.add_argument("--runs", type=int, default=1)
@@ -182,12 +204,15 @@ def main() -> None:
     if args.serve:
         serve(create_side)
         return
+    if args.compile and not WITH_TORCH:
+        parser.error("--compile requires PyTorch; run `make parity`, which installs it")
     report = Report(args.output)
-    report.line(head())
-    for name in WORK if "all" in args.models else args.models:
+    report.line(head(args.compile))
+    sets = {"all": USUAL, "zoo": ZOO}
+    for name in chain.from_iterable(sets.get(given, [given]) for given in args.models):
         for threads in args.threads:
             for variant in args.variants:
-                row = Row(name, threads, variant, args.isa)
+                row = Row(name, threads, variant, args.isa, args.compile)
                 for _ in range(args.runs):
                     try:
                         row.run(args.turns)

@@ -13,7 +13,7 @@ from pydtnn.perfmodel.projection import Projection, Projector
 from pydtnn.perfmodel.strategy import SCHEMES, Strategy
 from pydtnn.perfmodel.task import Task
 from pydtnn.training.callback import Callback, Training
-from pydtnn.utils.machine import peak_memory, resident_memory
+from pydtnn.utils.machine import recent_peak_memory, resident_memory, restart_peak
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class Predicted:
 class StepMemory(Callback):
     """Growth of this process in the steps of its first epoch, before evaluations and checkpoints.
 
+    The first step of several does not count: algorithms are chosen, and times are measured, before
+    it and within it.
+
     Attributes
     ----------
     grown : int
@@ -74,12 +77,15 @@ class StepMemory(Callback):
 
     def __init__(self) -> None:
         self.grown = 0
-        self._before, self._first = resident_memory(), True
+        self._before, self._steps, self._first = resident_memory(), 0, True
 
     def on_step_end(self, trainer: Training) -> None:
-        """Read the peak."""
+        """Read the peak; let it begin anew after the first step."""
         if self._first:
-            self.grown = max(peak_memory() - self._before, 0)
+            self.grown = max(recent_peak_memory() - self._before, 0)
+            self._steps += 1
+            if self._steps == 1:
+                restart_peak()
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Stop: evaluations have other arrays."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from pydtnn.kernels import Backend
 from pydtnn.kernels.reference.attention import Dropped
 from pydtnn.kernels.reference.family import Array
 from pydtnn.kernels.reference.random import stream
@@ -31,7 +36,13 @@ class DotProductAttention(Layer):
     Notes
     -----
     Input ``(N, T, 3 D)``: the queries of all heads, then the keys, then the values, each of ``E = D
-    / heads`` elements per head. Output ``(N, T, D)``.
+    / heads`` elements per head. Output ``(N, T, D)``. With a second input ``(N, 1)``, the lengths
+    of the samples, only their first positions exist: outputs and gradients of the others are 0.
+
+    Raises
+    ------
+    ValueError
+        In `forward`, if a length is not a whole number in 0..T: with the sample and the value.
 
     References
     ----------
@@ -56,9 +67,20 @@ class DotProductAttention(Layer):
         self.causal = truth(who, "causal", causal)
         self.dropout = number(who, "dropout", dropout, at_least=0, below=1)
 
+    def bind(self, backend: Backend, dtype: np.dtype, name: str, shapes: tuple[Shape, ...]) -> None:
+        """Refuse lengths of 16 bits: they do not represent all."""
+        if len(shapes) > 1 and dtype.itemsize == 2:
+            raise self.fail(
+                f"expected a model of float32 or float64, which represent all lengths, got {dtype}"
+            )
+        super().bind(backend, dtype, name, shapes)
+
     def build(self, *shapes: Shape) -> Shape:
         """Check that the input has queries, keys and values of all heads."""
-        shape = self.single(shapes)
+        shape = self.single(shapes[:1])
+        if shapes[1:] not in ((), ((1,),)):
+            given = " and ".join(map(str, shapes[1:]))
+            raise self.fail(f"a second input must be lengths of shape (1,), got {given}")
         if len(shape) != 2 or shape[1] % (3 * self.heads):
             raise self.fail(
                 f"expected queries, keys and values of shape (T, 3 D) with D a multiple of "
@@ -69,24 +91,49 @@ class DotProductAttention(Layer):
 
     def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
         """Compute the output, and the logarithm of each row's sum of exponentials."""
-        (x,) = xs
+        x, *others = xs
         length, _ = self.output_shape
+        lengths = self._lengths(others[0], context) if others else None
         y = self.empty(len(x), self.output_shape)
         log_sums = self.backend.empty((len(x), self.heads, length), self.parameter_dtype)
-        dropout = self._dropped(context)
-        self.backend.attention.forward(
-            x, self.heads, out=y, log_sums=log_sums, causal=self.causal, dropout=dropout
-        )
-        return y, (x, y, log_sums, dropout)
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "lengths": lengths,
+            "dropout": self._dropped(context),
+        }
+        self.backend.attention.forward(x, self.heads, out=y, log_sums=log_sums, **options)
+        return y, (x, y, log_sums, options)
 
-    def backward(self, dy: Array, saved: Saved) -> Array:
+    def backward(self, dy: Array, saved: Saved) -> Array | tuple[Array, ...]:
         """Compute the weights again, and the gradients of queries, keys and values."""
-        x, y, log_sums, dropout = saved
+        x, y, log_sums, options = saved
         dx = self.empty(len(x), self.input_shapes[0])
-        self.backend.attention.backward(
-            dy, x, y, log_sums, self.heads, out=dx, causal=self.causal, dropout=dropout
-        )
-        return dx
+        self.backend.attention.backward(dy, x, y, log_sums, self.heads, out=dx, **options)
+        if len(self.input_shapes) == 1:
+            return dx
+        return dx, self.backend.zeros((len(x), 1), self.dtype)
+
+    def example(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        """Draw lengths, or queries, keys and values."""
+        if shape[1:] != (1,):
+            return super().example(shape, rng)
+        return rng.integers(1, self.input_shapes[0][0] + 1, size=shape).astype(np.float32)
+
+    def _lengths(self, given: Array, context: StepContext) -> Array:
+        """Return lengths as int64 ``(N,)``."""
+        flat = given.reshape(-1)
+        with np.errstate(invalid="ignore"):  # NaN is found below
+            lengths = flat.astype("int64")
+        most = self.input_shapes[0][0]
+        wrong = (lengths != flat) | (lengths < 0) | (lengths > most)
+        if wrong.any():
+            row = int(wrong.argmax())
+            sample = row if context.samples is None else int(context.samples[row])
+            raise self.fail(
+                f"lengths must be whole numbers in 0..{most}, got {float(flat[row]):g} of sample "
+                f"{sample}"
+            )
+        return lengths
 
     def _dropped(self, context: StepContext) -> Dropped | None:
         """Return the key of the mask in training."""
@@ -102,9 +149,10 @@ class DotProductAttention(Layer):
 
         Each product is ``2 E`` operations for a weight of a head. Those that compute the weights
         again in backward do not count. Dropout is a comparison and a product per weight in both
-        directions.
+        directions. All samples count with the length T.
         """
-        (length, features), (inputs, outputs) = self.output_shape, self.elements(batch)
+        (length, features), (_, outputs) = self.output_shape, self.elements(batch)
+        inputs = 3 * outputs
         seen = length * (length + 1) // 2 if self.causal else length * length
         weights, dropped = batch * self.heads * seen, 2 * (self.dropout > 0)
         products = 2 * batch * seen * features
@@ -119,6 +167,9 @@ class DotProductAttention(Layer):
 
 class MultiHeadAttention(Block):
     """Self-attention: a projection to queries, keys and values, attention, an output projection.
+
+    With a second input ``(N, 1)``, the lengths of the samples, positions beyond a length are not
+    seen by others, and their own attention is 0.
 
     Parameters
     ----------
@@ -137,7 +188,7 @@ class MultiHeadAttention(Block):
     Raises
     ------
     ValueError
-        If the input is not of shape (T, D), or `heads` does not divide D.
+        If the input is not of shape (T, D), or the second not (1,), or `heads` does not divide D.
 
     Notes
     -----
@@ -173,11 +224,13 @@ class MultiHeadAttention(Block):
     def wire(self, graph: Graph, *inputs: Node) -> Node:
         """Connect the projections and the attention; a second use shares their parameters."""
         shapes = " and ".join(str(node.shape) for node in inputs)
-        if len(inputs) != 1 or len(inputs[0].shape) != 2:
+        if not 1 <= len(inputs) <= 2 or len(inputs[0].shape) != 2:
             raise ValueError(
-                f"MultiHeadAttention: expected one input of shape (T, D), got {shapes}"
+                "MultiHeadAttention: expected one input of shape (T, D), and lengths of shape (1,) "
+                f"if they differ, got {shapes}"
             )
-        (x,), features = inputs, inputs[0].shape[-1]
+        x, *lengths = inputs
+        features = x.shape[-1]
         if features % self.heads:
             raise ValueError(
                 f"MultiHeadAttention: heads must divide the {features} features of the input "
@@ -190,6 +243,5 @@ class MultiHeadAttention(Block):
             ),
             Linear(features, bias=self.bias, initializer=self.output_initializer, name="out_proj"),
         )
-        for part in self._parts:
-            x = graph.add(part, x)
-        return x
+        first, attention, last = self._parts
+        return graph.add(last, graph.add(attention, graph.add(first, x), *lengths))

@@ -91,6 +91,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "MultiHeadAttention": {
         "num_heads": "use heads=",
         "is_causal": "use causal=",
+        "key_padding_mask": "pass the lengths of the samples as a second input",
         "embed_dim": _FEATURES,
         "key_dim": _FEATURES,
     },

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import platform
 import resource
 import sys
@@ -10,6 +13,10 @@ from pathlib import Path
 
 NUMBERS = ("cpu family", "model", "CPU implementer", "CPU part")
 """Fields that identify a CPU besides its name: hypervisors shorten names, ARM CPUs have none."""
+
+
+_earlier = [0]
+"""Peaks of resident memory before each restart, in B."""
 
 
 def cpu_name() -> str:
@@ -25,6 +32,20 @@ def cpu_model() -> str:
 
 def peak_memory() -> int:
     """Return the peak resident memory of this process, in B."""
+    return max(_earlier[-1], recent_peak_memory())
+
+
+def restart_peak() -> None:
+    """Return free memory to the system, and let `recent_peak_memory` begin anew, if it is Linux."""
+    gc.collect()
+    _earlier.append(peak_memory())
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def recent_peak_memory() -> int:
+    """Return the peak resident memory since `restart_peak`, or of the whole process, in B."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

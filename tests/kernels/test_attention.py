@@ -63,7 +63,16 @@ def dropped(samples: int, rate: float = 0.3) -> Dropped:
     return Dropped(rate, 2**32 + 11, stream("attention"), 5, 3 * np.arange(samples) + 2**33)
 
 
-OPTIONS = [{}, {"causal": True}, {"dropout": 0.3}, {"causal": True, "dropout": 0.7}]
+OPTIONS = [
+    *({}, {"causal": True}, {"dropout": 0.3}, {"causal": True, "dropout": 0.7}),
+    *({"lengths": True}, {"causal": True, "lengths": True, "dropout": 0.3}),
+]
+
+
+def lengths_of(size: tuple[int, int, int, int]) -> np.ndarray:
+    """Lengths of samples: that of all positions, none, and others."""
+    samples, length, *_ = size
+    return np.array([length, 0, (length + 1) // 2, 1, length - 1][:samples], np.int64)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -78,6 +87,8 @@ def test_kernels_agree_with_the_reference(
 ) -> None:
     if "dropout" in options:
         options = {**options, "dropout": dropped(size[0], options["dropout"])}
+    if "lengths" in options:
+        options = {**options, "lengths": lengths_of(size)}
     arrays = {name: array.astype(dtype) for name, array in operands(rng, size).items()}
     exact = {name: array.astype(np.float64) for name, array in arrays.items()}
     expected = run(REFERENCE, size[2], exact, **options)
@@ -112,6 +123,8 @@ def test_gradients_are_those_of_differences(
     size = (2, 5, 2, 3)
     if "dropout" in options:
         options = {**options, "dropout": dropped(size[0], options["dropout"])}
+    if "lengths" in options:
+        options = {**options, "lengths": lengths_of(size)}
     arrays = operands(rng, size)
 
     def forward(qkv: np.ndarray) -> np.ndarray:

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.layers import DotProductAttention, Linear, MultiHeadAttention, Sequential, StepContext
+from pydtnn.layers import (
+    Block,
+    DotProductAttention,
+    Linear,
+    MultiHeadAttention,
+    Sequential,
+    StepContext,
+)
+from pydtnn.layers.blocks import Graph
+from pydtnn.layers.node import Node
 from pydtnn.model import Model
 from pydtnn.testing import check_layer
 
@@ -81,7 +90,11 @@ def test_dropout_without_samples_says_what_is_missing() -> None:
     ("make", "shape", "sentence"),
     [
         (lambda: MultiHeadAttention(4), (5, 6), r"heads must divide the 6 features of .*\(5, 6\)"),
-        (lambda: MultiHeadAttention(2), (6,), r"expected one input of shape \(T, D\), got \(6,\)"),
+        (
+            lambda: MultiHeadAttention(2),
+            (6,),
+            r"one input of shape \(T, D\), .*got \(6,\)",
+        ),
         (
             lambda: DotProductAttention(2),
             (5, 9),
@@ -99,3 +112,69 @@ def test_options_that_do_not_fit_are_told(make: Any, shape: Any, sentence: str) 
 def test_causal_must_be_true_or_false() -> None:
     with pytest.raises(TypeError, match="MultiHeadAttention: causal must be true or false, got 1"):
         MultiHeadAttention(1, causal=1)  # type: ignore[arg-type]
+
+
+class OfLengths(Block):
+    """Attention of samples with lengths, the second input."""
+
+    def __init__(self, attention: MultiHeadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def wire(self, graph: Graph, *inputs: Node) -> Node:
+        return graph.add(self.attention, *inputs)
+
+
+def of_lengths(backend: Backend | str = "cpu", dtype: str = "float64", **options: Any) -> Model:
+    net = OfLengths(MultiHeadAttention(2, name="a", **options))
+    return Model(net, [(5, 4), (1,)], backend=backend, dtype=dtype, input_gradient=True)
+
+
+LENGTHS = np.array([[3.0], [5.0], [0.0], [1.0]])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_samples_with_lengths_are_computed_as_shorter_ones(causal: bool, backend: Backend) -> None:
+    model = of_lengths(backend, causal=causal)
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(4, 5, 4)), rng.normal(size=(4, 5, 4))
+    context = StepContext(training=True)
+    y, saved = model.forward((backend.asarray(x), backend.asarray(LENGTHS)), context)
+    dx, dlengths = model.backward(backend.asarray(dy), saved)
+    y, dx = backend.to_numpy(y), backend.to_numpy(dx)
+    assert not backend.to_numpy(dlengths).any()
+    for n, length in enumerate(LENGTHS[:, 0].astype(int)):
+        bias = np.broadcast_to(model.state()["a.out_proj.b"], y[n, length:].shape)
+        np.testing.assert_allclose(y[n, length:], bias, rtol=0, atol=1e-15)
+        np.testing.assert_array_equal(dx[n, length:], 0)
+        if length == 0:
+            continue
+        net = MultiHeadAttention(2, causal=causal, name="a")
+        short = Model(net, (length, 4), backend=backend, dtype="float64", input_gradient=True)
+        short.load(model.state())
+        part = backend.asarray(x[n : n + 1, :length])
+        own, kept = short.forward(part, StepContext(training=True))
+        np.testing.assert_allclose(y[n, :length], backend.to_numpy(own)[0], rtol=1e-12, atol=1e-13)
+        own_dx = short.backward(backend.asarray(dy[n : n + 1, :length]), kept)
+        np.testing.assert_allclose(
+            dx[n, :length], backend.to_numpy(own_dx)[0], rtol=1e-11, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("wrong", [6, -1, 2.5, np.nan])
+def test_numbers_that_are_no_lengths_are_named_with_the_sample(wrong: float) -> None:
+    lengths = LENGTHS.copy()
+    lengths[2] = wrong
+    context = StepContext(training=False, samples=np.array([7, 8, 30, 9]))
+    with pytest.raises(ValueError, match=rf"in 0\.\.5, got {wrong:g} of sample 30"):
+        of_lengths().forward((np.zeros((4, 5, 4)), lengths), context)
+
+
+def test_a_model_of_16_bits_has_no_lengths() -> None:
+    with pytest.raises(ValueError, match="float32 or float64, which represent all lengths, got bf"):
+        of_lengths(dtype="bfloat16")
+
+
+def test_a_second_input_must_be_lengths() -> None:
+    with pytest.raises(ValueError, match=r"input must be lengths of shape \(1,\), got \(5,\)"):
+        Model(OfLengths(MultiHeadAttention(2)), [(5, 4), (5,)], backend="numpy")

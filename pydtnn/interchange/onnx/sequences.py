@@ -54,6 +54,7 @@ def class_token(draft: Draft, at: Place) -> None:
 
 def attention(draft: Draft, at: Place) -> None:
     """Write ``softmax(q k' / sqrt(E) + mask) v`` of heads (N, heads, T, E)."""
+    at.require(len(at.inputs) == 1, "one input, without lengths")
     (x,), name, heads = at.inputs, at.name, at.layer.heads
     length, features = at.shape
     size = features // heads

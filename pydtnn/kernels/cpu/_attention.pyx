@@ -14,6 +14,7 @@ cdef extern from "attention.h":
         ptrdiff_t heads
         ptrdiff_t width
         int causal
+        const int64_t *lengths
         const int64_t *samples
         uint32_t seed
         uint32_t stream
@@ -28,13 +29,14 @@ cdef extern from "attention.h":
     const attention_kernels *attention_select(int isa, int itemsize)
 
 
-cdef attention_shape shape_of(qkv, ptrdiff_t heads, bint causal, dropout) except *:
-    """The shape of (N, T, 3 D) arrays; dropout is (samples, seed, stream, epoch, threshold, factor)
-    or None, with samples of int64."""
+cdef attention_shape shape_of(qkv, ptrdiff_t heads, bint causal, lengths, dropout) except *:
+    """The shape of (N, T, 3 D) arrays; lengths are int64 or None, dropout (samples, seed, stream,
+    epoch, threshold, factor) or None, with samples of int64."""
     cdef attention_shape s
     s.batch, s.length, s.heads = qkv.shape[0], qkv.shape[1], heads
     s.width = qkv.shape[2] // (3 * heads)
     s.causal = causal
+    s.lengths = <const int64_t *>optional(lengths, sizeof(int64_t), s.batch)
     samples, s.seed, s.stream, s.epoch, s.threshold, s.factor = dropout or (None, 0, 0, 0, 0, 1.0)
     s.samples = <const int64_t *>optional(samples, sizeof(int64_t), s.batch)
     return s
@@ -54,9 +56,10 @@ cdef class AttentionKernels:
         if attention_select(isa, 4) == NULL:
             raise ValueError(f"instruction set number {isa} was not built.")
 
-    def forward(self, qkv, ptrdiff_t heads, bint causal, dropout, out, log_sums, int threads):
+    def forward(self, qkv, ptrdiff_t heads, bint causal, lengths, dropout, out, log_sums,
+                int threads):
         """out (N, T, D) and log_sums (N, heads, T) of qkv (N, T, 3 D)."""
-        cdef attention_shape s = shape_of(qkv, heads, causal, dropout)
+        cdef attention_shape s = shape_of(qkv, heads, causal, lengths, dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
         cdef const void *qkv_ = data(qkv, size, 3 * rows * features)
@@ -69,10 +72,10 @@ cdef class AttentionKernels:
         if status != 0:
             raise MemoryError("attention.forward: no memory for packed operands.")
 
-    def backward(self, dy, qkv, y, log_sums, ptrdiff_t heads, bint causal, dropout, out,
-                 int threads):
+    def backward(self, dy, qkv, y, log_sums, ptrdiff_t heads, bint causal, lengths,
+                 dropout, out, int threads):
         """out (N, T, 3 D), the gradient of qkv, from dy and the results of forward."""
-        cdef attention_shape s = shape_of(qkv, heads, causal, dropout)
+        cdef attention_shape s = shape_of(qkv, heads, causal, lengths, dropout)
         cdef ptrdiff_t rows = s.batch * s.length, features = s.heads * s.width
         cdef int size = itemsize(out), status
         cdef const void *dy_ = data(dy, size, rows * features)

@@ -28,16 +28,22 @@ class Attention(Compiled, reference.Attention):
         out: Array,
         log_sums: Array,
         causal: bool = False,
+        lengths: Array | None = None,
         dropout: Dropped | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials."""
         if not (native(out, qkv) and native(log_sums, out)):
             return super().forward(
-                qkv, heads, out=out, log_sums=log_sums, causal=causal, dropout=dropout
+                qkv,
+                heads,
+                out=out,
+                log_sums=log_sums,
+                causal=causal,
+                lengths=lengths,
+                dropout=dropout,
             )
-        self.kernels.forward(
-            contiguous(qkv), heads, causal, _numbers(dropout), out, log_sums, self.threads
-        )
+        options = heads, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
+        self.kernels.forward(contiguous(qkv), *options, out, log_sums, self.threads)
 
     def backward(
         self,
@@ -49,15 +55,36 @@ class Attention(Compiled, reference.Attention):
         *,
         out: Array,
         causal: bool = False,
+        lengths: Array | None = None,
         dropout: Dropped | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward."""
         if not native(out, dy, qkv, y, log_sums):
             return super().backward(
-                dy, qkv, y, log_sums, heads, out=out, causal=causal, dropout=dropout
+                dy,
+                qkv,
+                y,
+                log_sums,
+                heads,
+                out=out,
+                causal=causal,
+                lengths=lengths,
+                dropout=dropout,
             )
+        options = heads, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
         arrays = map(contiguous, (dy, qkv, y, log_sums))
-        self.kernels.backward(*arrays, heads, causal, _numbers(dropout), out, self.threads)
+        self.kernels.backward(*arrays, *options, out, self.threads)
+
+
+def _checked(lengths: Array | None, most: int) -> Array | None:
+    """Return lengths as the kernels take them."""
+    if lengths is None:
+        return None
+    if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= most:
+        raise ValueError(
+            f"attention: lengths must be in 0..{most}, got {lengths.min()} to {lengths.max()}"
+        )
+    return np.require(lengths, np.int64, ["C", "A"])
 
 
 def _numbers(dropout: Dropped | None) -> tuple[Any, ...] | None:

@@ -35,7 +35,8 @@ class Dropped(NamedTuple):
 class Attention(Family):
     """``softmax(q k' / sqrt(E)) v`` of each head, with weights ``softmax(...)`` ``(T, T)``.
 
-    With `causal`, position ``i`` has no weights for the positions after it.
+    With `causal`, position ``i`` has no weights for the positions after it. With `lengths` (N,) of
+    int64, only the first positions of a sample exist: outputs and gradients of the others are 0.
 
     References
     ----------
@@ -50,6 +51,7 @@ class Attention(Family):
         out: Array,
         log_sums: Array,
         causal: bool = False,
+        lengths: Array | None = None,
         dropout: Dropped | None = None,
     ) -> None:
         """Compute `out` (N, T, D), and the logarithm of each row's sum of exponentials.
@@ -58,10 +60,12 @@ class Attention(Family):
         the weights, which backward computes again.
         """
         q, k, v = self._split(qkv, heads)
-        scores = self._scores(q, k, causal)
+        scores = self._scores(q, k, causal, lengths)
         top = scores.max(axis=-1, keepdims=True)
+        top = self.xp.where(top == -self.xp.inf, 0, top)  # of positions that do not exist
         e = self.xp.exp(scores - top)
         total = e.sum(axis=-1, keepdims=True)
+        total = self.xp.where(total == 0, 1, total)
         log_sums[...] = (top + self.xp.log(total))[..., 0]
         y = self._drop(e / total, dropout) @ v
         out[...] = y.transpose(0, 2, 1, 3).reshape(out.shape)  # (N, H, T, E) -> (N, T, D)
@@ -76,6 +80,7 @@ class Attention(Family):
         *,
         out: Array,
         causal: bool = False,
+        lengths: Array | None = None,
         dropout: Dropped | None = None,
     ) -> None:
         """Compute the gradient of `qkv` into `out` (N, T, 3 D), from the results of forward.
@@ -86,7 +91,7 @@ class Attention(Family):
         """
         q, k, v = self._split(qkv, heads)
         dy, y = self._heads(dy, heads), self._heads(y, heads)
-        p = self.xp.exp(self._scores(q, k, causal) - log_sums[..., None])
+        p = self.xp.exp(self._scores(q, k, causal, lengths) - log_sums[..., None])
         dv = self._drop(p, dropout).transpose(0, 1, 3, 2) @ dy
         dp = self._drop(dy @ v.transpose(0, 1, 3, 2), dropout)
         ds = p * (dp - (dy * y).sum(axis=-1, keepdims=True)) / q.shape[-1] ** 0.5
@@ -106,13 +111,17 @@ class Attention(Family):
         n, length, features = x.shape
         return wide(x).reshape(n, length, heads, features // heads).transpose(0, 2, 1, 3)
 
-    def _scores(self, q: Array, k: Array, causal: bool) -> Array:
+    def _scores(self, q: Array, k: Array, causal: bool, lengths: Array | None) -> Array:
         """Compute ``q k' / sqrt(E)``, -infinity for positions that have no weight."""
         scores = q @ k.transpose(0, 1, 3, 2) / q.shape[-1] ** 0.5
-        if not causal:
-            return scores
-        seen = self.xp.tri(q.shape[2], dtype=bool)
-        return self.xp.where(seen, scores, -self.xp.inf)
+        length = q.shape[2]
+        if causal:
+            scores = self.xp.where(self.xp.tri(length, dtype=bool), scores, -self.xp.inf)
+        if lengths is not None:
+            exist = self.xp.arange(length) < lengths[:, None]  # (N, T)
+            pairs = exist[:, None, :, None] & exist[:, None, None, :]
+            scores = self.xp.where(pairs, scores, -self.xp.inf)
+        return scores
 
     def _drop(self, weights: Array, dropout: Dropped | None) -> Array:
         """Zero dropped weights and multiply the others by ``1 / (1 - rate)``."""

@@ -82,12 +82,15 @@ static ptrdiff_t forward_scratch(const struct attention_shape *s) {
 /* Output of one head; scratch: forward_scratch. */
 static void forward_head(const struct attention_shape *s, ptrdiff_t sample, ptrdiff_t head,
                          const real *qkv, real *y, real *log_sums, real *scratch) {
-    const ptrdiff_t length = s->length, width = s->width, ldy = s->heads * width, ld = 3 * ldy;
-    const real *q = qkv + sample * length * ld + head * width, *k = q + ldy, *v = k + ldy;
+    const ptrdiff_t length = positions(s, sample), width = s->width, ldy = s->heads * width,
+                    ld = 3 * ldy;
+    const real *q = qkv + sample * s->length * ld + head * width, *k = q + ldy, *v = k + ldy;
     real *keys_packed = scratch, *values = keys_packed + panels_size(width, length),
          *score = values + panels_size(length, width), top[QUERIES], sum[QUERIES];
-    y += sample * length * ldy + head * width;
-    log_sums += (sample * s->heads + head) * length;
+    y += sample * s->length * ldy + head * width;
+    log_sums += (sample * s->heads + head) * s->length;
+    zero_rows(length, s->length, width, y, ldy);
+    zero_rows(length, s->length, 1, log_sums, 1);
     NAME(attention_pack_turned)(length, width, k, ld, (real)(1 / __builtin_sqrt((double)width)),
                                 keys_packed);
     NAME(attention_pack)(length, width, v, ld, values);

@@ -8,10 +8,13 @@
 #include "dispatch.h"
 
 /* qkv (batch, length, 3, heads, width), y (batch, length, heads, width), log_sums (batch, heads,
- * length). Dropped weights are those whose word is below the threshold; without samples, none. */
+ * length). Of a sample, only the first `lengths` positions exist: outputs and gradients of the
+ * others are 0. Dropped weights are those whose word is below the threshold; without samples,
+ * none. */
 struct attention_shape {
     ptrdiff_t batch, length, heads, width;
     int causal;
+    const int64_t *lengths; /* (batch,), or NULL */
     const int64_t *samples; /* (batch,), or NULL */
     uint32_t seed, stream, epoch, threshold;
     double factor; /* of the weights that are kept */

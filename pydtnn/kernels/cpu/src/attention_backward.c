@@ -39,8 +39,9 @@ static void differentiate(const struct attention_shape *s, ptrdiff_t sample, ptr
 }
 
 /* Sum of dy y of each row. */
-static void row_dots(const struct attention_shape *s, const real *dy, const real *y, real *dot) {
-    for (ptrdiff_t i = 0; i < s->length; i++) {
+static void row_dots(const struct attention_shape *s, ptrdiff_t rows, const real *dy, const real *y,
+                     real *dot) {
+    for (ptrdiff_t i = 0; i < rows; i++) {
         vec sum = vzero();
         for (ptrdiff_t e = 0; e < s->width; e += LANES) {
             const ptrdiff_t n = smaller(s->width - e, LANES);
@@ -60,9 +61,10 @@ ptrdiff_t NAME(attention_backward_scratch)(const struct attention_shape *s) {
 void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sample,
                                    ptrdiff_t head, const real *dy, const real *qkv, const real *y,
                                    const real *log_sums, real *dqkv, real *scratch) {
-    const ptrdiff_t length = s->length, width = s->width, ldy = s->heads * width, ld = 3 * ldy;
-    const ptrdiff_t at = sample * length * ldy + head * width,
-                    at3 = sample * length * ld + head * width;
+    const ptrdiff_t length = positions(s, sample), width = s->width, ldy = s->heads * width,
+                    ld = 3 * ldy;
+    const ptrdiff_t at = sample * s->length * ldy + head * width,
+                    at3 = sample * s->length * ld + head * width;
     const real *q = qkv + at3, *k = q + ldy, *v = k + ldy;
     real *dq = dqkv + at3, *dk = dq + ldy, *dv = dk + ldy;
     real *keys_turned = scratch, *values_turned = keys_turned + panels_size(width, length),
@@ -72,13 +74,16 @@ void NAME(attention_backward_head)(const struct attention_shape *s, ptrdiff_t sa
          *dp = p + QUERIES * KEYS, *dot = dp + QUERIES * KEYS;
     const real scale = (real)(1 / __builtin_sqrt((double)width));
     dy += at;
-    log_sums += (sample * s->heads + head) * length;
+    log_sums += (sample * s->heads + head) * s->length;
+    zero_rows(length, s->length, width, dq, ld);
+    zero_rows(length, s->length, width, dk, ld);
+    zero_rows(length, s->length, width, dv, ld);
     NAME(attention_pack_turned)(length, width, k, ld, scale, keys_turned);
     NAME(attention_pack_turned)(length, width, v, ld, 1, values_turned);
     NAME(attention_pack)(length, width, q, ld, q_rows);
     NAME(attention_pack)(length, width, k, ld, k_rows);
     NAME(attention_pack)(length, width, dy, ldy, dy_rows);
-    row_dots(s, dy, y + at, dot);
+    row_dots(s, length, dy, y + at, dot);
     for (ptrdiff_t j = 0; j < length; j += KEYS) {
         const ptrdiff_t keys = smaller(length - j, KEYS);
         const ptrdiff_t start = s->causal ? j / QUERIES * QUERIES : 0; /* those before see none */

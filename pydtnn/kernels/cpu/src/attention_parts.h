@@ -3,6 +3,8 @@
 #ifndef PYDTNN_ATTENTION_PARTS_H
 #define PYDTNN_ATTENTION_PARTS_H
 
+#include <string.h>
+
 #include "attention.h"
 #include "gemm.h"
 
@@ -32,6 +34,18 @@ void NAME(attention_product)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth,
 void NAME(attention_outer)(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const real *a,
                            ptrdiff_t lda, const real *b, ptrdiff_t panel_rows, ptrdiff_t first,
                            real *c, ptrdiff_t ldc, int accumulate);
+
+/* Number of positions of a sample. */
+INLINE ptrdiff_t positions(const struct attention_shape *s, ptrdiff_t sample) {
+    return s->lengths ? (ptrdiff_t)s->lengths[sample] : s->length;
+}
+
+/* Set rows [first, last) of `columns` elements, `stride` apart, to 0. */
+INLINE void zero_rows(ptrdiff_t first, ptrdiff_t last, ptrdiff_t columns, real *x,
+                      ptrdiff_t stride) {
+    const size_t size = (size_t)columns * sizeof(real);
+    for (ptrdiff_t i = first; i < last; i++) memset(x + i * stride, 0, size);
+}
 
 /* Number of keys of a block, from key `first`, that query `query` has weights for. */
 INLINE ptrdiff_t keys_seen(const struct attention_shape *s, ptrdiff_t query, ptrdiff_t first,

@@ -27,7 +27,8 @@ LONG = (
     *("tests/benchmarks/", "tests/fuzz/", "tests/kernels/cuda/", "tests/simulated/"),
     *("tests/comm/test_nccl.py", "tests/comm/test_training_on_device.py"),
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
-    *(f"tests/parity/test_{name}.py" for name in ("resnet", "zoo", "peers", "gpu_peers")),
+    *("tests/parity/", "tests/parallel/compression/test_training.py"),
+    "tests/perfmodel/test_against_virtual.py",
     *("tests/interchange/test_onnx.py", "tests/interchange/test_torch.py"),
     *("tests/data/test_synthetic_learning.py", "tests/test_packaging.py"),
     *("tests/testing/test_harness.py", "tests/model/test_memory.py"),
@@ -35,7 +36,8 @@ LONG = (
 )
 """Tests that only `make test-all` runs: they compile, emulate and simulate GPU code, run
 benchmarks, draw random cases (as does `make fuzz`), train for a minute, run beside PyTorch, build
-distributions, emulate hosts, measure memory or export networks. Single tests are marked in their
+distributions, emulate hosts, measure memory, export networks, combine schemes with compressors, or
+compare two ways to predict. Single tests are marked in their
 files: cases of a product of parameters all of which occur in other cases."""
 
 

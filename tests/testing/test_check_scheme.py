@@ -69,6 +69,7 @@ def test_a_scheme_can_be_asked_for_more_than_it_promises() -> None:
         check_scheme(LocalSGD, ranks=[4], equal_to_serial=True)
 
 
+@pytest.mark.long  # tests/parallel/schemes hold the same promises
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_library_s_schemes_pass(name: str) -> None:
     check_scheme(SCHEMES[name], ranks=[1, 3], equal_to_serial=False if name == "stale" else None)

@@ -9,8 +9,9 @@ twin of the network, on all cores. Then the ranks repeat their first steps, whic
 bytes of weights. Lines are the mean losses of a tenth of the steps, and how far ours is from
 theirs; the last one is the accuracy of both on a part of the test set (of tokens: of the next one).
 Rates are constant; one that is too high makes both sides chaotic, so that they differ after some 30
-steps (0.001 for the GPT, which has no warm-up here). There is neither weight decay nor augmentation. Networks with dropout need
-`--model-options '{"dropout": 0}'`: its masks are not those of PyTorch.
+steps (0.001 for the GPT, which has no warm-up here). There is neither weight decay nor
+augmentation. Networks with dropout need `--model-options '{"dropout": 0}'`: its masks are not those
+of PyTorch.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ os.environ["PYDTNN_TUNING"] = "fixed"  # results must not depend on what was fas
 
 LONG = (
     *("tests/benchmarks/", "tests/fuzz/", "tests/kernels/cuda/", "tests/simulated/"),
-    *("tests/comm/test_nccl.py", "tests/comm/test_training_on_device.py"),
+    *(f"tests/comm/test_{name}.py" for name in ("nccl", "staged", "training_on_device")),
     *("tests/training/test_capture.py", "tests/training/test_train_on_device.py"),
     *("tests/parity/", "tests/parallel/compression/test_training.py"),
     "tests/perfmodel/test_against_virtual.py",
@@ -80,7 +80,7 @@ def pytest_report_header() -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cpu_backend" in metafunc.fixturenames:
-        metafunc.parametrize("cpu_backend", instruction_sets(), indirect=True)
+        metafunc.parametrize("cpu_backend", cpu_cases(), indirect=True)
 
 
 def instruction_sets() -> list[str]:
@@ -89,6 +89,17 @@ def instruction_sets() -> list[str]:
     except ImportError:
         return ["not built"]
     return list(available())
+
+
+def cpu_cases() -> list[Any]:
+    """The instruction sets as parameters; all but the oldest and the newest are long tests."""
+    first, *others = instruction_sets()
+    between = [pytest.param(name, marks=pytest.mark.long) for name in others[:-1]]
+    return [first, *between, *others[-1:]]
+
+
+CUDA: Any = pytest.param("cuda", marks=pytest.mark.long) if gpu.why_not() else "cuda"
+"""The parameter "cuda"; without a GPU it is simulated, in long tests."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,7 +129,9 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.function.__qualname__.encode()))
 
 
-@pytest.fixture(params=sorted(BACKENDS, reverse=True))
+@pytest.fixture(
+    params=[CUDA if name == "cuda" else name for name in sorted(BACKENDS, reverse=True)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend in turn: "numpy", the reference, "cuda", perhaps simulated, and "cpu"."""
     if request.param == "cuda":

@@ -2,12 +2,14 @@
 
     python -m benchmarks.cpu.image_loading
     python -m benchmarks.cpu.image_loading --images 2000 --side 1000 --workers 4
+    python -m benchmarks.cpu.image_loading --cifar10 DATA --size 32 --batch 128 --turns 3
 
-Images are random fields of a few frequencies with noise, which compress like photographs. Workers
-are threads here and processes there; both decode, resize and crop with the same function, and
-normalise to float32. An epoch of each variant, with the start of its workers, takes its turn.
-Columns: images per second, median and greatest of the turns, and the ratio of the medians to
-PyTorch with as many workers. Files are in the page cache: this measures decoding, not a disk.
+Images are random fields of a few frequencies with noise, which compress like photographs, or the
+60,000 of CIFAR-10 as JPEG files. Workers are threads here and processes there; both decode, resize
+and crop with the same function, and normalise to float32. An epoch of each variant, with the start
+of its workers, takes its turn. Columns: images per second, median and greatest of the turns, and
+the ratio of the medians to PyTorch with as many workers. Files are in the page cache: this measures
+decoding, not a disk.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.report import WITH_TORCH, Report
-from pydtnn.data import Dataset, Loader, load_folder, load_shards, pack_shards
+from pydtnn.data import Dataset, Loader, load_dataset, load_folder, load_shards, pack_shards
 
 if WITH_TORCH:
     import torch
@@ -45,8 +47,23 @@ def write_images(folder: Path, images: int, side: int) -> None:
             pixels += 50 / frequency * np.outer(rows, columns)[..., None] * rng.normal(size=3)
         part = "train" if number < images else "val"
         path = folder / part / str(number % CLASSES) / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+        save(pixels.clip(0, 255).astype(np.uint8), path)
+
+
+def write_cifar10(folder: Path, data_dir: str) -> None:
+    """Write CIFAR-10, of which the test set is the part for validation."""
+    for part, data in zip(
+        ("train", "val"), load_dataset("cifar10", data_dir=data_dir), strict=True
+    ):
+        for number in range(len(data)):
+            (pixels,), (y,) = data.read(np.array([number]))
+            save(pixels, folder / part / str(y) / f"{number}.jpg")
+
+
+def save(pixels: np.ndarray, path: Path) -> None:
+    """Write one image, and its folder if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, quality=90)
 
 
 def ours(data: Dataset, batch: int, workers: int) -> int:
@@ -89,15 +106,22 @@ def rate(load: Callable[[], int]) -> float:
 def measure(report: Report, folder: Path, args: argparse.Namespace) -> None:
     """Print a row for each number of workers and each source."""
     images, shards = folder / "images", folder / "shards"
-    write_images(images, args.images, args.side)
+    if args.cifar10:
+        write_cifar10(images, args.cifar10)
+    else:
+        write_images(images, args.images, args.side)
+    begin = time.perf_counter()
     pack_shards(images, shards)
+    seconds = time.perf_counter() - begin
     options: dict[str, Any] = {"image_size": args.size, "mean": MEAN, "std": STD}
     sources = {
         "folder": load_folder(data_dir=images, **options)[0],
         "shards": load_shards(data_dir=shards, **options)[0],
     }
-    nbytes = sum(path.stat().st_size for path in images.glob("train/*/*")) / args.images
-    report.line(f"{args.images} JPEGs of {args.side} x {args.side}, {nbytes / 1e3:.0f} kB each")
+    sizes = [path.stat().st_size for path in images.glob("*/*/*")]
+    report.line(
+        f"{len(sizes)} JPEGs, {statistics.mean(sizes) / 1e3:.1f} kB each, packed in {seconds:.1f} s"
+    )
     report.line(f"{'source':12}{'workers':>8}{'images/s':>10}{'greatest':>10}{'ratio':>8}")
     for workers in range(1, args.workers + 1):
         sides: dict[str, Callable[[], int]] = {
@@ -120,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--side", type=int, default=400, help="height and width of the files")
+    parser.add_argument("--cifar10", metavar="DATA", help="folder of CIFAR-10, instead of fields")
     parser.add_argument("--size", type=int, default=224, help="height and width of the samples")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=4, help="largest number of workers")

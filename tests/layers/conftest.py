@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pydtnn.kernels import Backend, create_backend
-from tests.conftest import cuda_backend, instruction_sets
+from tests.conftest import CUDA, cpu_cases, cuda_backend
 
 
-@pytest.fixture(params=["numpy", "cuda", *instruction_sets()])
+@pytest.fixture(params=["numpy", CUDA, *cpu_cases()])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """The reference, a GPU, then the cpu backend with each instruction set."""
     if request.param == "numpy":

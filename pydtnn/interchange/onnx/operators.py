@@ -33,17 +33,23 @@ def _plain(operator: str, *attributes: str) -> Write:
     return write
 
 
-def _conv(draft: Draft, at: Place) -> None:
-    layer, (image,) = at.layer, at.shapes
-    inputs = [*at.inputs, *(draft.constant(f"{at.name}.{k}", a) for k, a in at.arrays.items())]
-    draft.node(
-        "Conv",
-        inputs,
-        at.name,
-        dilations=layer.dilation,
-        group=layer.groups,
-        **_window(layer, image, layer.dilation),
-    )
+def _filters(operator: str, *attributes: str) -> Write:
+    """Return a function for a convolution, with further attributes of the same name."""
+
+    def write(draft: Draft, at: Place) -> None:
+        layer, (image,) = at.layer, at.shapes
+        constants = [draft.constant(f"{at.name}.{k}", array) for k, array in at.arrays.items()]
+        draft.node(
+            operator,
+            [*at.inputs, *constants],
+            at.name,
+            dilations=layer.dilation,
+            group=layer.groups,
+            **{name: getattr(layer, name) for name in attributes},
+            **_window(layer, image, layer.dilation),
+        )
+
+    return write
 
 
 def _window(layer: Any, image: Shape, dilation: tuple[int, ...]) -> dict[str, Any]:
@@ -53,20 +59,6 @@ def _window(layer: Any, image: Shape, dilation: tuple[int, ...]) -> dict[str, An
     )
     before, after = zip(*pairs, strict=True)
     return {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": [*before, *after]}
-
-
-def _conv_transpose(draft: Draft, at: Place) -> None:
-    layer, (image,) = at.layer, at.shapes
-    inputs = [*at.inputs, *(draft.constant(f"{at.name}.{k}", a) for k, a in at.arrays.items())]
-    draft.node(
-        "ConvTranspose",
-        inputs,
-        at.name,
-        dilations=layer.dilation,
-        group=layer.groups,
-        output_padding=layer.output_padding,
-        **_window(layer, image, layer.dilation),
-    )
 
 
 def _upsample(draft: Draft, at: Place) -> None:
@@ -321,9 +313,9 @@ WRITERS: Mapping[type[Layer], Write] = {
     layers.BatchNorm: _batch_norm,
     layers.ClassToken: sequences.class_token,
     layers.Concat: _concat,
-    layers.Conv2d: _conv,
-    layers.Conv3d: _conv,
-    layers.ConvTranspose2d: _conv_transpose,
+    layers.Conv2d: _filters("Conv"),
+    layers.Conv3d: _filters("Conv"),
+    layers.ConvTranspose2d: _filters("ConvTranspose", "output_padding"),
     layers.DotProductAttention: sequences.attention,
     layers.Dropout: _dropout,
     layers.ELU: _plain("Elu", "alpha"),

@@ -39,11 +39,13 @@ def _png(folder: Path) -> None:
                 Image.fromarray(pixels).save(place / f"{i}.png")
 
 
-BEFORE: dict[str, Callable[[Path], None]] = {"folder": _png}
+BEFORE: dict[str, Callable[[Path], None]] = {"folder": _png, "shards": _png}
 
 CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "arrays": lambda names: logs(names)["val_accuracy"] > 0.75,
     "folder": lambda names: names["held"].class_names == ("cat", "dog") and len(names["held"]) == 6,
+    "shards": lambda names: len(names["data"]) == 6 and len(names["trainer"].history) == 2,
+    "text": lambda names: logs(names)["val_perplexity"] < 5,
     "cross_validation": lambda names: len(names["scores"]) == 4 and min(names["scores"]) > 0.8,
     "class_weights": lambda names: logs(names)["val_accuracy"] > 0.3,
     "mix": lambda names: logs(names)["val_accuracy"] > 0.5,
@@ -57,6 +59,9 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "ema": lambda names: logs(names)["val_accuracy"] > 0.5,
     "new_head": lambda names: "head.w" not in names["model"].frozen,
     "fine_tune": lambda names: names["trainer"].epoch == 3 and not names["model"].frozen,
+    "interchange": lambda names: len(names["again"].parameters) == len(names["model"].parameters),
+    "oracle": lambda names: names["found"].seconds > 0,
+    "virtual": lambda names: max(names["run"].seconds) > 0,
     "predict": lambda names: (names["scores"].argmax(axis=1) == names["labels"]).mean() > 0.7,
     "confusion": lambda names: names["matrix"].sum() == len(names["test"]),
     "curves": lambda names: len(names["trainer"].losses) == 4 * 23,

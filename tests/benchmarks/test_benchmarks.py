@@ -190,3 +190,25 @@ def test_image_loading_prints_a_rate_for_each_source_and_number_of_workers():
         for workers in ("1", "2"):
             median, greatest = map(float, row(table, source, workers))
             assert 0 < median == greatest
+
+
+def test_reading_prints_a_rate_for_each_source_and_reads_no_byte_twice(tmp_path):
+    pytest.importorskip("PIL", reason="Pillow is not installed: the extra `data`")
+    options = (
+        "--images",
+        "9",
+        "--side",
+        "40",
+        "--size",
+        "16",
+        "--batch",
+        "4",
+        "--folder",
+        str(tmp_path),
+    )
+    table = lines("comm.reading", *options)
+    for source in (("folder",), ("shards",), ("the", "copy")):
+        for cache in ("cold", "warm"):
+            rate, _, _ = map(float, row(table, *source, cache))
+            assert rate > 0
+    assert [*tmp_path.iterdir()] == []

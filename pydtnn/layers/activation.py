@@ -8,10 +8,11 @@ from pydtnn.kernels.reference.elementwise import ACTIVATIONS
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.cost import Cost, per_element
+from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.utils.validate import number
 
 
-class Activation(Layer):
+class Activation(Recomputing, Layer):
     """Elementwise function that the backend implements under a name.
 
     Attributes
@@ -27,20 +28,26 @@ class Activation(Layer):
     kernel: ClassVar[str]
     operations: ClassVar[tuple[int, int]] = (1, 1)
     alpha: float = 0.0
-    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
+    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
 
     def __init_subclass__(cls) -> None:
         """Set `saves` and `may_overwrite_input` from the array that backward reads."""
+        super().__init_subclass__()
         reads = ACTIVATIONS[cls.kernel].reads
         cls.saves = (reads,)
         cls.may_overwrite_input = reads == "output"
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array | Recomputed, Saved]:
         """Apply the function."""
         (x,) = xs
-        y = self.output_like(x)
-        self.backend.elementwise.forward(self.kernel, x, out=y, alpha=self.alpha)
+        y = self._apply(x, self.output_like(x))
+        if self.recomputed and context.differentiable:
+            return Recomputed(y, lambda: self._apply(x, self.backend.empty(x.shape, x.dtype))), x
         return y, y if "output" in self.saves else x
+
+    def _apply(self, x: Array, out: Array) -> Array:
+        self.backend.elementwise.forward(self.kernel, x, out=out, alpha=self.alpha)
+        return out
 
     def backward(self, dy: Array, saved: Saved) -> Array:
         """Multiply by the derivative."""
@@ -50,7 +57,8 @@ class Activation(Layer):
 
     def cost(self, batch: int) -> Cost:
         """The operations of the function and of its derivative."""
-        return per_element(self.elements(batch), self.dtype.itemsize, *self.operations)
+        cost = per_element(self.elements(batch), self.dtype.itemsize, *self.operations)
+        return self.with_readers(cost)
 
 
 class ReLU(Activation):

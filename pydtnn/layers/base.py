@@ -16,6 +16,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.initializers import Initializer, get_initializer
 from pydtnn.layers.parameters import Parameter, SharedParameter, cannot_assign
+from pydtnn.layers.recomputed import Recomputed, takes_recomputed
 from pydtnn.layers.statistics import Statistic
 from pydtnn.utils.arguments import StoresArguments
 from pydtnn.utils.foreign_names import NotCallable
@@ -274,8 +275,10 @@ class Layer(NotCallable, StoresArguments, ABC):
         """Memory for an array ``(batch, *shape)``."""
         return self.backend.empty((batch, *shape), self.dtype)
 
-    def array(self, x: Array | Deferred) -> Array:
+    def array(self, x: Array | Deferred | Recomputed) -> Array:
         """Return `x` itself, or the values of a deferred array, computed if necessary."""
+        if isinstance(x, Recomputed):
+            return x.array
         if not isinstance(x, Deferred):
             return x
         if x.array is not None:
@@ -308,10 +311,12 @@ class Layer(NotCallable, StoresArguments, ABC):
         other.source, other.bound = self, False
         return other
 
-    def accept(self, x: Array | Deferred) -> Array | Deferred:
+    def accept(self, x: Array | Deferred | Recomputed) -> Array | Deferred | Recomputed:
         """Return an input, or dy, in a form that this layer supports."""
         takes_bits = self.takes_16_bits or x.dtype.itemsize != 2
-        if isinstance(x, Deferred) and self.takes_deferred and takes_bits:
+        if takes_bits and isinstance(x, Deferred) and self.takes_deferred:
+            return x
+        if takes_bits and isinstance(x, Recomputed) and takes_recomputed(self):
             return x
         x = self.array(x)
         return x if takes_bits else self.wide(x)

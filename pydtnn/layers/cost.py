@@ -26,6 +26,10 @@ class Cost(NamedTuple):
             return NotImplemented
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
+    def with_second_forward(self) -> Cost:
+        """Return the cost of a pass whose forward runs again in backward."""
+        return self + Cost(0, self.flops_forward, 0, self.bytes_forward)
+
 
 NOTHING = Cost(0, 0, 0, 0)
 """The cost of a pass that only passes arrays on."""

@@ -12,10 +12,11 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
+from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
 from pydtnn.utils.validate import whole
 
 
-class Embedding(Layer):
+class Embedding(TakesRecomputed, Layer):
     """The row of a matrix for each token: ``y_nt = w[x_nt]``.
 
     Models pass arrays of their own type from layer to layer, so tokens are whole numbers in float32
@@ -47,7 +48,7 @@ class Embedding(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = True
+    new_output = new_gradient = takes_recomputed = True
 
     def __init__(
         self,
@@ -89,14 +90,14 @@ class Embedding(Layer):
             )
         return (*shape[:-1], self.tokens)
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(self, *xs: Array | Recomputed, context: StepContext) -> tuple[Array, Saved]:
         """Copy the vectors of the tokens, or compute ``x w'``."""
         (x,) = xs
-        y = self.empty(len(x), self.output_shape)
+        y = self.empty(x.shape[0], self.output_shape)
         if self.gives_logits:
-            self.backend.linear.forward(_rows(x), self.w.value, None, out=_rows(y))
-            return y, x
-        rows = self._checked(x, context.samples)
+            self.backend.linear.forward(_rows(self.array(x)), self.w.value, None, out=_rows(y))
+            return y, kept(x)
+        rows = self._checked(self.array(x), context.samples)
         self.backend.linear.take_rows(self.w.value, rows, out=_rows(y))
         return y, rows
 
@@ -104,7 +105,9 @@ class Embedding(Layer):
         """Add dy to the gradients of the vectors; the gradient of tokens is 0."""
         linear, w, dy = self.backend.linear, self.w, _rows(dy)
         if not w.frozen and self.gives_logits:
-            linear.backward_filter(_rows(saved), dy, out=w.grad, accumulate=w.accumulate)
+            x = _rows(restored(saved))
+            linear.backward_filter(x, dy, out=w.grad, accumulate=w.accumulate)
+            del x  # before dx is allocated
         elif not w.frozen:
             linear.add_rows(dy, saved, out=w.grad, accumulate=w.accumulate)
         if not self.needs_dx:

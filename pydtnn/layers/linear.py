@@ -6,10 +6,11 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.initializers import Initializer
+from pydtnn.layers.recomputed import Recomputed, TakesRecomputed, kept, restored
 from pydtnn.utils.validate import whole
 
 
-class Linear(Layer):
+class Linear(TakesRecomputed, Layer):
     """``y = x w' + b`` over the last axis.
 
     Parameters
@@ -25,7 +26,7 @@ class Linear(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = takes_16_bits = True
+    new_output = new_gradient = takes_recomputed = takes_16_bits = True
     adds_bias = True  # not on ranks whose outputs are added to those of another one
 
     def __init__(
@@ -52,25 +53,26 @@ class Linear(Layer):
             self.b = self.parameter("b", (outputs,), self.bias_initializer, decay=False)
         return (*shape[:-1], outputs)
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(self, *xs: Array | Recomputed, context: StepContext) -> tuple[Array, Saved]:
         """Compute ``x w' + b``."""
         (x,) = xs
-        y = self.empty(len(x), self.output_shape)
+        y = self.empty(x.shape[0], self.output_shape)
         b = self.b.value if self.bias and self.adds_bias else None
-        self.backend.linear.forward(self._rows(x), self.w.value, b, out=self._rows(y))
-        return y, x
+        self.backend.linear.forward(self._rows(self.array(x)), self.w.value, b, out=self._rows(y))
+        return y, kept(x)
 
     def backward(self, dy: Array, saved: Saved) -> Array | None:
         """Compute ``dw = dy' x``, ``db = sum dy``, ``dx = dy w``."""
-        x, linear = saved, self.backend.linear
-        rows, w = self._rows(dy), self.w
+        linear, rows, w = self.backend.linear, self._rows(dy), self.w
         if not w.frozen:
-            linear.backward_filter(self._rows(x), rows, out=w.grad, accumulate=w.accumulate)
+            x = self._rows(restored(saved))
+            linear.backward_filter(x, rows, out=w.grad, accumulate=w.accumulate)
+            del x  # before dx is allocated
         if self.bias and not self.b.frozen:
             linear.backward_bias(rows, out=self.b.grad, accumulate=self.b.accumulate)
         if not self.needs_dx:
             return None
-        dx = self.empty(len(x), self.input_shapes[0])
+        dx = self.empty(len(dy), self.input_shapes[0])
         linear.backward_data(rows, w.value, out=self._rows(dx))
         return dx
 

@@ -11,6 +11,7 @@ from pydtnn.kernels.reference.family import Array, Number
 from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.cost import Cost, per_element
+from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.utils.validate import number, whole
 
@@ -163,7 +164,7 @@ def rows(x: Any) -> int:
     return max(prod(x.shape[:-1]), 1)
 
 
-class GroupNorm(Layer):
+class GroupNorm(Recomputing, Layer):
     """Normalise each sample over its positions and each group of channels, then scale and shift.
 
     Parameters
@@ -182,7 +183,7 @@ class GroupNorm(Layer):
     """
 
     saves = ("input",)
-    new_output = new_gradient = may_overwrite_dy = takes_16_bits = True
+    new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
 
     def __init__(self, groups: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -203,9 +204,15 @@ class GroupNorm(Layer):
         self.gamma = self.parameter("gamma", (channels,), "ones", decay=False)
         self.beta = self.parameter("beta", (channels,), "zeros", decay=False)
 
-    def forward(self, *xs: Array, context: StepContext) -> tuple[Array, Saved]:
+    def forward(self, *xs: Array, context: StepContext) -> tuple[Array | Recomputed, Saved]:
         """Normalise, scale and shift."""
         (x,) = xs
+        y, saved = self._normalize(x)
+        if self.recomputed and context.differentiable:
+            return Recomputed(y, lambda: self._normalize(x)[0]), saved
+        return y, saved
+
+    def _normalize(self, x: Array) -> tuple[Array, Saved]:
         rows = x.reshape(self.row_shape)
         y = self.backend.empty(rows.shape, rows.dtype)
         mean, inv_std = (self.backend.empty((len(rows), self.groups), "float64") for _ in range(2))
@@ -241,7 +248,7 @@ class GroupNorm(Layer):
 
     def cost(self, batch: int) -> Cost:
         """As `BatchNorm`, but a sample is read again from the cache."""
-        return per_element(self.elements(batch), self.dtype.itemsize, 5, 9)
+        return self.with_readers(per_element(self.elements(batch), self.dtype.itemsize, 5, 9))
 
 
 class LayerNorm(GroupNorm):

@@ -21,6 +21,7 @@ from pydtnn.layers.base import Finisher, Layer, Saved, StepContext
 from pydtnn.layers.collectives import Collective, Pending, Steps
 from pydtnn.layers.communicating import Communicating, CommunicatingFinisher
 from pydtnn.layers.parameters import Bucket
+from pydtnn.layers.recomputed import Recomputed, Value
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.late import LatePasses, may_be_late
@@ -64,13 +65,14 @@ def forward_loop(
         context = replace(context, differentiable=keep)
     if graph.cuts_batch:
         context = replace(context, batch=samples)
-    values: list[Array | Deferred] = [None] * len(graph.nodes)
+    values: list[Value] = [None] * len(graph.nodes)
     values[: len(inputs)] = [_regular(graph, x) for x in inputs]
     recorder = Recorder(graph.trained if keep else (), segments, values, context, samples)
     late = LatePasses()
 
-    def store(node: Node, result: tuple[Array | Deferred, Saved]) -> None:
-        values[node.index] = result[0]
+    def store(node: Node, result: tuple[Value, Saved]) -> None:
+        y, checkpoint = result[0], node.index in segments.checkpoints
+        values[node.index] = y.array if checkpoint and isinstance(y, Recomputed) else y
         if keep:
             recorder.save(node, result[1])
 
@@ -100,13 +102,13 @@ def forward_loop(
 def _forward_node(
     graph: Graph,
     node: Node,
-    values: Sequence[Array | Deferred] | Mapping[int, Array | Deferred],
+    values: Sequence[Value] | Mapping[int, Value],
     context: StepContext,
     samples: int,
     kept: Any = None,
     *,
     joint: bool,
-) -> Generator[Asked, Pending, tuple[Array | Deferred, Saved]]:
+) -> Generator[Asked, Pending, tuple[Value, Saved]]:
     """Run one node, with the outputs of others by index, and `kept` if the pass is repeated."""
     layer = node.layer
     xs = [layer.accept(values[i.index]) for i in node.inputs]
@@ -304,7 +306,7 @@ def batched(shape: tuple[int, ...]) -> str:
     return f"({', '.join(['n', *map(str, shape)])})"
 
 
-def _promised(node: Node, samples: int, result: Any) -> tuple[Array | Deferred, Saved]:
+def _promised(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
     """Return the result of a layer's forward, if it agrees with that of `build`."""
     kind = type(node.layer).__name__
     if not isinstance(result, tuple) or len(result) != 2:
@@ -348,9 +350,13 @@ def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients)
             sums.add(source, dx, new=node.layer.new_gradient)
 
 
-def _regular(graph: Graph, array: Array | Deferred) -> Array | Deferred:
+def _regular(graph: Graph, array: Value) -> Value:
     if isinstance(array, Deferred):
         return array
+    if isinstance(array, Recomputed):
+        if array.dtype == graph.dtype:
+            return array
+        array = array.array
     # Kernels require C order and the model's dtype; a custom layer may return a transposed view, or
     # float32 in a 16-bit model.
     backend, dtype = graph.backend, graph.dtype

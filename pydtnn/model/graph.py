@@ -12,6 +12,7 @@ from pydtnn.layers.base import Finisher, Layer, Shape
 from pydtnn.layers.blocks import Block, Net
 from pydtnn.layers.fused_norm import NormAddReLU
 from pydtnn.layers.node import Node, Outputs
+from pydtnn.layers.recomputed import Recomputing, takes_recomputed
 from pydtnn.layers.reshape import Identity
 
 
@@ -178,6 +179,7 @@ class Graph:
                 trained.add(node.index)
         self.trained = frozenset(trained)
         self._find_finishers()
+        self._find_recomputed()
         for node in self.nodes:  # a norm is folded into the filters before if both are constant
             layer = node.layer
             if isinstance(layer, NormAddReLU):
@@ -239,6 +241,19 @@ class Graph:
                 first = node.inputs[0].consumers[0] is node
                 takes = layer.takes_deferred and layer.dtype == self.dtype
                 layer.finishes = first and layer.needs_dx and takes
+
+    def _find_recomputed(self) -> None:
+        # The input of a layer that runs backward may be kept anyway; then its output need not be.
+        for node in self.nodes:
+            if isinstance(node.layer, Recomputing):
+                node.layer.recomputed = (
+                    node.layer.recomputes
+                    and node.index in self.trained
+                    and "output" not in node.layer.saves
+                    and node not in self.outputs
+                    and all(takes_recomputed(reader.layer) for reader in node.consumers)
+                    and not self.backend.keeps_values
+                )
 
     @staticmethod
     def _gives_up_gradient(consumer: Node, owners: set[Node]) -> bool:

@@ -157,7 +157,7 @@ class Forecast:
         pool = 0
         if large:
             large.model.cut(cuts)
-            large.step(tuple(np.empty(part.shape, part.dtype) for part in x))
+            large.step(tuple(np.zeros(part.shape, part.dtype) for part in x))
             pool = large.memory.peak
             held = large.memory.peak_held + sum(part.nbytes for part in x)
         buffers = (*model.buffers, *model.frozen_buffers)

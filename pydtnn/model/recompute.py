@@ -18,12 +18,10 @@ from itertools import pairwise
 from typing import Any
 
 from pydtnn.kernels import Deferred
-from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.node import Node
+from pydtnn.layers.recomputed import Value
 from pydtnn.layers.repeatable import Repeatable
-
-Value = Array | Deferred
 
 Run = Callable[[Node, dict[int, Value], StepContext, int, Any], Generator[Any, Any, Any]]
 """Generator that runs one node: see `_forward_node` in `pydtnn.model.execution`."""

@@ -1,0 +1,110 @@
+"""Outputs that are not kept for backward, but computed again where it reads them.
+
+A normalisation or an activation keeps its input for its own backward pass, and its output is a few
+operations per element away from that input. The layers that read the output then need not keep it
+too: of an MLP of a transformer, this leaves the input of the activation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydtnn.kernels import Deferred
+from pydtnn.kernels.reference.family import Array
+from pydtnn.layers.cost import Cost
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """An output, and how to compute it again.
+
+    Parameters
+    ----------
+    array : Array
+        The values, for forward.
+    again : callable
+        Returns the same bytes in new memory. It refers to arrays that its layer saves anyway.
+    """
+
+    array: Array
+    again: Callable[[], Array]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the values."""
+        return self.array.dtype
+
+
+Value = Array | Deferred | Recomputed
+"""An output of a layer in a form in which others may receive it."""
+
+
+class Recomputing:
+    """Mixin for layers that can return their output as `Recomputed`.
+
+    Attributes
+    ----------
+    recomputes : bool
+        Whether `forward` does so where `recomputed` is set. False for a subclass that overrides
+        `forward` or `backward`, unless it declares it.
+    recomputed : bool
+        Set by the graph, if all layers that read the output take `Recomputed`.
+    """
+
+    recomputes = False
+    recomputed = False
+
+    def __init_subclass__(cls) -> None:
+        """Disable it for a subclass that overrides the computation."""
+        super().__init_subclass__()
+        if overrides(cls):
+            cls.recomputes = vars(cls).get("recomputes", False)
+
+    def with_readers(self, cost: Cost) -> Cost:
+        """Return the cost of the layer, with that of computing its output again."""
+        return cost.with_second_forward() if self.recomputed else cost
+
+
+class TakesRecomputed:
+    """Mixin for layers whose inputs of `forward` may be `Recomputed`; others receive arrays.
+
+    Attributes
+    ----------
+    takes_recomputed : bool
+        False for a subclass that overrides `forward` or `backward`, unless it declares it.
+    """
+
+    takes_recomputed = False
+
+    def __init_subclass__(cls) -> None:
+        """Disable it for a subclass that overrides the computation."""
+        super().__init_subclass__()
+        if overrides(cls):
+            cls.takes_recomputed = vars(cls).get("takes_recomputed", False)
+
+
+def overrides(kind: type) -> bool:
+    """Return whether a class has a forward or backward pass of its own."""
+    return not {"forward", "backward"}.isdisjoint(vars(kind))
+
+
+def takes_recomputed(layer: Any) -> bool:
+    """Return whether inputs of a layer may be `Recomputed`."""
+    return isinstance(layer, TakesRecomputed) and layer.takes_recomputed
+
+
+def kept(x: Array | Recomputed) -> Any:
+    """Return what a layer saves of an input."""
+    return x.again if isinstance(x, Recomputed) else x
+
+
+def restored(saved: Any) -> Array:
+    """Return the input of which `kept` was saved."""
+    return saved() if callable(saved) else saved

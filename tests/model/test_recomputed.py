@@ -1,0 +1,180 @@
+"""Outputs that are computed again in backward instead of being kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.layers import (
+    GELU,
+    Add,
+    ArcTan,
+    Branches,
+    Conv2d,
+    Embedding,
+    Flatten,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    Net,
+    ReLU,
+    Residual,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    StepContext,
+)
+from pydtnn.model import Model
+from pydtnn.model.memory import forecast_memory
+
+SHAPE = (40, 24)
+BATCH = 32
+
+
+def block() -> Net:
+    attention = Sequential(LayerNorm(), MultiHeadAttention(3))
+    mlp = Sequential(LayerNorm(), Linear(96), GELU(), Linear(24))
+    return Sequential(Residual(attention), Residual(mlp))
+
+
+NETS = {
+    "transformer": lambda: Sequential(Linear(24), block(), block(), LayerNorm(), Linear(3)),
+    "several readers": lambda: Sequential(
+        Linear(8), SiLU(), Branches(Linear(5), Linear(5), merge=Add()), GroupNorm(1), Linear(2)
+    ),
+    "another reader": lambda: Sequential(
+        Linear(24), LayerNorm(), Residual(Sequential(Linear(9), GELU(), Linear(24))), Linear(2)
+    ),
+    "first layer": lambda: Sequential(LayerNorm(), Linear(5), GELU(), Linear(2), LayerNorm()),
+    "activations": lambda: Sequential(
+        Flatten(), Linear(6), ReLU(), Linear(6), ArcTan(), Linear(5), Sigmoid(), Linear(2)
+    ),
+}
+
+
+def results(model: Model) -> list[np.ndarray]:
+    """Output and gradients of one step."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, *model.input_shapes[0])).astype(model.dtype)
+    y, saved = model.forward(x, StepContext(training=True, samples=np.arange(BATCH)))
+    model.backward(rng.normal(size=y.shape).astype(y.dtype), saved)
+    return [y, *(p.grad.copy() for p in model.parameters.values() if p.grad is not None)]
+
+
+def keeping(model: Model) -> Model:
+    """The same model, with all outputs kept."""
+    for layer in model.layers:
+        if getattr(layer, "recomputed", False):
+            layer.recomputed = False
+    return model
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_are_the_same_bytes_as_with_outputs_that_are_kept(
+    name: str, dtype: str, backend: Any
+) -> None:
+    models = [Model(NETS[name](), SHAPE, backend=backend, dtype=dtype, seed=3) for _ in range(2)]
+    assert any(getattr(layer, "recomputed", False) for layer in models[0].layers)
+    for got, expected in zip(results(models[0]), results(keeping(models[1])), strict=True):
+        assert got.tobytes() == expected.tobytes()
+
+
+def test_a_block_of_a_transformer_keeps_ten_arrays_instead_of_sixteen() -> None:
+    def kept(model: Model) -> float:
+        """Arrays of one block between forward and backward, in units of its input."""
+        nbytes = zip(model.graph.nodes, forecast_memory(model, BATCH).kept, strict=True)
+        return sum(n for node, n in nbytes if node.name.startswith("b1")) / (4 * BATCH * 40 * 24)
+
+    def model() -> Model:
+        blocks = (Sequential(block(), name=f"b{i}") for i in range(3))
+        return Model(Sequential(Linear(24), *blocks), SHAPE, backend="cpu")
+
+    small = 0.5  # moments of norms and attention
+    assert 10 <= kept(model()) < 10 + small
+    assert 16 <= kept(keeping(model())) < 16 + small
+
+
+def test_inference_and_frozen_layers_compute_outputs_once() -> None:
+    calls: list[str] = []
+
+    model = Model(Sequential(Linear(6), GELU(), Linear(2, name="last")), SHAPE, backend="cpu")
+    kernels: Any = model.backend.elementwise
+    forward = kernels.forward
+
+    def counted(name: str, x: Any, **options: Any) -> None:
+        calls.append(name)
+        forward(name, x, **options)
+
+    kernels.forward = counted
+    model.predict(np.zeros((1, *SHAPE), "float32"))
+    assert calls == ["gelu"]
+    results(model)
+    assert calls == ["gelu"] * 3
+    model.freeze("last")  # the product that reads the output is not computed
+    results(model)
+    assert calls == ["gelu"] * 4
+    model.thaw("last")
+    model.freeze("linear0")  # GELU does not run backward, so that its input is not kept
+    results(model)
+    assert calls == ["gelu"] * 5
+
+
+class Twice(Linear):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        assert isinstance(xs[0], np.ndarray)
+        return super().forward(2 * xs[0], context=context)
+
+
+class Halved(GELU):
+    def forward(self, *xs: Any, context: StepContext) -> Any:
+        y, saved = super().forward(*xs, context=context)
+        return y / 2, saved
+
+
+@pytest.mark.parametrize("middle", [(GELU, Twice), (Halved, Linear)])
+def test_layers_that_override_the_computation_exchange_arrays(middle: Any) -> None:
+    first, second = middle
+    model = Model(Sequential(Linear(6), first(), second(2)), SHAPE, backend="numpy")
+    assert not model.layers[1].recomputed
+    results(model)
+
+
+@pytest.mark.parametrize("at", range(2, 8))
+def test_segments_that_are_recomputed_keep_values_only(at: int) -> None:
+    def net() -> Net:
+        mlp = (Linear(6), LayerNorm(), Linear(7), GELU(), Linear(5), LayerNorm(), Linear(2))
+        return Sequential(*mlp)
+
+    plain, cut = (Model(net(), SHAPE, backend="cpu", seed=3) for _ in range(2))
+    cut.cut((1, at))
+    for got, expected in zip(results(cut), results(plain), strict=True):
+        assert got.tobytes() == expected.tobytes()
+    assert sum(forecast_memory(cut, BATCH).kept) <= sum(forecast_memory(plain, BATCH).kept)
+
+
+def test_logits_of_a_tied_embedding_compute_the_last_norm_again() -> None:
+    def net() -> Net:
+        embedding = Embedding(11, 8, tied=True)
+        return Sequential(embedding, LayerNorm(), embedding)
+
+    got, expected = (Model(net(), (5,), backend="cpu", seed=3) for _ in range(2))
+    keeping(expected)
+    tokens = np.random.default_rng(0).integers(11, size=(4, 5)).astype("float32")
+    grads = []
+    for model in (got, expected):
+        y, saved = model.forward(tokens, StepContext(training=True))
+        model.backward(y, saved)
+        grads.append([p.grad.tobytes() for p in model.parameters.values()])
+    assert grads[0] == grads[1]
+    assert got.layers[1].recomputed
+
+
+def test_a_convolution_reads_the_array() -> None:
+    model = Model(Sequential(Linear(4), GELU(), Conv2d(3, 3)), (6, 6, 2), backend="cpu")
+    assert not model.layers[1].recomputed
+    results(model)

@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="samples of all ranks")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--epochs", type=int, help="instead of minutes")
+    parser.add_argument("--train", type=int, help="samples of the training set, the first ones")
     parser.add_argument("--test", type=int, default=2000, help="samples of the test set")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -152,7 +153,8 @@ def main() -> None:
     if not WITH_TORCH:
         sys.exit("same_training: PyTorch is not installed; run `make parity`")
     where = {"data_dir": given.data_dir} if given.data_dir else {}
-    task = Task(given, *load_dataset(given.dataset, **where))
+    train, test = load_dataset(given.dataset, **where)
+    task = Task(given, train.subset(range(given.train)) if given.train else train, test)
     first, losses = ours(task, comm, task.steps())
     again = [digest(ours(task, comm, REPEATED)[0].model) for _ in range(2)]
     if comm.rank == 0:

@@ -261,6 +261,22 @@ def inception_v3():
     )
 
 
+class InceptionV3(nn.Module):
+    """With the auxiliary output, which reads the last block of 7 x 1 convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [*inception_v3()]
+        self.first = nn.Sequential(*parts[:15])
+        units = nn.AvgPool2d(5, 3), slim(768, 128, 1), slim(128, 768, 5)
+        self.head = nn.Sequential(*units, classifier(768))
+        self.rest = nn.Sequential(*parts[15:])
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        return self.rest(x), self.head(x)
+
+
 NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], Callable[[], Any]]] = {
     "densenet40": (
         "densenet40",
@@ -290,10 +306,16 @@ NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], Callable[[], Any
         GoogLeNet,
     ),
     "inception_v3": ("inception_v3", (107, 108, 3), {"dropout": 0.0}, inception_v3),
+    "inception_v3 with heads": (
+        "inception_v3",
+        (299, 299, 3),
+        {"dropout": 0.0, "auxiliary": True},
+        InceptionV3,
+    ),
 }
 
 
-LONG = ("resnext50", "googlenet", "inception_v3")
+LONG = ("resnext50", "googlenet", "inception_v3", "inception_v3 with heads")
 CASES = [pytest.param(c, marks=pytest.mark.long if c in LONG else ()) for c in NETWORKS]
 
 

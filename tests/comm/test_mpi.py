@@ -37,6 +37,7 @@ def test_elements_that_the_library_cannot_reduce_are_refused_in_a_sentence(comm,
         call(comm, np.ones(comm.size))
 
 
+@pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
 @pytest.mark.parametrize(
     "end",

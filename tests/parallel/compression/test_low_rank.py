@@ -159,6 +159,7 @@ def test_the_bytes_on_the_wire_are_those_of_two_thin_matrices(comm):
     assert abs(metered.traffic.bytes - before - share * 4 * numbers) <= 1  # two calls are rounded
 
 
+@pytest.mark.long
 @pytest.mark.mpi(2, checked=False)
 @pytest.mark.parametrize("again", [False, True], ids=["anew", "prepared again"])
 def test_more_trainings_than_mpi_has_groups_for_may_follow_each_other(comm, again) -> None:

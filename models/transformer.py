@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydtnn.layers import (
     GELU,
     Dropout,
@@ -26,6 +28,7 @@ def block(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     epsilon: float = 1e-5,
+    approximate: Literal["tanh", "none"] = "tanh",
     initializer: str | Initializer = USUAL,
     last_initializer: str | Initializer = USUAL,
     name: str,
@@ -44,6 +47,8 @@ def block(
         Rate after attention and each layer of the MLP, and of attention weights.
     epsilon : float
         Of the norms.
+    approximate : {"tanh", "none"}
+        Of GELU.
     initializer, last_initializer : str or Initializer
         Of matrices, and of those whose products are added to the input.
     name : str
@@ -69,7 +74,7 @@ def block(
     mlp = Sequential(
         LayerNorm(epsilon=epsilon, name="norm2"),
         Linear(4 * width, initializer=initializer, name="fc1"),
-        GELU(name="gelu"),
+        GELU(approximate, name="gelu"),
         *dropouts(dropout, "dropout2"),
         Linear(width, initializer=last_initializer, name="fc2"),
         *dropouts(dropout, "dropout3"),

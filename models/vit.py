@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from pydtnn.layers import (
     ClassToken,
@@ -36,7 +37,7 @@ def vit(
 ) -> Sequential:
     """Patches of an image as a sequence, blocks of attention and an MLP, a class token.
 
-    Layer norms come first in each block, and GELU is the tanh form.
+    Layer norms come first in each block, and GELU is exact.
 
     Parameters
     ----------
@@ -88,8 +89,13 @@ def vit(
         *dropouts(dropout, "dropout"),
         name="embedding",
     )
-    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
-    blocks = (block(width, heads, epsilon=EPSILON, name=f"block{i}", **rates) for i in range(depth))
+    options: dict[str, Any] = {
+        "dropout": dropout,
+        "attention_dropout": attention_dropout,
+        "epsilon": EPSILON,
+        "approximate": "none",
+    }
+    blocks = (block(width, heads, name=f"block{i}", **options) for i in range(depth))
     head = Sequential(
         Slice(slice(0, 1), name="slice"),  # the class token; norms are those of single positions
         Flatten(name="flatten"),

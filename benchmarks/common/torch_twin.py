@@ -370,7 +370,7 @@ CONVERTERS: dict[type[Layer], Convert] = {
     layers.Tanh: lambda layer: nn.Tanh(),
     layers.ArcTan: lambda layer: Apply(torch.arctan),
     layers.Log: lambda layer: Apply(torch.log),
-    layers.GELU: lambda layer: nn.GELU(approximate="tanh"),
+    layers.GELU: lambda layer: nn.GELU(approximate=layer.approximate),
     layers.SiLU: lambda layer: nn.SiLU(),
     layers.Softmax: lambda layer: nhwc(lambda x: torch.softmax(x, -1)),
     layers.Identity: lambda layer: nn.Identity(),

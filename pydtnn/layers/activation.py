@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydtnn.kernels.reference.elementwise import ACTIVATIONS
+from pydtnn.kernels.reference.elementwise import FUNCTIONS
 from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Layer, Saved, StepContext
 from pydtnn.layers.cost import Cost, per_element
 from pydtnn.layers.recomputed import Recomputed, Recomputing
+from pydtnn.utils.suggest import unknown
 from pydtnn.utils.validate import number
+
+GELU_KERNELS = {"tanh": "gelu", "none": "gelu_exact"}
+"""Kernel of each form of GELU."""
 
 
 class Activation(Recomputing, Layer):
@@ -18,14 +22,14 @@ class Activation(Recomputing, Layer):
     Attributes
     ----------
     kernel : str
-        Its name in `pydtnn.kernels.reference.elementwise.ACTIVATIONS`.
+        Its name in `pydtnn.kernels.reference.elementwise.FUNCTIONS`.
     alpha : float
         Its parameter, if it has one.
     operations : (int, int)
         Operations per element, forward and backward.
     """
 
-    kernel: ClassVar[str]
+    kernel: str
     operations: ClassVar[tuple[int, int]] = (1, 1)
     alpha: float = 0.0
     new_output = new_gradient = may_overwrite_dy = recomputes = takes_16_bits = True
@@ -33,7 +37,7 @@ class Activation(Recomputing, Layer):
     def __init_subclass__(cls) -> None:
         """Set `saves` and `may_overwrite_input` from the array that backward reads."""
         super().__init_subclass__()
-        reads = ACTIVATIONS[cls.kernel].reads
+        reads = FUNCTIONS[cls.kernel].reads
         cls.saves = (reads,)
         cls.may_overwrite_input = reads == "output"
 
@@ -136,10 +140,30 @@ class Log(Activation):
 
 
 class GELU(Activation):
-    """``x Phi(x)`` in its tanh form (Hendrycks and Gimpel 2016, section 2)."""
+    """``x Phi(x)``, with the distribution function of the normal distribution.
+
+    Parameters
+    ----------
+    approximate : {"tanh", "none"}
+        The tanh form, of GPT-2, or the exact function, of BERT and vision transformers. Operations
+        are counted as those of the tanh form.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian error linear units", 2016, section 2.
+    """
 
     kernel = "gelu"
     operations = (8, 16)
+
+    def __init__(
+        self, approximate: Literal["tanh", "none"] = "tanh", *, name: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        if approximate not in GELU_KERNELS:
+            raise self.fail(unknown("approximate", str(approximate), GELU_KERNELS))
+        self.approximate = approximate
+        self.kernel = GELU_KERNELS[approximate]
 
 
 class SiLU(Activation):

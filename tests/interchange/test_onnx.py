@@ -89,7 +89,8 @@ def test_onnxruntime_and_the_imported_model_compute_the_same_logits(
 
 SEVERAL = {
     "activations": Sequential(
-        *(kind() for kind in (ELU, GELU, LeakyReLU, SiLU, Sigmoid, Tanh, ArcTan, ReLU6, Identity))
+        *(kind() for kind in (ELU, GELU, LeakyReLU, SiLU, Sigmoid, Tanh, ArcTan, ReLU6, Identity)),
+        GELU("none"),
     ),
     "softmax": Softmax(),
     "convolutions": Sequential(

@@ -286,10 +286,17 @@ def _(b: Backend, a: Arrays) -> Any:
     return b.fused.values(a.deferred(30, 5))
 
 
+POSITIVE = (
+    *("relu", "relu6", "leaky_relu", "elu", "sigmoid", "tanh", "arctan", "log", "gelu"),
+    "gelu_exact",
+)
+"""Activations of positive numbers."""
+
+
 @case("elementwise.forward")
 def _(b: Backend, a: Arrays) -> Any:
     results = []
-    for name in ("relu", "relu6", "leaky_relu", "elu", "sigmoid", "tanh", "arctan", "log", "gelu"):
+    for name in POSITIVE:
         results.append(a.out(30, 5))
         b.elementwise.forward(name, a.positive(30, 5), out=results[-1], alpha=0.1)
     results.append(a.out(30, 5))
@@ -300,7 +307,7 @@ def _(b: Backend, a: Arrays) -> Any:
 @case("elementwise.backward")
 def _(b: Backend, a: Arrays) -> Any:
     results = []
-    for name in ("relu", "relu6", "leaky_relu", "elu", "sigmoid", "tanh", "arctan", "log", "gelu"):
+    for name in POSITIVE:
         results.append(a.out(30, 5))
         b.elementwise.backward(name, a.x(30, 5), a.positive(30, 5), out=results[-1], alpha=0.1)
     return results

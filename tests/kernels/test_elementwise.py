@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend
-from pydtnn.kernels.reference.elementwise import ACTIVATIONS, Activation
+from pydtnn.kernels.reference.elementwise import ACTIVATIONS, FUNCTIONS, Activation
+from pydtnn.kernels.reference.normal import normal
 from tests.kernels.checks import (
     DTYPES,
     REFERENCE,
@@ -31,6 +32,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "arctan": math.atan,
     "log": lambda x: math.log(x) if x > 0 else math.nan,
     "gelu": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_exact": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
     "silu": lambda x: x / (1 + math.exp(-x)),
 }
 # of functions with an exponential, with the largest error in units of the last place
@@ -60,13 +62,13 @@ def inputs(name: str, n: int) -> np.ndarray:
     return abs(x) + 0.1 if name == "log" else x
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_reference_activation_equals_the_textbook_and_has_its_derivative(name: str) -> None:
     x, dy = inputs(name, 200), np.random.default_rng(1).normal(size=200)
     y, dx = np.empty_like(x), np.empty_like(x)
     REFERENCE.elementwise.forward(name, x, out=y, alpha=ALPHA)
     np.testing.assert_allclose(y, [FORMULAS[name](v) for v in x], rtol=1e-12, atol=1e-14)
-    z = y if ACTIVATIONS[name].reads == "output" else x
+    z = y if FUNCTIONS[name].reads == "output" else x
     REFERENCE.elementwise.backward(name, dy, z, out=dx, alpha=ALPHA)
     # the function acts on each element by itself, so one difference gives all derivatives
     above, below = ([FORMULAS[name](v) for v in x + side] for side in (1e-6, -1e-6))
@@ -87,6 +89,18 @@ def test_reference_gelu_keeps_its_digits_where_tanh_is_close_to_minus_one() -> N
     np.testing.assert_allclose(dx, (exact(x + 1e-6) - exact(x - 1e-6)) / 2e-6, rtol=1e-6)
 
 
+def test_reference_distribution_is_exact_to_its_last_digits_also_far_below_zero() -> None:
+    x = np.concatenate([np.linspace(-37, 9, 4001), np.linspace(-1e-3, 1e-3, 33)])
+    distribution, density = normal(np, x)
+    exact = [math.erfc(-v / math.sqrt(2)) / 2 for v in x]
+    # x^2 / 2 and the argument of erfc are rounded, which the exponential multiplies by up to 1400
+    np.testing.assert_allclose(distribution, exact, rtol=4e-13)
+    near = abs(x) < 3
+    np.testing.assert_allclose(distribution[near], np.array(exact)[near], rtol=4e-15)
+    exact = [math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in x]
+    np.testing.assert_allclose(density, exact, rtol=4e-13)
+
+
 def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
     x, dy = np.random.default_rng(0).normal(size=(2, 3, 7))
 
@@ -104,14 +118,14 @@ def test_reference_softmax_sums_to_one_and_has_its_derivative() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation_equals_the_reference_also_in_place(
     cpu_backend: Backend, name: str, n: int, dtype: str
 ) -> None:
     x, dy = inputs(name, n).astype(dtype), np.random.default_rng(1).normal(size=n).astype(dtype)
     kernels, y, dx = cpu_backend.elementwise, np.empty_like(x), np.empty_like(x)
     kernels.forward(name, x, out=y, alpha=ALPHA)
-    z = y if ACTIVATIONS[name].reads == "output" else x
+    z = y if FUNCTIONS[name].reads == "output" else x
     kernels.backward(name, dy, z, out=dx, alpha=ALPHA)
     # of the same inputs in double; far from 0, gelu and silu magnify the rounding of x by x^2 and x
     exact_y, exact_dx = np.empty((2, n))
@@ -141,12 +155,12 @@ def test_activation_is_exact_to_a_few_units_of_the_last_place(
     y = np.empty_like(x)
     cpu_backend.elementwise.forward(name, x, out=y, alpha=1.0)
     wide = x.astype("longdouble" if dtype == "float64" else "float64")
-    exact = ACTIVATIONS[name].forward(np, wide, 1.0)
+    exact = FUNCTIONS[name].forward(np, wide, 1.0)
     assert ulps(y, exact) <= ULPS[name]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation_of_special_values_is_that_of_the_reference(
     cpu_backend: Backend, name: str, dtype: str
 ) -> None:
@@ -159,7 +173,7 @@ def test_activation_of_special_values_is_that_of_the_reference(
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-44)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_nan_in_the_gradient_comes_through(cpu_backend: Backend, name: str) -> None:
     dy, z = np.full(37, np.nan, "float32"), np.full(37, 0.5, "float32")
     dx = np.empty_like(dy)
@@ -249,12 +263,14 @@ def test_threads_do_not_change_a_byte(cpu_backend: Backend) -> None:
     x, dy = np.random.default_rng(0).normal(size=(2, 401, 131)).astype("float32")
 
     def run(backend: Backend) -> list[np.ndarray]:
-        kernels, results = backend.elementwise, [np.empty_like(x) for _ in range(5)]
+        kernels, results = backend.elementwise, [np.empty_like(x) for _ in range(7)]
         kernels.forward("gelu", x, out=results[0])
         kernels.backward("gelu", dy, x, out=results[1])
         kernels.add(x, dy, out=results[2])
         kernels.softmax_forward(x, out=results[3])
         kernels.softmax_backward(dy, x, out=results[4])
+        kernels.forward("gelu_exact", x, out=results[5])
+        kernels.backward("gelu_exact", dy, x, out=results[6])
         return results
 
     same_for_all_threads(cpu_backend, run)

@@ -40,6 +40,7 @@ FORMULAS: dict[str, tuple[Callable, Callable[[float], float]]] = {
         GELU,
         lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     ),
+    "exact gelu": (lambda: GELU("none"), lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
     "silu": (SiLU, lambda x: x / (1 + math.exp(-x))),
 }
 

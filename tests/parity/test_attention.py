@@ -65,9 +65,16 @@ def test_multi_head_attention_equals_pytorch(
 class Block(nn.Module):
     """A block of a transformer: normalisation comes first."""
 
-    def __init__(self, width: int, heads: int, epsilon: float = 1e-6, causal: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        epsilon: float = 1e-6,
+        causal: bool = False,
+        approximate: str = "none",
+    ) -> None:
         super().__init__()
-        self.causal = causal
+        self.causal, self.gelu = causal, nn.GELU(approximate)
         self.norm1, self.norm2 = (nn.LayerNorm(width, eps=epsilon) for _ in range(2))
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -78,7 +85,7 @@ class Block(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(length) if self.causal else None
         options = {"need_weights": False, "attn_mask": mask, "is_causal": self.causal}
         x = x + self.attention(z, z, z, **options)[0]
-        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
+        return x + self.fc2(self.gelu(self.fc1(self.norm2(x))))
 
 
 class VisionTransformer(nn.Module):

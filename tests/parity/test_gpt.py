@@ -28,7 +28,7 @@ class Gpt(nn.Module):
         self.token = nn.Embedding(TOKENS, WIDTH)
         self.position = nn.Parameter(torch.zeros(LENGTH, WIDTH))
         self.blocks = nn.ModuleList(
-            Block(WIDTH, HEADS, epsilon=1e-5, causal=True) for _ in range(DEPTH)
+            Block(WIDTH, HEADS, epsilon=1e-5, causal=True, approximate="tanh") for _ in range(DEPTH)
         )
         self.norm = nn.LayerNorm(WIDTH)
 

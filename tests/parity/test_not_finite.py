@@ -28,6 +28,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     "arctan": layers.ArcTan,
     "log": layers.Log,
     "gelu": layers.GELU,
+    "exact gelu": lambda: layers.GELU("none"),
     "silu": layers.SiLU,
     "softmax": layers.Softmax,
     "layer norm": layers.LayerNorm,

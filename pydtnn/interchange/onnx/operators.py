@@ -175,19 +175,27 @@ def _silu(draft: Draft, at: Place) -> None:
     draft.node("Mul", [*at.inputs, gate], at.name)
 
 
-def _gelu(draft: Draft, at: Place) -> None:
-    """Write ``x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``."""
+def _cubic(draft: Draft, at: Place) -> str:
+    """Write ``x + 0.044715 x^3``."""
     (x,), name = at.inputs, at.name
-    numbers = {"three": 3.0, "cubic": 0.044715, "scale": sqrt(2 / pi), "one": 1.0, "half": 0.5}
-    three, cubic, scale, one, half = [
-        draft.constant(f"{name}.{key}", value) for key, value in numbers.items()
-    ]
+    three, cubic = (
+        draft.constant(f"{name}.{key}", value)
+        for key, value in {"three": 3.0, "cubic": 0.044715}.items()
+    )
     cube = draft.node("Pow", [x, three], f"{name}.cube")
     term = draft.node("Mul", [cube, cubic], f"{name}.term")
-    total = draft.node("Add", [x, term], f"{name}.sum")
-    scaled = draft.node("Mul", [total, scale], f"{name}.scaled")
-    tanh = draft.node("Tanh", [scaled], f"{name}.tanh")
-    factor = draft.node("Add", [tanh, one], f"{name}.factor")
+    return draft.node("Add", [x, term], f"{name}.sum")
+
+
+def _gelu(draft: Draft, at: Place) -> None:
+    """Write ``x / 2 (1 + erf(x / sqrt(2)))``, or ``tanh(sqrt(2 / pi) (x + 0.044715 x^3))``."""
+    (x,), name = at.inputs, at.name
+    exact = at.layer.approximate == "none"
+    numbers = {"scale": sqrt(1 / 2 if exact else 2 / pi), "one": 1.0, "half": 0.5}
+    scale, one, half = [draft.constant(f"{name}.{key}", value) for key, value in numbers.items()]
+    scaled = draft.node("Mul", [x if exact else _cubic(draft, at), scale], f"{name}.scaled")
+    odd = draft.node("Erf" if exact else "Tanh", [scaled], f"{name}.odd")
+    factor = draft.node("Add", [odd, one], f"{name}.factor")
     halved = draft.node("Mul", [x, half], f"{name}.halved")
     draft.node("Mul", [halved, factor], name)
 

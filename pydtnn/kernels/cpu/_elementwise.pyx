@@ -7,7 +7,7 @@ cnp.import_array()
 
 cdef extern from "elementwise.h":
     enum activation:
-        RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU
+        RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, GELU_EXACT, SILU
     struct elementwise_kernels:
         void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,
                         int threads) nogil
@@ -30,6 +30,7 @@ NUMBERS = {
     "arctan": ARCTAN,
     "log": LOG,
     "gelu": GELU,
+    "gelu_exact": GELU_EXACT,
     "silu": SILU,
 }
 """The compiled activations, by the name they have in the reference."""

@@ -6,6 +6,7 @@ sigmoid), otherwise the input. `out` may be the first array argument, for in-pla
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from math import pi, sqrt
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pydtnn.kernels.reference.family import Array, Family, wide
+from pydtnn.kernels.reference.normal import normal
 
 
 class Activation(NamedTuple):
@@ -45,6 +47,11 @@ def _gelu(xp: Any, x: Array) -> tuple[Array, Array]:
 def _gelu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
     s, du = _gelu(xp, x)
     return dy * s * (1 + x * (1 - s) * du)
+
+
+def _gelu_exact_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
+    distribution, density = normal(xp, x)
+    return dy * (distribution + x * density)
 
 
 def _silu_backward(xp: Any, dy: Array, x: Array, alpha: float) -> Array:
@@ -105,6 +112,19 @@ ACTIVATIONS: dict[str, Activation] = {
         "input",
     ),
 }
+"""Activations that all devices have a kernel for."""
+
+FUNCTIONS = ChainMap(
+    {
+        "gelu_exact": Activation(
+            lambda xp, x, alpha: x * normal(xp, x)[0],
+            _gelu_exact_backward,
+            "input",
+        ),
+    },
+    ACTIVATIONS,
+)
+"""All activations."""
 
 
 class Elementwise(Family):
@@ -112,14 +132,14 @@ class Elementwise(Family):
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Apply activation `name` to `x`; `out` may be `x`."""
-        out[...] = ACTIVATIONS[name].forward(self.xp, wide(x), alpha)
+        out[...] = FUNCTIONS[name].forward(self.xp, wide(x), alpha)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Multiply `dy` by the derivative.
 
-        `z` is the array specified in `ACTIVATIONS`; `out` may be `dy`.
+        `z` is the array specified in `FUNCTIONS`; `out` may be `dy`.
         """
-        out[...] = ACTIVATIONS[name].backward(self.xp, wide(dy), wide(z), alpha)
+        out[...] = FUNCTIONS[name].backward(self.xp, wide(dy), wide(z), alpha)
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""

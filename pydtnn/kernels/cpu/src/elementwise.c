@@ -53,6 +53,12 @@ INLINE vec gelu_backward(vec dy, vec x, vec alpha) {
     return dy * s * (1 + x * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * x * x));
 }
 
+INLINE vec gelu_exact_forward(vec x, vec alpha) { return x * vnormal(x).distribution; }
+INLINE vec gelu_exact_backward(vec dy, vec x, vec alpha) {
+    const struct normal f = vnormal(x);
+    return dy * (f.distribution + x * f.density);
+}
+
 INLINE vec silu_forward(vec x, vec alpha) { return x * vsigmoid(x); }
 INLINE vec silu_backward(vec dy, vec x, vec alpha) {
     vec s = vsigmoid(x);
@@ -92,6 +98,7 @@ typedef void binary(const real *x, const real *z, ptrdiff_t n, real alpha, real 
     DO(ARCTAN, arctan)         \
     DO(LOG, log)               \
     DO(GELU, gelu)             \
+    DO(GELU_EXACT, gelu_exact) \
     DO(SILU, silu)
 #define MAP_BOTH(kind, f) MAP_UNARY(f##_forward) MAP_BINARY(f##_backward)
 #define FORWARD_ENTRY(kind, f) [kind] = f##_forward_part,

@@ -4,7 +4,19 @@
 
 #include "dispatch.h"
 
-enum activation { RELU, RELU6, LEAKY_RELU, ELU, SIGMOID, TANH, ARCTAN, LOG, GELU, SILU };
+enum activation {
+    RELU,
+    RELU6,
+    LEAKY_RELU,
+    ELU,
+    SIGMOID,
+    TANH,
+    ARCTAN,
+    LOG,
+    GELU,
+    GELU_EXACT,
+    SILU
+};
 
 struct elementwise_kernels {
     void (*forward)(int activation, const void *x, ptrdiff_t n, double alpha, void *out,

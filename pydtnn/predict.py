@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pydtnn.data.decode import MODES
+from pydtnn.data.decode import MODES, Decoder
+from pydtnn.data.folder import image_files
 from pydtnn.layers import Softmax
 from pydtnn.model import Model
 from pydtnn.saving import load
 from pydtnn.utils.errors import EXPLAINED, describe, requested_traceback
-from pydtnn.utils.optional import import_optional
+from pydtnn.utils.files import read_file
 from pydtnn.utils.output import printing
 from pydtnn.utils.own_code import import_object
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             classes = [import_object(where, "--custom") for where in options.custom]
             custom = {getattr(kind, "__name__", str(kind)): kind for kind in classes}
             model = load(options.model, backend=options.device, custom=custom)
-            for path in options.images:
+            for path in chain.from_iterable(map(files_of, options.images)):
                 print(f"{path}: {describe_classes(model, read_image(path, model), options.top)}")
     except EXPLAINED as error:
         print(f"{requested_traceback(error)}{describe(error)}", file=sys.stderr)
@@ -44,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pydtnn.predict", description=__doc__)
     parser.add_argument("model", help="folder that --save or Trainer.save wrote")
-    parser.add_argument("images", nargs="+", metavar="image", help="files that Pillow reads")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="image",
+        help="files that Pillow reads, or folders of PNG and JPEG images",
+    )
     parser.add_argument("--top", type=int, default=1, help="classes to print for each image")
     parser.add_argument("--device", default="cpu", help="backend: cpu, cuda or numpy")
     parser.add_argument(
@@ -57,8 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def files_of(path: str) -> Iterable[str]:
+    """Return the images in a folder, or the path of a file itself."""
+    return image_files("predict", path) if Path(path).is_dir() else (path,)
+
+
 def read_image(path: str, model: Model) -> np.ndarray:
-    """Read an image with the size and the channels of a model's input.
+    """Read an image with the size and the channels of a model's input, as `EncodedImages` does.
 
     Parameters
     ----------
@@ -72,9 +85,9 @@ def read_image(path: str, model: Model) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the model has another kind of input.
+        If the model has another kind of input, or the file is not an image.
     OSError
-        If the file is not an image.
+        If the file cannot be read.
     ImportError
         If Pillow is not installed.
     """
@@ -85,14 +98,9 @@ def read_image(path: str, model: Model) -> np.ndarray:
             f"predict: expected a model of images of shape (H, W, 1), (H, W, 3) or (H, W, 4), got "
             f"inputs of shape {given}; use pydtnn.load from Python"
         )
-    image_module = import_optional("PIL.Image", "pillow", "predict: reading images")
     height, width, channels = shape
-    try:
-        with image_module.open(path) as image:
-            pixels = np.asarray(image.convert(MODES[channels]).resize((width, height)))
-    except (OSError, SyntaxError) as error:  # the latter for some damaged files
-        raise OSError(f"predict: {path} cannot be read: {describe(error)}") from error
-    return pixels.reshape(1, *shape)
+    decode = Decoder("predict", (height, width), channels, formats=None)
+    return decode(read_file("predict", path), path)[None]
 
 
 def describe_classes(model: Model, x: Any, top: int = 1) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pydtnn.data import load_dataset
-from pydtnn.data.inputs import inputs_of
+from pydtnn.data.decode import Decoder
+from pydtnn.data.inputs import Input, Inputs, inputs_of
 from pydtnn.layers import Flatten, Identity, Linear, Sequential, Softmax
 from pydtnn.model import Model
 from pydtnn.models.auxiliary import Heads
-from pydtnn.predict import main
+from pydtnn.predict import main, read_image
 from pydtnn.saving import save_model
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
@@ -52,6 +54,42 @@ def test_another_size_and_colours_are_converted(
     assert capsys.readouterr().out.count("\n") == 1
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 3), (6, 10, 1)])
+def test_images_of_a_folder_are_resized_and_cropped_as_those_of_a_data_set(
+    shape: tuple[int, int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = [(40, 23), (23, 40), (8, 8), (10, 6), (9, 70)]
+    rng = np.random.default_rng(0)
+    for kind, (name, size) in product(("train", "val"), enumerate(sizes)):
+        folder = tmp_path / kind / f"class{name % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.{'jpg' if name % 3 else 'png'}", quality=95)
+    height, width, channels = shape
+    decode = Decoder("test", (height, width), channels)
+    images = [
+        tmp_path / "val" / f"class{k % 2}" / f"{k}.{'jpg' if k % 3 else 'png'}" for k in range(5)
+    ]
+    model = Model(Sequential(Flatten(), Linear(2)), shape, backend="numpy")
+    model.inputs = Inputs((Input(shape, "uint8", None, (0.0, 255.0)),))
+    for path, size in zip(images, sizes, strict=True):
+        x = read_image(str(path), model)
+        np.testing.assert_array_equal(x[0], decode(path.read_bytes(), str(path)))
+        kept = size == (width, height) and channels == 3
+        assert kept == np.array_equal(x[0], np.asarray(Image.open(path)))
+    if height == width:
+        options = {"data_dir": tmp_path, "image_size": height, "channels": channels}
+        dataset = load_dataset("folder", **options)[1]
+        x, _ = dataset.read(np.arange(5))
+        found = [read_image(path, model)[0] for path in dataset.paths]
+        np.testing.assert_array_equal(found, x)
+    save_model(model, tmp_path / "m.pydtnn")
+    assert main([str(tmp_path / "m.pydtnn"), str(tmp_path / "val"), "--device=numpy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    order = sorted(images)
+    assert [line.partition(": ")[0] for line in lines] == [*map(str, order)]
+
+
 def test_auxiliary_outputs_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = (Flatten(name="flat"), Linear(10, name="last"))
     net = Heads(*parts, heads={"flat": Linear(10, name="early")})
@@ -75,8 +113,8 @@ def test_what_cannot_be_predicted_is_told_in_a_sentence(
     numbers = str(tmp_path / "numbers.pydtnn")
     save_model(Model(Linear(2), (4,), backend="numpy"), numbers)
     for arguments, message in (
-        ([saved, image], f"predict: {image} cannot be read: cannot identify image file"),
-        ([saved, "none.png"], "predict: none.png cannot be read: "),
+        ([saved, image], f"predict: expected an image in {image}, got other or damaged data; "),
+        ([saved, "none.png"], "predict: "),
         ([str(tmp_path / "none"), image], "load: folder "),
         ([numbers, image], "predict: expected a model of images of shape "),
         ([saved, image, "--custom=none.py:Own"], "--custom: file none.py does not exist"),

@@ -27,8 +27,8 @@ DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 class Decoder:
     """Decode images; the pixels depend on the bytes, the attributes and Pillow's version only.
 
-    With a size, the short side is resized to it and the centre of the long side is cropped:
-    bilinear, with a filter as wide as the reduction. JPEGs of at least four times the size are
+    With a size, the largest part in the middle of an image that has its proportions is resized to
+    it: bilinear, with a filter as wide as the reduction. JPEGs of at least four times the size are
     decoded at a half, a quarter or an eighth of theirs first, which is still twice the result.
     The orientation in the metadata of photographs is not applied.
 
@@ -36,10 +36,12 @@ class Decoder:
     ----------
     who : str
         First word of error messages.
-    size : int or None
-        Height and width in pixels; None keeps those of each image.
+    size : int, (int, int) or None
+        Height and width in pixels, one number if they are equal; None keeps those of each image.
     channels : int, default 3
         1 for grey, 3 for colour, 4 for colour and transparency; images are converted.
+    formats : tuple of str or None
+        Pillow's names of the formats; None for all that it reads.
 
     Raises
     ------
@@ -50,15 +52,25 @@ class Decoder:
     """
 
     who: str
-    size: int | None = None
+    size: int | tuple[int, int] | None = None
     channels: int = 3
+    formats: tuple[str, ...] | None = FORMATS
 
     def __post_init__(self) -> None:
-        if self.size is not None:
-            whole(self.who, "image_size", self.size, at_least=1)
+        for side in self._sides or ():
+            whole(self.who, "image_size", side, at_least=1)
         if self.channels not in MODES:
             raise ValueError(f"{self.who}: channels must be 1, 3 or 4, got {self.channels}")
         self._pillow()
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Shape of the pixels, if there is a size."""
+        return None if self._sides is None else (*self._sides, self.channels)
+
+    @property
+    def _sides(self) -> tuple[int, int] | None:
+        return self.size if self.size is None or isinstance(self.size, tuple) else (self.size,) * 2
 
     def __call__(self, data: bytes, where: str) -> NDArray[np.uint8]:
         """Return the pixels of an image, a new array ``(H, W, channels)``.
@@ -66,22 +78,23 @@ class Decoder:
         Parameters
         ----------
         data : bytes
-            Content of a PNG or JPEG file.
+            Content of the file.
         where : str
             Name of the image in error messages.
 
         Raises
         ------
         ValueError
-            If the data are neither PNG nor JPEG, are damaged, or have 16 bits per channel.
+            If the data have another format, are damaged, or have 16 bits per channel.
         """
         pillow = self._pillow()
         try:
-            with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+            with pillow.open(io.BytesIO(data), formats=self.formats) as image:
                 pixels = self._read(image)
         except pillow.UnidentifiedImageError as error:
+            kind = "an" if self.formats is None else f"a {' or '.join(self.formats)}"
             raise ValueError(
-                f"{self.who}: expected a PNG or JPEG image in {where}, got other or damaged data; "
+                f"{self.who}: expected {kind} image in {where}, got other or damaged data; "
                 "remove or replace it"
             ) from error
         except (*DAMAGED, pillow.DecompressionBombError) as error:
@@ -102,18 +115,20 @@ class Decoder:
         """Return the pixels of an open image; None if it has 16 bits per channel."""
         if image.mode.startswith("I"):
             return None
-        if self.size is not None:
-            image.draft(None, (2 * self.size, 2 * self.size))
+        if self._sides is not None:
+            height, width = self._sides
+            image.draft(None, (2 * width, 2 * height))
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # Pillow warns of any other conversion
         mode = MODES[self.channels]
         return np.array(self._fit(image if image.mode == mode else image.convert(mode)))
 
     def _fit(self, image: Any) -> Any:
-        if self.size is None or image.size == (self.size, self.size):
+        if self._sides is None or image.size == self._sides[::-1]:
             return image
-        side = min(image.size)
-        left, top = ((extent - side) // 2 for extent in image.size)
-        box = (left, top, left + side, top + side)
-        bilinear = self._pillow().Resampling.BILINEAR
-        return image.resize((self.size, self.size), bilinear, box=box)
+        height, width = self._sides
+        across = min(image.width, max(image.height * width // height, 1))
+        down = min(image.height, max(image.width * height // width, 1))
+        left, top = (image.width - across) // 2, (image.height - down) // 2
+        box = (left, top, left + across, top + down)
+        return image.resize((width, height), self._pillow().Resampling.BILINEAR, box=box)

@@ -214,7 +214,7 @@ def _list(who: str, folder: Path, least: int) -> Images:
                 f"{who}: expected only sub-folders with the images of one class each in {folder}, "
                 f"got the file {entry.name}; move it to another place"
             )
-        found = list(_files(who, entry.path))
+        found = list(image_files(who, entry.path))
         if not found:
             raise ValueError(
                 f"{who}: expected PNG or JPEG images in {entry.path}, got none; add images, or "
@@ -232,11 +232,17 @@ def _list(who: str, folder: Path, least: int) -> Images:
     return Images(tuple(names), paths, np.array(labels, np.int64))
 
 
-def _files(who: str, folder: str) -> Iterator[str]:
-    """Yield the images in a folder and the folders in it."""
+def image_files(who: str, folder: str) -> Iterator[str]:
+    """Yield the images in a folder and the folders in it, by name.
+
+    Raises
+    ------
+    ValueError
+        If there are other files that are not hidden.
+    """
     for entry in _entries(folder):
         if entry.is_dir():
-            yield from _files(who, entry.path)
+            yield from image_files(who, entry.path)
         elif entry.name.lower().endswith(SUFFIXES):
             yield entry.path
         else:

@@ -55,8 +55,8 @@ class EncodedImages(Dataset):
         self.class_names, self.classes = tuple(class_names), len(class_names)
         if like is not None:
             self.input_shape = like.input_shape
-        elif decode.size is not None:
-            self.input_shape = (decode.size, decode.size, decode.channels)
+        elif decode.shape is not None:
+            self.input_shape = decode.shape
         else:
             self.input_shape = decode(self.encoded(0), self.place(0)).shape
         if statistics is not None and like is None:

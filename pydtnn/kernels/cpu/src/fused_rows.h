@@ -11,11 +11,13 @@ struct window {
     ptrdiff_t first, rows, channels, column, columns;
 };
 
-/* Whether a source is an unmodified array, which may be read in place. */
-INLINE int is_plain(const struct source *s) {
-    return s->terms == 1 && !s->term[0].pivot && !s->term[0].factor && !s->shift && !s->relu &&
-           !s->store;
+/* Whether the values of a source are those of an array. */
+INLINE int is_unmodified(const struct source *s) {
+    return s->terms == 1 && !s->term[0].pivot && !s->term[0].factor && !s->shift && !s->relu;
 }
+
+/* Whether a source is an unmodified array, which may be read in place. */
+INLINE int is_plain(const struct source *s) { return is_unmodified(s) && !s->store; }
 
 /* An unmodified array. */
 INLINE struct source plain_source(const void *x) {

@@ -68,7 +68,7 @@ static void copy_window(const real *src, ptrdiff_t from, const struct window *w,
 
 /* A window without a thought for the store. */
 static void compute(const struct source *s, const struct window *w, real *dst, ptrdiff_t stride) {
-    if (is_plain(s)) {
+    if (is_unmodified(s)) {
         const real *x = (const real *)s->term[0].x + w->first * w->channels + w->column;
         copy_window(x, w->channels, w, dst, stride);
     } else if (s->terms == 1) {
@@ -88,19 +88,16 @@ static void compute_folded(const struct source *s, const struct window *w, ptrdi
             dst + done * w->channels, w->channels);
 }
 
-void NAME(source_window)(const struct source *source, const struct window *w, real *dst,
+void NAME(source_window)(const struct source *s, const struct window *w, real *dst,
                          ptrdiff_t stride) {
-    real *store =
-        source->store ? (real *)source->store + w->first * w->channels + w->column : NULL;
-    struct source s = *source;
-    s.store = NULL;
+    real *store = s->store ? (real *)s->store + w->first * w->channels + w->column : NULL;
     real *to = dst ? dst : store;
     if (!dst) stride = w->channels;
-    const ptrdiff_t fold = is_plain(&s) ? 1 : fold_of(w, stride);
+    const ptrdiff_t fold = is_unmodified(s) ? 1 : fold_of(w, stride);
     if (fold > 1) {
-        compute_folded(&s, w, fold, to);
+        compute_folded(s, w, fold, to);
     } else {
-        compute(&s, w, to, stride);
+        compute(s, w, to, stride);
     }
     if (dst && store) copy_window(dst, stride, w, store, w->channels);
 }

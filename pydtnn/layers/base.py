@@ -107,6 +107,9 @@ class Layer(NotCallable, StoresArguments, ABC):
     batch_part : (int, int) or None
         This rank's place, and the number of ranks, among which the samples of the model's input
         are divided for this layer.
+    finishes : bool
+        Set by the graph for a `Finisher`: no later node contributes to the gradient of the only
+        input, so the model calls `finish_backward` instead of `backward`.
     source : Layer or None
         The first use in the model of a layer that is used several times; this one shares its
         parameters and running statistics.
@@ -131,6 +134,7 @@ class Layer(NotCallable, StoresArguments, ABC):
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape = ()
     bound = False
+    finishes = False
     batch_part: tuple[int, int] | None = None
     source: Layer | None = None
 
@@ -321,6 +325,10 @@ class Layer(NotCallable, StoresArguments, ABC):
         x = self.array(x)
         return x if takes_bits else self.wide(x)
 
+    def communicates(self, *, training: bool, joint: bool) -> bool:
+        """Return whether a pass is a generator that yields collectives; see `Communicating`."""
+        return False
+
     def wide(self, x: Array) -> Array:
         """Return `x` itself, or a copy in which 16 bits are float32."""
         if x.dtype.itemsize != 2:
@@ -336,16 +344,7 @@ class Layer(NotCallable, StoresArguments, ABC):
 
 
 class Finisher(ABC):
-    """Mixin for layers that can add to a gradient within a kernel if they contribute last.
-
-    Attributes
-    ----------
-    finishes : bool
-        Set by the graph: no later node contributes to the gradient of the only input, so the model
-        calls `finish_backward` instead of `backward`.
-    """
-
-    finishes = False
+    """Mixin for layers that can add to a gradient within a kernel if they contribute last."""
 
     @abstractmethod
     def finish_backward(self, dy: Array | Deferred, saved: Saved, so_far: Array | None) -> Any:

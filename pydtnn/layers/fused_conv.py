@@ -11,7 +11,7 @@ from pydtnn.kernels.reference.family import Array
 from pydtnn.layers.base import Finisher, Saved, StepContext
 from pydtnn.layers.conv import Conv2d
 from pydtnn.layers.cost import Cost
-from pydtnn.layers.norm import BatchNorm
+from pydtnn.layers.norm import FLOAT64, BatchNorm
 
 
 class Evaluation(NamedTuple):
@@ -108,7 +108,7 @@ class FusedConv2d(Conv2d, Finisher):
             return None
         if context.recomputing:  # the norm has kept what it needs
             return None
-        return self.backend.empty((1 + 2 * self.filters,), "float64")
+        return self.backend.empty((1 + 2 * self.filters,), FLOAT64)
 
     def _folded(self) -> tuple[Array, Array]:
         # gamma (x * w + b - mean) / std + beta is a convolution with other filters and bias
@@ -153,13 +153,22 @@ class FusedConv2d(Conv2d, Finisher):
         sums = None
         if gate is not None:
             kinds = 1 + len(gate.terms)
-            sums = self.backend.empty((kinds, self.geometry.channels), "float64")
-        end: dict[str, Any] = {"add": so_far, "gate": gate, "sums": sums}
+            sums = self.backend.empty((kinds, self.geometry.channels), FLOAT64)
         if w.frozen:
-            conv.backward_data(dy, w.value, self.geometry, out=dx, **end)
+            conv.backward_data(dy, w.value, self.geometry, out=dx, add=so_far, gate=gate, sums=sums)
         else:
-            end |= {"dw": w.grad, "accumulate": w.accumulate}
-            conv.backward(x, dy, w.value, self.geometry, dx=dx, **end)
+            conv.backward(
+                x,
+                dy,
+                w.value,
+                self.geometry,
+                dx=dx,
+                dw=w.grad,
+                accumulate=w.accumulate,
+                add=so_far,
+                gate=gate,
+                sums=sums,
+            )
         return dx if sums is None else Deferred.of(dx, sums)
 
     def _backward_bias(self, dy: Array | Deferred, y: Array | None = None) -> Array | Deferred:
@@ -203,10 +212,11 @@ class FusedConv2d(Conv2d, Finisher):
 
     def sums_for_norm(self, batch: int) -> bool:
         """Return whether forward computes the sums of the following norm in training."""
-        kind = {"bias": self.bias, "relu": self.relu}
         if self.norm is None or self.norm.running.frozen:
             return False
-        return self.backend.conv.takes_sums(self.geometry, batch, self.dtype, **kind)
+        return self.backend.conv.takes_sums(
+            self.geometry, batch, self.dtype, bias=self.bias, relu=self.relu
+        )
 
     def _differentiates_bias(self) -> bool:
         """Return whether dy is summed in a sweep of its own: not if another one has the sum."""

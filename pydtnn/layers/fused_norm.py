@@ -15,7 +15,7 @@ from pydtnn.layers.base import Layer, Saved, Shape, StepContext
 from pydtnn.layers.communicating import TwoPhase
 from pydtnn.layers.cost import Cost
 from pydtnn.layers.fused_conv import Evaluation, FusedConv2d
-from pydtnn.layers.norm import BatchNorm, rows
+from pydtnn.layers.norm import FLOAT64, BatchNorm, rows
 from pydtnn.layers.repeatable import Repeatable
 
 
@@ -93,8 +93,7 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self, *xs: Array | Deferred, context: StepContext, total: Array | None = None
     ) -> tuple[Deferred, Saved]:
         """Compute the coefficients of the inputs; the layers that read them compute the values."""
-        width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
-        totals = iter([] if total is None else total.reshape(-1, width))  # one per norm
+        totals = iter(() if total is None else self._totals(total))
         terms: list[Term] = []
         moments: list[Normalized | None] = []
         shift: Array | None = None
@@ -105,9 +104,10 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
                 moments.append(None)
                 continue
             m, map_ = self._normalized(norm, x, context, next(totals, None))
-            terms.append(Term(array, map_[0], map_[1]))
+            pivot, factor, own = map_
+            terms.append(Term(array, pivot, factor))
             moments.append(m)
-            shift = map_[2] if shift is None else shift + map_[2]
+            shift = own if shift is None else shift + own
         return self._deferred(terms, shift, moments)
 
     def kept(self, saved: Saved) -> Any:
@@ -130,6 +130,11 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         y.keep = self.keeps
         return y, (y, moments)
 
+    def _totals(self, total: Array) -> Array:
+        """Return the totals of each norm: (norms, length)."""
+        width = self.backend.norm.sums_length(self.output_shape[-1], self.dtype)
+        return total.reshape(-1, width)
+
     def _sums(self, norm: BatchNorm, x: Array | Deferred, context: StepContext) -> Array:
         """Return the sums of an input: those of the preceding convolution, or new ones."""
         taken = _computed_sums(x)
@@ -139,24 +144,31 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         self, norm: BatchNorm, x: Array | Deferred, context: StepContext, total: Array | None
     ) -> tuple[Normalized, Array]:
         """Return the normalisation of an input and its map: pivot, factor and shift, (3, C)."""
-        own, map_ = self._per_channel(2, "float64"), self._per_channel(3, self.parameter_dtype)
-        parameters = (norm.gamma.value, norm.beta.value, norm.epsilon)
-        given, taken, kernels = (
-            norm.given_sums(context, total),
-            _computed_sums(x),
-            self.backend.norm,
-        )
+        own, map_ = self._per_channel(2, FLOAT64), self._per_channel(3, self.parameter_dtype)
+        gamma, beta, epsilon = norm.gamma.value, norm.beta.value, norm.epsilon
+        kernels = self.backend.norm
+        given, taken = norm.given_sums(context, total), _computed_sums(x)
         if given is not None:
             sums, n = given
-            kernels.coefficients(sums, *parameters, moments=own, out=map_)
+            kernels.coefficients(sums, gamma, beta, epsilon, moments=own, out=map_)
             return Normalized(n, own), map_
-        results = {"moments": own, "out": map_, "collect": norm.running.sums}
+        collect = norm.running.sums
         if taken is not None:
-            kernels.coefficients(taken, *parameters, **results)
+            kernels.coefficients(
+                taken, gamma, beta, epsilon, moments=own, out=map_, collect=collect
+            )
         else:
             length = kernels.sums_length(self.output_shape[-1], self.dtype)
-            sums = self.backend.empty((length,), "float64")
-            kernels.statistics_coefficients(self.array(x), *parameters, sums=sums, **results)
+            kernels.statistics_coefficients(
+                self.array(x),
+                gamma,
+                beta,
+                epsilon,
+                sums=self.backend.empty((length,), FLOAT64),
+                moments=own,
+                out=map_,
+                collect=collect,
+            )
         return Normalized(rows(x), own), map_
 
     def _per_channel(self, number: int, dtype: Any) -> Array:
@@ -166,9 +178,9 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         """Differentiate the ReLU and each batch norm, in one call unless a convolution gated dy."""
         value, moments = saved
         if isinstance(dy, Deferred) and dy.array is not None:
-            return super().backward(dy, saved)
+            return self.backward_rest((dy.array, dy.sums), saved)
         dy = self.array(dy)
-        dz, sums = self.gradient_like(dy), self._per_channel(1 + len(value.terms), "float64")
+        dz, sums = self.gradient_like(dy), self._per_channel(1 + len(value.terms), FLOAT64)
         norms = [
             None if norm is None or m is None else self._gradient(norm, m)
             for norm, m in zip(self.norms, moments, strict=True)
@@ -205,13 +217,15 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
 
     def _pair(self, sums: Array | None, i: int) -> Any:
         """Return the sums of dz, and those of dz times the input of term `i`: (2, C)."""
-        return None if sums is None else self.backend.xp.ascontiguousarray(sums[0 : i + 1 : i])
+        if sums is None or len(sums) == 2:
+            return sums
+        return self.backend.xp.ascontiguousarray(sums[0 : i + 1 : i])
 
     def _gate(self, dy: Array | Deferred, value: Deferred) -> tuple[Array, Array]:
         if isinstance(dy, Deferred) and dy.array is not None:
             return dy.array, dy.sums
         dy = self.array(dy)
-        sums = self._per_channel(1 + len(value.terms), "float64")
+        sums = self._per_channel(1 + len(value.terms), FLOAT64)
         dz = self.gradient_like(dy)
         self.backend.fused.gate(dy, value, out=dz, sums=sums)
         return dz, sums
@@ -226,13 +240,26 @@ class NormAddReLU(TwoPhase, Repeatable, Layer):
         total: Array | None,
     ) -> Deferred:
         own = self._gradient(norm, m)
-        wanted = [(sums, own)]
+        self._differentiate(own, sums, term)
         if total is not None:  # of all shards: another map; its dgamma and dbeta are unused
             dgamma, dbeta = self._per_channel(2, self.parameter_dtype)
-            wanted.append((total, own._replace(dgamma=dgamma, dbeta=dbeta, accumulate=False)))
-        for given, gradient in wanted:
-            self.backend.norm.backward_coefficients(given, pivot=term.pivot, **gradient._asdict())
+            other = own._replace(dgamma=dgamma, dbeta=dbeta, accumulate=False)
+            self._differentiate(other, total, term)
         return self._dx(dz, term, own, sums)
+
+    def _differentiate(self, norm: NormGradient, sums: Array, term: Term) -> None:
+        rows, moments, gamma, dgamma, dbeta, map_, accumulate = norm
+        self.backend.norm.backward_coefficients(
+            sums,
+            rows,
+            moments,
+            term.pivot,
+            gamma,
+            dgamma=dgamma,
+            dbeta=dbeta,
+            out=map_,
+            accumulate=accumulate,
+        )
 
     def _gradient(self, norm: BatchNorm, m: Normalized) -> NormGradient:
         """Return the gradient arrays of a norm and new memory for its map: (3, C)."""

@@ -15,6 +15,9 @@ from pydtnn.layers.recomputed import Recomputed, Recomputing
 from pydtnn.layers.repeatable import Repeatable
 from pydtnn.utils.validate import number, whole
 
+FLOAT64 = np.dtype("float64")
+"""Type of statistics; a type made of its name in every step takes time."""
+
 
 class BatchNorm(TwoPhase, Repeatable, Layer):
     """``y = gamma (x - mean) / sqrt(var + epsilon) + beta`` per channel, over all other axes.

@@ -26,7 +26,7 @@ from pydtnn.layers.repeatable import Repeatable
 from pydtnn.model.graph import Graph, Node
 from pydtnn.model.late import LatePasses, may_be_late
 from pydtnn.model.observed import Reports
-from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, restore
+from pydtnn.model.recompute import KEPT_ALL, Recorder, Run, Segments, has_dropped, restore
 from pydtnn.utils.observer import Kind
 from pydtnn.utils.split import even_cut
 
@@ -79,7 +79,8 @@ def forward_loop(
     for node in graph.nodes[len(inputs) :]:
         for source in late.of(node):
             store(source, (yield from late.finish(source)))
-        waits = after_node is None and not segments.parts and may_be_late(node)
+        asks = communicates(node.layer, training=context.training, joint=joint)
+        waits = asks and after_node is None and not segments.parts and may_be_late(node)
         run = _forward_node(graph, node, values, context, samples, joint=joint)
         if reports:
             run = reports.told(run, Kind.FORWARD, node.name, interrupted=waits)
@@ -142,6 +143,7 @@ def backward_loop(
     `reports` tell an observer of each node.
     """
     sums = _Gradients(graph.backend)
+    recomputes = has_dropped(residuals)
     again: Run = partial(_forward_node, graph, joint=joint)
     if reports:
         again = reports.recomputed(again)
@@ -160,8 +162,9 @@ def backward_loop(
         for reader in late.towards((node, *node.inputs)):
             yield from late.finish(reader)
         if node.index in graph.trained:
-            yield from restore(node, residuals, again)
-            waits = may_be_late(node)
+            if recomputes:
+                yield from restore(node, residuals, again)
+            waits = communicates(node.layer, training=True, joint=joint) and may_be_late(node)
             run = _backward_node(graph, node, residuals, sums, joint=joint)
             if reports:
                 run = reports.told(run, Kind.BACKWARD, node.name, interrupted=waits)
@@ -190,12 +193,12 @@ def _backward_node(
     layer, saved = node.layer, residuals[node.index]
     g = layer.accept(sums.take(node))
     if communicates(layer, training=True, joint=joint):
-        if isinstance(layer, CommunicatingFinisher) and _finishes(node, sums):
+        if _finishes(node, sums) and isinstance(layer, CommunicatingFinisher):
             steps = layer.finish_steps(g, saved, sums.take(node.inputs[0]))
         else:
             steps = layer.backward_steps(g, saved, joint=joint)
         dxs = yield from _ask(node, steps)
-    elif isinstance(layer, Finisher) and _finishes(node, sums):
+    elif _finishes(node, sums) and isinstance(layer, Finisher):
         dxs = layer.finish_backward(g, saved, sums.take(node.inputs[0]))
     else:
         dxs = layer.backward(g, saved)
@@ -215,7 +218,7 @@ def part_of_batch(
 
 def communicates(layer: Layer, *, training: bool, joint: bool) -> TypeGuard[Communicating]:
     """Return whether a layer's pass is a generator that yields collectives."""
-    return isinstance(layer, Communicating) and layer.communicates(training=training, joint=joint)
+    return layer.communicates(training=training, joint=joint)
 
 
 def _ask(node: Node, steps: Steps) -> Generator[Asked, Pending, Any]:
@@ -326,7 +329,7 @@ def _promised(node: Node, samples: int, result: Any) -> tuple[Value, Saved]:
 
 def _finishes(node: Node, sums: _Gradients) -> bool:
     """Return whether a layer adds its contribution to the others' in its own kernel."""
-    return bool(node.layer.finishes) and sums.own(node.inputs[0])  # type: ignore[attr-defined]
+    return node.layer.finishes and sums.own(node.inputs[0])
 
 
 def _deliver(graph: Graph, node: Node, dxs: tuple[Array, ...], sums: _Gradients) -> None:

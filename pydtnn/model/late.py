@@ -36,10 +36,14 @@ class LatePasses:
 
     def of(self, node: Node) -> list[Node]:
         """Return the nodes in progress whose outputs a node reads."""
+        if not self._begun:
+            return []
         return [s for s in dict.fromkeys(node.inputs) if s.index in self._begun]
 
     def towards(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes in progress that read an output of one of these nodes."""
+        if not self._begun:
+            return []
         return [n for n in self.of_all() if any(source in nodes for source in n.inputs)]
 
     def finish(self, node: Node) -> Pass:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from pydtnn.kernels import Deferred
-from pydtnn.layers.base import Finisher, Saved, StepContext
+from pydtnn.layers.base import Saved, StepContext
 from pydtnn.layers.node import Node
 from pydtnn.layers.recomputed import Value
 from pydtnn.layers.repeatable import Repeatable
@@ -160,6 +160,10 @@ class Recorder:
     def save(self, node: Node, saved: Saved) -> None:
         """Store the saved values of a node that has just run, or drop them."""
         index, values = node.index, self._values
+        if not self._segments.parts:
+            if index in self._trained:
+                self.residuals[index] = saved
+            return
         dropped = self._dropped
         if dropped is None or index >= dropped.segment.stop:
             segment = self._segments.of(index)
@@ -229,6 +233,11 @@ class Dropped:
                 values.pop(i, None)
 
 
+def has_dropped(residuals: Sequence[Saved]) -> bool:
+    """Return whether values of a pass were dropped, so that `restore` is needed."""
+    return any(isinstance(saved, Dropped) for saved in residuals)
+
+
 def restore(node: Node, residuals: list[Saved], run: Run) -> Generator[Any, Any, None]:
     """Compute the values that a node's backward requires, if they were dropped.
 
@@ -238,7 +247,7 @@ def restore(node: Node, residuals: list[Saved], run: Run) -> Generator[Any, Any,
     own = residuals[node.index]
     if isinstance(own, Dropped):
         yield from own.restore(residuals, run)
-    if isinstance(node.layer, Finisher) and node.layer.finishes:
+    if node.layer.finishes:
         source = node.inputs[0].index
         before = residuals[source]
         if isinstance(before, Dropped) and source in before.outputs:

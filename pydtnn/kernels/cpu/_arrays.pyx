@@ -33,3 +33,10 @@ def contiguous(array):
     if cnp.PyArray_ISCARRAY_RO(<cnp.ndarray?>array):
         return array
     return np.require(array, requirements="CA")
+
+
+def share_memory(cnp.ndarray one, cnp.ndarray other) -> bool:
+    """Return whether two contiguous arrays overlap in memory."""
+    cdef const char *first = <const char *>cnp.PyArray_DATA(one)
+    cdef const char *second = <const char *>cnp.PyArray_DATA(other)
+    return first < second + cnp.PyArray_NBYTES(other) and second < first + cnp.PyArray_NBYTES(one)

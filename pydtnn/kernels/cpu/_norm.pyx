@@ -49,6 +49,26 @@ cdef ptrdiff_t rows_of(cnp.ndarray x):
     return cnp.PyArray_SIZE(x) // max(channels_of(x), 1)
 
 
+cdef inline bint is_doubles(object array) except -1:
+    """Return whether an array of statistics can be used where it is."""
+    cdef cnp.ndarray a = <cnp.ndarray?>array
+    return cnp.PyArray_TYPE(a) == cnp.NPY_DOUBLE and cnp.PyArray_ISCARRAY(a)
+
+
+cdef inline bint is_real(object array, int kind) except -1:
+    """Return whether an array of this real type can be used where it is."""
+    cdef cnp.ndarray a = <cnp.ndarray?>array
+    return cnp.PyArray_TYPE(a) == kind and cnp.PyArray_ISCARRAY(a)
+
+
+cdef int real_type(object array) except -1:
+    """Return the type of a contiguous array of float32 or float64; 0 for another one."""
+    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE:
+        return 0
+    return kind if is_real(array, kind) else 0
+
+
 cdef const double *coefficients(cnp.ndarray values, ptrdiff_t n) except? NULL:
     return <const double *>data(values, sizeof(double), n)
 
@@ -171,25 +191,54 @@ cdef class NormKernels:
             status = kernels.backward_normalize(x_, dy_, rows, channels, a_, b_, c_, out_, threads)
         check(status)
 
-    def coefficients(self, sums, gamma, beta, double epsilon, moments, out):
-        """moments (2, C) and out (3, C) = pivot, factor, shift from sums (1 + 2 C,)."""
+    def coefficients(self, sums, gamma, beta, double epsilon, moments, out, collect) -> bool:
+        """moments (2, C) and out (3, C) = pivot, factor, shift from sums (1 + 2 C,).
+
+        `sums` are added to `collect`, or None. Returns whether these arrays are supported;
+        otherwise nothing is computed.
+        """
+        cdef int kind = real_type(out)
+        if not kind or not is_real(gamma, kind) or not is_real(beta, kind):
+            return False
+        if not is_doubles(sums) or not is_doubles(moments):
+            return False
+        if collect is not None and not is_doubles(collect):
+            return False
+        if len(sums) > 1 + 2 * channels_of(out):
+            return False
         cdef int size = itemsize(out)
-        cdef ptrdiff_t n = channels_of(out)
+        cdef ptrdiff_t n = channels_of(out), i
         cdef const double *sums_ = <const double *>data(sums, sizeof(double), 1 + 2 * n)
         cdef const void *gamma_ = data(gamma, size, n)
         cdef const void *beta_ = data(beta, size, n)
         cdef double *moments_ = <double *>output(moments, sizeof(double), 2 * n)
         cdef void *out_ = output(out, size, 3 * n)
+        cdef double *collect_ = NULL
+        if collect is not None:
+            collect_ = <double *>output(collect, sizeof(double), 1 + 2 * n)
+            for i in range(1 + 2 * n):
+                collect_[i] += sums_[i]
         if size == 4:
             fill_coefficients(sums_, <const float *>gamma_, <const float *>beta_, epsilon, n,
                               moments_, <float *>out_)
         else:
             fill_coefficients(sums_, <const double *>gamma_, <const double *>beta_, epsilon, n,
                               moments_, <double *>out_)
+        return True
 
     def backward_coefficients(self, sums, double rows, moments, pivot, gamma, dgamma, dbeta, out,
-                              bint accumulate):
-        """out (3, C) = a, b, c; dgamma and dbeta (C,) = [themselves +] their gradients."""
+                              bint accumulate) -> bool:
+        """out (3, C) = a, b, c; dgamma and dbeta (C,) = [themselves +] their gradients.
+
+        Returns whether these arrays are supported; otherwise nothing is computed.
+        """
+        cdef int kind = real_type(out)
+        if not kind or not (is_real(pivot, kind) and is_real(gamma, kind)):
+            return False
+        if not (is_real(dgamma, kind) and is_real(dbeta, kind)):
+            return False
+        if not is_doubles(sums) or not is_doubles(moments):
+            return False
         cdef int size = itemsize(out)
         cdef ptrdiff_t n = channels_of(out)
         cdef const double *sums_ = <const double *>data(sums, sizeof(double), 2 * n)
@@ -205,6 +254,7 @@ cdef class NormKernels:
         else:
             fill_backward(sums_, rows, moments_, <const double *>pivot_, <const double *>gamma_, n,
                           accumulate, <double *>dgamma_, <double *>dbeta_, <double *>out_)
+        return True
 
     def group_forward(self, x, gamma, beta, ptrdiff_t groups, double epsilon, out, mean, inv_std,
                       int threads):

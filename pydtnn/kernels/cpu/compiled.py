@@ -10,9 +10,10 @@ from pydtnn.kernels.cpu._arrays import contiguous, native
 from pydtnn.kernels.cpu._team import usable
 from pydtnn.kernels.cpu.isa import number
 
-__all__ = ["REALS", "Compiled", "contiguous", "native"]
+__all__ = ["FLOAT64", "REALS", "Compiled", "contiguous", "native"]
 
-REALS = (np.dtype(np.float32), np.dtype(np.float64))
+FLOAT64 = np.dtype(np.float64)
+REALS = (np.dtype(np.float32), FLOAT64)
 
 
 class Compiled:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from pydtnn.kernels.autotuner import Autotuner
+from pydtnn.kernels.cpu._arrays import share_memory
 from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
 from pydtnn.kernels.cpu._fused import ready
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous
+from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, contiguous
 from pydtnn.kernels.cpu.fused import Fused
 from pydtnn.kernels.cpu.volumes import Volumes, planes_of
 from pydtnn.kernels.deferred import Deferred
@@ -106,7 +107,7 @@ class Conv(Compiled, reference.Conv):
         self, geometry: ConvGeometry, batch: int, dtype: Any, *, bias: bool, relu: bool
     ) -> bool:
         """Return whether `forward` computes sums: not of doubles, which require two parts."""
-        return dtype != np.float64
+        return dtype != FLOAT64
 
     def backward_data(
         self,
@@ -298,7 +299,7 @@ class Conv(Compiled, reference.Conv):
         """
         if not isinstance(x, Deferred):
             return x, None
-        if any(np.may_share_memory(store, term.x) for term in x.terms):
+        if any(share_memory(store, term.x) for term in x.terms):
             self.fused.evaluate(x, out=store)
             return store, None
         return x, store

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._norm import NormKernels
-from pydtnn.kernels.cpu.compiled import REALS, Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import FLOAT64, REALS, Compiled, contiguous, native
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array
-
-FLOAT64 = np.dtype(np.float64)
 
 
 class Norm(Compiled, reference.Norm):
@@ -80,14 +78,10 @@ class Norm(Compiled, reference.Norm):
         collect: Array | None = None,
     ) -> None:
         """Compute mean and 1 / deviation into `moments`, pivot, factor and shift into `out`."""
-        taken = native(out, gamma, beta) and _doubles(sums) and _doubles(moments)
-        if not taken or len(sums) > 1 + 2 * len(gamma):
-            return super().coefficients(
+        if not self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out, collect):
+            super().coefficients(
                 sums, gamma, beta, epsilon, moments=moments, out=out, collect=collect
             )
-        if collect is not None:
-            collect += sums
-        self.kernels.coefficients(sums, gamma, beta, epsilon, moments, out)
 
     def backward_coefficients(
         self,
@@ -103,9 +97,10 @@ class Norm(Compiled, reference.Norm):
         accumulate: bool = False,
     ) -> None:
         """Compute a, b, c of ``dx = a dz + b (x - pivot) + c``, and the parameters' gradients."""
-        taken = native(out, pivot, gamma, dgamma, dbeta)
-        if not (taken and _doubles(sums) and _doubles(moments)):
-            return super().backward_coefficients(
+        if not self.kernels.backward_coefficients(
+            sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate
+        ):
+            super().backward_coefficients(
                 sums,
                 rows,
                 moments,
@@ -116,9 +111,6 @@ class Norm(Compiled, reference.Norm):
                 out=out,
                 accumulate=accumulate,
             )
-        self.kernels.backward_coefficients(
-            sums, rows, moments, pivot, gamma, dgamma, dbeta, out, accumulate
-        )
 
     def group_forward(
         self,

@@ -67,6 +67,12 @@ ACTS = {
 
 CASES = [(phase, act) for phase in PHASES for act in ("fault", "exit")]
 CASES += [(phase, act) for phase in ("parse", "step", "end") for act in ("sentence", "base")]
+SHORT = [
+    *((phase, "fault") for phase in ("parse", "data", "step", "checkpoint", "end")),
+    *((phase, "exit") for phase in ("threads", "step", "end")),
+    ("step", "sentence"),
+]
+"""Those of `make test`; the others are long."""
 
 
 def run(phase: str, act: str, folder: Path) -> Finished:
@@ -78,7 +84,10 @@ def run(phase: str, act: str, folder: Path) -> Finished:
 
 
 @pytest.mark.ahead(call=run)
-@pytest.mark.parametrize(("phase", "act"), CASES)
+@pytest.mark.parametrize(
+    ("phase", "act"),
+    [pytest.param(*c, marks=[] if c in SHORT else pytest.mark.long) for c in CASES],
+)
 def test_a_rank_that_ends_in_any_phase_ends_all(phase: str, act: str, ahead: Finished) -> None:
     if (phase, act) == ("end", "exit"):  # all have trained, and may leave as they like
         assert (ahead.returncode, ahead.stderr) == (0, "")

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -395,12 +395,18 @@ def assert_one_line(done: Finished, words: str) -> None:
 
 
 def alternately(
-    ranks: list[int], cases: Iterable[Any], names: Iterable[str] | None = None
+    ranks: list[int],
+    cases: Iterable[Any],
+    names: Iterable[str] | None = None,
+    rare: Collection[str] = (),
 ) -> list[Any]:
-    """Every case on every number of ranks; all but one number, in turn, in long tests."""
+    """Every case on every number of ranks; all but one number, in turn, and `rare` are long."""
     cases = [*cases]
+    long = pytest.mark.long
     return [
-        pytest.param(n, case, id=f"{name}-{n}", marks=[pytest.mark.long] * (i % len(ranks) != k))
+        pytest.param(
+            n, case, id=f"{name}-{n}", marks=[long] * (i % len(ranks) != k or name in rare)
+        )
         for i, (case, name) in enumerate(zip(cases, names or map(str, cases), strict=True))
         for k, n in enumerate(ranks)
     ]
@@ -474,6 +480,10 @@ WAYS = {
 }
 
 
+RARE = ("with compression", "with gossip", "in bucket_ready", "in a compressor", "with a schedule")
+"""Ways of long tests only, beside one that takes the same path."""
+
+
 def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Finished, list[int]]:
     """Train a model or by a scheme that fails on rank 1; return which processes are left, too."""
     what, option, _ = way
@@ -486,7 +496,7 @@ def failing_run(ranks: int, way: tuple[str, str, str], folder: Path) -> tuple[Fi
 
 
 @pytest.mark.ahead(call=failing_run)
-@pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS))
+@pytest.mark.parametrize(("ranks", "way"), alternately([2, 3], WAYS.values(), WAYS, RARE))
 def test_a_rank_that_fails_ends_all(
     ahead: tuple[Finished, list[int]], ranks: int, way: tuple[str, str, str]
 ) -> None:

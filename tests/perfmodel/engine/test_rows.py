@@ -24,7 +24,10 @@ def test_ranks_that_start_together_take_the_time_of_the_simulation(algorithm, ho
     assert ends.max() == pytest.approx(cost(algorithm, 1_000_000, network(hosts)), rel=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "hierarchical"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["ring", pytest.param("bidirectional_ring", marks=pytest.mark.long), "hierarchical"],
+)
 def test_turned_rounds_are_those_of_all_ranks(algorithm, monkeypatch):
     hosts = [*range(FEW + 6)]
     turned = Replay(algorithm, network(hosts)).ends(np.zeros(len(hosts)), 1_000_000)

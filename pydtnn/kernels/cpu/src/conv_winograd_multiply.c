@@ -4,10 +4,10 @@
  *   winograd_outer      outputs x tiles times tiles x inputs, as they come: gradients of filters
  *
  * As in gemm.c an element of A is broadcast and multiplied with 2 (or 1) vectors of B, and a block
- * of C stays in registers; but here A's rows are a run-time stride apart, the sums are short (as
- * many as channels or tiles, 16 to 64) and there are 36 products per group, so blocks are smaller
- * and nothing is looked up. AVX-512 8x2 and 16x1, with 16 registers 6x2 and 12x1: 10 loads for 16
- * multiply-adds, and 17 for 16.
+ * of C stays in registers; but here the sums are short (as many as channels or tiles, 16 to 64) and
+ * there are 36 products per group, so blocks are smaller and nothing is looked up. For 16, 32 and
+ * 64 channels the strides of A's rows, and the length of the sums, are constants. AVX-512 8x2 and
+ * 16x1, with 16 registers 6x2 and 12x1: 10 loads for 16 multiply-adds, and 17 for 16.
  *
  * Expected fraction of the peak from L1: 0.97 for two vectors, 0.88 for one, which is bound by the
  * loads and by the ends of its short sums; with matrices in L2 0.92 and 0.7.
@@ -45,8 +45,9 @@ INLINE void multiply_block(const int rows, const int vectors, ptrdiff_t depth, c
     }
     UNROLL
     for (int i = 0; i < (rows + 2) / 3; i++) row[i] = a + 3 * i * lda;
+    const ptrdiff_t whole = depth - depth % steps;
     ptrdiff_t k = 0;
-    for (; k + steps <= depth; k += steps) {
+    for (; k < whole; k += steps) {
         UNROLL
         for (int u = 0; u < steps; u++) {
             MULTIPLY_ADD(b + u * vectors * LANES, row[i / 3][i % 3 * lda + k + u]);
@@ -78,8 +79,9 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = vzero();
     }
+    const ptrdiff_t whole = depth - depth % STEPS;
     ptrdiff_t k = 0;
-    for (; k + STEPS <= depth; k += STEPS) {
+    for (; k < whole; k += STEPS) {
         UNROLL
         for (int u = 0; u < STEPS; u++) {
             MULTIPLY_ADD(b, a[i]);
@@ -103,29 +105,44 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
     }
 }
 
-/* Blocks of all sizes, and the rows of C cut into them, largest first. */
-#define BLOCK(n, vectors)                                                                         \
-    NOINLINE void multiply_##n##x##vectors(const struct product *t, const real *a, const real *b, \
-                                           real *c) {                                             \
-        multiply_block(n, vectors, t->depth, a, t->lda, b, c, t->ldc, t->accumulate);             \
-    }                                                                                             \
-    NOINLINE void outer_##n##x##vectors(const struct product *t, const real *a, const real *b,    \
-                                        real *c) {                                                \
-        outer_block(n, vectors, t->depth, a, t->lda, b, t->ldc, c, t->ldc, t->accumulate);        \
+/* Blocks of all sizes, and the rows of C cut into them, largest first. The largest have variants
+ * whose strides, and number of products, are constants, for matrices of as many channels. */
+#define MULTIPLY(name, n, vectors, depth, lda)                                                  \
+    NOINLINE void multiply_##name(const struct product *t, const real *a, const real *b,        \
+                                  real *c) {                                                    \
+        multiply_block(n, vectors, depth, a, lda, b, c, t->ldc, t->accumulate);                 \
     }
-#define ROWS(kind, n, vectors, step) \
-    for (; i + n <= t->rows; i += n) kind##_##n##x##vectors(t, a + i * step, b, c + i * t->ldc);
+#define OUTER(name, n, vectors, lda, ldc)                                                         \
+    NOINLINE void outer_##name(const struct product *t, const real *a, const real *b, real *c) { \
+        outer_block(n, vectors, t->depth, a, lda, b, ldc, c, ldc, t->accumulate);                \
+    }
+#define BLOCK(n, vectors)                                 \
+    MULTIPLY(n##x##vectors, n, vectors, t->depth, t->lda) \
+    OUTER(n##x##vectors, n, vectors, t->lda, t->ldc)
+#define BLOCK_OF(width, n, vectors)                              \
+    MULTIPLY(n##x##vectors##_of_##width, n, vectors, width, width) \
+    OUTER(n##x##vectors##_of_##width, n, vectors, width, width)
+#define ROWS(block, n, step) \
+    for (; i + n <= t->rows; i += n) block(t, a + i * step, b, c + i * t->ldc);
 #define PANEL(kind, vectors, step, r0, r1, r2, r3, r4)                                        \
     static void kind##_panel_##vectors(const struct product *t, const real *a, const real *b, \
                                        real *c) {                                             \
         ptrdiff_t i = 0;                                                                      \
-        ROWS(kind, r0, vectors, step)                                                         \
-        ROWS(kind, r1, vectors, step)                                                         \
-        ROWS(kind, r2, vectors, step)                                                         \
-        ROWS(kind, r3, vectors, step)                                                         \
-        ROWS(kind, r4, vectors, step)                                                         \
+        switch (width_of_##kind(t)) {                                                         \
+        case 16: ROWS(kind##_##r0##x##vectors##_of_16, r0, step) break;                       \
+        case 32: ROWS(kind##_##r0##x##vectors##_of_32, r0, step) break;                       \
+        case 64: ROWS(kind##_##r0##x##vectors##_of_64, r0, step) break;                       \
+        }                                                                                     \
+        ROWS(kind##_##r0##x##vectors, r0, step)                                               \
+        ROWS(kind##_##r1##x##vectors, r1, step)                                               \
+        ROWS(kind##_##r2##x##vectors, r2, step)                                               \
+        ROWS(kind##_##r3##x##vectors, r3, step)                                               \
+        ROWS(kind##_##r4##x##vectors, r4, step)                                               \
     }
 #define PANELS(vectors, r0, r1, r2, r3, r4)              \
+    BLOCK_OF(16, r0, vectors)                            \
+    BLOCK_OF(32, r0, vectors)                            \
+    BLOCK_OF(64, r0, vectors)                            \
     BLOCK(r0, vectors)                                   \
     BLOCK(r1, vectors)                                   \
     BLOCK(r2, vectors)                                   \
@@ -133,6 +150,12 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
     BLOCK(r4, vectors)                                   \
     PANEL(multiply, vectors, t->lda, r0, r1, r2, r3, r4) \
     PANEL(outer, vectors, 1, r0, r1, r2, r3, r4)
+
+/* The width of matrices whose strides are equal; 0 otherwise. */
+INLINE ptrdiff_t width_of_multiply(const struct product *t) {
+    return t->lda == t->depth ? t->depth : 0;
+}
+INLINE ptrdiff_t width_of_outer(const struct product *t) { return t->lda == t->ldc ? t->lda : 0; }
 
 #if VECTOR_BYTES == 64
 PANELS(1, 16, 8, 4, 2, 1)

@@ -28,7 +28,7 @@ INLINE void stream_add(struct streams *s, const void *array, ptrdiff_t first, pt
     s->of[s->count++] = (struct stream){at, at + bytes, lines * LINE_BYTES};
 }
 
-/* What canvas_load will read for a block. */
+/* What canvas_load will read for a block, and store. */
 INLINE void stream_source(struct streams *s, const struct canvas *c, const struct tiling *t,
                           ptrdiff_t number, const struct source *source) {
     if (number >= t->blocks) return;
@@ -41,6 +41,7 @@ INLINE void stream_source(struct streams *s, const struct canvas *c, const struc
     for (int k = 0; k < source->terms; k++) {
         stream_add(s, source->term[k].x, (block.image * c->size[0] + top) * row, rows * row);
     }
+    stream_add(s, source->store, (block.image * c->size[0] + top) * row, rows * row);
 }
 
 INLINE void stream_step(struct streams *s) {

@@ -178,6 +178,24 @@ def test_the_number_of_threads_does_not_change_a_byte(
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_both_gradients_at_once_are_those_of_each_alone(
+    cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
+) -> None:
+    batch, shape = SIZES[case]
+    w = operands(rng, batch, shape)["w"].astype(np.float32)
+    x = deferred(rng, (batch, *shape.size, shape.channels), np.float32)
+    dy = deferred(rng, (batch, *shape.output, shape.filters), np.float32, terms=2, relu=False)
+    for threads in (1, 2):
+        conv = create_backend("cpu", threads=threads, isa=cpu_backend.isa).conv
+        alone, at_once = ([np.empty(a.shape, np.float32) for a in (x, w)] for _ in range(2))
+        conv.backward_data(dy, w, shape, out=alone[0], gate=x, algorithm=algorithm)
+        conv.backward_filter(x, dy, shape, out=alone[1], algorithm=algorithm)
+        dx, dw = at_once
+        conv.backward(x, dy, w, shape, dx=dx, dw=dw, gate=x, algorithm=algorithm)
+        assert [a.tobytes() for a in at_once] == [a.tobytes() for a in alone]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("case", ["partial tiles on both sides", "ranges of both, and slabs"])
 def test_gradients_of_filters_are_added_if_asked(

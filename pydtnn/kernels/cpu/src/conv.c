@@ -84,7 +84,11 @@ static int backward(const struct conv_shape *s, int data_algorithm, int filter_a
         data.close(&data, -1);
         return -1;
     }
-    if (NAME(walks_fit)(&data, &filter)) return NAME(walk_run_both)(&data, &filter, threads);
+    if (NAME(walks_fit)(&data, &filter)) {
+        if (data_algorithm == filter_algorithm && data_algorithm != DIRECT)
+            NAME(winograd_borrow)(&filter, &data);
+        return NAME(walk_run_both)(&data, &filter, threads);
+    }
     int status = NAME(walk_run)(&filter, threads);
     return NAME(walk_run)(&data, threads) || status ? -1 : 0;
 }

@@ -14,6 +14,9 @@ struct walk {
     ptrdiff_t resident;    /* bytes that every block reads or adds to: filters or their gradient */
     void *state;
     void *(*open)(const struct walk *walk); /* what a thread works with; NULL if memory is short */
+    /* NULL, or called before the steps with what a walk run together with it works with, whose
+     * step of a block is always before this one's */
+    void (*borrow)(const struct walk *walk, void *thread, const void *lender);
     void (*pack)(const struct walk *walk, ptrdiff_t number);
     void (*step)(const struct walk *walk, ptrdiff_t part, ptrdiff_t block, ptrdiff_t piece,
                  void *thread);

@@ -240,6 +240,16 @@ static void pack(const struct walk *walk, ptrdiff_t number) {
                            g->u + panel.first * g->view.in);
 }
 
+const struct canvas *NAME(winograd_canvas)(const struct walk *walk, const struct tiling **tiling) {
+    const struct gathering *g = walk->state;
+    *tiling = &g->tiling;
+    return g->inputs >= g->view.in ? &g->canvas : NULL;
+}
+
+const real *NAME(winograd_pixels)(const void *thread) {
+    return ((const struct scratch *)thread)->canvas;
+}
+
 static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t piece,
                  void *thread) {
     const struct gathering *g = walk->state;

@@ -54,6 +54,7 @@ struct tile_block {
 /* Cut a batch into blocks of about `tiles` tiles. */
 struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t output[2],
                                 ptrdiff_t tiles);
+int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b);
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
 
 /* Images with zeros around them, in tiles: what a block of tiles reads. Row r and column c are row
@@ -146,5 +147,12 @@ int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *shape
 int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *shape, int tile,
                                const struct source *x, const struct source *dy, real *dw,
                                int accumulate, int threads);
+
+/* Let the walk of filters read dy from the canvas of that of data, which is made by the walk before
+ * and computes the same block first, if their blocks are equal and both read all channels. */
+void NAME(winograd_borrow)(struct walk *filter, const struct walk *data);
+/* The canvas of a walk of data, NULL if it has some of the channels; where a thread keeps it. */
+const struct canvas *NAME(winograd_canvas)(const struct walk *data, const struct tiling **tiling);
+const real *NAME(winograd_pixels)(const void *thread);
 
 #endif

@@ -13,6 +13,9 @@
  * transformed again for every range, which costs an eighth each. Every group is summed from zero in
  * registers, every part from zero in dU, and the parts are added in order: the bytes depend only on
  * the shape.
+ *
+ * dy is often deferred, a map of two arrays. If the gradient of the data runs together with this
+ * one and has the same blocks, tiles of dy are read from its canvas and not computed again.
  */
 #include <stdlib.h>
 
@@ -32,10 +35,12 @@ struct filtering {
     struct source x_source, dy_source;
     real *dw;
     int accumulate;
+    ptrdiff_t lent; /* where dy begins in the canvas of another walk; -1: not there */
 };
 
 struct scratch {
     real *x, *dy, *v, *z, *du;
+    const real *read; /* dy, or another walk's canvas */
 };
 
 static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
@@ -87,11 +92,13 @@ static void *open(const struct walk *walk) {
     struct scratch *scratch = malloc(sizeof *scratch);
     if (!scratch) return NULL;
     scratch->x = NAME(canvas_new)(&f->tiling, &f->x);
-    scratch->dy = NAME(canvas_new)(&f->tiling, &f->dy);
+    scratch->dy = f->lent < 0 ? NAME(canvas_new)(&f->tiling, &f->dy) : NULL;
+    scratch->read = scratch->dy;
     scratch->v = NAME(scratch_new)(f->matrices * f->in.stride);
     scratch->z = NAME(scratch_new)(f->matrices * f->out.stride);
     scratch->du = f->du ? NULL : NAME(scratch_new)(f->size);
-    if (scratch->x && scratch->dy && scratch->v && scratch->z && (f->du || scratch->du))
+    if (scratch->x && (f->lent >= 0 || scratch->dy) && scratch->v && scratch->z &&
+        (f->du || scratch->du))
         return scratch;
     shut(scratch);
     return NULL;
@@ -115,10 +122,11 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
     struct streams streams = {.steps = ceil_div(block.tiles, f->in.count) * f->matrices};
     if (f->pairs == 1) {
         stream_source(&streams, &f->x, t, number + 1, &f->x_source);
-        stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
+        if (f->lent < 0) stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
     }
     NAME(canvas_load)(&f->x, t, &block, inputs, &f->x_source, scratch->x);
-    NAME(canvas_load)(&f->dy, t, &block, outputs, &f->dy_source, scratch->dy);
+    if (f->lent < 0)
+        NAME(canvas_load)(&f->dy, t, &block, outputs, &f->dy_source, scratch->dy);
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
         in.begin = out.begin = begin;
         in.count = out.count = smaller(f->in.count, block.tiles - begin);
@@ -129,7 +137,8 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
                                         .ldc = in.width,
                                         .accumulate = !first || begin > 0};
         NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
-        NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->dy, outputs.count, scratch->z);
+        NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->read, outputs.count,
+                                scratch->z);
         for (ptrdiff_t p = 0; p < f->matrices; p++) {
             NAME(winograd_outer)(&product, scratch->z + p * out.stride, scratch->v + p * in.stride,
                                  du + p * f->stride);
@@ -167,6 +176,22 @@ static void end(const struct walk *walk, ptrdiff_t number) {
     finish_filter(f, pair, number % f->outputs, f->du + pair * f->size);
 }
 
+static void borrow(const struct walk *walk, void *thread, const void *lender) {
+    const struct filtering *f = walk->state;
+    struct scratch *scratch = thread;
+    scratch->read = NAME(winograd_pixels)(lender) + f->lent;
+}
+
+void NAME(winograd_borrow)(struct walk *filter, const struct walk *data) {
+    struct filtering *f = filter->state;
+    const struct tiling *theirs, *own = &f->tiling;
+    const struct canvas *canvas = NAME(winograd_canvas)(data, &theirs);
+    if (!canvas || f->outputs < f->filters || !NAME(tiling_equal)(own, theirs)) return;
+    f->lent = -canvas->first[0] * canvas->row - canvas->first[1] * canvas->pixel;
+    f->dy = *canvas;
+    filter->borrow = borrow;
+}
+
 static void close(const struct walk *walk, int status) {
     struct filtering *f = walk->state;
     (void)status;
@@ -179,7 +204,7 @@ int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *s, in
                                int accumulate, int threads) {
     struct filtering *f = malloc(sizeof *f);
     if (!f) return -1;
-    *f = (struct filtering){.dw = dw, .accumulate = accumulate};
+    *f = (struct filtering){.dw = dw, .accumulate = accumulate, .lent = -1};
     *walk = (struct walk){
         .state = f, .open = open, .step = step, .shut = shut, .end = end, .close = close};
     if (prepare(f, s, tile)) {

@@ -29,6 +29,11 @@ struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t outpu
     return t;
 }
 
+int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b) {
+    return a->tile == b->tile && a->batch == b->batch && a->output[0] == b->output[0] &&
+           a->output[1] == b->output[1] && a->images == b->images && a->rows == b->rows;
+}
+
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number) {
     struct tile_block block;
     block.image = number / t->slabs * t->images;

@@ -53,14 +53,6 @@ INLINE void store_line(const int n, const vec *x, char *p, ptrdiff_t step) {
     for (int i = 0; i < n; i++) vstore((real *)PICK(p, odd, i, step), x[i]);
 }
 
-/* Fetch what store_line will write. */
-INLINE void fetch_line(const int n, const char *p, ptrdiff_t step) {
-    const char *odd = p + step;
-    KEEP(odd);
-    UNROLL
-    for (int i = 0; i < n; i++) __builtin_prefetch(PICK(p, odd, i, step), 1);
-}
-
 /* Strides in bytes. */
 struct pitch {
     ptrdiff_t row, pixel, matrix;
@@ -102,7 +94,6 @@ INLINE void forth_tile(const int tile, const int gradient, struct pitch by, ptrd
                 input_points(tile, half + j, points, line);
             }
             store_line(points, line, q, step);
-            fetch_line(points, q + VECTOR_BYTES, step); /* matrices do not stay in L1 */
             q += by.matrix;
             KEEP(q);
         }

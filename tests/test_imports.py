@@ -286,6 +286,34 @@ def test_all_public_names_load_without_mpi4py_and_cupy():
     assert not loaded & set(CONFINED)
 
 
+LATER = {
+    *("yaml", "PIL", "scipy", "matplotlib", "pandas", "torch", "onnx", "rich", "threadpoolctl"),
+    *("safetensors", "plotly", "jinja2", "tarfile", "gzip", "statistics", "subprocess", "tempfile"),
+    *(
+        "multiprocessing",
+        "http.client",
+        "email",
+        "ssl",
+        "pydtnn.kernels.cuda",
+        "pydtnn.data.folder",
+    ),
+    *("pydtnn.data.augment.autoaugment", "pydtnn.utils.plain_yaml", "pydtnn.training.capture"),
+}
+"""Modules that a training imports when it needs them."""
+
+
+def test_what_only_some_runs_need_is_not_imported_with_the_trainer():
+    code = (
+        "import json, sys\n"
+        "before = set(sys.modules)\n"
+        "from pydtnn import Model, Trainer, layers\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    loaded = set(json.loads(python(code)))
+    assert "pydtnn.training.trainer" in loaded
+    assert not loaded & LATER
+
+
 def test_dir_lists_the_public_names():
     assert set(pydtnn.__all__) <= set(dir(pydtnn))
 

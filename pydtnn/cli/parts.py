@@ -6,8 +6,8 @@ from typing import Any
 
 from pydtnn.cli.config import TrainConfig
 from pydtnn.comm.schedules.auto import ALLREDUCE
-from pydtnn.data import DATASET
 from pydtnn.data.augment import AUGMENTATION
+from pydtnn.data.named import DATASET
 from pydtnn.losses.functions import LOSS
 from pydtnn.metrics import METRIC
 from pydtnn.models import MODEL

@@ -154,8 +154,6 @@ def _arrays(batch: Batch, numbers: Mapping[str, float]) -> list[np.ndarray]:
 def create_steps(setup: Setup, graph: bool) -> Steps:
     """Create a trainer's steps, captured if possible and if `graph` is true."""
     reason = why_not(setup) if graph else "not asked for"
-    if setup.model.backend.name != "cuda":
-        return Eager(setup)
     return Eager(setup, f"no CUDA graph: {reason}") if reason else Captured(setup)
 
 

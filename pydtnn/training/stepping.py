@@ -17,7 +17,6 @@ from pydtnn.optimizers import Optimizer
 from pydtnn.parallel.exchange import GradientExchange
 from pydtnn.training import checks
 from pydtnn.training.callback import Callback
-from pydtnn.training.capture import create_steps
 from pydtnn.training.equality import with_check
 from pydtnn.training.logs import Logs
 from pydtnn.training.metric_sums import Totals
@@ -54,6 +53,10 @@ class Stepping:
     @cached_property
     def steps(self) -> Steps:
         """The implementation of steps, selected before the first."""
+        if self.setup.model.backend.name != "cuda":
+            return Eager(self.setup)
+        from pydtnn.training.capture import create_steps  # only here: it imports GPU code
+
         return create_steps(self.setup, self._graph)
 
     def _run_steps(self, loader: Loader, seed: int) -> None:

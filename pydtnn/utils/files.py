@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import uuid
 from collections.abc import Collection
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def write_file(who: str, path: str | Path, data: bytes) -> None:
         If the file cannot be written; an existing file is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_through(temporary, data)

@@ -60,8 +60,9 @@ def suggesting_getattr(module: str) -> Callable[[str], Any]:
 
 def _classes(module: str) -> list[str]:
     """Return the names of the public classes of a module."""
-    names = vars(import_module(module))
-    listed = names.get("__all__", ())
+    home = import_module(module)
+    listed = getattr(home, "__all__", ())
+    names = vars(home) | {name: getattr(home, name) for name in listed}
     return [
         name
         for name, value in names.items()

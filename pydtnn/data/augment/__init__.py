@@ -1,14 +1,21 @@
 """Random augmentation of batches of training images, keyed by (seed, epoch, sample)."""
 
-from pydtnn.data.augment.augmentation import WORDS, Augmentation
-from pydtnn.data.augment.autoaugment import AutoAugment
-from pydtnn.data.augment.erasing import RandomErasing
-from pydtnn.data.augment.jitter import ColorJitter
-from pydtnn.data.augment.named import AUGMENTATION, AUGMENTATIONS, create_augmentations
-from pydtnn.data.augment.pixels import PixelAugmentation
-from pydtnn.data.augment.randaugment import RandAugment
-from pydtnn.data.augment.resized_crop import RandomResizedCrop
-from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydtnn.utils.lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from pydtnn.data.augment.augmentation import WORDS, Augmentation
+    from pydtnn.data.augment.autoaugment import AutoAugment
+    from pydtnn.data.augment.erasing import RandomErasing
+    from pydtnn.data.augment.jitter import ColorJitter
+    from pydtnn.data.augment.named import AUGMENTATION, AUGMENTATIONS, create_augmentations
+    from pydtnn.data.augment.pixels import PixelAugmentation
+    from pydtnn.data.augment.randaugment import RandAugment
+    from pydtnn.data.augment.resized_crop import RandomResizedCrop
+    from pydtnn.data.augment.simple import Cutout, HorizontalFlip, RandomCrop
 
 __all__ = [
     "AUGMENTATION",
@@ -26,3 +33,21 @@ __all__ = [
     "RandomResizedCrop",
     "create_augmentations",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("WORDS", "Augmentation"), "pydtnn.data.augment.augmentation"),
+    "AutoAugment": "pydtnn.data.augment.autoaugment",
+    "RandomErasing": "pydtnn.data.augment.erasing",
+    "ColorJitter": "pydtnn.data.augment.jitter",
+    **dict.fromkeys(
+        ("AUGMENTATION", "AUGMENTATIONS", "create_augmentations"), "pydtnn.data.augment.named"
+    ),
+    "PixelAugmentation": "pydtnn.data.augment.pixels",
+    "RandAugment": "pydtnn.data.augment.randaugment",
+    "RandomResizedCrop": "pydtnn.data.augment.resized_crop",
+    **dict.fromkeys(("Cutout", "HorizontalFlip", "RandomCrop"), "pydtnn.data.augment.simple"),
+}
+"""Module of each name."""
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = lazy_getattr(__name__, _HOMES)

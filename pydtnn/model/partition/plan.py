@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
-from pydtnn.utils import plain_yaml
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.selection import matches, select
 from pydtnn.utils.suggest import unknown
@@ -103,6 +102,8 @@ def _checked(pattern: str, own: Any) -> dict[str, str]:
 
 
 def _read(path: Path) -> Any:
+    from pydtnn.utils import plain_yaml
+
     try:
         return plain_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -110,6 +111,8 @@ def _read(path: Path) -> Any:
 
 
 def _parse(text: str) -> Any:
+    from pydtnn.utils import plain_yaml
+
     try:
         return plain_yaml.load(text)
     except ValueError as error:

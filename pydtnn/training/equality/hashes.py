@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from math import ceil
 
@@ -113,5 +112,5 @@ class Pace:
 
     def spread(self) -> int:
         """Return in how many steps arrays can be hashed within `SHARE` of their time."""
-        least = SHARE * statistics.median(self._steps)
-        return max(1, ceil(statistics.median(self._hashes) / least)) if least else 1
+        least = SHARE * np.median(self._steps)
+        return max(1, ceil(np.median(self._hashes) / least)) if least else 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pydtnn.kernels import Backend, ConvGeometry, Deferred, Term, create_backend
-from pydtnn.kernels.cpu import volumes
+from pydtnn.kernels.cpu import planes, volumes
 from pydtnn.kernels.cpu.conv import candidates
 from tests.kernels.guarded import assert_close
 from tests.kernels.test_conv import (
@@ -41,6 +41,17 @@ AWKWARD = {
     "padding beyond the kernel": (2, geometry((3, 2, 3), 3, 4, (2, 2, 2), padding=3)),
     "three groups": (2, geometry((5, 6, 4), 12, 21, (3, 3, 3), padding=1, groups=3)),
     "depthwise": (2, geometry((5, 6, 4), 9, 9, (3, 3, 3), padding=1, groups=9)),
+    "depthwise, one channel": (2, geometry((4, 5, 6), 1, 3, (3, 2, 3), padding=1)),
+    "depthwise, no volume": (0, geometry((4, 5, 6), 3, 3, (3, 3, 3), padding=1, groups=3)),
+    "depthwise, filters of a channel": (2, geometry((5, 6, 7), 5, 15, (3, 3, 3), 1, 1, groups=5)),
+    "depthwise, stride 2": (2, geometry((9, 8, 7), 17, 17, (3, 3, 3), 2, 1, groups=17)),
+    "depthwise, stride 3, even": (2, geometry((11, 8, 9), 4, 4, (2, 2, 2), 3, groups=4)),
+    "depthwise, dilation": (2, geometry((8, 7, 9), 6, 6, (3, 2, 3), 2, 2, 2, groups=6)),
+    "depthwise, uneven": (
+        3,
+        geometry((7, 5, 11), 19, 19, (3, 5, 2), padding=((2, 0), (0, 3), (1, 1)), groups=19),
+    ),
+    "depthwise, far padding": (2, geometry((3, 2, 3), 4, 4, (2, 2, 2), padding=3, groups=4)),
     "one row": (2, geometry((6, 1, 7), 4, 5, (3, 1, 3), padding=((1, 1), (0, 0), (1, 1)))),
 }  # fmt: skip
 ALGORITHMS = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape)]
@@ -49,7 +60,7 @@ ALGORITHMS = [(case, name) for case, (_, shape) in AWKWARD.items() for name in c
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few planes at a time, so that parts end within volumes."""
-    monkeypatch.setattr(volumes, "PLANES_BYTES", 20_000)
+    monkeypatch.setattr(planes, "PLANES_BYTES", 20_000)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -101,7 +112,9 @@ def test_random_geometries_agree_with_the_reference(
             assert_close(run(cpu_backend.conv, direction, arrays, shape), expected, 1e-12)
 
 
-@pytest.mark.parametrize("case", ["first layer", "primes", "three groups", "stride 2"])
+@pytest.mark.parametrize(
+    "case", ["first layer", "primes", "three groups", "stride 2", "depthwise, stride 2"]
+)
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str
 ) -> None:
@@ -116,14 +129,14 @@ def test_the_number_of_threads_does_not_change_a_byte(
 def test_planes_are_what_the_taps_along_the_depth_read(cpu_backend: Backend) -> None:
     shape = geometry((4, 2, 3), 4, 2, (3, 1, 1), 2, ((1, 1), (0, 0), (0, 0)), groups=2)
     x = np.random.default_rng(0).normal(size=(2, 4, 2, 3, 4))
-    planes = np.empty((4, 2, 3, 3 * 4))
-    cpu_backend.conv.kernels.unfold(x, volumes.depth_of(shape), 0, planes, 1)  # type: ignore[attr-defined]
+    found = np.empty((4, 2, 3, 3 * 4))
+    cpu_backend.conv.kernels.unfold(x, volumes.depth_of(shape), 0, found, 1)  # type: ignore[attr-defined]
     for (n, o), group, tap in product(np.ndindex(2, 2), range(2), range(3)):
         depth, own = 2 * o + tap - 1, 6 * group + 2 * tap
         expected = x[n, depth, ..., 2 * group : 2 * group + 2] if 0 <= depth < 4 else 0
-        assert (planes[2 * n + o, ..., own : own + 2] == expected).all()
+        assert (found[2 * n + o, ..., own : own + 2] == expected).all()
     with pytest.raises(ValueError, match=r"volumes: expected planes of 0\.\.4, got 1\.\.5"):
-        cpu_backend.conv.kernels.unfold(x, volumes.depth_of(shape), 1, planes, 1)  # type: ignore[attr-defined]
+        cpu_backend.conv.kernels.unfold(x, volumes.depth_of(shape), 1, found, 1)  # type: ignore[attr-defined]
 
 
 def test_forward_applies_a_relu_and_takes_deferred_inputs(

@@ -18,62 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pydtnn.kernels.cpu._conv import ConvKernels, Depth
+from pydtnn.kernels.cpu import depthwise_volumes
+from pydtnn.kernels.cpu._conv import Depth
 from pydtnn.kernels.cpu.compiled import contiguous, native
+from pydtnn.kernels.cpu.depthwise_volumes import DepthwiseVolumes, DepthwiseWork
+from pydtnn.kernels.cpu.planes import ImageKernels, at_once, is_depthwise, planes_of
 from pydtnn.kernels.deferred import Deferred
 from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
-
-PLANES_BYTES = 4 << 20
-"""Bytes of the planes that are convolved at a time, unless one plane is larger."""
-
-
-class ImageKernels(Protocol):
-    """The convolutions of images that are used here; `pydtnn.kernels.cpu.conv.Conv`."""
-
-    xp: Any
-    kernels: ConvKernels
-
-    @property
-    def threads(self) -> int:
-        """Number of threads for a kernel call."""
-
-    def forward(self, *arguments: Any, **options: Any) -> None:
-        """Compute the output."""
-
-    def backward_data(self, *arguments: Any, **options: Any) -> None:
-        """Compute the gradient of the input."""
-
-    def backward_filter(self, *arguments: Any, **options: Any) -> None:
-        """Compute the gradient of the filters."""
-
-    def backward(self, *arguments: Any, **options: Any) -> None:
-        """Compute both."""
-
-
-@lru_cache(maxsize=1024)
-def planes_of(geometry: ConvGeometry) -> ConvGeometry:
-    """Return the convolution of images that computes one plane of the output.
-
-    >>> str(planes_of(ConvGeometry((8, 9, 9), (2, 3, 3), (1,) * 3, ((0, 0),) * 3, (1,) * 3, 4, 5)))
-    '3x3 8->5 on 9x9'
-    """
-    return ConvGeometry.shared(
-        geometry.size[1:],
-        geometry.kernel[1:],
-        geometry.stride[1:],
-        geometry.padding[1:],
-        geometry.dilation[1:],
-        geometry.kernel[0] * geometry.channels,
-        geometry.filters,
-        geometry.groups,
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +56,7 @@ class Work(NamedTuple):
     dw: Array
 
 
-def work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Work:
+def work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Work | DepthwiseWork:
     """Allocate the arrays that a kernel uses besides its operands.
 
     Parameters
@@ -111,11 +68,15 @@ def work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Work
     batch : int
     dtype : numpy.dtype
     """
-    images, itemsize = planes_of(geometry), np.dtype(dtype).itemsize
+    if is_depthwise(geometry):
+        return depthwise_volumes.work_of(kernel, geometry, dtype)
+    return _work_of(kernel, geometry, batch, dtype)
+
+
+def _work_of(kernel: str, geometry: ConvGeometry, batch: int, dtype: Any) -> Work:
+    images = planes_of(geometry)
     plane = (*images.size, images.channels)
-    fitting = max(PLANES_BYTES // (prod(plane) * itemsize), 1)
-    # a power of two: depths usually are, so that all calls have the same number of planes
-    shape = (min(1 << (fitting.bit_length() - 1), batch * geometry.output[0]), *plane)
+    shape = (min(at_once(plane, dtype), batch * geometry.output[0]), *plane)
     return Work(
         np.empty(shape, dtype),
         np.empty(shape, dtype) if kernel == "backward" else None,
@@ -139,6 +100,7 @@ class Volumes(reference.Conv):
     def __init__(self, images: ImageKernels) -> None:
         super().__init__(images.xp)
         self.images = images
+        self.depthwise = DepthwiseVolumes(images)
 
     def forward(
         self,
@@ -157,8 +119,11 @@ class Volumes(reference.Conv):
         if isinstance(x, Deferred) or sums is not None or not native(out, x, w, b):
             return super().forward(x, w, b, geometry, out=out, relu=relu, store=store, sums=sums)
         _refuse_overlap("forward: out and x", out, x)
+        if is_depthwise(geometry):
+            options: dict[str, Any] = {"relu": relu, "algorithm": algorithm}
+            return self.depthwise.forward(contiguous(x), w, b, geometry, out=out, **options)
         x, images = contiguous(x), planes_of(geometry)
-        work = work_of("forward", geometry, len(x), out.dtype)
+        work = _work_of("forward", geometry, len(x), out.dtype)
         self._pack(w, geometry, work)
         y = _flat(out)
         for own, planes in self._unfolded(x, geometry, work.planes):
@@ -183,7 +148,11 @@ class Volumes(reference.Conv):
         if not plain or not native(out, dy, w):
             return super().backward_data(dy, w, geometry, out=out, add=add, gate=gate, sums=sums)
         _refuse_overlap("backward_data: out and dy", out, dy)
-        work = work_of("backward_data", geometry, len(out), out.dtype)
+        if is_depthwise(geometry):
+            return self.depthwise.backward_data(
+                contiguous(dy), w, geometry, out=out, algorithm=algorithm
+            )
+        work = _work_of("backward_data", geometry, len(out), out.dtype)
         self._pack(w, geometry, work)
         flat = _flat(contiguous(dy))
         out[...] = 0
@@ -208,7 +177,12 @@ class Volumes(reference.Conv):
         deferred = isinstance(x, Deferred) or isinstance(dy, Deferred)
         if deferred or not native(out, x, dy):
             return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
-        work = work_of("backward_filter", geometry, len(x), out.dtype)
+        if is_depthwise(geometry):
+            dw = self.depthwise.backward_filter(
+                contiguous(x), contiguous(dy), geometry, algorithm=algorithm
+            )
+            return self.store(dw, out, accumulate)
+        work = _work_of("backward_filter", geometry, len(x), out.dtype)
         flat = _flat(contiguous(dy))
         work.dw[...] = 0
         for own, planes in self._unfolded(contiguous(x), geometry, work.planes):
@@ -248,7 +222,12 @@ class Volumes(reference.Conv):
                 dy, w, geometry, out=dx, add=add, gate=gate, sums=sums, algorithm=algorithm
             )
         _refuse_overlap("backward: dx and dy", dx, dy)
-        work = work_of("backward", geometry, len(x), dx.dtype)
+        if is_depthwise(geometry):
+            gradient = self.depthwise.backward(
+                contiguous(x), contiguous(dy), w, geometry, dx=dx, algorithm=algorithm
+            )
+            return self.store(gradient, dw, accumulate)
+        work = _work_of("backward", geometry, len(x), dx.dtype)
         self._pack(w, geometry, work)
         flat = _flat(contiguous(dy))
         dx[...], work.dw[...] = 0, 0

@@ -36,7 +36,9 @@ SHARED = {  # templates besides a family's own
 }
 PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every family and _memory
 PYTHON_H = "#include <Python.h>\n"
-REALS = {"f32": "1", "f64": "0"}
+STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
+"""Families with variants for arrays of bfloat16."""
+REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
 COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
 AVX512 = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512cd"]
@@ -44,6 +46,7 @@ INSTRUCTION_SETS = {  # name: (bytes of a vector, flags)
     "generic": (16, []),
     "avx2": (32, AVX2),
     "avx512": (64, [*AVX2, *AVX512, "-mprefer-vector-width=512"]),
+    "avx512_bf16": (64, [*AVX2, *AVX512, "-mprefer-vector-width=512", "-mavx512bf16"]),
 }
 FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
@@ -96,7 +99,7 @@ class BuildKernels(build_ext):
             extension.define_macros += [(f"BUILT_{name.upper()}", "1") for name in self.sets]
             extension.depends = [*extension.depends, *sources, *plain, *headers()]
             extension.extra_objects = [
-                *(self._object(*variant) for variant in self._variants(sources)),
+                *(self._object(*variant) for variant in self._variants(family)),
                 *(plain if sources or family == "memory" else ()),
             ]
         super().build_extensions()
@@ -115,9 +118,15 @@ class BuildKernels(build_ext):
                 "them: install them (Debian, Ubuntu: python3-dev; Fedora: python3-devel)"
             )
 
-    def _variants(self, sources: list[str]) -> Iterator[tuple[str, str, str]]:
-        """Every (source, instruction set, real type)."""
-        return product(sources, self.sets, REALS)
+    def _variants(self, family: str) -> Iterator[tuple[str, str, str]]:
+        """Every (source, instruction set, real type) of a family.
+
+        avx512_bf16 has kernels of bfloat16 only; the others are those of avx512.
+        """
+        for variant in product(templates(family), self.sets, REALS):
+            _, isa, real = variant
+            if (real != "bf16" or family in STORED) and (isa != "avx512_bf16" or real == "bf16"):
+                yield variant
 
     def _object(self, source: str, isa: str, real: str) -> str:
         """Object file of one variant of one template."""
@@ -127,10 +136,10 @@ class BuildKernels(build_ext):
 
     def _compile_templates(self) -> None:
         """Compile what is out of date, as many at a time as there are cores, or ``-j`` says."""
-        sources = sorted({name for ext in self.extensions for name in templates(family_of(ext))})
+        variants = {v for ext in self.extensions for v in self._variants(family_of(ext))}
         stale = [
             variant
-            for variant in self._variants(sources)
+            for variant in sorted(variants)
             if self.force or newer_group([variant[0], *headers()], self._object(*variant))
         ]
         with ThreadPoolExecutor(self.parallel) as pool:
@@ -157,7 +166,8 @@ class BuildKernels(build_ext):
             include_dirs=[str(SRC)],
             macros=[
                 ("VECTOR_BYTES", str(width)),
-                ("REAL_FLOAT", REALS[real]),
+                ("REAL_FLOAT", str(REALS[real][0])),
+                ("STORED_BF16", str(REALS[real][1])),
                 ("SUFFIX", f"{isa}_{real}"),
             ],
             extra_postargs=[

@@ -1,7 +1,7 @@
 """The training steps that the benchmarks measure: ours, and the same of PyTorch.
 
-A step is forward, loss, backward and update (SGD with momentum and weight decay) in float32, on one
-batch of random numbers that stays in memory.
+A step is forward, loss, backward and update (SGD with momentum and weight decay) on one batch of
+random numbers that stays in memory.
 """
 
 from __future__ import annotations
@@ -204,11 +204,15 @@ class Theirs(Stepping):
     ----------
     work : Work
     device : str
+    dtype : str
+        "float32", or "bfloat16": with `torch.autocast`.
     **options
         Of PyTorch's SGD.
     """
 
-    def __init__(self, work: Work, device: str = "cpu", **options: Any) -> None:
+    def __init__(
+        self, work: Work, device: str = "cpu", dtype: str = "float32", **options: Any
+    ) -> None:
         import torch
 
         from benchmarks.common.torch_twin import Peer, plain_graph, to_torch
@@ -221,10 +225,12 @@ class Theirs(Stepping):
             self.net.parameters(), LR, momentum=MOMENTUM, weight_decay=DECAY, **options
         )
         self.cross_entropy = torch.nn.functional.cross_entropy
+        self.autocast = torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
 
     def loss(self, x: Any, target: Any) -> Any:
         """Compute the loss."""
-        return self.cross_entropy(self.net(x).flatten(0, -2), target.flatten())
+        with self.autocast:
+            return self.cross_entropy(self.net(x).flatten(0, -2), target.flatten())
 
     def next(self) -> list[Any]:
         """Return the batch of the next step."""

@@ -5,8 +5,10 @@
         --runs 3 --output benchmarks/results/step_time.txt
     python benchmarks/step_time.py --models zoo --compile --runs 3
     python benchmarks/step_time.py --isa avx2           # both sides held to AVX2
+    python benchmarks/step_time.py --dtype bfloat16     # beside PyTorch's autocast
 
-A step is forward, loss, backward and update (SGD with momentum) in float32. A run is a fresh pair
+A step is forward, loss, backward and update (SGD with momentum), in float32 or in mixed precision
+with bfloat16, which for PyTorch is `torch.autocast`. A run is a fresh pair
 of processes; a turn is one step, or as many as take a tenth of a second. Columns:
 
 images/s   of both sides, from the median turn of all runs
@@ -17,6 +19,8 @@ MB         peak of resident memory over that after the imports, the largest of t
            it makes an optimizer, which "torch MB" leaves out; "arrays" is the peak of our arrays
            alone, counted by their pool, in a step after the first
 compiled   the ratio to PyTorch with `torch.compile` in its default mode, for --compile
+float32    the ratio to our step in float32, for --dtype bfloat16, and what part of its growth of
+           memory ours is
 
 Without PyTorch, our columns stand alone. Threads that wait for work spin for a while after a step;
 a rest between two turns keeps them from disturbing the other side.
@@ -76,7 +80,7 @@ class Theirs(work.Theirs):
     part, and its size is `late_imports`.
     """
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, dtype: str) -> None:
         import torch
 
         import benchmarks.common.torch_twin  # noqa: F401 (its imports are not part of a step)
@@ -88,7 +92,7 @@ class Theirs(work.Theirs):
         restart_peak()
         self.before = resident()
         self.late_imports = self.before - imported
-        super().__init__(WORK[name])
+        super().__init__(WORK[name], dtype=dtype)
 
     def memory(self) -> dict[str, float]:
         """Growth of the process, and what is imported late, in MB."""
@@ -96,11 +100,11 @@ class Theirs(work.Theirs):
         return {"growth": growth, "late imports": self.late_imports}
 
 
-def create_side(side: str, name: str, threads: int, variant: str) -> Ours | Theirs:
+def create_side(side: str, name: str, threads: int, variant: str, dtype: str) -> Ours | Theirs:
     """Make a side of some work."""
-    if side == "ours":
-        return Ours(name, threads, variant)
-    theirs = Theirs(name, threads)
+    if side in ("ours", "float32"):
+        return Ours(name, threads, variant, dtype="float32" if side == "float32" else dtype)
+    theirs = Theirs(name, threads, dtype)
     if side == "compiled":
         import torch
 
@@ -119,21 +123,22 @@ class Row:
     """The runs of one row of the table."""
 
     def __init__(
-        self, name: str, threads: int, variant: str, isa: str | None, compiled: bool
+        self, name: str, threads: int, variant: str, dtype: str, isa: str | None, compiled: bool
     ) -> None:
-        self.task = name, threads, variant, isa
+        self.task = name, threads, variant, dtype, isa
         self.sides = ["ours", *["torch"] * WITH_TORCH, *["compiled"] * compiled]
+        self.sides += ["float32"] * (dtype != "float32")
         self.times: dict[str, list[float]] = {}
         self.memory: dict[str, list[dict[str, float]]] = {}
         self.ratios: dict[str, list[list[float]]] = {}
 
     def run(self, turns: int) -> None:
         """Start both sides and let them take turns."""
-        name, threads, variant, isa = self.task
+        name, threads, variant, dtype, isa = self.task
         sides = {side: start(side, threads, isa) for side in self.sides}
         times: dict[str, list[float]] = {side: [] for side in sides}
         for side, process in sides.items():
-            process.begin(side, name, threads, variant)
+            process.begin(side, name, threads, variant, dtype)
             seconds = [process.turn(1, PATIENCE) for _ in range(WARM_UP)]
         steps = max(1, round(TURN / seconds[-1]))
         for _ in range(turns):
@@ -150,14 +155,15 @@ class Row:
 
     def text(self) -> str:
         """The row."""
-        name, threads, variant, _ = self.task
+        name, threads, variant, *_ = self.task
         batch = WORK[name].batch
         cells = [f"{name:13}{batch:6}{threads:8}  {variant:12}"]
-        times = [self.times[side] for side in self.sides[:2]]
+        sides = self.sides[: 1 + WITH_TORCH]
+        times = [self.times[side] for side in sides]
         cells += [f"{batch / statistics.median(own):9.1f}" for own in times]
         if WITH_TORCH:
             cells.append(_ratio(self.ratios["torch"]))
-        runs = [self.memory[side] for side in self.sides[:2]]
+        runs = [self.memory[side] for side in sides]
         growth = [max(run["growth"] for run in own) for own in runs]
         cells += [f"{mb:8.0f}" for mb in growth]
         if WITH_TORCH:
@@ -166,6 +172,9 @@ class Row:
         cells.append(f"{self.memory['ours'][0]['arrays']:8.1f}")
         if "compiled" in self.sides:
             cells.append(_ratio(self.ratios["compiled"]))
+        if "float32" in self.sides:
+            single = max(run["growth"] for run in self.memory["float32"])
+            cells += [_ratio(self.ratios["float32"]), f"{growth[0] / single:7.2f}"]
         return " ".join(cells)
 
 
@@ -176,7 +185,7 @@ def _ratio(runs: list[list[float]]) -> str:
     return f"{median:8.2f} ({low:.2f} to {high:.2f})"
 
 
-def head(compiled: bool) -> str:
+def head(compiled: bool, half: bool) -> str:
     """The names of the columns."""
     sides = ["ours"] + ["torch"] * WITH_TORCH
     cells = [f"{'model':13}{'batch':>6}{'threads':>8}  {'variant':12}"]
@@ -184,7 +193,8 @@ def head(compiled: bool) -> str:
     cells += [f"{'ratio':>8} {'':14}"] * WITH_TORCH
     cells += [f"{side + ' MB':>8}" for side in sides]
     cells += [f"{'of theirs':>10}", f"{'and late':>9}"] * WITH_TORCH
-    return " ".join([*cells, f"{'arrays':>8}", *["compiled"] * compiled])
+    cells += [f"{'arrays':>8}", *[f"{'compiled':>8} {'':14}"] * compiled]
+    return " ".join([*cells, *[f"{'float32':>8} {'':14} {'memory':>7}"] * half]).rstrip()
 
 
 def main() -> None:
@@ -195,6 +205,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["full"])
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--isa", choices=["avx2"], help="hold both sides to it")
     parser.add_argument("--turns", type=int, default=11, help="of each side in a run, at least 2")
     parser.add_argument("--runs", type=int, default=1)
@@ -207,12 +218,12 @@ def main() -> None:
     if args.compile and not WITH_TORCH:
         parser.error("--compile requires PyTorch; run `make parity`, which installs it")
     report = Report(args.output)
-    report.line(head(args.compile))
+    report.line(head(args.compile, args.dtype != "float32"))
     sets = {"all": USUAL, "zoo": ZOO}
     for name in chain.from_iterable(sets.get(given, [given]) for given in args.models):
         for threads in args.threads:
             for variant in args.variants:
-                row = Row(name, threads, variant, args.isa, args.compile)
+                row = Row(name, threads, variant, args.dtype, args.isa, args.compile)
                 for _ in range(args.runs):
                     try:
                         row.run(args.turns)

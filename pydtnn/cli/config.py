@@ -120,8 +120,8 @@ class TrainConfig(
     dtype: str = option(
         TRAINING,
         "float32",
-        "with bfloat16 and float16, parameters and gradients stay float32, and --device cpu is "
-        "slow: it runs the readable reference",
+        "with bfloat16 and float16, parameters and gradients stay float32; float16 is slow with "
+        "--device cpu, which runs the readable reference",
         among=("float32", "float64", "bfloat16", "float16"),
     )
 

@@ -133,7 +133,8 @@ def create_backend(
         Threads per kernel; by default `OMP_NUM_THREADS`, otherwise the cores available to this
         process.
     isa : str, optional
-        "avx512", "avx2" or "generic"; by default the best of the CPU, or `PYDTNN_ISA`.
+        "avx512_bf16", "avx512", "avx2" or "generic"; by default the best of the CPU, or
+        `PYDTNN_ISA`.
     tuning : str, optional
         Choice of algorithms, see `Autotuner`: "measure", "fixed" or "direct"; by default
         `PYDTNN_TUNING`, otherwise "measure". The reference has one algorithm only.

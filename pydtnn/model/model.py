@@ -48,8 +48,8 @@ class Model(NotCallable, Predictor, Recomputing, FlatParameters):
     dtype : str
         "float32", "float64", "bfloat16" or "float16": of activations and their gradients. With 16
         bits, matrices are multiplied by 16-bit copies of the weights; parameters, their gradients
-        and the model's outputs are float32. Intended for GPUs: the compiled kernels of a "cpu"
-        backend require at least 32 bits, so that it uses the slow reference for 16 bits.
+        and the model's outputs are float32. A "cpu" backend has compiled kernels for bfloat16; for
+        float16 it uses the slow reference.
     seed : int
         Seed of the initial weights, which are a function of it and of each parameter's name.
     bucket_bytes : int, optional

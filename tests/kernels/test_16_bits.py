@@ -13,6 +13,7 @@ from pydtnn.kernels.backend import report
 from pydtnn.kernels.dtypes import arithmetic
 from pydtnn.kernels.reference import FAMILIES
 from pydtnn.kernels.reference.attention import Dropped
+from tests.conftest import instruction_sets
 from tests.kernels.checks import REFERENCE
 from tests.kernels.test_backend import COMBINED
 
@@ -413,10 +414,12 @@ def _(b: Backend, a: Arrays) -> Any:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kernel", CASES)
-@pytest.mark.parametrize("name", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", ["numpy", *instruction_sets()])
 def test_a_kernel_computes_in_float32_and_rounds_once(name: str, kernel: str, dtype: str) -> None:
     run = CASES[kernel]
-    got = run(create_backend(name, threads=1), Arrays(dtype, exact=False))
+    isa = {} if name == "numpy" else {"isa": name}
+    backend = create_backend("cpu" if isa else name, threads=1, **isa)
+    got = run(backend, Arrays(dtype, exact=False))
     want = run(REFERENCE, Arrays(dtype, exact=True))
     pairs = [(got, want)] if isinstance(got, np.ndarray) else zip(got, want, strict=True)
     for result, exact in pairs:

@@ -10,11 +10,9 @@ import pytest
 from pydtnn.kernels import Backend, create_backend, report
 from pydtnn.kernels.cpu.isa import available
 
-COLD = {"elementwise.convert", "norm.fold"} | {
-    f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")
-}
-COLD |= {"norm.constant_sums", "norm.moments", "norm.sums_length", "linear.take_rows"}
-"""Kernels of a few numbers, a copy, or of models of 16 bits, which are not meant for a CPU."""
+COLD = {f"update.{kernel}" for kernel in ("clip_factor", "rescale", "trust", "unscale", "watch")}
+COLD |= {"norm.fold", "norm.constant_sums", "norm.moments", "norm.sums_length", "linear.take_rows"}
+"""Kernels of a few numbers, a copy, or of models of float16, which are not meant for a CPU."""
 
 COMBINED = {"fused.gate_norms", "norm.statistics_coefficients"}
 """Which call two others, that are compiled."""

@@ -2,9 +2,13 @@
 
 cimport numpy as cnp
 
+import ml_dtypes
 import numpy as np
 
 cnp.import_array()
+
+
+cdef int BFLOAT16 = np.dtype(ml_dtypes.bfloat16).num
 
 
 cdef inline bint is_native(object array, int kind) except -1:
@@ -12,18 +16,57 @@ cdef inline bint is_native(object array, int kind) except -1:
     return cnp.PyArray_TYPE(a) == kind and cnp.PyArray_ISNOTSWAPPED(a)
 
 
+cdef bint all_native(int kind, out, tuple inputs) except -1:
+    if not cnp.PyArray_ISCARRAY(<cnp.ndarray>out):
+        return False
+    for array in inputs:
+        if array is not None and not is_native(array, kind):
+            return False
+    return True
+
+
 def native(out, *inputs) -> bool:
-    """Return whether the kernels support these arrays.
+    """Return whether kernels of float32 and float64 support these arrays.
 
     All must be float32 or all float64, and the output contiguous. Inputs may be None.
     """
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
     if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE:
         return False
-    if not cnp.PyArray_ISCARRAY(<cnp.ndarray>out):
+    return all_native(kind, out, inputs)
+
+
+def supported(out, *inputs) -> bool:
+    """Return whether kernels that also have a variant for bfloat16 support these arrays."""
+    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != BFLOAT16:
         return False
-    for array in inputs:
-        if array is not None and not is_native(array, kind):
+    return all_native(kind, out, inputs)
+
+
+def beside(array, *parameters) -> bool:
+    """Return whether parameters have the type that they have beside an array.
+
+    That is its own, float32 beside bfloat16. They may be None.
+    """
+    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
+    if kind == BFLOAT16:
+        kind = cnp.NPY_FLOAT
+    for parameter in parameters:
+        if parameter is not None and not is_native(parameter, kind):
+            return False
+    return True
+
+
+def gradient(out, array, *others) -> bool:
+    """Return whether kernels support these arrays, and `out` for a gradient of parameters."""
+    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != BFLOAT16:
+        return False
+    if not (beside(array, out) and cnp.PyArray_ISCARRAY(<cnp.ndarray>out)):
+        return False
+    for other in (array, *others):
+        if not is_native(other, kind):
             return False
     return True
 

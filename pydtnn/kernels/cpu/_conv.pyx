@@ -1,7 +1,7 @@
 """Thin wrapper of src/conv.c: picks the variant and passes raw pointers, without the GIL."""
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, real_size, team
 from pydtnn.kernels.cpu.deferred cimport (
     SUMS_GATE, SUMS_MOMENTS, SUMS_NONE, fill_gate, fill_map, fill_source, sink, source,
 )
@@ -145,6 +145,11 @@ cdef double *fill_gated(sink *s, source *gate_, object out, object add, object g
     return <double *>output(sums, sizeof(double), (1 + gate_.terms) * channels)
 
 
+cdef object array_of(object value):
+    """An array of the type of a value, which may be deferred."""
+    return value if isinstance(value, cnp.ndarray) else value.terms[0][0]
+
+
 cdef class ConvKernels:
     """The kernels of one instruction set.
 
@@ -177,7 +182,7 @@ cdef class ConvKernels:
             fill_map(&x_, x, size, inputs(&c), c.channels)
             x_.store = output(store, size, inputs(&c))
         cdef const void *w_ = data(w, size, weights(&c))
-        cdef const void *b_ = optional(b, size, c.filters)
+        cdef const void *b_ = optional(b, real_size(size), c.filters)
         y_.y = output(out, size, outputs(&c))
         y_.add, y_.gate, y_.relu, y_.sums = NULL, NULL, relu, SUMS_NONE
         refuse_overlap("forward: out and x", &x_, inputs(&c) * size, &y_, outputs(&c) * size)
@@ -220,11 +225,11 @@ cdef class ConvKernels:
         """out (O, kh, kw, C / groups) = [out +] gradient of the filters."""
         cdef conv_shape c = shape.c
         c.batch = len(x)
-        cdef int size = itemsize(out), status
+        cdef int size = itemsize(array_of(x)), status
         cdef source x_, dy_
         fill_source(&x_, x, size, inputs(&c), c.channels)
         fill_source(&dy_, dy, size, outputs(&c), c.filters)
-        cdef void *out_ = output(out, size, weights(&c))
+        cdef void *out_ = output(out, real_size(size), weights(&c))
         cdef const conv_kernels *kernels = conv_select(self.isa, size)
         threads = team(operations(&c), threads)
         with nogil:
@@ -243,7 +248,7 @@ cdef class ConvKernels:
         fill_source(&x_, x, size, inputs(&c), c.channels)
         fill_source(&dy_, dy, size, outputs(&c), c.filters)
         cdef const void *w_ = data(w, size, weights(&c))
-        cdef void *dw_ = output(dw, size, weights(&c))
+        cdef void *dw_ = output(dw, real_size(size), weights(&c))
         cdef double *sums_ = fill_gated(&dx_, &gate_, dx, add, gate, sums, size, inputs(&c),
                                         c.channels)
         cdef const conv_kernels *kernels = conv_select(self.isa, size)

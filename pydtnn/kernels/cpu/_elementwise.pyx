@@ -1,7 +1,7 @@
 """Thin wrapper of src/elementwise.c: picks the variant and passes raw pointers, without the GIL."""
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, output, real_size
 
 cnp.import_array()
 
@@ -14,6 +14,8 @@ cdef extern from "elementwise.h":
         void (*backward)(int activation, const void *dy, const void *z, ptrdiff_t n, double alpha,
                          void *out, int threads) nogil
         void (*add)(const void *a, const void *b, ptrdiff_t n, void *out, int threads) nogil
+        void (*widen)(const void *x, ptrdiff_t n, int accumulate, void *out, int threads) nogil
+        void (*narrow)(const void *x, ptrdiff_t n, void *out, int threads) nogil
         void (*softmax_forward)(const void *x, ptrdiff_t rows, ptrdiff_t classes, void *out,
                                 int threads) nogil
         void (*softmax_backward)(const void *dy, const void *y, ptrdiff_t rows, ptrdiff_t classes,
@@ -77,6 +79,26 @@ cdef class ElementwiseKernels:
         cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
         with nogil:
             kernels.add(a_, b_, n, out_, threads)
+
+    def widen(self, x, out, bint accumulate, int threads):
+        """out = [out +] x, an array of bfloat16 into one of float32."""
+        cdef int size = itemsize(x)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out)
+        cdef const void *x_ = data(x, size, n)
+        cdef void *out_ = output(out, real_size(size), n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        with nogil:
+            kernels.widen(x_, n, accumulate, out_, threads)
+
+    def narrow(self, x, out, int threads):
+        """out = x, an array of float32 into one of bfloat16, rounded to nearest even."""
+        cdef int size = itemsize(out)
+        cdef ptrdiff_t n = cnp.PyArray_SIZE(out)
+        cdef const void *x_ = data(x, real_size(size), n)
+        cdef void *out_ = output(out, size, n)
+        cdef const elementwise_kernels *kernels = elementwise_select(self.isa, size)
+        with nogil:
+            kernels.narrow(x_, n, out_, threads)
 
     def softmax_forward(self, x, out, int threads):
         """out = softmax of x over its last axis."""

@@ -6,7 +6,12 @@ from pydtnn.kernels.cpu.deferred cimport (
     SUMS_GATE, SUMS_NONE, fill_gate, fill_map, sink, source,
 )
 
+import ml_dtypes
+import numpy as np
+
 cnp.import_array()
+
+cdef int BFLOAT16 = np.dtype(ml_dtypes.bfloat16).num
 
 cdef extern from "fused.h":
     struct fused_kernels:
@@ -24,31 +29,50 @@ cdef inline bint is_ready(object array, int kind) except -1:
     )
 
 
-def ready(out, *values) -> bool:
-    """Return whether the kernels support these values without a copy.
+cdef inline int real_kind(int kind) noexcept:
+    """Type of coefficients and gradients of parameters beside arrays of a type."""
+    return cnp.NPY_FLOAT if kind == BFLOAT16 else kind
 
-    Values are arrays, `Deferred` arrays or None, of the type of `out`, native and contiguous;
-    `out` must be writeable.
-    """
-    cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>out)
+
+cdef bint are_ready(int kind, tuple values) except -1:
+    cdef int real = real_kind(kind)
     cdef tuple term
-    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE:
-        return False
-    if not cnp.PyArray_ISCARRAY(<cnp.ndarray>out):
+    if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != BFLOAT16:
         return False
     for value in values:
         if value is None or isinstance(value, cnp.ndarray):
             if not is_ready(value, kind):
                 return False
             continue
-        if not is_ready(value.shift, kind) or not is_ready(value.array, kind):
+        if not is_ready(value.shift, real) or not is_ready(value.array, kind):
             return False
         for item in value.terms:
             term = <tuple>item  # a named one
-            if not (is_ready(term[0], kind) and is_ready(term[1], kind)
-                    and is_ready(term[2], kind)):
+            if not (is_ready(term[0], kind) and is_ready(term[1], real)
+                    and is_ready(term[2], real)):
                 return False
     return True
+
+
+def ready(out, *values) -> bool:
+    """Return whether the kernels support these values without a copy.
+
+    Values are arrays, `Deferred` arrays or None, of the type of `out`, native and contiguous;
+    `out` must be writeable. Coefficients of bfloat16 arrays are float32.
+    """
+    return cnp.PyArray_ISCARRAY(<cnp.ndarray?>out) and are_ready(
+        cnp.PyArray_TYPE(<cnp.ndarray>out), values)
+
+
+def ready_beside(out, value, *values) -> bool:
+    """Return the same for an `out` that is the gradient of parameters, float32 beside bfloat16."""
+    cdef int kind = cnp.PyArray_TYPE(
+        <cnp.ndarray?>(value if isinstance(value, cnp.ndarray) else value.terms[0][0]))
+    return (
+        cnp.PyArray_ISCARRAY(<cnp.ndarray?>out)
+        and cnp.PyArray_TYPE(<cnp.ndarray>out) == real_kind(kind)
+        and are_ready(kind, (value, *values))
+    )
 
 
 cdef class FusedKernels:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, team
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, optional, output, real_size, team
 
 cnp.import_array()
 
@@ -47,7 +47,7 @@ cdef class LinearKernels:
         cdef int size = itemsize(out), status
         cdef const void *x_ = data(x, size, s.batch * s.inputs)
         cdef const void *w_ = data(w, size, s.outputs * s.inputs)
-        cdef const void *b_ = optional(b, size, s.outputs)
+        cdef const void *b_ = optional(b, real_size(size), s.outputs)
         cdef void *out_ = output(out, size, s.batch * s.outputs)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
         threads = team(operations(&s), threads)
@@ -75,10 +75,10 @@ cdef class LinearKernels:
         """out (O, I) = [out +] dy (N, O)' x (N, I)."""
         cdef linear_shape s
         s.batch, s.inputs, s.outputs = x.shape[0], x.shape[1], dy.shape[1]
-        cdef int size = itemsize(out), status
+        cdef int size = itemsize(dy), status
         cdef const void *x_ = data(x, size, s.batch * s.inputs)
         cdef const void *dy_ = data(dy, size, s.batch * s.outputs)
-        cdef void *out_ = output(out, size, s.outputs * s.inputs)
+        cdef void *out_ = output(out, real_size(size), s.outputs * s.inputs)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
         threads = team(operations(&s), threads)
         with nogil:
@@ -89,9 +89,9 @@ cdef class LinearKernels:
     def backward_bias(self, dy, out, bint accumulate, int threads):
         """out (C,) = [out +] sums of the columns of dy (..., C)."""
         cdef ptrdiff_t columns = out.shape[0], rows = dy.size // max(columns, 1)
-        cdef int size = itemsize(out), status
+        cdef int size = itemsize(dy), status
         cdef const void *dy_ = data(dy, size, rows * columns)
-        cdef void *out_ = output(out, size, columns)
+        cdef void *out_ = output(out, real_size(size), columns)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
         threads = team(8 * rows * columns, threads)  # bound by memory, not by arithmetic
         with nogil:
@@ -102,10 +102,10 @@ cdef class LinearKernels:
     def add_rows(self, dy, chosen, out, bint accumulate, int threads):
         """out (K, C)[chosen[n]] = [out +] rows of dy (N, C), of which chosen has int64 (N,)."""
         cdef ptrdiff_t rows = dy.shape[0], count = out.shape[0], columns = out.shape[1]
-        cdef int size = itemsize(out)
+        cdef int size = itemsize(dy)
         cdef const int64_t *chosen_ = <const int64_t *>data(chosen, sizeof(int64_t), rows)
         cdef const void *dy_ = data(dy, size, rows * columns)
-        cdef void *out_ = output(out, size, count * columns)
+        cdef void *out_ = output(out, real_size(size), count * columns)
         cdef const linear_kernels *kernels = linear_select(self.isa, size)
         cdef ptrdiff_t i
         for i in range(rows):

@@ -2,7 +2,7 @@
 
 cimport numpy as cnp
 from libc.math cimport sqrt
-from pydtnn.kernels.cpu.arrays cimport data, itemsize, output
+from pydtnn.kernels.cpu.arrays cimport data, itemsize, output, real_size
 
 cnp.import_array()
 
@@ -263,8 +263,8 @@ cdef class NormKernels:
         cdef ptrdiff_t batch = x.shape[0], positions = x.shape[1], channels = x.shape[2]
         cdef ptrdiff_t n = batch * positions * channels
         cdef const void *x_ = data(x, size, n)
-        cdef const void *gamma_ = data(gamma, size, channels)
-        cdef const void *beta_ = data(beta, size, channels)
+        cdef const void *gamma_ = data(gamma, real_size(size), channels)
+        cdef const void *beta_ = data(beta, real_size(size), channels)
         cdef void *out_ = output(out, size, n)
         cdef double *mean_ = <double *>output(mean, sizeof(double), batch * groups)
         cdef double *inv_std_ = <double *>output(inv_std, sizeof(double), batch * groups)
@@ -285,12 +285,12 @@ cdef class NormKernels:
         cdef ptrdiff_t n = batch * positions * channels
         cdef const void *x_ = data(x, size, n)
         cdef const void *dy_ = data(dy, size, n)
-        cdef const void *gamma_ = data(gamma, size, channels)
+        cdef const void *gamma_ = data(gamma, real_size(size), channels)
         cdef const double *mean_ = <const double *>data(mean, sizeof(double), batch * groups)
         cdef const double *inv_std_ = <const double *>data(inv_std, sizeof(double), batch * groups)
         cdef void *out_ = output(out, size, n)
-        cdef void *dgamma_ = output(dgamma, size, channels)
-        cdef void *dbeta_ = output(dbeta, size, channels)
+        cdef void *dgamma_ = output(dgamma, real_size(size), channels)
+        cdef void *dbeta_ = output(dbeta, real_size(size), channels)
         cdef const norm_kernels *kernels = norm_select(self.isa, size)
         cdef int status
         with nogil:

@@ -4,13 +4,20 @@ cimport numpy as cnp
 
 
 cdef inline int itemsize(object array) except -1:
-    """4 or 8 for an array of float32 or float64; other types raise TypeError."""
+    """4 or 8 for an array of float32 or float64, 2 for bfloat16; other types raise TypeError."""
     cdef int kind = cnp.PyArray_TYPE(<cnp.ndarray?>array)
     if kind == cnp.NPY_FLOAT:
         return 4
     if kind == cnp.NPY_DOUBLE:
         return 8
-    raise TypeError(f"the compiled kernels take float32 and float64, not {array.dtype}.")
+    if cnp.PyTypeNum_ISUSERDEF(kind) and cnp.PyArray_ITEMSIZE(<cnp.ndarray>array) == 2:
+        return 2  # which bfloat16 is, `supported` has found out
+    raise TypeError(f"the compiled kernels take no arrays of {array.dtype}.")
+
+
+cdef inline int real_size(int itemsize) noexcept:
+    """Bytes of the elements of parameters and coefficients beside arrays of such elements."""
+    return 4 if itemsize == 2 else itemsize
 
 
 cdef inline void *data(object array, int itemsize, Py_ssize_t size) except? NULL:

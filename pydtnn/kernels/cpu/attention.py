@@ -8,6 +8,7 @@ import numpy as np
 
 from pydtnn.kernels.cpu._attention import AttentionKernels
 from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.widened import Widened, through_float32
 from pydtnn.kernels.reference import attention as reference
 from pydtnn.kernels.reference.attention import Dropped
 from pydtnn.kernels.reference.family import Array
@@ -15,11 +16,12 @@ from pydtnn.kernels.reference.family import Array
 WORD = 0xFFFFFFFF
 
 
-class Attention(Compiled, reference.Attention):
+class Attention(Widened, Compiled, reference.Attention):
     """Attention on the CPU; shapes as in the reference."""
 
     table = AttentionKernels
 
+    @through_float32
     def forward(
         self,
         qkv: Array,
@@ -45,6 +47,7 @@ class Attention(Compiled, reference.Attention):
         options = heads, causal, _checked(lengths, qkv.shape[1]), _numbers(dropout)
         self.kernels.forward(contiguous(qkv), *options, out, log_sums, self.threads)
 
+    @through_float32
     def backward(
         self,
         dy: Array,

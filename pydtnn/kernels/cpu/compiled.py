@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import ml_dtypes  # noqa: F401  # makes "bfloat16" a dtype
 import numpy as np
 
-from pydtnn.kernels.cpu._arrays import contiguous, native
+from pydtnn.kernels.cpu._arrays import beside, contiguous, gradient, native, supported
 from pydtnn.kernels.cpu._team import usable
 from pydtnn.kernels.cpu.isa import number
 
-__all__ = ["FLOAT64", "REALS", "Compiled", "contiguous", "native"]
+__all__ = [
+    "FLOAT64",
+    "HALF",
+    "REALS",
+    "STORED",
+    "Compiled",
+    "beside",
+    "contiguous",
+    "gradient",
+    "native",
+    "supported",
+]
 
 FLOAT64 = np.dtype(np.float64)
+
 REALS = (np.dtype(np.float32), FLOAT64)
+"""Types of all kernels."""
+
+HALF = np.dtype("bfloat16")
+
+STORED = (*REALS, HALF)
+"""Types of the activations of most kernels."""
 
 
 class Compiled:
     """Mixin for a reference family; the subclass replaces kernels by compiled ones.
 
-    Kernels call the reference for arrays for which `native` is false (another type, an output that
-    is not contiguous); inputs that are not contiguous are copied.
+    Kernels call the reference for arrays for which `native` or, if there is a variant for bfloat16,
+    `supported` is false (another type, an output that is not contiguous); inputs that are not
+    contiguous are copied.
 
     Parameters
     ----------

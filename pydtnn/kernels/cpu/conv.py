@@ -11,8 +11,8 @@ import numpy as np
 from pydtnn.kernels.autotuner import Autotuner
 from pydtnn.kernels.cpu._arrays import share_memory
 from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
-from pydtnn.kernels.cpu._fused import ready
-from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, contiguous
+from pydtnn.kernels.cpu._fused import ready, ready_beside
+from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, beside, contiguous
 from pydtnn.kernels.cpu.fused import Fused
 from pydtnn.kernels.cpu.planes import planes_of
 from pydtnn.kernels.cpu.volumes import Volumes
@@ -83,9 +83,9 @@ class Conv(Compiled, reference.Conv):
             return self.volumes.forward(
                 x, w, b, geometry, out=out, relu=relu, store=store, sums=sums, algorithm=algorithm
             )
-        if not ready(out, x, w, b, store):
+        if not ready(out, x, w, store) or not _suits(out, b):
             x, w, b = _packed(x), _packed(w), _packed(b)
-            if not ready(out, x, w, b, store):
+            if not ready(out, x, w, store) or not _suits(out, b):
                 return super().forward(
                     x, w, b, geometry, out=out, relu=relu, store=store, sums=sums
                 )
@@ -153,9 +153,9 @@ class Conv(Compiled, reference.Conv):
             return self.volumes.backward_filter(
                 x, dy, geometry, out=out, accumulate=accumulate, algorithm=algorithm
             )
-        if not ready(out, x, dy):
+        if not ready_beside(out, x, dy):
             x, dy = _packed(x), _packed(dy)
-            if not ready(out, x, dy):
+            if not ready_beside(out, x, dy):
                 return super().backward_filter(x, dy, geometry, out=out, accumulate=accumulate)
         number = self._filter_algorithm(x, dy, geometry, shape, out, accumulate, algorithm)
         self.kernels.backward_filter(x, dy, shape, number, out, accumulate, self.threads)
@@ -194,7 +194,7 @@ class Conv(Compiled, reference.Conv):
                 sums=sums,
                 algorithm=algorithm,
             )
-        if not ready(dx, x, dy, w, dw, add, gate):
+        if not (ready(dx, add, gate) and ready_beside(dw, dx, x, dy, w)):
             self.backward_filter(
                 x, dy, geometry, out=dw, accumulate=accumulate, algorithm=algorithm
             )
@@ -286,7 +286,7 @@ class Conv(Compiled, reference.Conv):
             operation,
             geometry,
             len(batch),
-            scratch.dtype,
+            batch.dtype,
             candidates(geometry),
             lambda name: run(NUMBERS[name], scratch),
         )
@@ -314,6 +314,11 @@ def _shares(out: Array, value: Array | Deferred | None) -> bool:
         [*(term.x for term in value.terms), value.array] if isinstance(value, Deferred) else [value]
     )
     return any(array is not None and np.may_share_memory(out, array) for array in arrays)
+
+
+def _suits(out: Array, bias: Array | None) -> bool:
+    """Return whether the kernels support a bias without a copy."""
+    return bias is None or (beside(out, bias) and contiguous(bias) is bias)
 
 
 def _packed(value: Any) -> Any:

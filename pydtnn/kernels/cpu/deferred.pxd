@@ -1,7 +1,7 @@
 """Deferred arrays as the C kernels see them, for the wrappers of kernels that take them."""
 
 cimport numpy as cnp
-from pydtnn.kernels.cpu.arrays cimport data, optional
+from pydtnn.kernels.cpu.arrays cimport data, optional, real_size
 
 cdef extern from "fused.h":
     struct term:
@@ -35,9 +35,9 @@ cdef inline int fill_map(source *s, object value, int itemsize, Py_ssize_t size,
     for k in range(s.terms):
         term = <tuple>terms[k]  # a named one
         s.term[k].x = data(term[0], itemsize, size)
-        s.term[k].pivot = optional(term[1], itemsize, channels)
-        s.term[k].factor = optional(term[2], itemsize, channels)
-    s.shift = optional(value.shift, itemsize, channels)
+        s.term[k].pivot = optional(term[1], real_size(itemsize), channels)
+        s.term[k].factor = optional(term[2], real_size(itemsize), channels)
+    s.shift = optional(value.shift, real_size(itemsize), channels)
     s.relu = value.relu
     s.store = NULL
     return 0

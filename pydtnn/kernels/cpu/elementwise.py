@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pydtnn.kernels.cpu._elementwise import NUMBERS, ElementwiseKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, beside, contiguous, native, supported
+from pydtnn.kernels.cpu.widened import Widened, through_float32
 from pydtnn.kernels.reference import elementwise as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Elementwise(Compiled, reference.Elementwise):
+class Elementwise(Widened, Compiled, reference.Elementwise):
     """Activations by name, sums of arrays, and softmax, on the CPU.
 
     Activations without a compiled kernel run on the reference.
@@ -18,13 +19,13 @@ class Elementwise(Compiled, reference.Elementwise):
 
     def forward(self, name: str, x: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Apply activation `name` to `x`; `out` may be `x`."""
-        if name not in NUMBERS or not native(out, x):
+        if name not in NUMBERS or not supported(out, x):
             return super().forward(name, x, out=out, alpha=alpha)
         self.kernels.forward(NUMBERS[name], contiguous(x), out, alpha, self.threads)
 
     def backward(self, name: str, dy: Array, z: Array, *, out: Array, alpha: float = 0.0) -> None:
         """Multiply `dy` by the activation's derivative at `z`; `out` may be `dy`."""
-        if name not in NUMBERS or not native(out, dy, z):
+        if name not in NUMBERS or not supported(out, dy, z):
             return super().backward(name, dy, z, out=out, alpha=alpha)
         self.kernels.backward(
             NUMBERS[name], contiguous(dy), contiguous(z), out, alpha, self.threads
@@ -32,16 +33,27 @@ class Elementwise(Compiled, reference.Elementwise):
 
     def add(self, a: Array, b: Array, *, out: Array) -> None:
         """Compute ``out = a + b``; `out` may be either."""
-        if not native(out, a, b) or not a.shape == b.shape == out.shape:
+        if not supported(out, a, b) or not a.shape == b.shape == out.shape:
             return super().add(a, b, out=out)
         self.kernels.add(contiguous(a), contiguous(b), out, self.threads)
 
+    def convert(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
+        """Copy `x` into `out`, or add it: compiled between bfloat16 and float32."""
+        if x.shape == out.shape and x.dtype != out.dtype and out.flags.carray:
+            if supported(x) and beside(x, out):
+                return self.kernels.widen(x, out, accumulate, self.threads)
+            if supported(out) and beside(out, x) and not accumulate:
+                return self.kernels.narrow(contiguous(x), out, self.threads)
+        super().convert(x, out=out, accumulate=accumulate)
+
+    @through_float32
     def softmax_forward(self, x: Array, *, out: Array) -> None:
         """Compute ``exp(x) / sum exp(x)`` over the last axis; `out` may be `x`."""
         if not native(out, x):
             return super().softmax_forward(x, out=out)
         self.kernels.softmax_forward(contiguous(x), out, self.threads)
 
+    @through_float32
     def softmax_backward(self, dy: Array, y: Array, *, out: Array) -> None:
         """Compute ``dx = y (dy - sum(dy y))`` over the last axis; `out` may be `dy`."""
         if not native(out, dy, y):

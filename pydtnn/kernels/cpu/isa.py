@@ -6,7 +6,7 @@ import os
 
 import pydtnn.kernels.cpu._isa as _isa
 
-INSTRUCTION_SETS = ("generic", "avx2", "avx512")
+INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")
 """Names, narrowest first; the index is the number in the compiled kernels."""
 
 VARIABLE = "PYDTNN_ISA"

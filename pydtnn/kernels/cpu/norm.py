@@ -5,12 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._norm import NormKernels
-from pydtnn.kernels.cpu.compiled import FLOAT64, REALS, Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import (
+    FLOAT64,
+    STORED,
+    Compiled,
+    beside,
+    contiguous,
+    native,
+    supported,
+)
+from pydtnn.kernels.cpu.widened import Widened, through_float32
 from pydtnn.kernels.reference import norm as reference
 from pydtnn.kernels.reference.family import Array
 
 
-class Norm(Compiled, reference.Norm):
+class Norm(Widened, Compiled, reference.Norm):
     """Normalisation on the CPU; shapes as in the reference.
 
     Coefficients per channel may be float32 or float64. In float64, the affine maps of float32 data
@@ -21,7 +30,7 @@ class Norm(Compiled, reference.Norm):
 
     def statistics(self, x: Array, *, out: Array, accumulate: bool = False) -> None:
         """Compute count, sums and sums of squares of each channel, in one part or two."""
-        if x.dtype not in REALS or not _doubles(out):
+        if x.dtype not in STORED or not _doubles(out):
             return super().statistics(x, out=out, accumulate=accumulate)
         channels = x.shape[-1]
         if len(out) != 1 + 4 * channels:
@@ -37,7 +46,7 @@ class Norm(Compiled, reference.Norm):
 
     def normalize(self, x: Array, scale: Array, shift: Array, *, out: Array) -> None:
         """Compute ``out = x scale + shift`` with coefficients (C,); `out` may be `x`."""
-        if not native(out, x):
+        if not supported(out, x):
             return super().normalize(x, scale, shift, out=out)
         self.kernels.normalize(contiguous(x), scale, shift, out, self.threads)
 
@@ -52,7 +61,7 @@ class Norm(Compiled, reference.Norm):
         accumulate: bool = False,
     ) -> None:
         """Compute ``sum dy`` and ``sum dy xhat`` of each channel into `out` (2, C)."""
-        if x.dtype not in REALS or dy.dtype != x.dtype or not _doubles(out):
+        if x.dtype not in STORED or dy.dtype != x.dtype or not _doubles(out):
             return super().backward_statistics(x, dy, mean, inv_std, out=out, accumulate=accumulate)
         self.kernels.backward_statistics(
             contiguous(x), contiguous(dy), mean, inv_std, out, accumulate, self.threads
@@ -62,7 +71,7 @@ class Norm(Compiled, reference.Norm):
         self, x: Array, dy: Array, a: Array, b: Array, c: Array, *, out: Array
     ) -> None:
         """Compute ``out = a dy + b x + c`` with coefficients (C,); `out` may be `dy`."""
-        if not native(out, x, dy):
+        if not supported(out, x, dy):
             return super().backward_normalize(x, dy, a, b, c, out=out)
         self.kernels.backward_normalize(contiguous(x), contiguous(dy), a, b, c, out, self.threads)
 
@@ -125,7 +134,8 @@ class Norm(Compiled, reference.Norm):
         inv_std: Array,
     ) -> None:
         """Normalise ``x (N, P, C)`` per sample and group of channels, then scale and shift."""
-        if not (native(out, x, gamma, beta) and _doubles(mean) and _doubles(inv_std)):
+        taken = supported(out, x) and beside(x, gamma, beta)
+        if not (taken and _doubles(mean) and _doubles(inv_std)):
             return super().group_forward(
                 x, gamma, beta, groups, epsilon, out=out, mean=mean, inv_std=inv_std
             )
@@ -157,9 +167,10 @@ class Norm(Compiled, reference.Norm):
     ) -> None:
         """Compute dx into `out` and the gradients of gamma and beta (C,)."""
         if not (
-            native(out, x, dy, gamma)
-            and native(dgamma, out)
-            and native(dbeta, out)
+            supported(out, x, dy)
+            and beside(x, gamma)
+            and native(dgamma, gamma)
+            and native(dbeta, gamma)
             and _doubles(mean)
             and _doubles(inv_std)
         ):
@@ -189,6 +200,7 @@ class Norm(Compiled, reference.Norm):
             self.threads,
         )
 
+    @through_float32
     def local_response_forward(
         self, x: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
     ) -> None:
@@ -197,6 +209,7 @@ class Norm(Compiled, reference.Norm):
             return super().local_response_forward(x, size, alpha, beta, k, out=out)
         self.kernels.response_forward(contiguous(x), size, alpha, beta, k, out, self.threads)
 
+    @through_float32
     def local_response_backward(
         self, x: Array, dy: Array, size: int, alpha: float, beta: float, k: float, *, out: Array
     ) -> None:

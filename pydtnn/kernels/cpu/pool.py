@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._pool import PoolKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, supported
 from pydtnn.kernels.geometry import PoolGeometry
 from pydtnn.kernels.reference import pool as reference
 from pydtnn.kernels.reference.family import Array
@@ -64,4 +64,4 @@ class Pool(Compiled, reference.Pool):
 
 def _native(out: Array, array: Array) -> bool:
     """Return whether the kernels support these: images or volumes of one real type."""
-    return out.ndim in (4, 5) and native(out, array)
+    return out.ndim in (4, 5) and supported(out, array)

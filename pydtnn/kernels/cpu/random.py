@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pydtnn.kernels.cpu._random import RandomKernels
-from pydtnn.kernels.cpu.compiled import Compiled, contiguous, native
+from pydtnn.kernels.cpu.compiled import Compiled, contiguous, supported
 from pydtnn.kernels.reference import random as reference
 from pydtnn.kernels.reference.family import Array
 
@@ -29,7 +29,7 @@ class Random(Compiled, reference.Random):
         out: Array,
     ) -> None:
         """Zero each element with probability `rate`, multiply the others by ``1 / (1 - rate)``."""
-        if not native(out, x):
+        if not supported(out, x):
             return super().dropout(x, rate, seed, stream, epoch, samples, out=out)
         self.kernels.dropout(
             contiguous(x),

@@ -58,14 +58,14 @@ static inline void unfold_sums(const struct lines *o, double *sums) {
 
 /* Add one vector of columns of n lines to sum and product: u and u v, v = x - pivot, u = dy in
    `BACKWARD`, else v. */
-INLINE void sum_group(const real *x, const real *dy, const real *pivot, ptrdiff_t n,
+INLINE void sum_group(const stored *x, const stored *dy, const real *pivot, ptrdiff_t n,
                       ptrdiff_t stride, ptrdiff_t j, ptrdiff_t lanes, int pass, real *sum,
                       real *product) {
     vec s = vload(sum + j), q = vload(product + j);
     const vec p = load(pivot + j, lanes);
     for (ptrdiff_t i = 0; i < n; i++) {
-        const vec v = load(x + i * stride + j, lanes) - p;
-        const vec u = pass == BACKWARD ? load(dy + i * stride + j, lanes) : v;
+        const vec v = load_stored(x + i * stride + j, lanes) - p;
+        const vec u = pass == BACKWARD ? load_stored(dy + i * stride + j, lanes) : v;
         s += u;
         q += u * v;
     }
@@ -73,7 +73,7 @@ INLINE void sum_group(const real *x, const real *dy, const real *pivot, ptrdiff_
     vstore(product + j, q);
 }
 
-INLINE void sum_lines(const real *x, const real *dy, const real *pivot, ptrdiff_t n,
+INLINE void sum_lines(const stored *x, const stored *dy, const real *pivot, ptrdiff_t n,
                       ptrdiff_t stride, ptrdiff_t width, int pass, real *sum, real *product) {
     ptrdiff_t j = 0;
     for (; j + LANES <= width; j += LANES) {
@@ -83,7 +83,7 @@ INLINE void sum_lines(const real *x, const real *dy, const real *pivot, ptrdiff_
 }
 
 /* Sums of at most BLOCK_LINES lines and PANEL columns, from zero. */
-INLINE void sum_block(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+INLINE void sum_block(const stored *x, const stored *dy, const real *pivot, ptrdiff_t lines,
                       ptrdiff_t stride, ptrdiff_t width, int pass, real *sum, real *product) {
     memset(sum, 0, (size_t)(width + LANES) * sizeof *sum);
     memset(product, 0, (size_t)(width + LANES) * sizeof *product);
@@ -98,16 +98,16 @@ INLINE void sum_block(const real *x, const real *dy, const real *pivot, ptrdiff_
 }
 
 /* The mean of n lines. */
-INLINE void mean_line(const real *x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t width, real *mean) {
+INLINE void mean_line(const stored *x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t width, real *mean) {
     for (ptrdiff_t j = 0; j < width; j++) {
         real sum = 0;
-        for (ptrdiff_t i = 0; i < n; i++) sum += x[i * stride + j];
+        for (ptrdiff_t i = 0; i < n; i++) sum += widened(x[i * stride + j]);
         mean[j] = sum / (real)n;
     }
 }
 
 /* sum x and sum x^2 of each column of n lines, into two rows of `columns`. */
-static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, double *sums) {
+static inline void moments(const stored *x, ptrdiff_t lines, ptrdiff_t columns, double *sums) {
     real pivot[PANEL], sum[PANEL + LANES], square[PANEL + LANES];
     double *total = sums, *squares = sums + columns;
     memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
@@ -115,7 +115,7 @@ static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, do
         const ptrdiff_t n = min_of(BLOCK_LINES, lines - i);
         for (ptrdiff_t first = 0; first < columns; first += PANEL) {
             const ptrdiff_t width = min_of(PANEL, columns - first);
-            const real *block = x + i * columns + first;
+            const stored *block = x + i * columns + first;
             mean_line(block, min_of(n, GROUP), columns, width, pivot);
             sum_block(block, block, pivot, n, columns, width, FORWARD, sum, square);
             for (ptrdiff_t j = 0; j < width; j++) {
@@ -128,7 +128,7 @@ static inline void moments(const real *x, ptrdiff_t lines, ptrdiff_t columns, do
 }
 
 /* sum u and sum u v of each column of n lines, as in sum_group, into two rows of `columns`. */
-INLINE void sums_about(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+INLINE void sums_about(const stored *x, const stored *dy, const real *pivot, ptrdiff_t lines,
                        ptrdiff_t columns, int pass, double *sums) {
     real sum[PANEL + LANES], product[PANEL + LANES];
     memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
@@ -146,33 +146,33 @@ INLINE void sums_about(const real *x, const real *dy, const real *pivot, ptrdiff
 }
 
 /* sum dy and sum dy (x - pivot) */
-static inline void products(const real *x, const real *dy, const real *pivot, ptrdiff_t lines,
+static inline void products(const stored *x, const stored *dy, const real *pivot, ptrdiff_t lines,
                             ptrdiff_t columns, double *sums) {
     sums_about(x, dy, pivot, lines, columns, BACKWARD, sums);
 }
 
 /* sum (x - pivot) and sum (x - pivot)^2 */
-static inline void deviations(const real *x, const real *pivot, ptrdiff_t lines, ptrdiff_t columns,
-                              double *sums) {
+static inline void deviations(const stored *x, const real *pivot, ptrdiff_t lines,
+                              ptrdiff_t columns, double *sums) {
     sums_about(x, x, pivot, lines, columns, FORWARD, sums);
 }
 
 /* Add the elements behind the last whole line to two rows of sums, and unfold these. */
-static inline void finish_moments(const struct lines *o, const real *x, double *sums) {
-    const real *rest = x + o->count * o->columns;
+static inline void finish_moments(const struct lines *o, const stored *x, double *sums) {
+    const stored *rest = x + o->count * o->columns;
     for (ptrdiff_t j = 0; j < o->rest; j++) {
-        sums[j] += (double)rest[j];
-        sums[o->columns + j] += (double)rest[j] * (double)rest[j];
+        sums[j] += (double)widened(rest[j]);
+        sums[o->columns + j] += (double)widened(rest[j]) * (double)widened(rest[j]);
     }
     unfold_sums(o, sums);
     unfold_sums(o, sums + o->columns);
 }
 
-static inline void finish_deviations(const struct lines *o, const real *x, const real *pivot,
+static inline void finish_deviations(const struct lines *o, const stored *x, const real *pivot,
                                      double *sums) {
-    const real *rest = x + o->count * o->columns;
+    const stored *rest = x + o->count * o->columns;
     for (ptrdiff_t j = 0; j < o->rest; j++) {
-        const double v = (double)rest[j] - (double)pivot[j];
+        const double v = (double)widened(rest[j]) - (double)pivot[j];
         sums[j] += v;
         sums[o->columns + j] += v * v;
     }
@@ -180,13 +180,13 @@ static inline void finish_deviations(const struct lines *o, const real *x, const
     unfold_sums(o, sums + o->columns);
 }
 
-static inline void finish_products(const struct lines *o, const real *x, const real *dy,
+static inline void finish_products(const struct lines *o, const stored *x, const stored *dy,
                                    const real *pivot, double *sums) {
     const ptrdiff_t first = o->count * o->columns;
     for (ptrdiff_t j = 0; j < o->rest; j++) {
-        const double d = dy[first + j];
+        const double d = widened(dy[first + j]);
         sums[j] += d;
-        sums[o->columns + j] += d * ((double)x[first + j] - (double)pivot[j]);
+        sums[o->columns + j] += d * ((double)widened(x[first + j]) - (double)pivot[j]);
     }
     unfold_sums(o, sums);
     unfold_sums(o, sums + o->columns);
@@ -200,21 +200,22 @@ struct map {
 };
 
 /* out = a (x - p) + c, or in BACKWARD a dy + b (x - p) + c, for one vector */
-INLINE void map_vector(const real *x, const real *dy, struct map map, ptrdiff_t j, ptrdiff_t lanes,
-                       int pass, real *out) {
-    const vec a = load(map.a + j, lanes), v = load(x + j, lanes) - load(map.p + j, lanes);
+INLINE void map_vector(const stored *x, const stored *dy, struct map map, ptrdiff_t j,
+                       ptrdiff_t lanes, int pass, stored *out) {
+    const vec a = load(map.a + j, lanes), v = load_stored(x + j, lanes) - load(map.p + j, lanes);
     const vec c = load(map.c + j, lanes);
     if (pass == FORWARD) {
-        store(out + j, a * v + c, lanes);
+        store_stored(out + j, a * v + c, lanes);
     } else {
-        store(out + j, a * load(dy + j, lanes) + (load(map.b + j, lanes) * v + c), lanes);
+        const vec d = load_stored(dy + j, lanes);
+        store_stored(out + j, a * d + (load(map.b + j, lanes) * v + c), lanes);
     }
 }
 
 /* The map over n elements, the last line of which may be short. In order of memory: lines are not
    grouped as for the sums, because writing several at once is slower than reading the tables. */
-INLINE void map_elements(const real *x, const real *dy, struct map map, ptrdiff_t n,
-                         ptrdiff_t columns, int pass, real *out) {
+INLINE void map_elements(const stored *x, const stored *dy, struct map map, ptrdiff_t n,
+                         ptrdiff_t columns, int pass, stored *out) {
     for (; n > 0; n -= columns, x += columns, dy += columns, out += columns) {
         const ptrdiff_t width = min_of(columns, n);
         ptrdiff_t j = 0;
@@ -223,13 +224,13 @@ INLINE void map_elements(const real *x, const real *dy, struct map map, ptrdiff_
     }
 }
 
-static inline void map_forward(const real *x, struct map map, ptrdiff_t n, ptrdiff_t columns,
-                               real *out) {
+static inline void map_forward(const stored *x, struct map map, ptrdiff_t n, ptrdiff_t columns,
+                               stored *out) {
     map_elements(x, x, map, n, columns, FORWARD, out);
 }
 
-static inline void map_backward(const real *x, const real *dy, struct map map, ptrdiff_t n,
-                                ptrdiff_t columns, real *out) {
+static inline void map_backward(const stored *x, const stored *dy, struct map map, ptrdiff_t n,
+                                ptrdiff_t columns, stored *out) {
     map_elements(x, dy, map, n, columns, BACKWARD, out);
 }
 

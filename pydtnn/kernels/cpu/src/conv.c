@@ -12,7 +12,7 @@
 static int tile_of(int algorithm) { return algorithm == WINOGRAD4 ? 4 : 2; }
 
 static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,
-                       enum gather gather, const struct source *x, const void *w, const void *b,
+                       enum gather gather, const struct source *x, const real *w, const real *b,
                        const struct sink *y, double *sums, int threads) {
     if (algorithm == DIRECT) return NAME(gather_walk)(walk, s, gather, x, w, b, y, sums);
     return NAME(winograd_gather_walk)(walk, s, gather, tile_of(algorithm), x, w, b, y, sums,
@@ -26,8 +26,9 @@ static int make_filter(struct walk *walk, const struct conv_shape *s, int algori
     return NAME(winograd_filter_walk)(walk, s, tile_of(algorithm), x, dy, dw, accumulate, threads);
 }
 
-static int forward(const struct conv_shape *s, int algorithm, const struct source *x, const void *w,
-                   const void *b, const struct sink *y, double *sums, int threads) {
+static int run_forward(const struct conv_shape *s, int algorithm, const struct source *x,
+                       const real *w, const void *b, const struct sink *y, double *sums,
+                       int threads) {
     if (is_depthwise(s)) {
         const struct depthwise_task task = {
             .gather = GATHER_INPUT, .in = x, .w = w, .b = b, .out = y, .sums = sums};
@@ -38,8 +39,8 @@ static int forward(const struct conv_shape *s, int algorithm, const struct sourc
     return NAME(walk_run)(&walk, threads);
 }
 
-static int backward_data(const struct conv_shape *s, int algorithm, const struct source *dy,
-                         const void *w, const struct sink *dx, double *sums, int threads) {
+static int run_backward_data(const struct conv_shape *s, int algorithm, const struct source *dy,
+                             const real *w, const struct sink *dx, double *sums, int threads) {
     if (is_depthwise(s)) {
         const struct depthwise_task task = {
             .gather = GATHER_GRADIENT, .in = dy, .w = w, .out = dx, .sums = sums};
@@ -63,9 +64,10 @@ static int backward_filter(const struct conv_shape *s, int algorithm, const stru
     return NAME(walk_run)(&walk, threads);
 }
 
-static int backward(const struct conv_shape *s, int data_algorithm, int filter_algorithm,
-                    const struct source *x, const struct source *dy, const void *w,
-                    const struct sink *dx, double *sums, void *dw, int accumulate, int threads) {
+static int run_backward(const struct conv_shape *s, int data_algorithm, int filter_algorithm,
+                        const struct source *x, const struct source *dy, const real *w,
+                        const struct sink *dx, double *sums, void *dw, int accumulate,
+                        int threads) {
     if (is_depthwise(s)) {
         const struct depthwise_task task = {.gather = GATHER_GRADIENT,
                                             .in = dy,
@@ -91,6 +93,53 @@ static int backward(const struct conv_shape *s, int data_algorithm, int filter_a
     }
     int status = NAME(walk_run)(&filter, threads);
     return NAME(walk_run)(&data, threads) || status ? -1 : 0;
+}
+
+/* Filters as kernels read them: the array itself, or a copy with real elements in `memory`. */
+static const real *read_filters(const struct conv_shape *s, const void *w, real **memory) {
+#if STORED_BF16
+    const ptrdiff_t n = s->filters * s->kernel[0] * s->kernel[1] * (s->channels / s->groups);
+    const struct source source = plain_source(w);
+    *memory = NAME(scratch_new)(n);
+    if (*memory) NAME(source_rows)(&source, 0, 1, n, *memory);
+    return *memory;
+#else
+    (void)s;
+    *memory = NULL;
+    return w;
+#endif
+}
+
+static int forward(const struct conv_shape *s, int algorithm, const struct source *x, const void *w,
+                   const void *b, const struct sink *y, double *sums, int threads) {
+    real *memory;
+    const real *filters = read_filters(s, w, &memory);
+    if (!filters) return -1;
+    const int status = run_forward(s, algorithm, x, filters, b, y, sums, threads);
+    free(memory);
+    return status;
+}
+
+static int backward_data(const struct conv_shape *s, int algorithm, const struct source *dy,
+                         const void *w, const struct sink *dx, double *sums, int threads) {
+    real *memory;
+    const real *filters = read_filters(s, w, &memory);
+    if (!filters) return -1;
+    const int status = run_backward_data(s, algorithm, dy, filters, dx, sums, threads);
+    free(memory);
+    return status;
+}
+
+static int backward(const struct conv_shape *s, int data_algorithm, int filter_algorithm,
+                    const struct source *x, const struct source *dy, const void *w,
+                    const struct sink *dx, double *sums, void *dw, int accumulate, int threads) {
+    real *memory;
+    const real *filters = read_filters(s, w, &memory);
+    if (!filters) return -1;
+    const int status = run_backward(s, data_algorithm, filter_algorithm, x, dy, filters, dx, sums,
+                                    dw, accumulate, threads);
+    free(memory);
+    return status;
 }
 
 const struct conv_kernels NAME(conv_kernels) = {.forward = forward,

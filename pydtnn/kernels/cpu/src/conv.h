@@ -43,6 +43,6 @@ struct conv_kernels {
                  void *out, int threads);
 };
 
-DECLARE_FAMILY(conv)
+DECLARE_STORED_FAMILY(conv)
 
 #endif

@@ -149,7 +149,7 @@ static void *open(const struct walk *walk) {
     work->row.edge = work->row.w + rows;
     const ptrdiff_t ring = d->ring * plan->row_stride;
     const ptrdiff_t go = d->go * plan->out[1] * plan->out_channels;
-    const ptrdiff_t out = d->task->out && !is_idle(d->task->out) ? go : 0;
+    const ptrdiff_t out = d->task->out && !writes_directly(d->task->out) ? go : 0;
     const ptrdiff_t x = d->task->dw && !is_plain(d->task->x) ? go : 0;
     work->ring = NAME(scratch_new)(ring + out + x);
     if (work->ring) {
@@ -279,7 +279,7 @@ static void run_go(const struct depthwise_walk *d, const struct block *block, pt
     } else if (task->dw) {
         NAME(source_window)(task->x, &go, work->x + range->begin, channels);
     }
-    const int direct = task->out && is_idle(task->out);
+    const int direct = task->out && writes_directly(task->out);
     real *out = direct ? (real *)task->out->y + first * channels : task->out ? work->out : NULL;
     for (ptrdiff_t r = 0; r < rows; r++) {
         compute_row(d, block, image, row + r, range, work, x + r * size,

@@ -13,8 +13,8 @@
  * of a phase in the order in which its segments read them, which flips them in backward of data.
  * Where there are fewer blocks than PIECES, a block is shared out by panels, each share with its
  * own copy, and does the sink's work on its own channels. Sums are kept per block and added in
- * order. If the sink adds the previous contents of its output, outputs are first computed in a
- * scratch array.
+ * order. If the sink adds the previous contents of its output, or its elements are not real,
+ * outputs are first computed in a scratch array.
  *
  * One vector of outputs takes conv_slide.c where a row of the kernel has 2 or 3 taps side by side.
  * Expected, of the peak and counting the products that are left out as done: 1.1 for 64 outputs on
@@ -101,7 +101,7 @@ static int slides(const struct gathering *g, struct phase *phase) {
 static int prepare(struct gathering *g, enum gather gather, int bias) {
     const struct conv_shape *s = g->shape;
     const struct sink *sink = g->sink;
-    g->aside = sink->add && sink->add == sink->y;
+    g->aside = STORED_BF16 || (sink->add && sink->add == sink->y);
     g->filters = view_filters(s, gather);
     g->groups = s->groups;
     g->padded = vectors_of(g->filters.out) * LANES;
@@ -294,7 +294,7 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
             }
         }
     }
-    if (is_idle(g->sink)) return;
+    if (is_idle(g->sink) && !g->aside) return;
     ptrdiff_t column = channels_before(g, begin);
     struct window done = {block.first, block.outputs, channels, column,
                           channels_before(g, end) - column};

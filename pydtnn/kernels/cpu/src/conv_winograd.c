@@ -42,6 +42,7 @@ struct gathering {
     ptrdiff_t parts, inputs, outputs, pieces; /* inputs, outputs: channels of a range; pieces: of
                                                  outputs */
     int shared, in_place;
+    ptrdiff_t pair; /* inputs in the place of a real: 2 if factors are pairs, otherwise 1 */
     real *u, *start;
     struct source x;
     const real *w;
@@ -76,6 +77,7 @@ static void cut(struct gathering *g, const struct conv_shape *s, int tile,
         g->inputs = in;
         g->outputs = out;
         if (bytes > SHARED_BYTES / 3) group *= 2;
+        if (g->pair == 2) group *= 2;
         tiles = larger(group, BLOCK_BYTES / (tile * tile * pixel));
     } else {
         g->inputs = piece_of(in, ceil_div(in, BLOCK_CHANNELS));
@@ -97,14 +99,16 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
                                 forward ? -s->padding[1] : s->padding[1] - 2};
     g->view = view_filters(s, gather);
     g->matrices = (tile + 2) * (tile + 2);
+    g->pair = has_pairs(tile) && g->view.in % 2 == 0 ? 2 : 1;
+    g->in.factors = g->pair == 2 ? PAIRED_INPUTS : SINGLE;
     cut(g, s, tile, out);
     g->canvas = NAME(canvas_make)(&g->tiling, in, g->view.in, g->inputs, first, 2);
-    g->in.width = g->inputs;
+    g->in.width = g->inputs / g->pair;
     g->out.width = g->outputs;
-    g->in.stride = matrix_stride(g->in.count * g->inputs);
+    g->in.stride = matrix_stride(g->in.count * g->in.width);
     g->out.stride = matrix_stride(g->in.count * g->outputs);
-    g->filters = matrix_stride(g->view.in * g->outputs);
-    g->in_place = is_idle(sink) &&
+    g->filters = matrix_stride(g->view.in / g->pair * g->outputs);
+    g->in_place = writes_directly(sink) &&
                   tile * smaller(g->view.out, g->outputs) * (ptrdiff_t)sizeof(real) >= RUN_BYTES;
     const ptrdiff_t padded = g->pieces * g->outputs;
     g->u = g->shared ? NAME(scratch_new)(g->matrices * g->filters) : NULL;
@@ -159,7 +163,8 @@ static struct streams streams_of(const struct item *t, ptrdiff_t number, ptrdiff
     const struct gathering *g = t->g;
     const struct sink *sink = t->sink;
     const ptrdiff_t first = pixels.first * g->view.out, elements = pixels.count * g->view.out;
-    struct streams s = {.steps = ceil_div(tiles, g->in.count) * g->matrices};
+    struct streams s = {
+        .steps = steps_of(ceil_div(tiles, g->in.count), g->matrices, g->in.factors)};
     if (!g->shared) return s;
     stream_source(&s, &g->canvas, &g->tiling, number + 1, t->x);
     stream_add(&s, sink->y, first, elements);
@@ -178,27 +183,29 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
     const struct gathering *g = t->g;
     const struct scratch *scratch = t->scratch;
     const real *u = g->shared ? g->u : scratch->u;
+    void (*const multiply)(const struct product *, const real *, const real *, real *) =
+        g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
     for (ptrdiff_t c = 0; c < g->view.in; c += g->inputs) {
         const struct range inputs = {c, smaller(g->inputs, g->view.in - c)};
         const struct product product = {.rows = in->count,
                                         .columns = t->outputs.count,
-                                        .first = inputs.first,
-                                        .depth = inputs.count,
-                                        .in = g->view.in,
+                                        .first = inputs.first / g->pair,
+                                        .depth = inputs.count / g->pair,
+                                        .in = g->view.in / g->pair,
                                         .lda = in->width,
                                         .ldc = out->width,
                                         .accumulate = c > 0};
         if (first && !g->shared)
-            NAME(winograd_filters)(g->tiling.tile, &g->view, inputs, t->outputs, t->w, g->filters,
-                                   scratch->u);
+            NAME(winograd_filters)(g->tiling.tile, g->in.factors, &g->view, inputs, t->outputs,
+                                   t->w, g->filters, scratch->u);
         if (in->begin == 0)
             NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, t->x, scratch->canvas);
         NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
                              scratch->v);
         for (ptrdiff_t p = 0; p < g->matrices; p++) {
-            NAME(winograd_multiply)(&product, scratch->v + p * in->stride, u + p * g->filters,
-                                    scratch->m + p * out->stride);
-            stream_step(streams);
+            multiply(&product, scratch->v + p * in->stride, u + p * g->filters,
+                     scratch->m + p * out->stride);
+            if (is_step(p, g->in.factors)) stream_step(streams);
         }
     }
 }
@@ -236,8 +243,8 @@ static void pack(const struct walk *walk, ptrdiff_t number) {
     const struct gathering *g = walk->state;
     const struct range inputs = {0, g->view.in};
     const struct range panel = range_of(g->view.out, ROWS_COLUMNS, number);
-    NAME(winograd_filters)(g->tiling.tile, &g->view, inputs, panel, g->w, g->filters,
-                           g->u + panel.first * g->view.in);
+    NAME(winograd_filters)(g->tiling.tile, g->in.factors, &g->view, inputs, panel, g->w, g->filters,
+                           g->u + panel.first * (g->view.in / g->pair));
 }
 
 const struct canvas *NAME(winograd_canvas)(const struct walk *walk, const struct tiling **tiling) {

@@ -29,6 +29,7 @@ struct filtering {
     struct canvas x, dy;
     struct tile_group in, out;                    /* count: tiles of a full group */
     ptrdiff_t channels, filters, inputs, outputs; /* inputs, outputs: of a range */
+    ptrdiff_t tile_pair; /* tiles in the place of a real: 2 if factors are pairs, otherwise 1 */
     ptrdiff_t matrices, parts, across, pairs;     /* across: ranges of inputs; pairs: of ranges */
     ptrdiff_t stride, size;                       /* of matrices, and elements, of du of a pair */
     real *du; /* [part][pair], unless there is one part, which each item finishes */
@@ -55,7 +56,10 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
     f->pairs = f->across * ceil_div(s->filters, f->outputs);
     f->stride = matrix_stride(f->inputs * f->outputs);
     f->size = f->matrices * f->stride;
+    f->tile_pair = has_pairs(tile) ? 2 : 1;
+    f->in.factors = f->out.factors = has_pairs(tile) ? PAIRED_TILES : SINGLE;
     const ptrdiff_t group =
+        f->tile_pair *
         smaller(32, larger(16, GROUP_CHANNELS / (f->inputs + f->outputs) / 16 * 16));
     f->tiling = NAME(tiling_make)(
         tile, s->batch, s->output,
@@ -68,8 +72,8 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
     f->in.count = smaller(group, larger(1, f->tiling.images * f->tiling.rows * f->tiling.tiles[1]));
     f->in.width = f->inputs;
     f->out.width = f->outputs;
-    f->in.stride = matrix_stride(f->in.count * f->inputs);
-    f->out.stride = matrix_stride(f->in.count * f->outputs);
+    f->in.stride = matrix_stride(ceil_div(f->in.count, f->tile_pair) * f->inputs);
+    f->out.stride = matrix_stride(ceil_div(f->in.count, f->tile_pair) * f->outputs);
     if (f->parts == 1 && f->tiling.blocks > 0) return 0;
     f->du = NAME(scratch_new)(f->parts * f->pairs * f->size);
     if (!f->du) return -1;
@@ -118,8 +122,11 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
     const struct tiling *t = &f->tiling;
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
     const struct tile_block block = NAME(tiling_block)(t, number);
+    void (*const outer)(const struct product *, const real *, const real *, real *) =
+        f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
     struct tile_group in = f->in, out = f->out;
-    struct streams streams = {.steps = ceil_div(block.tiles, f->in.count) * f->matrices};
+    struct streams streams = {
+        .steps = steps_of(ceil_div(block.tiles, f->in.count), f->matrices, f->in.factors)};
     if (f->pairs == 1) {
         stream_source(&streams, &f->x, t, number + 1, &f->x_source);
         if (f->lent < 0) stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
@@ -132,7 +139,7 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         in.count = out.count = smaller(f->in.count, block.tiles - begin);
         const struct product product = {.rows = outputs.count,
                                         .columns = inputs.count,
-                                        .depth = in.count,
+                                        .depth = ceil_div(in.count, f->tile_pair),
                                         .lda = out.width,
                                         .ldc = in.width,
                                         .accumulate = !first || begin > 0};
@@ -140,9 +147,9 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->read, outputs.count,
                                 scratch->z);
         for (ptrdiff_t p = 0; p < f->matrices; p++) {
-            NAME(winograd_outer)(&product, scratch->z + p * out.stride, scratch->v + p * in.stride,
-                                 du + p * f->stride);
-            stream_step(&streams);
+            outer(&product, scratch->z + p * out.stride, scratch->v + p * in.stride,
+                  du + p * f->stride);
+            if (is_step(p, f->in.factors)) stream_step(&streams);
         }
     }
 }

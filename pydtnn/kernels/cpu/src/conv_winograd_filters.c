@@ -9,15 +9,15 @@
 
 enum { PACK_INPUTS = LANES }; /* at a time: gemm_pack turns squares, and they stay in L1 */
 
-/* u of `n` filters that lie side by side, taps `n` apart. */
-INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdiff_t stride,
-                              real *u) {
+/* u of `n` filters that lie side by side, taps `tap` apart. */
+INLINE void transform_filters(const int tile, const enum form form, ptrdiff_t n, const real *w,
+                              ptrdiff_t tap, ptrdiff_t stride, real *u) {
     const int points = tile + 2;
     for (ptrdiff_t at = 0; at < n; at += LANES) {
         vec x[TAPS], half[3 * MOST_POINTS], line[MOST_POINTS];
         real *q = u + at;
         UNROLL
-        for (int k = 0; k < TAPS; k++) x[k] = vload(w + k * n + at);
+        for (int k = 0; k < TAPS; k++) x[k] = vload(w + k * tap + at);
         UNROLL
         for (int k = 0; k < 3; k++) filter_points(tile, x + 3 * k, 1, half + k * points);
         UNROLL
@@ -26,7 +26,7 @@ INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdif
             filter_points(tile, half + j, points, line);
             UNROLL
             for (int i = 0; i < points; i++) {
-                vstore(p, line[i]);
+                vput(form, p, line[i]);
                 p += points * stride;
                 KEEP(p);
             }
@@ -36,8 +36,20 @@ INLINE void transform_filters(const int tile, ptrdiff_t n, const real *w, ptrdif
     }
 }
 
-void NAME(winograd_filters)(int tile, const struct filter_view *view, struct range inputs,
-                            struct range outputs, const real *w, ptrdiff_t stride, real *u) {
+/* The same for `count` inputs of `width` outputs in pairs. */
+static void transform_pairs(ptrdiff_t count, ptrdiff_t width, const real *w, ptrdiff_t stride,
+                            real *u) {
+    for (ptrdiff_t i = 0; i < count; i += 2, u += width) {
+        const real *first = w + i * width;
+        transform_filters(2, FIRST, width, first, count * width, stride, u);
+        transform_filters(2, SECOND, width, first + width, count * width, stride, u);
+    }
+}
+
+void NAME(winograd_filters)(int tile, enum factors factors, const struct filter_view *view,
+                            struct range inputs, struct range outputs, const real *w,
+                            ptrdiff_t stride, real *u) {
+    const int paired = factors == PAIRED_INPUTS;
     const ptrdiff_t end = inputs.first + inputs.count;
     real packed[TAPS * PACK_INPUTS * ROWS_COLUMNS];
     for (ptrdiff_t j = 0; j < outputs.count; j += ROWS_COLUMNS) {
@@ -51,13 +63,15 @@ void NAME(winograd_filters)(int tile, const struct filter_view *view, struct ran
                 (count, columns, from + view->tap[t] + i * view->inner, view->inner, view->outer,
                  packed + t * n);
             }
-            if (tile == 4) {
-                transform_filters(4, n, packed, stride, u + i * width);
+            if (paired) {
+                transform_pairs(count, width, packed, stride, u + i / 2 * width);
+            } else if (tile == 4) {
+                transform_filters(4, REALS, n, packed, n, stride, u + i * width);
             } else {
-                transform_filters(2, n, packed, stride, u + i * width);
+                transform_filters(2, REALS, n, packed, n, stride, u + i * width);
             }
         }
-        u += view->in * width;
+        u += (paired ? view->in / 2 : view->in) * width;
     }
 }
 

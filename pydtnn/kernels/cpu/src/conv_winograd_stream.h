@@ -19,11 +19,21 @@ struct streams {
     } of[MOST_STREAMS];
 };
 
+/* Steps of a block: one for every product, or for PER_STEP of them if they are as short as those of
+ * pairs. */
+enum { PER_STEP = 4 };
+INLINE ptrdiff_t steps_of(ptrdiff_t groups, ptrdiff_t products, enum factors factors) {
+    return groups * (factors == SINGLE ? products : products / PER_STEP);
+}
+INLINE int is_step(ptrdiff_t product, enum factors factors) {
+    return factors == SINGLE || product % PER_STEP == 0;
+}
+
 /* Add rows of `elements` elements of an array, unless it is NULL. */
 INLINE void stream_add(struct streams *s, const void *array, ptrdiff_t first, ptrdiff_t elements) {
     if (!array) return;
-    const char *at = (const char *)((const real *)array + first);
-    const ptrdiff_t bytes = elements * (ptrdiff_t)sizeof(real);
+    const char *at = (const char *)((const stored *)array + first);
+    const ptrdiff_t bytes = elements * (ptrdiff_t)sizeof(stored);
     const ptrdiff_t lines = ceil_div(ceil_div(bytes, LINE_BYTES), s->steps);
     s->of[s->count++] = (struct stream){at, at + bytes, lines * LINE_BYTES};
 }

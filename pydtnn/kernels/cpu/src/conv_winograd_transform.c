@@ -46,11 +46,11 @@ INLINE void load_line(const int n, const char *p, ptrdiff_t step, vec *x) {
     for (int i = 0; i < n; i++) x[i] = vload((const real *)PICK(p, odd, i, step));
 }
 
-INLINE void store_line(const int n, const vec *x, char *p, ptrdiff_t step) {
+INLINE void put_line(const int n, const enum form form, const vec *x, char *p, ptrdiff_t step) {
     char *odd = p + step;
     KEEP(odd);
     UNROLL
-    for (int i = 0; i < n; i++) vstore((real *)PICK(p, odd, i, step), x[i]);
+    for (int i = 0; i < n; i++) vput(form, (real *)PICK(p, odd, i, step), x[i]);
 }
 
 /* Strides in bytes. */
@@ -64,14 +64,14 @@ INLINE struct pitch pitch_of(ptrdiff_t row, ptrdiff_t pixel, ptrdiff_t matrix) {
 }
 
 /* From `tile` + 2 pixels square, or `tile` for a gradient, to all matrices. */
-INLINE void forth_tile(const int tile, const int gradient, struct pitch by, ptrdiff_t channels,
-                       const real *d, real *v) {
+INLINE void forth_tile(const int tile, const int gradient, const enum form form, struct pitch by,
+                       ptrdiff_t channels, const real *d, real *v) {
     const int points = tile + 2, pixels = gradient ? tile : points;
     const ptrdiff_t column = points * by.matrix;
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
         const char *p = (const char *)(d + c);
-        char *q = (char *)(v + c);
+        char *q = (char *)(v + (form == HALVES ? c / 2 : c));
         ptrdiff_t pixel = by.pixel, step = column;
         KEEP(pixel);
         KEEP(step);
@@ -93,7 +93,7 @@ INLINE void forth_tile(const int tile, const int gradient, struct pitch by, ptrd
             } else {
                 input_points(tile, half + j, points, line);
             }
-            store_line(points, line, q, step);
+            put_line(points, form, line, q, step);
             q += by.matrix;
             KEEP(q);
         }
@@ -127,7 +127,7 @@ INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_
             UNROLL
             for (int i = 0; i < tile; i++) line[i] += start;
             if (whole) {
-                store_line(tile, line, q, row);
+                put_line(tile, REALS, line, q, row);
             } else if (j < columns) {
                 UNROLL
                 for (int i = 0; i < tile; i++) {
@@ -140,15 +140,25 @@ INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_
     }
 }
 
-INLINE void forth_tiles(const int tile, const int gradient, const struct tiling *t,
-                        const struct tile_block *block, const struct tile_group *group,
-                        const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
+INLINE void forth_tiles(const int tile, const int gradient, const enum factors factors,
+                        const struct tiling *t, const struct tile_block *block,
+                        const struct tile_group *group, const struct canvas *canvas, const real *d,
+                        ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
     struct place at = place_of(t, block, group->begin);
     for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
         const real *p = d + at.image * canvas->image +
                         tile * (at.row * canvas->row + at.column * canvas->pixel);
-        forth_tile(tile, gradient, by, channels, p, v + i * group->width);
+        real *q = v + (factors == PAIRED_TILES ? i / 2 : i) * group->width;
+        if (factors == SINGLE) {
+            forth_tile(tile, gradient, REALS, by, channels, p, q);
+        } else if (factors == PAIRED_INPUTS) {
+            forth_tile(tile, gradient, HALVES, by, channels, p, q);
+        } else if (i % 2 == 0) {
+            forth_tile(tile, gradient, FIRST, by, channels, p, q);
+        } else {
+            forth_tile(tile, gradient, SECOND, by, channels, p, q);
+        }
     }
 }
 
@@ -176,15 +186,20 @@ INLINE void back_tiles(const int tile, const int vectors, const struct tiling *t
 /* One function per size of tile and transform. */
 #define ARGUMENTS \
     const struct tiling *t, const struct tile_block *block, const struct tile_group *group
-#define FORTH(kind, tile, gradient)                                                    \
-    NOINLINE void kind##_##tile(ARGUMENTS, const struct canvas *canvas, const real *d, \
-                                ptrdiff_t channels, real *v) {                         \
-        forth_tiles(tile, gradient, t, block, group, canvas, d, channels, v);          \
+#define FORTH(name, tile, gradient, factors)                                           \
+    NOINLINE void name(ARGUMENTS, const struct canvas *canvas, const real *d,          \
+                       ptrdiff_t channels, real *v) {                                  \
+        forth_tiles(tile, gradient, factors, t, block, group, canvas, d, channels, v); \
     }
-FORTH(input, 2, 0)
-FORTH(input, 4, 0)
-FORTH(gradient, 2, 1)
-FORTH(gradient, 4, 1)
+FORTH(input_2, 2, 0, SINGLE)
+FORTH(input_4, 4, 0, SINGLE)
+FORTH(gradient_2, 2, 1, SINGLE)
+FORTH(gradient_4, 4, 1, SINGLE)
+#if HAS_DOTS
+FORTH(input_2_by_inputs, 2, 0, PAIRED_INPUTS)
+FORTH(input_2_by_tiles, 2, 0, PAIRED_TILES)
+FORTH(gradient_2_by_tiles, 2, 1, PAIRED_TILES)
+#endif
 #define BACK(tile)                                                                              \
     NOINLINE void output_##tile(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, \
                                 real *y, ptrdiff_t pixel) {                                     \
@@ -195,11 +210,24 @@ BACK(4)
 
 void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
                           real *v) {
+#if HAS_DOTS
+    if (group->factors != SINGLE) {
+        (group->factors == PAIRED_INPUTS ? input_2_by_inputs : input_2_by_tiles)(
+            t, block, group, canvas, d, channels, v);
+        return;
+    }
+#endif
     (t->tile == 4 ? input_4 : input_2)(t, block, group, canvas, d, channels, v);
 }
 
 void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real *g,
                              ptrdiff_t channels, real *z) {
+#if HAS_DOTS
+    if (group->factors == PAIRED_TILES) {
+        gradient_2_by_tiles(t, block, group, canvas, g, channels, z);
+        return;
+    }
+#endif
     (t->tile == 4 ? gradient_4 : gradient_2)(t, block, group, canvas, g, channels, z);
 }
 

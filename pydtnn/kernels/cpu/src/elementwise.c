@@ -67,25 +67,26 @@ INLINE vec silu_backward(vec dy, vec x, vec alpha) {
 
 INLINE vec add_vectors(vec a, vec b, vec alpha) { return a + b; }
 
-typedef void unary(const real *x, ptrdiff_t n, real alpha, real *out);
-typedef void binary(const real *x, const real *z, ptrdiff_t n, real alpha, real *out);
+typedef void unary(const stored *x, ptrdiff_t n, real alpha, stored *out);
+typedef void binary(const stored *x, const stored *z, ptrdiff_t n, real alpha, stored *out);
 
 #define MAP_UNARY(f)                                                                      \
-    static void f##_part(const real *x, ptrdiff_t n, real alpha, real *out) {             \
+    static void f##_part(const stored *x, ptrdiff_t n, real alpha, stored *out) {         \
         ptrdiff_t i = 0;                                                                  \
-        for (; i + LANES <= n; i += LANES) vstore(out + i, f(vload(x + i), vset(alpha))); \
-        if (i < n) vstore_part(out + i, f(vload_part(x + i, n - i), vset(alpha)), n - i); \
+        for (; i + LANES <= n; i += LANES) sstore(out + i, f(sload(x + i), vset(alpha))); \
+        if (i < n) sstore_part(out + i, f(sload_part(x + i, n - i), vset(alpha)), n - i); \
     }
 #define MAP_BINARY(f)                                                                        \
-    static void f##_part(const real *x, const real *z, ptrdiff_t n, real alpha, real *out) { \
-        ptrdiff_t i = 0;                                                                     \
-        for (; i + LANES <= n; i += LANES) {                                                 \
-            vstore(out + i, f(vload(x + i), vload(z + i), vset(alpha)));                     \
-        }                                                                                    \
-        if (i < n) {                                                                         \
-            const vec a = vload_part(x + i, n - i), b = vload_part(z + i, n - i);            \
-            vstore_part(out + i, f(a, b, vset(alpha)), n - i);                               \
-        }                                                                                    \
+    static void f##_part(const stored *x, const stored *z, ptrdiff_t n, real alpha,        \
+                         stored *out) {                                                    \
+        ptrdiff_t i = 0;                                                                   \
+        for (; i + LANES <= n; i += LANES) {                                               \
+            sstore(out + i, f(sload(x + i), sload(z + i), vset(alpha)));                   \
+        }                                                                                  \
+        if (i < n) {                                                                       \
+            const vec a = sload_part(x + i, n - i), b = sload_part(z + i, n - i);          \
+            sstore_part(out + i, f(a, b, vset(alpha)), n - i);                             \
+        }                                                                                  \
     }
 
 #define FOR_ACTIVATIONS(DO)    \
@@ -109,13 +110,14 @@ MAP_BINARY(add_vectors)
 static unary *const forward_parts[] = {FOR_ACTIVATIONS(FORWARD_ENTRY)};
 static binary *const backward_parts[] = {FOR_ACTIVATIONS(BACKWARD_ENTRY)};
 
-static void map_unary(unary *f, const real *x, ptrdiff_t n, double alpha, real *out, int threads) {
+static void map_unary(unary *f, const stored *x, ptrdiff_t n, double alpha, stored *out,
+                      int threads) {
     FOR_PARTS(p, parts_of(n, PART), n, threads,
               f(x + p * PART, part_length(n, PART, p), (real)alpha, out + p * PART));
 }
 
-static void map_binary(binary *f, const real *x, const real *z, ptrdiff_t n, double alpha,
-                       real *out, int threads) {
+static void map_binary(binary *f, const stored *x, const stored *z, ptrdiff_t n, double alpha,
+                       stored *out, int threads) {
     FOR_PARTS(p, parts_of(n, PART), n, threads,
               f(x + p * PART, z + p * PART, part_length(n, PART, p), (real)alpha, out + p * PART));
 }
@@ -132,6 +134,34 @@ static void backward(int activation, const void *dy, const void *z, ptrdiff_t n,
 
 static void add(const void *a, const void *b, ptrdiff_t n, void *out, int threads) {
     map_binary(add_vectors_part, a, b, n, 0, out, threads);
+}
+
+/* -- conversions between stored and real elements */
+
+INLINE void add_vector(const stored *x, real *out, ptrdiff_t i, ptrdiff_t lanes) {
+    store(out + i, load(out + i, lanes) + load_stored(x + i, lanes), lanes);
+}
+
+static void widen_part(const stored *x, ptrdiff_t n, int accumulate, real *out) {
+    if (accumulate) {
+        FOR_CHANNELS(n, add_vector, x, out);
+    } else {
+        read_row(x, n, out);
+    }
+}
+
+static void widen_elements(const void *x_, ptrdiff_t n, int accumulate, void *out_, int threads) {
+    const stored *x = x_;
+    real *out = out_;
+    FOR_PARTS(p, parts_of(n, PART), n, threads,
+              widen_part(x + p * PART, part_length(n, PART, p), accumulate, out + p * PART));
+}
+
+static void narrow_elements(const void *x_, ptrdiff_t n, void *out_, int threads) {
+    const real *x = x_;
+    stored *out = out_;
+    FOR_PARTS(p, parts_of(n, PART), n, threads,
+              write_row(x + p * PART, part_length(n, PART, p), out + p * PART));
 }
 
 /* -- softmax: three passes over a row that is in L1 */
@@ -176,6 +206,8 @@ const struct elementwise_kernels NAME(elementwise_kernels) = {
     .forward = forward,
     .backward = backward,
     .add = add,
+    .widen = widen_elements,
+    .narrow = narrow_elements,
     .softmax_forward = softmax_forward,
     .softmax_backward = softmax_backward,
 };

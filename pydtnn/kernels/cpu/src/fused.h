@@ -1,7 +1,7 @@
 /* Deferred arrays: elementwise maps with coefficients per channel, applied when they are read, and
  * operations on an array while it is written; see fused.c.
  *
- * Arrays are (rows, channels); coefficients are `channels` elements of the arrays' own type. */
+ * Arrays are (rows, channels) of stored elements, coefficients are `channels` reals. */
 #ifndef PYDTNN_FUSED_H
 #define PYDTNN_FUSED_H
 
@@ -45,6 +45,6 @@ struct fused_kernels {
                 double *sums, int threads);
 };
 
-DECLARE_FAMILY(fused)
+DECLARE_STORED_FAMILY(fused)
 
 #endif

@@ -81,12 +81,12 @@ static inline void fold_source(const struct source *s, const struct window *w, p
     f->columns = fold * w->channels;
     for (int k = 0; k < s->terms; k++) {
         struct term *t = &f->source.term[k];
-        t->x = (const real *)t->x + start;
+        t->x = (const stored *)t->x + start;
         t->pivot = fold_table(f, w->channels, t->pivot, f->table[2 * k]);
         t->factor = fold_table(f, w->channels, t->factor, f->table[2 * k + 1]);
     }
     f->source.shift = fold_table(f, w->channels, s->shift, f->table[2 * MOST_TERMS]);
-    if (s->store) f->source.store = (real *)s->store + start;
+    if (s->store) f->source.store = (stored *)s->store + start;
 }
 
 #endif

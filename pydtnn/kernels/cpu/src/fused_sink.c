@@ -24,8 +24,9 @@ enum { CHUNK_BYTES = 16384, MOST_ROWS = 256, LEAST_ROWS = 16 }; /* of a chunk */
 
 /* Pointers to a chunk: its first row and the first column of the array. */
 struct chunk {
-    const real *from, *add, *kept, *x[MOST_TERMS];
-    real *y;
+    const real *from;
+    const stored *add, *kept, *x[MOST_TERMS];
+    stored *y;
     ptrdiff_t rows, stride, channels; /* stride: from row to row of `from` */
     const struct source *gate;
     vec low;
@@ -37,13 +38,14 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
                   ptrdiff_t lanes, vec *centred) {
     const ptrdiff_t at = i * c->channels + column + j * LANES;
     vec y = load(c->from + i * c->stride + column + j * LANES, lanes);
-    if (c->add) y += load(c->add + at, lanes);
+    if (c->add) y += load_stored(c->add + at, lanes);
     UNROLL
-    for (int k = 0; k < terms; k++) centred[k] = load(c->x[k] + at, lanes) - map->pivot[k][j];
+    for (int k = 0; k < terms; k++)
+        centred[k] = load_stored(c->x[k] + at, lanes) - map->pivot[k][j];
     /* not <= 0: where the value is NaN, y passes */
     if (gating == BY_VALUE) y = vselect(map_value(terms, map, j, centred) <= 0, vzero(), y);
-    if (gating == BY_KEPT) y = vselect(load(c->kept + at, lanes) <= 0, vzero(), y);
-    return vmax(c->low, y);
+    if (gating == BY_KEPT) y = vselect(load_stored(c->kept + at, lanes) <= 0, vzero(), y);
+    return sround(vmax(c->low, y));
 }
 
 /* Sums of a chunk for a vector of columns: of u = y - pivot, and products of u. */
@@ -93,7 +95,7 @@ INLINE void sink_vectors(const int terms, const enum gating gating, const enum s
         UNROLL                                                                     \
         for (int j = 0; j < vectors; j++) {                                        \
             vec y = finish(terms, gating, c, &map, i, column, j, lanes, centred);  \
-            store(c->y + (i) * c->channels + column + j * LANES, y, lanes);        \
+            store_exact(c->y + (i) * c->channels + column + j * LANES, y, lanes);  \
             if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot[j];               \
             if (kind == SUMS_NONE) continue;                                       \
             sum[(g) * vectors + j] += y;                                           \
@@ -169,8 +171,8 @@ static void sink_chunk(const struct sink *sink, const struct chunk *c, const str
     }
 }
 
-static const real *at(const void *array, ptrdiff_t offset) {
-    return array ? (const real *)array + offset : NULL;
+static const stored *at(const void *array, ptrdiff_t offset) {
+    return array ? (const stored *)array + offset : NULL;
 }
 
 /* Rows of any width, chunk by chunk. */
@@ -184,7 +186,7 @@ static void sink_chunks(const struct sink *sink, const struct window *w, const r
         const ptrdiff_t offset = (w->first + i) * w->channels;
         c.rows = w->rows - i < size ? w->rows - i : size;
         c.from = from + i * stride - w->column;
-        c.y = (real *)sink->y + offset;
+        c.y = (stored *)sink->y + offset;
         c.add = at(sink->add, offset);
         if (sink->gate) {
             c.kept = at(sink->gate->store, offset);
@@ -207,7 +209,7 @@ static void sink_folded(const struct sink *sink, const struct window *w, ptrdiff
         fold_source(sink->gate, w, fold, &f);
         s.gate = &f.source;
     }
-    s.y = (real *)sink->y + start;
+    s.y = (stored *)sink->y + start;
     s.add = at(sink->add, start);
     sink_chunks(&s, &(struct window){0, lines, columns, 0, columns}, from, columns, folded);
     for (ptrdiff_t k = 0; k < kinds; k++) {
@@ -228,10 +230,4 @@ void NAME(sink_window)(const struct sink *sink, const struct window *w, const re
     } else {
         sink_chunks(sink, w, from, stride, sums);
     }
-}
-
-void NAME(sink_rows)(const struct sink *sink, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t channels,
-                     double *sums) {
-    const struct window window = {first, rows, channels, 0, channels};
-    NAME(sink_window)(sink, &window, (const real *)sink->y + first * channels, channels, sums);
 }

@@ -7,6 +7,9 @@
  * Three operations a vector and term hide behind the loads and stores: from memory it runs as fast
  * as a copy, from L1 at 1 to 1.5 cycles a vector. Whether there are pivots, factors and a shift is
  * not compiled in (see load_map); the number of terms is. Rows of at most half a vector are folded.
+ *
+ * Values go to an array of reals, from there to the store. If only the store matters they are
+ * written to it directly, or if its elements are not reals by way of a piece in L1.
  */
 #include "fused_map.h"
 
@@ -18,18 +21,18 @@ INLINE void map_columns(const int terms, const int vectors, const struct source 
                         ptrdiff_t stride) {
     const vec low = vset(s->relu ? 0 : -(real)__builtin_inf());
     const ptrdiff_t channels = w->channels, at = w->first * channels + column;
-    const real *x[MOST_TERMS];
+    const stored *x[MOST_TERMS];
     struct map map;
     load_map(terms, vectors, s, column, lanes, &map);
     UNROLL
-    for (int k = 0; k < terms; k++) x[k] = (const real *)s->term[k].x + at;
+    for (int k = 0; k < terms; k++) x[k] = (const stored *)s->term[k].x + at;
     for (ptrdiff_t i = 0; i < w->rows; i++) {
         UNROLL
         for (int j = 0; j < vectors; j++) {
             vec centred[MOST_TERMS];
             UNROLL
             for (int k = 0; k < terms; k++) {
-                centred[k] = load(x[k] + i * channels + j * LANES, lanes) - map.pivot[k][j];
+                centred[k] = load_stored(x[k] + i * channels + j * LANES, lanes) - map.pivot[k][j];
             }
             store(dst + i * stride + j * LANES, vmax(low, map_value(terms, &map, j, centred)),
                   lanes);
@@ -55,22 +58,32 @@ INLINE void map_window(const int terms, const struct source *s, const struct win
     if (c < end) map_columns(terms, 1, s, w, c, end - c, dst + c, stride);
 }
 
-static void copy_window(const real *src, ptrdiff_t from, const struct window *w, real *dst,
+/* copy_row(...) for the rows of a window, which are one if they lie side by side. */
+#define COPY_WINDOW(copy_row, src, from, w, dst, to)                                   \
+    do {                                                                               \
+        if ((w)->columns == (from) && (w)->columns == (to)) {                          \
+            copy_row(src, (w)->rows * (w)->columns, dst);                              \
+            break;                                                                     \
+        }                                                                              \
+        for (ptrdiff_t i_ = 0; i_ < (w)->rows; i_++)                                   \
+            copy_row((src) + i_ * (from), (w)->columns, (dst) + i_ * (to));            \
+    } while (0)
+
+static void read_window(const stored *src, ptrdiff_t from, const struct window *w, real *dst,
                         ptrdiff_t to) {
-    if (w->columns == from && w->columns == to) {
-        memcpy(dst, src, (size_t)(w->rows * w->columns) * sizeof *dst);
-        return;
-    }
-    for (ptrdiff_t i = 0; i < w->rows; i++) {
-        memcpy(dst + i * to, src + i * from, (size_t)w->columns * sizeof *dst);
-    }
+    COPY_WINDOW(read_row, src, from, w, dst, to);
+}
+
+static void write_window(const real *src, ptrdiff_t from, const struct window *w, stored *dst,
+                         ptrdiff_t to) {
+    COPY_WINDOW(write_row, src, from, w, dst, to);
 }
 
 /* A window without a thought for the store. */
 static void compute(const struct source *s, const struct window *w, real *dst, ptrdiff_t stride) {
     if (is_unmodified(s)) {
-        const real *x = (const real *)s->term[0].x + w->first * w->channels + w->column;
-        copy_window(x, w->channels, w, dst, stride);
+        const stored *x = (const stored *)s->term[0].x + w->first * w->channels + w->column;
+        read_window(x, w->channels, w, dst, stride);
     } else if (s->terms == 1) {
         map_window(1, s, w, dst, stride);
     } else {
@@ -88,18 +101,44 @@ static void compute_folded(const struct source *s, const struct window *w, ptrdi
             dst + done * w->channels, w->channels);
 }
 
-void NAME(source_window)(const struct source *s, const struct window *w, real *dst,
-                         ptrdiff_t stride) {
-    real *store = s->store ? (real *)s->store + w->first * w->channels + w->column : NULL;
-    real *to = dst ? dst : store;
-    if (!dst) stride = w->channels;
+static void compute_window(const struct source *s, const struct window *w, real *dst,
+                           ptrdiff_t stride) {
     const ptrdiff_t fold = is_unmodified(s) ? 1 : fold_of(w, stride);
     if (fold > 1) {
-        compute_folded(s, w, fold, to);
+        compute_folded(s, w, fold, dst);
     } else {
-        compute(s, w, to, stride);
+        compute(s, w, dst, stride);
     }
-    if (dst && store) copy_window(dst, stride, w, store, w->channels);
+}
+
+/* Write the values of a window only to the store. */
+static void store_window(const struct source *s, const struct window *w) {
+    stored *store = (stored *)s->store + w->first * w->channels;
+#if STORED_BF16
+    real piece[PIECE] __attribute__((aligned(64)));
+    const ptrdiff_t pieces = pieces_of(w);
+    for (ptrdiff_t i = 0; i < pieces; i++) {
+        const struct window part = piece_of_window(w, i);
+        compute_window(s, &part, piece, part.columns);
+        write_window(piece, part.columns, &part,
+                     store + (part.first - w->first) * w->channels + part.column, w->channels);
+    }
+#else
+    compute_window(s, w, store + w->column, w->channels);
+#endif
+}
+
+void NAME(source_window)(const struct source *s, const struct window *w, real *dst,
+                         ptrdiff_t stride) {
+    if (!dst) {
+        store_window(s, w);
+        return;
+    }
+    compute_window(s, w, dst, stride);
+    if (s->store) {
+        stored *store = (stored *)s->store + w->first * w->channels + w->column;
+        write_window(dst, stride, w, store, w->channels);
+    }
 }
 
 void NAME(source_rows)(const struct source *source, ptrdiff_t first, ptrdiff_t rows,

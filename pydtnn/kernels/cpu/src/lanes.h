@@ -12,6 +12,16 @@ INLINE void store(real *p, vec v, ptrdiff_t lanes) {
     lanes == LANES ? vstore(p, v) : vstore_part(p, v, lanes);
 }
 
+INLINE vec load_stored(const stored *p, ptrdiff_t lanes) {
+    return lanes == LANES ? sload(p) : sload_part(p, lanes);
+}
+INLINE void store_stored(stored *p, vec v, ptrdiff_t lanes) {
+    lanes == LANES ? sstore(p, v) : sstore_part(p, v, lanes);
+}
+INLINE void store_exact(stored *p, vec v, ptrdiff_t lanes) {
+    lanes == LANES ? sstore_exact(p, v) : sstore_exact_part(p, v, lanes);
+}
+
 /* Numbers of the lanes: first, first + 1, ... */
 INLINE ivec vlanes(ptrdiff_t first) {
     static const ireal number[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -33,5 +43,26 @@ INLINE vec vload_or(const real *p, ptrdiff_t n, vec other) {
         for (; c_ + LANES <= (channels); c_ += LANES) f(__VA_ARGS__, c_, LANES); \
         if (c_ < (channels)) f(__VA_ARGS__, c_, (channels) - c_);                \
     } while (0)
+
+/* Between n stored elements and as many reals. */
+#if STORED_BF16
+INLINE void read_vector(const stored *src, real *dst, ptrdiff_t i, ptrdiff_t lanes) {
+    store(dst + i, load_stored(src + i, lanes), lanes);
+}
+INLINE void write_vector(const real *src, stored *dst, ptrdiff_t i, ptrdiff_t lanes) {
+    store_stored(dst + i, load(src + i, lanes), lanes);
+}
+INLINE void read_row(const stored *src, ptrdiff_t n, real *dst) {
+    FOR_CHANNELS(n, read_vector, src, dst);
+}
+INLINE void write_row(const real *src, ptrdiff_t n, stored *dst) {
+    FOR_CHANNELS(n, write_vector, src, dst);
+}
+#else
+INLINE void read_row(const stored *src, ptrdiff_t n, real *dst) {
+    memcpy(dst, src, (size_t)n * sizeof *dst);
+}
+INLINE void write_row(const real *src, ptrdiff_t n, stored *dst) { read_row(src, n, dst); }
+#endif
 
 #endif

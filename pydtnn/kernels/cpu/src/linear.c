@@ -195,8 +195,8 @@ static int forward_direct(const struct linear_shape *s, const real *x, const rea
     return status;
 }
 
-static int forward(const struct linear_shape *s, const void *x, const void *w, const void *b,
-                   void *y, int threads) {
+int NAME(linear_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,
+                         void *y, int threads) {
     if (s->batch < FEW) {
         NAME(few_forward)(s, x, w, b, y, threads);
         return 0;
@@ -207,8 +207,8 @@ static int forward(const struct linear_shape *s, const void *x, const void *w, c
     return (direct <= turned ? forward_direct : forward_transposed)(s, x, w, b, y, threads);
 }
 
-static int backward_data(const struct linear_shape *s, const void *dy, const void *w, void *dx,
-                         int threads) {
+int NAME(linear_backward_data)(const struct linear_shape *s, const void *dy, const void *w,
+                               void *dx, int threads) {
     if (s->batch < FEW) {
         NAME(few_backward_data)(s, dy, w, dx, threads);
         return 0;
@@ -263,8 +263,8 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
     }
 }
 
-static int backward_filter(const struct linear_shape *s, const void *x, const void *dy, void *dw,
-                           int accumulate, int threads) {
+int NAME(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
+                                 void *dw, int accumulate, int threads) {
     enum { WIDE = 6 * OUTER_COLUMNS };
     if (s->batch < FEW) {
         NAME(few_backward_filter)(s, x, dy, dw, accumulate, threads);
@@ -306,8 +306,14 @@ static int add_rows(const void *dy, const int64_t *chosen, ptrdiff_t rows, void 
     return NAME(linear_add_rows)(dy, chosen, rows, out, count, columns, accumulate, threads);
 }
 
-const struct linear_kernels NAME(linear_kernels) = {.forward = forward,
-                                                    .backward_data = backward_data,
-                                                    .backward_filter = backward_filter,
+#if STORED_BF16
+#define PRODUCT(kernel) NAME(stored_##kernel)
+#else
+#define PRODUCT(kernel) NAME(linear_##kernel)
+#endif
+
+const struct linear_kernels NAME(linear_kernels) = {.forward = PRODUCT(forward),
+                                                    .backward_data = PRODUCT(backward_data),
+                                                    .backward_filter = PRODUCT(backward_filter),
                                                     .backward_bias = backward_bias,
                                                     .add_rows = add_rows};

@@ -11,25 +11,25 @@
 
 enum { PART_ROWS = 1024, BLOCK = 4 };
 
-static void sum_rows(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *sum) {
+static void sum_rows(const stored *dy, ptrdiff_t rows, ptrdiff_t columns, real *sum) {
     ptrdiff_t j = 0;
     for (; j + BLOCK * LANES <= columns; j += BLOCK * LANES) {
         vec s[BLOCK] = {{0}};
         for (ptrdiff_t i = 0; i < rows; i++) {
-            for (int b = 0; b < BLOCK; b++) s[b] += vload(dy + i * columns + j + b * LANES);
+            for (int b = 0; b < BLOCK; b++) s[b] += sload(dy + i * columns + j + b * LANES);
         }
         for (int b = 0; b < BLOCK; b++) vstore(sum + j + b * LANES, s[b]);
     }
     for (; j < columns; j += LANES) {
         ptrdiff_t tail = columns - j < LANES ? columns - j : LANES;
         vec s = vzero();
-        for (ptrdiff_t i = 0; i < rows; i++) s += vload_part(dy + i * columns + j, tail);
+        for (ptrdiff_t i = 0; i < rows; i++) s += sload_part(dy + i * columns + j, tail);
         vstore_part(sum + j, s, tail);
     }
 }
 
-int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate,
-                      int threads) {
+int NAME(linear_bias)(const stored *dy, ptrdiff_t rows, ptrdiff_t columns, real *out,
+                      int accumulate, int threads) {
     ptrdiff_t parts = (rows + PART_ROWS - 1) / PART_ROWS;
     real *sums = malloc(((size_t)(parts * columns) + 1) * sizeof(real));
     if (!sums) return -1;

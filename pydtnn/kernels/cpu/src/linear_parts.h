@@ -5,10 +5,27 @@
 #include "linear.h"
 #include "simd.h"
 
-int NAME(linear_bias)(const real *dy, ptrdiff_t rows, ptrdiff_t columns, real *out, int accumulate,
-                      int threads);
+/* Products of matrices with real elements. */
+int NAME(linear_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,
+                         void *y, int threads);
+int NAME(linear_backward_data)(const struct linear_shape *s, const void *dy, const void *w,
+                               void *dx, int threads);
+int NAME(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
+                                 void *dw, int accumulate, int threads);
 
-int NAME(linear_add_rows)(const real *dy, const int64_t *chosen, ptrdiff_t rows, real *out,
+/* The same of stored elements; only gradients of weights, and biases, are real; see
+ * linear_stored.c. */
+int NAME(stored_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,
+                         void *y, int threads);
+int NAME(stored_backward_data)(const struct linear_shape *s, const void *dy, const void *w,
+                               void *dx, int threads);
+int NAME(stored_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
+                                 void *dw, int accumulate, int threads);
+
+int NAME(linear_bias)(const stored *dy, ptrdiff_t rows, ptrdiff_t columns, real *out,
+                      int accumulate, int threads);
+
+int NAME(linear_add_rows)(const stored *dy, const int64_t *chosen, ptrdiff_t rows, real *out,
                           ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads);
 
 enum { FEW = 4 }; /* samples: fewer are computed by linear_few.c */

@@ -9,7 +9,7 @@
 
 enum { COLUMNS = 64 / sizeof(real) };
 
-int NAME(linear_add_rows)(const real *dy, const int64_t *chosen, ptrdiff_t rows, real *out,
+int NAME(linear_add_rows)(const stored *dy, const int64_t *chosen, ptrdiff_t rows, real *out,
                           ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads) {
     const ptrdiff_t blocks = (columns + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -21,9 +21,9 @@ int NAME(linear_add_rows)(const real *dy, const int64_t *chosen, ptrdiff_t rows,
         for (ptrdiff_t k = 0; k < count && !accumulate; k++)
             memset(out + k * columns + first, 0, (size_t)width * sizeof(real));
         for (ptrdiff_t i = 0; i < rows; i++) {
-            const real *from = dy + i * columns + first;
+            const stored *from = dy + i * columns + first;
             real *to = out + chosen[i] * columns + first;
-            for (ptrdiff_t j = 0; j < width; j++) to[j] += from[j];
+            for (ptrdiff_t j = 0; j < width; j++) to[j] += widened(from[j]);
         }
     }
     return 0;

@@ -50,7 +50,7 @@ static void store_double(double *out, double value, int accumulate) {
 
 static int statistics(const void *x_, ptrdiff_t rows, ptrdiff_t channels, double *out,
                       int accumulate, int threads) {
-    const real *x = x_;
+    const stored *x = x_;
     const struct lines o = lines_of(rows, channels);
     const struct cut cut = cut_lines(&o);
     double *sums = sums_create(&o, cut.parts);
@@ -72,7 +72,7 @@ static int statistics(const void *x_, ptrdiff_t rows, ptrdiff_t channels, double
 static int backward_statistics(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels,
                                const double *mean, const double *inv_std, double *out,
                                int accumulate, int threads) {
-    const real *x = x_, *dy = dy_;
+    const stored *x = x_, *dy = dy_;
     const struct lines o = lines_of(rows, channels);
     const struct cut cut = cut_lines(&o);
     double *sums = sums_create(&o, cut.parts);
@@ -130,8 +130,8 @@ static ptrdiff_t part_elements(const struct lines *o) {
 
 static int normalize(const void *x_, ptrdiff_t rows, ptrdiff_t channels, const double *scale,
                      const double *shift, void *out_, int threads) {
-    const real *x = x_;
-    real *out = out_;
+    const stored *x = x_;
+    stored *out = out_;
     const struct lines o = lines_of(rows, channels);
     const ptrdiff_t n = rows * channels, size = part_elements(&o);
     struct map map;
@@ -146,8 +146,8 @@ static int normalize(const void *x_, ptrdiff_t rows, ptrdiff_t channels, const d
 static int backward_normalize(const void *x_, const void *dy_, ptrdiff_t rows, ptrdiff_t channels,
                               const double *a, const double *b, const double *c, void *out_,
                               int threads) {
-    const real *x = x_, *dy = dy_;
-    real *out = out_;
+    const stored *x = x_, *dy = dy_;
+    stored *out = out_;
     const struct lines o = lines_of(rows, channels);
     const ptrdiff_t n = rows * channels, size = part_elements(&o);
     struct map map;

@@ -33,6 +33,6 @@ struct norm_kernels {
                              int threads);
 };
 
-DECLARE_FAMILY(norm)
+DECLARE_STORED_FAMILY(norm)
 
 #endif

@@ -88,7 +88,7 @@ static void group_moments(const struct task *t, const double *sums, double *mean
 
 /* Sums about zero in double are exact enough for floats; doubles are read again, relative to the
    mean that these sums give. */
-static void sample_moments(const struct task *t, const real *x, struct scratch s, double *mean,
+static void sample_moments(const struct task *t, const stored *x, struct scratch s, double *mean,
                            double *inv_std) {
     const struct lines *o = &t->lines;
     const ptrdiff_t width = o->channels / t->groups;
@@ -105,7 +105,7 @@ static void sample_moments(const struct task *t, const real *x, struct scratch s
     group_moments(t, s.sums, mean, inv_std);
 }
 
-static void sample_forward(const struct task *t, const real *x, struct scratch s, real *out,
+static void sample_forward(const struct task *t, const stored *x, struct scratch s, stored *out,
                            double *mean, double *inv_std) {
     const struct lines *o = &t->lines;
     const ptrdiff_t width = o->channels / t->groups;
@@ -123,8 +123,9 @@ static void sample_forward(const struct task *t, const real *x, struct scratch s
 }
 
 /* Adds to the gradients of gamma, then of beta. */
-static void sample_backward(const struct task *t, const real *x, const real *dy, const double *mean,
-                            const double *inv_std, struct scratch s, real *out) {
+static void sample_backward(const struct task *t, const stored *x, const stored *dy,
+                            const double *mean, const double *inv_std, struct scratch s,
+                            stored *out) {
     const struct lines *o = &t->lines;
     const ptrdiff_t width = o->channels / t->groups;
     const double count = (double)(t->size / t->groups);
@@ -153,8 +154,8 @@ static void sample_backward(const struct task *t, const real *x, const real *dy,
     map_backward(x, dy, map_of(t, s.tables), t->size, o->columns, out);
 }
 
-static void forward_part(const struct task *t, const real *x, ptrdiff_t samples, struct scratch s,
-                         real *out, double *mean, double *inv_std) {
+static void forward_part(const struct task *t, const stored *x, ptrdiff_t samples, struct scratch s,
+                         stored *out, double *mean, double *inv_std) {
     for (ptrdiff_t i = 0; i < samples;
          i++, x += t->size, out += t->size, mean += t->groups, inv_std += t->groups) {
         if (t->is_row) {
@@ -165,8 +166,9 @@ static void forward_part(const struct task *t, const real *x, ptrdiff_t samples,
     }
 }
 
-static void backward_part(const struct task *t, const real *x, const real *dy, ptrdiff_t samples,
-                          const double *mean, const double *inv_std, struct scratch s, real *out) {
+static void backward_part(const struct task *t, const stored *x, const stored *dy,
+                          ptrdiff_t samples, const double *mean, const double *inv_std,
+                          struct scratch s, stored *out) {
     const ptrdiff_t channels = t->lines.channels;
     real *row_gradients = s.tables; /* at most MAX_SAMPLES terms in the real type, then double */
     memset(s.gradients, 0, 2 * (size_t)channels * sizeof *s.gradients);
@@ -186,8 +188,8 @@ static void backward_part(const struct task *t, const real *x, const real *dy, p
 int NAME(group_forward)(const void *x_, ptrdiff_t batch, ptrdiff_t positions, ptrdiff_t channels,
                         ptrdiff_t groups, const void *gamma, const void *beta, double epsilon,
                         void *out_, double *mean, double *inv_std, int threads) {
-    const real *x = x_;
-    real *out = out_;
+    const stored *x = x_;
+    stored *out = out_;
     const struct task t = task_of(positions, channels, groups, gamma, beta, epsilon);
     const ptrdiff_t samples = part_samples(&t);
     double *memory = scratch_create(&t);
@@ -213,8 +215,8 @@ int NAME(group_backward)(const void *x_, const void *dy_, ptrdiff_t batch, ptrdi
                          ptrdiff_t channels, ptrdiff_t groups, const void *gamma,
                          const double *mean, const double *inv_std, void *out_, void *dgamma,
                          void *dbeta, int accumulate, int threads) {
-    const real *x = x_, *dy = dy_;
-    real *out = out_;
+    const stored *x = x_, *dy = dy_;
+    stored *out = out_;
     const struct task t = task_of(positions, channels, groups, gamma, 0, 0);
     const ptrdiff_t samples = part_samples(&t);
     double *memory = scratch_create(&t), *total = calloc(2 * (size_t)channels + 1, sizeof *total);

@@ -13,23 +13,24 @@
 
 enum { CHAINS = 4 }; /* independent sums, which hide the latency of an addition */
 
-static inline void row_statistics(const real *x, ptrdiff_t n, double epsilon, double *mean,
+static inline void row_statistics(const stored *x, ptrdiff_t n, double epsilon, double *mean,
                                   double *inv_std) {
     const ptrdiff_t first = min_of(n, LANES), tail = n % LANES, whole = n - tail,
                     step = CHAINS * LANES;
-    const real pivot = vsum(vload_part(x, first)) / (real)first;
-    const vec p = vset(pivot), rest = vload_or(x + whole, tail, p) - p;
+    const real pivot = vsum(sload_part(x, first)) / (real)first;
+    const vec p = vset(pivot), end = sload_part(x + whole, tail);
+    const vec rest = vselect(vlanes(0) < (ireal)tail, end, p) - p;
     vec sum[CHAINS] = {rest}, square[CHAINS] = {rest * rest};
     ptrdiff_t j = 0;
     for (; j + step <= whole; j += step) {
         for (int k = 0; k < CHAINS; k++) {
-            const vec d = vload(x + j + k * LANES) - p;
+            const vec d = sload(x + j + k * LANES) - p;
             sum[k] += d;
             square[k] += d * d;
         }
     }
     for (; j < whole; j += LANES) {
-        const vec d = vload(x + j) - p;
+        const vec d = sload(x + j) - p;
         sum[0] += d;
         square[0] += d * d;
     }
@@ -53,16 +54,16 @@ INLINE struct standard standard_of(double mean, double inv_std) {
 
 INLINE vec standardize(vec x, struct standard s) { return (x - s.pivot) * s.scale + s.offset; }
 
-static inline void row_forward(const real *x, ptrdiff_t n, const real *gamma, const real *beta,
-                               double epsilon, real *out, double *mean, double *inv_std) {
+static inline void row_forward(const stored *x, ptrdiff_t n, const real *gamma, const real *beta,
+                               double epsilon, stored *out, double *mean, double *inv_std) {
     row_statistics(x, n, epsilon, mean, inv_std);
     const struct standard s = standard_of(*mean, *inv_std);
     ptrdiff_t j = 0;
     for (; j + LANES <= n; j += LANES)
-        vstore(out + j, standardize(vload(x + j), s) * vload(gamma + j) + vload(beta + j));
+        sstore(out + j, standardize(sload(x + j), s) * vload(gamma + j) + vload(beta + j));
     const ptrdiff_t tail = n - j;
-    const vec xhat = standardize(vload_part(x + j, tail), s);
-    vstore_part(out + j, xhat * vload_part(gamma + j, tail) + vload_part(beta + j, tail), tail);
+    const vec xhat = standardize(sload_part(x + j, tail), s);
+    sstore_part(out + j, xhat * vload_part(gamma + j, tail) + vload_part(beta + j, tail), tail);
 }
 
 struct row_sums {
@@ -71,10 +72,10 @@ struct row_sums {
 
 /* One vector: adds to the gradients of gamma and beta, and to the sums of g = dy gamma and g
    xhat. */
-INLINE void row_products(const real *x, const real *dy, const real *gamma, struct standard s,
+INLINE void row_products(const stored *x, const stored *dy, const real *gamma, struct standard s,
                          ptrdiff_t j, ptrdiff_t lanes, struct row_sums *sums, real *dgamma,
                          real *dbeta) {
-    const vec d = load(dy + j, lanes), xhat = standardize(load(x + j, lanes), s);
+    const vec d = load_stored(dy + j, lanes), xhat = standardize(load_stored(x + j, lanes), s);
     const vec g = d * load(gamma + j, lanes);
     sums->g += g;
     sums->gx += g * xhat;
@@ -83,15 +84,16 @@ INLINE void row_products(const real *x, const real *dy, const real *gamma, struc
 }
 
 /* dx = (g - mean g - xhat mean(g xhat)) inv_std */
-INLINE void row_gradient(const real *x, const real *dy, const real *gamma, struct standard s,
-                         struct row_sums means, ptrdiff_t j, ptrdiff_t lanes, real *out) {
-    const vec xhat = standardize(load(x + j, lanes), s),
-              g = load(dy + j, lanes) * load(gamma + j, lanes);
-    store(out + j, (g - means.g - xhat * means.gx) * s.scale, lanes);
+INLINE void row_gradient(const stored *x, const stored *dy, const real *gamma, struct standard s,
+                         struct row_sums means, ptrdiff_t j, ptrdiff_t lanes, stored *out) {
+    const vec xhat = standardize(load_stored(x + j, lanes), s),
+              g = load_stored(dy + j, lanes) * load(gamma + j, lanes);
+    store_stored(out + j, (g - means.g - xhat * means.gx) * s.scale, lanes);
 }
 
-static inline void row_backward(const real *x, const real *dy, ptrdiff_t n, const real *gamma,
-                                double mean, double inv_std, real *out, real *dgamma, real *dbeta) {
+static inline void row_backward(const stored *x, const stored *dy, ptrdiff_t n, const real *gamma,
+                                double mean, double inv_std, stored *out, real *dgamma,
+                                real *dbeta) {
     const struct standard s = standard_of(mean, inv_std);
     const ptrdiff_t tail = n % LANES, whole = n - tail;
     struct row_sums sums = {vzero(), vzero()};

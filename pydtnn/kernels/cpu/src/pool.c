@@ -157,7 +157,7 @@ static ptrdiff_t first_tap(const struct volume *s, const struct box *b) {
 
 static int is_empty(const struct window *w) { return w->first >= w->stop; }
 
-INLINE void max_window(const real *x, const struct volume *s, const struct box *b, real *out,
+INLINE void max_window(const stored *x, const struct volume *s, const struct box *b, stored *out,
                        struct taps index, ptrdiff_t at, ptrdiff_t c, ptrdiff_t lanes) {
     const ptrdiff_t width = s->columns.kernel, taps = b->columns.stop - b->columns.first;
     const int empty = is_empty(&b->depths) || is_empty(&b->rows) || is_empty(&b->columns);
@@ -168,20 +168,20 @@ INLINE void max_window(const real *x, const struct volume *s, const struct box *
         ireal tap = (ireal)plane;
         for (ptrdiff_t i = b->rows.first; i < b->rows.stop; i++, tap += (ireal)width) {
             const ptrdiff_t row = (d * s->rows.size + i) * s->columns.size;
-            const real *p = x + (row + b->columns.first) * s->channels + c;
+            const stored *p = x + (row + b->columns.first) * s->channels + c;
             for (ireal t = tap; t < tap + (ireal)taps; t++, p += s->channels) {
-                const vec v = load(p, lanes);
+                const vec v = load_stored(p, lanes);
                 const ivec take = ~(v <= best) & (best == best); /* of NaN, too, the first wins */
                 best = vselect(take, v, best);
                 which = (take & t) | (~take & which);
             }
         }
     }
-    store(out + at + c, best, lanes);
+    store_stored(out + at + c, best, lanes);
     store_taps(index, at + c, which, lanes);
 }
 
-static void max_forward_row(const real *x, const struct volume *s, ptrdiff_t row, real *out,
+static void max_forward_row(const stored *x, const struct volume *s, ptrdiff_t row, stored *out,
                             struct taps index) {
     const struct place o = place_of(row, s->depths.output, s->rows.output);
     struct box b = {.depths = s->depths.windows[o.depth], .rows = s->rows.windows[o.height]};
@@ -194,9 +194,9 @@ static void max_forward_row(const real *x, const struct volume *s, ptrdiff_t row
 }
 
 /* Add dy, where `index` is one of n taps from `tap` on, to the pixels at out, out + stride, ... */
-INLINE void max_scatter(const real *dy, struct taps index, ptrdiff_t at, ireal tap, ptrdiff_t n,
+INLINE void max_scatter(const stored *dy, struct taps index, ptrdiff_t at, ireal tap, ptrdiff_t n,
                         ptrdiff_t stride, real *out, ptrdiff_t c, ptrdiff_t lanes) {
-    const vec d = load(dy + at + c, lanes);
+    const vec d = load_stored(dy + at + c, lanes);
     const ivec taps = load_taps(index, at + c, lanes);
     real *p = out + c;
     for (ptrdiff_t k = 0; k < n; k++, p += stride) {
@@ -211,16 +211,29 @@ static ptrdiff_t output_row(const struct volume *s, ptrdiff_t sample, ptrdiff_t 
     return row * s->columns.output * s->channels;
 }
 
-static real *clear_row(const struct volume *s, ptrdiff_t row, real *out) {
+/* A row of dx full of zeros: the array's, or if its elements are not reals one that end_row writes
+   to it, so that sums of the gradients of overlapping windows are rounded once. NULL if memory is
+   short. */
+static real *begin_row(const struct volume *s, ptrdiff_t row, stored *out) {
     const ptrdiff_t length = s->columns.size * s->channels;
-    return memset(out + row * length, 0, (size_t)length * sizeof *out);
+    const size_t bytes = (size_t)length * sizeof(real);
+    real *line = STORED_BF16 ? aligned_alloc(64, bytes) : (void *)(out + row * length);
+    return line ? memset(line, 0, bytes) : NULL;
 }
 
-static void max_backward_row(const real *dy, struct taps index, const struct volume *s,
-                             ptrdiff_t row, real *out) {
+static void end_row(const struct volume *s, ptrdiff_t row, stored *out, real *line) {
+    const ptrdiff_t length = s->columns.size * s->channels;
+    if (!STORED_BF16) return;
+    write_row(line, length, out + row * length);
+    free(line);
+}
+
+static int max_backward_row(const stored *dy, struct taps index, const struct volume *s,
+                            ptrdiff_t row, stored *out) {
     const struct place in = place_of(row, s->depths.size, s->rows.size);
     const struct cover depths = s->depths.covers[in.depth], rows = s->rows.covers[in.height];
-    real *line = clear_row(s, row, out);
+    real *line = begin_row(s, row, out);
+    if (!line) return -1;
     for (ptrdiff_t od = depths.first; od < depths.stop; od++) {
         const ptrdiff_t plane = (in.depth - s->depths.windows[od].origin) * s->rows.kernel;
         for (ptrdiff_t oi = rows.first; oi < rows.stop; oi++) {
@@ -234,29 +247,32 @@ static void max_backward_row(const real *dy, struct taps index, const struct vol
             }
         }
     }
+    end_row(s, row, out, line);
+    return 0;
 }
 
 /* -- mean */
 
-INLINE void average_window(const real *x, const struct volume *s, const struct box *b, real *out,
-                           ptrdiff_t c, ptrdiff_t lanes) {
+INLINE void average_window(const stored *x, const struct volume *s, const struct box *b,
+                           stored *out, ptrdiff_t c, ptrdiff_t lanes) {
     vec sum = vzero();
     for (ptrdiff_t d = b->depths.first; d < b->depths.stop; d++) {
         vec plane = vzero(); /* planes and lines apart: the errors of large windows stay small */
         for (ptrdiff_t i = b->rows.first; i < b->rows.stop; i++) {
             const ptrdiff_t row = (d * s->rows.size + i) * s->columns.size;
-            const real *p = x + (row + b->columns.first) * s->channels + c;
+            const stored *p = x + (row + b->columns.first) * s->channels + c;
             vec line = vzero();
             for (ptrdiff_t j = b->columns.first; j < b->columns.stop; j++, p += s->channels)
-                line += load(p, lanes);
+                line += load_stored(p, lanes);
             plane += line;
         }
         sum += plane;
     }
-    store(out + c, sum * (b->rows.share * b->columns.share * b->depths.share), lanes);
+    store_stored(out + c, sum * (b->rows.share * b->columns.share * b->depths.share), lanes);
 }
 
-static void average_forward_row(const real *x, const struct volume *s, ptrdiff_t row, real *out) {
+static void average_forward_row(const stored *x, const struct volume *s, ptrdiff_t row,
+                                stored *out) {
     const struct place o = place_of(row, s->depths.output, s->rows.output);
     struct box b = {.depths = s->depths.windows[o.depth], .rows = s->rows.windows[o.height]};
     x += start_of(s, o.sample);
@@ -268,21 +284,22 @@ static void average_forward_row(const real *x, const struct volume *s, ptrdiff_t
 }
 
 /* Add dy share to n pixels at out, out + stride, ... */
-INLINE void average_scatter(const real *dy, real share, ptrdiff_t n, ptrdiff_t stride, real *out,
+INLINE void average_scatter(const stored *dy, real share, ptrdiff_t n, ptrdiff_t stride, real *out,
                             ptrdiff_t c, ptrdiff_t lanes) {
-    const vec d = load(dy + c, lanes) * share;
+    const vec d = load_stored(dy + c, lanes) * share;
     real *p = out + c;
     for (ptrdiff_t k = 0; k < n; k++, p += stride) store(p, load(p, lanes) + d, lanes);
 }
 
-static void average_backward_row(const real *dy, const struct volume *s, ptrdiff_t row,
-                                 real *out) {
+static int average_backward_row(const stored *dy, const struct volume *s, ptrdiff_t row,
+                                stored *out) {
     const struct place in = place_of(row, s->depths.size, s->rows.size);
     const struct cover depths = s->depths.covers[in.depth], rows = s->rows.covers[in.height];
-    real *line = clear_row(s, row, out);
+    real *line = begin_row(s, row, out);
+    if (!line) return -1;
     for (ptrdiff_t od = depths.first; od < depths.stop; od++) {
         for (ptrdiff_t oi = rows.first; oi < rows.stop; oi++) {
-            const real *from = dy + output_row(s, in.sample, od, oi);
+            const stored *from = dy + output_row(s, in.sample, od, oi);
             for (ptrdiff_t oj = 0; oj < s->columns.output; oj++, from += s->channels) {
                 const struct window w = s->columns.windows[oj];
                 FOR_CHANNELS(s->channels, average_scatter, from,
@@ -291,9 +308,17 @@ static void average_backward_row(const real *dy, const struct volume *s, ptrdiff
             }
         }
     }
+    end_row(s, row, out, line);
+    return 0;
 }
 
 /* -- all rows of all volumes */
+
+static void note_failure(int *status, int failed) {
+    if (!failed) return;
+#pragma omp atomic write
+    *status = -1;
+}
 
 static ptrdiff_t rows_of(const struct pool_shape *s) {
     return s->batch * s->depths.size * s->rows.size;
@@ -309,8 +334,8 @@ static ptrdiff_t elements(const struct pool_shape *s) {
 
 static int max_forward(const void *x_, const struct pool_shape *shape, void *out_, void *index_,
                        int index_bytes, int threads) {
-    const real *x = x_;
-    real *out = out_;
+    const stored *x = x_;
+    stored *out = out_;
     const struct taps index = {index_, index_bytes};
     struct volume s;
     if (volume_create(&s, shape)) return -1;
@@ -322,21 +347,22 @@ static int max_forward(const void *x_, const struct pool_shape *shape, void *out
 
 static int max_backward(const void *dy_, const void *index_, int index_bytes,
                         const struct pool_shape *shape, void *out_, int threads) {
-    const real *dy = dy_;
-    real *out = out_;
+    const stored *dy = dy_;
+    stored *out = out_;
     const struct taps index = {(char *)index_, index_bytes};
     struct volume s;
     if (volume_create(&s, shape)) return -1;
+    int status = 0;
     FOR_PARTS(row, rows_of(shape), elements(shape), threads,
-              max_backward_row(dy, index, &s, row, out));
+              note_failure(&status, max_backward_row(dy, index, &s, row, out)));
     volume_free(&s);
-    return 0;
+    return status;
 }
 
 static int average_forward(const void *x_, const struct pool_shape *shape, void *out_,
                            int threads) {
-    const real *x = x_;
-    real *out = out_;
+    const stored *x = x_;
+    stored *out = out_;
     struct volume s;
     if (volume_create(&s, shape)) return -1;
     FOR_PARTS(row, out_rows_of(shape), elements(shape), threads,
@@ -347,14 +373,15 @@ static int average_forward(const void *x_, const struct pool_shape *shape, void 
 
 static int average_backward(const void *dy_, const struct pool_shape *shape, void *out_,
                             int threads) {
-    const real *dy = dy_;
-    real *out = out_;
+    const stored *dy = dy_;
+    stored *out = out_;
     struct volume s;
     if (volume_create(&s, shape)) return -1;
+    int status = 0;
     FOR_PARTS(row, rows_of(shape), elements(shape), threads,
-              average_backward_row(dy, &s, row, out));
+              note_failure(&status, average_backward_row(dy, &s, row, out)));
     volume_free(&s);
-    return 0;
+    return status;
 }
 
 const struct pool_kernels NAME(pool_kernels) = {

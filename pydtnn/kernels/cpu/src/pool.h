@@ -29,6 +29,6 @@ struct pool_kernels {
     int (*average_backward)(const void *dy, const struct pool_shape *shape, void *out, int threads);
 };
 
-DECLARE_FAMILY(pool)
+DECLARE_STORED_FAMILY(pool)
 
 #endif

@@ -7,24 +7,24 @@
 
 enum { WORDS = 1024 };
 
-static void dropout_part(const real *x, ptrdiff_t n, struct draw draw, uint64_t sample,
-                         uint64_t block, real factor, real *out) {
+static void dropout_part(const stored *x, ptrdiff_t n, struct draw draw, uint64_t sample,
+                         uint64_t block, real factor, stored *out) {
     uint32_t word[WORDS];
     for (ptrdiff_t i = 0; i < n; i += 4 * WIDTH) {
         philox(draw, sample, block + (uint64_t)i / 4, word + i);
     }
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const ptrdiff_t lanes = min_of(LANES, n - i);
-        const vec kept = load(x + i, lanes) * factor;
-        store(out + i, vselect(at_least(word + i, draw.threshold), kept, vzero()), lanes);
+        const vec kept = load_stored(x + i, lanes) * factor;
+        store_stored(out + i, vselect(at_least(word + i, draw.threshold), kept, vzero()), lanes);
     }
 }
 
 static void dropout(const void *x_, ptrdiff_t rows, ptrdiff_t count, const int64_t *samples,
                     uint32_t seed, uint32_t stream, uint32_t epoch, uint32_t threshold,
                     double factor, void *out_, int threads) {
-    const real *x = x_;
-    real *out = out_;
+    const stored *x = x_;
+    stored *out = out_;
     const struct draw draw = {seed, stream, epoch, threshold};
     const ptrdiff_t pieces = parts_of(count, WORDS);
     FOR_PARTS(p, rows * pieces, rows * count, threads, const ptrdiff_t row = p / pieces,

@@ -14,6 +14,6 @@ struct random_kernels {
                     double factor, void *out, int threads);
 };
 
-DECLARE_FAMILY(random)
+DECLARE_STORED_FAMILY(random)
 
 #endif

@@ -1,7 +1,8 @@
 /* The vector layer of all templates: one source, compiled once per instruction set and real type.
  *
  * setup.py defines VECTOR_BYTES (64, 32 or 16: the width the instruction set has; a wider one makes
- * gcc split and spill), REAL_FLOAT (1 float, 0 double) and SUFFIX (as in avx512_f32). GCC's vector
+ * gcc split and spill), REAL_FLOAT (1 float, 0 double), STORED_BF16 (1: arrays of activations have
+ * 16 bits, see stored.h) and SUFFIX (as in avx512_f32). GCC's vector
  * extensions do the rest, so gcc and clang, x86 and ARM compile the same lines; only loads and
  * stores of part of a vector use intrinsics, in simd_x86.h.
  *
@@ -71,5 +72,7 @@ INLINE real vsum(vec v) {
     }
     return v[0];
 }
+
+#include "stored.h"
 
 #endif

@@ -1,0 +1,196 @@
+"""Compiled kernels of bfloat16 on awkward sizes: what float64 gives for the same numbers, rounded.
+
+`test_16_bits.py` has one case of every kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pydtnn.kernels import Backend, ConvGeometry
+from pydtnn.kernels.cpu.conv import candidates
+from pydtnn.kernels.dtypes import arithmetic
+from pydtnn.kernels.reference import Conv as Reference
+from pydtnn.kernels.reference import Fused
+from tests.kernels.checks import same_for_all_threads
+from tests.kernels.guarded import assert_guards_hold, guarded
+from tests.kernels.test_conv import (
+    AWKWARD,
+    DIRECTIONS,
+    Arrays,
+    Once,
+    directions,
+    operands,
+    run,
+    seeded,
+)
+from tests.kernels.test_fused import SHAPES, deferred
+from tests.kernels.test_winograd import ALGORITHMS, SIZES
+
+HALF = np.dtype("bfloat16")
+UNIT = 2.0**-8
+"""Largest relative error of rounding."""
+
+PAIRS = 2
+"""Error in norm of Winograd's F(2x2) with products of bfloat16, in units of rounding, 1.0 to 1.3
+measured: each factor is rounded, and transforms add errors up. That of the result only is 0.43."""
+
+REFERENCE = Reference(np)
+EVERY = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape)]
+EVERY += [(case, name) for case in SIZES for name in ALGORITHMS]
+
+
+def halves(arrays: Arrays) -> Arrays:
+    """Operands of a convolution: activations and filters of 16 bits, biases of 32."""
+    return {n: array.astype(arithmetic(HALF) if n == "b" else HALF) for n, array in arrays.items()}
+
+
+def in_halves(case: str) -> tuple[int, ConvGeometry, Arrays, Arrays]:
+    """A batch and geometry, operands, and what is expected of them."""
+    batch, shape = (AWKWARD | SIZES)[case]
+    arrays = halves(operands(seeded(case), batch, shape))
+    return batch, shape, arrays, directions(arrays, shape)
+
+
+def run_halves(backend: Backend, direction: str, arrays: Arrays, *args: Any, **options: Any) -> Any:
+    """As `run`; the gradient of filters is float32."""
+    if direction != "backward_filter":
+        return run(backend.conv, direction, arrays, *args, **options)
+    x, dy = guarded(arrays["x"]), guarded(arrays["dy"])
+    dw = guarded(np.full(arrays["w"].shape, np.nan, "float32"))
+    backend.conv.backward_filter(x, dy, *args, out=dw, **options)
+    assert_guards_hold(dw)
+    return dw
+
+
+def assert_rounded(value: np.ndarray, exact: np.ndarray, rest: float = 2e-5) -> None:
+    """Check that values are rounded, if at all, from some that are off by at most `rest`.
+
+    That is relative to the largest.
+    """
+    allowed = rest * np.abs(exact).max(initial=0)
+    if value.dtype == HALF:
+        allowed = allowed + UNIT * np.abs(exact)
+    assert (np.abs(value.astype("float64") - exact) <= allowed).all()
+
+
+def norm_error(value: np.ndarray, exact: np.ndarray) -> float:
+    """Error in norm, in units of rounding."""
+    error = np.linalg.norm(value.astype("float64") - exact)
+    return float(error / max(np.linalg.norm(exact), 1e-300) / UNIT)
+
+
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_convolutions_agree_with_the_reference(
+    cpu_backend: Backend, once: Once, case: str, algorithm: str
+) -> None:
+    _, shape, arrays, expected = once(in_halves, case)
+    for direction in DIRECTIONS:
+        value = run_halves(cpu_backend, direction, arrays, shape, algorithm=algorithm)
+        if algorithm == "winograd2" and cpu_backend.isa == "avx512_bf16":
+            assert norm_error(value, expected[direction]) < PAIRS
+        else:
+            assert_rounded(value, expected[direction], 1e-4 if algorithm == "winograd4" else 2e-5)
+
+
+FUSED = ["16 filters", "several images to a block", "stride 2", "depthwise", "pointwise"]
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm"), [e for e in EVERY if e[0] in {*FUSED, "slabs of a large image"}]
+)
+def test_deferred_inputs_and_sums_agree_with_the_reference(
+    cpu_backend: Backend, case: str, algorithm: str
+) -> None:
+    batch, shape = (AWKWARD | SIZES)[case]
+    rng = seeded(case)
+    x = in_16_bits(deferred(rng, (batch, *shape.size, shape.channels)))
+    arrays = halves(operands(rng, batch, shape))
+    store, y = np.full_like(arrays["x"], np.nan), np.full_like(arrays["dy"], np.nan)
+    sums = np.full(1 + 2 * shape.filters, np.nan)
+    conv = cpu_backend.conv
+    conv.forward(x, arrays["w"], None, shape, out=y, store=store, sums=sums, algorithm=algorithm)
+    values = np.empty(store.shape)
+    Fused(np).evaluate(x, out=values)
+    assert_rounded(store, values)
+    exact = np.empty(y.shape)
+    REFERENCE.forward(values, arrays["w"].astype("float64"), None, shape, out=exact)
+    assert norm_error(y, exact) < (PAIRS if algorithm == "winograd2" else 1)
+    # of what was stored, not of what it was rounded from
+    rows = y.reshape(-1, shape.filters).astype("float64")
+    want = np.concatenate([[len(rows)], rows.sum(axis=0), (rows * rows).sum(axis=0)])
+    np.testing.assert_allclose(sums, want, rtol=1e-4, atol=1e-4 * np.abs(rows).sum(axis=0).max())
+
+
+@pytest.mark.parametrize("algorithm", ["direct", *ALGORITHMS])
+def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, algorithm: str) -> None:
+    batch, shape = AWKWARD["several images to a block"]
+    rng = seeded(algorithm)
+    arrays = halves(operands(rng, batch, shape))
+    gate = in_16_bits(deferred(rng, arrays["x"].shape))
+
+    def both(backend: Backend) -> list[np.ndarray]:
+        y, dx = np.empty_like(arrays["dy"]), np.empty_like(arrays["x"])
+        dw, sums = np.empty(arrays["w"].shape, "float32"), np.empty((2, shape.channels))
+        x, w, b, dy = (arrays[name] for name in ("x", "w", "b", "dy"))
+        conv = backend.conv
+        conv.forward(x, w, b, shape, out=y, relu=True, algorithm=algorithm)
+        options: dict[str, Any] = {"gate": gate, "sums": sums, "algorithm": algorithm}
+        conv.backward(gate, dy, w, shape, dx=dx, dw=dw, **options)
+        return [y, dx, dw, sums]
+
+    same_for_all_threads(cpu_backend, both)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gates_are_rounded_once(
+    cpu_backend: Backend, rng: np.random.Generator, shape: tuple[int, ...], terms: int
+) -> None:
+    value = in_16_bits(deferred(rng, shape, terms=terms))
+    out, exact = np.empty(shape, HALF), np.empty(shape)
+    cpu_backend.fused.evaluate(value, out=out)
+    Fused(np).evaluate(value, out=exact)
+    assert_rounded(out, exact)
+    dy, add = (rng.standard_normal(shape).astype(HALF) for _ in range(2))
+    sums = np.empty((1 + len(value.terms), shape[-1]))
+    cpu_backend.fused.gate(dy, value, out=out, add=add, sums=sums)
+    total = np.where(exact <= 0, 0, dy.astype("float64") + add.astype("float64"))
+    near = np.abs(exact) < 1e-5  # where the sign is not certain
+    assert_rounded(np.where(near, 0, out), np.where(near, 0, total))
+    rows = out.reshape(-1, shape[-1]).astype("float64")
+    np.testing.assert_allclose(sums[0], rows.sum(axis=0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 100_003])
+def test_conversions_round_to_nearest_even(cpu_backend: Backend, n: int) -> None:
+    rng = np.random.default_rng(n)
+    bits = rng.integers(0, 2**32, n, dtype=np.uint32)
+    bits[: n // 2] &= 0xFFFF8000  # ties, and infinities among them
+    x = bits.view(np.float32)
+    out, back = np.empty(n, HALF), np.empty(n, np.float32)
+    cpu_backend.elementwise.convert(x, out=out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = x.astype(HALF)
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(x))
+    known = ~np.isnan(x)
+    np.testing.assert_array_equal(out.view(np.uint16)[known], want.view(np.uint16)[known])
+    cpu_backend.elementwise.convert(out, out=back)
+    np.testing.assert_array_equal(back[known], out.astype(np.float32)[known])
+
+
+def in_16_bits(value: Any) -> Any:
+    """A deferred array whose arrays have 16 bits and its coefficients 32."""
+    single = arithmetic(HALF)
+
+    def to(array: Any, dtype: Any) -> Any:
+        return None if array is None else array.astype(dtype)
+
+    terms = (
+        type(term)(to(term.x, HALF), to(term.pivot, single), to(term.factor, single))
+        for term in value.terms
+    )
+    return type(value)(*terms, shift=to(value.shift, single), relu=value.relu)

@@ -110,6 +110,8 @@ class Layer(NotCallable, StoresArguments, ABC):
     finishes : bool
         Set by the graph for a `Finisher`: no later node contributes to the gradient of the only
         input, so the model calls `finish_backward` instead of `backward`.
+    only_communicates : bool
+        Whether the layer has no kernels and only exchanges arrays, see `OnlyCommunicating`.
     source : Layer or None
         The first use in the model of a layer that is used several times; this one shares its
         parameters and running statistics.
@@ -135,6 +137,7 @@ class Layer(NotCallable, StoresArguments, ABC):
     output_shape: Shape = ()
     bound = False
     finishes = False
+    only_communicates = False
     batch_part: tuple[int, int] | None = None
     source: Layer | None = None
 

@@ -106,6 +106,8 @@ class Communicating(ABC):
 class OnlyCommunicating(Communicating):
     """Mixin for layers without a result of their own: they only exchange arrays."""
 
+    only_communicates = True
+
     def communicates(self, *, training: bool, joint: bool) -> bool:
         """Return True."""
         return True

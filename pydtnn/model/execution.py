@@ -79,8 +79,7 @@ def forward_loop(
     for node in graph.nodes[len(inputs) :]:
         for source in late.of(node):
             store(source, (yield from late.finish(source)))
-        asks = communicates(node.layer, training=context.training, joint=joint)
-        waits = asks and after_node is None and not segments.parts and may_be_late(node)
+        waits = may_be_late(node) and after_node is None and not segments.parts
         run = _forward_node(graph, node, values, context, samples, joint=joint)
         if reports:
             run = reports.told(run, Kind.FORWARD, node.name, interrupted=waits)
@@ -164,7 +163,7 @@ def backward_loop(
         if node.index in graph.trained:
             if recomputes:
                 yield from restore(node, residuals, again)
-            waits = communicates(node.layer, training=True, joint=joint) and may_be_late(node)
+            waits = may_be_late(node)
             run = _backward_node(graph, node, residuals, sums, joint=joint)
             if reports:
                 run = reports.told(run, Kind.BACKWARD, node.name, interrupted=waits)

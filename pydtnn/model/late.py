@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from pydtnn.layers.communicating import OnlyCommunicating
 from pydtnn.model.graph import Node
 
 Pass = Generator[Any, Any, Any]
@@ -59,4 +58,4 @@ class LatePasses:
 
 def may_be_late(node: Node) -> bool:
     """Return whether a node has no kernels, so that others can run while its messages travel."""
-    return isinstance(node.layer, OnlyCommunicating)
+    return node.layer.only_communicates

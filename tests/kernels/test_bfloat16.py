@@ -28,6 +28,7 @@ from tests.kernels.test_conv import (
     seeded,
 )
 from tests.kernels.test_fused import SHAPES, deferred
+from tests.kernels.test_linear import SIZES as LINEAR
 from tests.kernels.test_winograd import ALGORITHMS, SIZES
 
 HALF = np.dtype("bfloat16")
@@ -143,6 +144,36 @@ def test_the_number_of_threads_does_not_change_a_byte(cpu_backend: Backend, algo
         return [y, dx, dw, sums]
 
     same_for_all_threads(cpu_backend, both)
+
+
+@pytest.mark.parametrize(
+    "size", [*LINEAR, (8, 2, 2), (9, 18, 34), (64, 512, 130), (31, 6, 7)], ids=str
+)
+def test_matrix_products_are_rounded_once(
+    cpu_backend: Backend, rng: np.random.Generator, size: tuple[int, int, int]
+) -> None:
+    batch, inputs, outputs = size
+    x, w, dy = (
+        guarded(rng.standard_normal(shape).astype(HALF))
+        for shape in ((batch, inputs), (outputs, inputs), (batch, outputs))
+    )
+    b = rng.standard_normal(outputs).astype("float32")
+    y, dx = (guarded(np.full(array.shape, np.nan, HALF)) for array in (dy, x))
+    dw, db = guarded(np.full(w.shape, np.nan, "float32")), np.ones(outputs, "float32")
+    linear = cpu_backend.linear
+    linear.forward(x, w, b, out=y)
+    linear.backward_data(dy, w, out=dx)
+    linear.backward_filter(x, dy, out=dw)
+    linear.backward_bias(dy, out=db, accumulate=True)
+    for array in (y, dx, dw):
+        assert_guards_hold(array)
+    x64, w64, dy64 = (array.astype("float64") for array in (x, w, dy))
+    assert_rounded(y, x64 @ w64.T + b)
+    assert_rounded(dx, dy64 @ w64)
+    assert_rounded(dw, dy64.T @ x64)
+    assert_rounded(db, 1 + dy64.sum(axis=0))
+    linear.backward_filter(x, dy, out=dw, accumulate=True)
+    assert_rounded(dw, 2 * dy64.T @ x64)
 
 
 @pytest.mark.parametrize("terms", [1, 2])

@@ -33,6 +33,14 @@ def test_step_time_compares_steps_and_memory():
     assert 0 < float(arrays) < float(our_mb)
 
 
+def test_step_time_compares_bfloat16_with_autocast_and_with_float32():
+    options = ("--models", "mlp", "--turns", "2", "--dtype", "bfloat16")
+    _, _, _, _, ours, theirs, to_autocast, *_, to_float32, _, _, _, memory = words(
+        "benchmarks/step_time.py", *options
+    )
+    assert min(map(float, (ours, theirs, to_autocast, to_float32, memory))) > 0
+
+
 def test_kernels_compares_algorithms_with_onednn():
     options = ("--families", "linear", "--only", "512-10", "--repeats", "2")
     ours, _, none, no, onednn, _, ratio, *_ = words("-m benchmarks.cpu.kernels", *options)[6:]

@@ -15,27 +15,14 @@
  * conv_winograd_pairs.c compiles this file again for products of pairs of bfloat16.
  */
 #include "conv_winograd.h"
+#include "products.h"
 
 /* Steps of the sum without a branch. Blocks of one vector serve 16 outputs, often of 16 inputs, and
  * a misprediction at the end of so short a sum would cost a tenth of the time. */
 #ifdef PAIRS
 enum { MOST_ROWS = 16, STEPS_1 = 8, STEPS = 4 };
-#define MULTIPLY_NAME NAME(winograd_multiply_pairs)
-#define OUTER_NAME NAME(winograd_outer_pairs)
-INLINE vec broadcast(const real *pair) {
-    int32_t bits;
-    memcpy(&bits, pair, sizeof bits);
-    return (vec)_mm512_set1_epi32(bits);
-}
-INLINE vec add_product(vec sum, vec x, vec w) {
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
-}
 #else
 enum { MOST_ROWS = 16, STEPS_1 = 16, STEPS = 4 };
-#define MULTIPLY_NAME NAME(winograd_multiply)
-#define OUTER_NAME NAME(winograd_outer)
-INLINE vec broadcast(const real *element) { return vset(*element); }
-INLINE vec add_product(vec sum, vec x, vec w) { return sum + x * w; }
 #endif
 
 /* One step of the sum: vectors of B, one broadcast per row of A. */
@@ -186,7 +173,7 @@ PANELS(1, 12, 8, 4, 2, 1)
 PANELS(2, 6, 4, 3, 2, 1)
 #endif
 
-void MULTIPLY_NAME(const struct product *t, const real *a, const real *u, real *c) {
+void PRODUCTS(winograd_multiply)(const struct product *t, const real *a, const real *u, real *c) {
     ptrdiff_t j = 0;
     for (; j + LANES < t->columns; j += 2 * LANES) {
         multiply_panel_2(t, a, u + j * t->in + t->first * 2 * LANES, c + j);
@@ -194,7 +181,7 @@ void MULTIPLY_NAME(const struct product *t, const real *a, const real *u, real *
     if (j < t->columns) multiply_panel_1(t, a, u + j * t->in + t->first * LANES, c + j);
 }
 
-void OUTER_NAME(const struct product *t, const real *a, const real *b, real *c) {
+void PRODUCTS(winograd_outer)(const struct product *t, const real *a, const real *b, real *c) {
     ptrdiff_t j = 0;
     for (; j + LANES < t->columns; j += 2 * LANES) outer_panel_2(t, a, b + j, c + j);
     if (j < t->columns) outer_panel_1(t, a, b + j, c + j);

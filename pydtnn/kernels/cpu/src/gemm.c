@@ -17,11 +17,14 @@
  * convolution: the pointers are set up once per tile, and those that do not fit in registers are
  * reloaded once per UNROLL_K steps.
  *
+ * gemm_pairs.c compiles this file again for pairs of bfloat16.
+ *
  * Ideas: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS
  * 34(3), 2008; rows by pointer: Dukhan, "The indirect convolution algorithm", 2019
  * (arXiv:1907.02129).
  */
 #include "gemm.h"
+#include "products.h"
 
 /* Bounds of a tile's arrays are constants: gcc keeps no others in registers. */
 enum { UNROLL_K = 4, MOST_ROWS = 16, MOST_VECTORS = 3 };
@@ -34,9 +37,10 @@ enum { UNROLL_K = 4, MOST_ROWS = 16, MOST_VECTORS = 3 };
         for (int j = 0; j < vectors; j++) w[j] = vload((b) + j * LANES); \
         UNROLL                                                           \
         for (int i = 0; i < rows; i++) {                                 \
-            vec x = vset(element);                                       \
+            const vec x = broadcast(&(element));                         \
             UNROLL                                                       \
-            for (int j = 0; j < vectors; j++) sum[i][j] += x * w[j];     \
+            for (int j = 0; j < vectors; j++)                            \
+                sum[i][j] = add_product(sum[i][j], x, w[j]);             \
         }                                                                \
     } while (0)
 
@@ -178,12 +182,12 @@ static const struct outer_size *const outer_sizes[] = {outer_1, outer_2};
         first += (sizes)[n].rows;                                                        \
     }
 
-void NAME(gemm_rows)(ptrdiff_t rows, const struct gemm_rows *task) {
+void PRODUCTS(gemm_rows)(ptrdiff_t rows, const struct gemm_rows *task) {
     const struct rows_size *sizes = rows_sizes[vectors_of(task->columns) - 1];
     RUN(sizes, rows, task)
 }
 
-void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task) {
+void PRODUCTS(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task) {
     const struct outer_size *sizes = outer_sizes[vectors_of(task->columns) - 1];
     RUN(sizes, rows, task)
 }

@@ -15,11 +15,14 @@
  * packed on the way, into scratch memory of the thread. Expected: 0.8 of the peak from a batch of
  * 64 up; below a vector of samples it is bound by reading w, and linear_few.c handles a few
  * samples.
+ *
+ * linear_pairs.c compiles this file again for pairs of bfloat16.
  */
 #include <stdlib.h>
 
 #include "gemm.h"
 #include "linear_parts.h"
+#include "products.h"
 
 enum { ROWS = 112, LEAST_ROWS = 16, COLUMNS = 8 * ROWS_COLUMNS, DEPTH = 512, FILTER_DEPTH = 256 };
 enum { FILTER_SCRATCH = FILTER_DEPTH * (ROWS + OUTER_COLUMNS) };
@@ -96,7 +99,7 @@ static void compute_chunk(const struct product *p, ptrdiff_t first, ptrdiff_t ro
                                      .columns = columns,
                                      .start = k == 0 && p->start ? p->start + j : NULL,
                                      .accumulate = k > 0};
-            NAME(gemm_rows)(rows, &task);
+            PRODUCTS(gemm_rows)(rows, &task);
         }
     }
 }
@@ -195,8 +198,8 @@ static int forward_direct(const struct linear_shape *s, const real *x, const rea
     return status;
 }
 
-int NAME(linear_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,
-                         void *y, int threads) {
+int PRODUCTS(linear_forward)(const struct linear_shape *s, const void *x, const void *w,
+                             const void *b, void *y, int threads) {
     if (s->batch < FEW) {
         NAME(few_forward)(s, x, w, b, y, threads);
         return 0;
@@ -207,8 +210,8 @@ int NAME(linear_forward)(const struct linear_shape *s, const void *x, const void
     return (direct <= turned ? forward_direct : forward_transposed)(s, x, w, b, y, threads);
 }
 
-int NAME(linear_backward_data)(const struct linear_shape *s, const void *dy, const void *w,
-                               void *dx, int threads) {
+int PRODUCTS(linear_backward_data)(const struct linear_shape *s, const void *dy, const void *w,
+                                   void *dx, int threads) {
     if (s->batch < FEW) {
         NAME(few_backward_data)(s, dy, w, dx, threads);
         return 0;
@@ -258,13 +261,13 @@ static void filter_chunk(const struct linear_shape *s, const real *x, const real
                 task.b = b_scratch;
                 task.ldb = vectors_of(task.columns) * LANES;
             }
-            NAME(gemm_outer)(rows, &task);
+            PRODUCTS(gemm_outer)(rows, &task);
         }
     }
 }
 
-int NAME(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
-                                 void *dw, int accumulate, int threads) {
+int PRODUCTS(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
+                                     void *dw, int accumulate, int threads) {
     enum { WIDE = 6 * OUTER_COLUMNS };
     if (s->batch < FEW) {
         NAME(few_backward_filter)(s, x, dy, dw, accumulate, threads);
@@ -296,6 +299,7 @@ int NAME(linear_backward_filter)(const struct linear_shape *s, const void *x, co
     return status;
 }
 
+#ifndef PAIRS
 static int backward_bias(const void *dy, ptrdiff_t rows, ptrdiff_t columns, void *out,
                          int accumulate, int threads) {
     return NAME(linear_bias)(dy, rows, columns, out, accumulate, threads);
@@ -307,13 +311,14 @@ static int add_rows(const void *dy, const int64_t *chosen, ptrdiff_t rows, void 
 }
 
 #if STORED_BF16
-#define PRODUCT(kernel) NAME(stored_##kernel)
+#define KERNEL(name) NAME(stored_##name)
 #else
-#define PRODUCT(kernel) NAME(linear_##kernel)
+#define KERNEL(name) NAME(linear_##name)
 #endif
 
-const struct linear_kernels NAME(linear_kernels) = {.forward = PRODUCT(forward),
-                                                    .backward_data = PRODUCT(backward_data),
-                                                    .backward_filter = PRODUCT(backward_filter),
+const struct linear_kernels NAME(linear_kernels) = {.forward = KERNEL(forward),
+                                                    .backward_data = KERNEL(backward_data),
+                                                    .backward_filter = KERNEL(backward_filter),
                                                     .backward_bias = backward_bias,
                                                     .add_rows = add_rows};
+#endif

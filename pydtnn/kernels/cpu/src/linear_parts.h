@@ -13,6 +13,18 @@ int NAME(linear_backward_data)(const struct linear_shape *s, const void *dy, con
 int NAME(linear_backward_filter)(const struct linear_shape *s, const void *x, const void *dy,
                                  void *dw, int accumulate, int threads);
 
+#if HAS_DOTS
+/* The same of pairs of bfloat16 in the place of reals: of x and w along the inputs, in backward of
+ * data of dy and w along the outputs, in backward of filters of dy and x along the batch. These are
+ * counted in pairs; results are reals. */
+int NAME(linear_forward_pairs)(const struct linear_shape *s, const void *x, const void *w,
+                               const void *b, void *y, int threads);
+int NAME(linear_backward_data_pairs)(const struct linear_shape *s, const void *dy, const void *w,
+                                     void *dx, int threads);
+int NAME(linear_backward_filter_pairs)(const struct linear_shape *s, const void *x, const void *dy,
+                                       void *dw, int accumulate, int threads);
+#endif
+
 /* The same of stored elements; only gradients of weights, and biases, are real; see
  * linear_stored.c. */
 int NAME(stored_forward)(const struct linear_shape *s, const void *x, const void *w, const void *b,

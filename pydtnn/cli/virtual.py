@@ -13,6 +13,7 @@ from pydtnn.cli.parts import find
 from pydtnn.comm import Communicator
 from pydtnn.utils.errors import AgreedError
 from pydtnn.utils.text_table import align
+from pydtnn.utils.threads import cores_here
 
 if TYPE_CHECKING:
     from pydtnn.cli.build import Job
@@ -87,7 +88,8 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
     """Return the time of computation: analytic, or of each rank as measured on this machine.
 
     Measured times are kept in the file `--compute`, to which those of another network or plan are
-    added.
+    added. The ranks of a host of the platform are measured at the same time, as far as this machine
+    has cores for them.
     """
     from pydtnn.perfmodel.compute.analytic import AnalyticCosts
     from pydtnn.perfmodel.compute.measured import measure, profile_key
@@ -102,9 +104,11 @@ def create_costs(config: TrainConfig, platform: Platform) -> ComputeCosts | list
         return AnalyticCosts(platform, config.dtype)
     workload, path = describe_workload(config), Path(config.compute)
     profiles = load_profiles(path) if path.exists() else []
-    profile = find_profile(profiles, profile_key(workload))
+    cores = max(len(cores_here()) // workload.threads, 1)
+    copies = min(workload.ranks, platform.cluster.ranks_per_host, cores)
+    profile = find_profile(profiles, profile_key(workload, copies))
     if profile is None:
-        profile = measure(workload)
+        profile = measure(workload, copies=copies)
         save_profiles(path, [*profiles, profile])
     return [MeasuredCosts(profile.of(rank)) for rank in range(workload.ranks)]
 

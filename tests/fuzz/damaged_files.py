@@ -470,7 +470,7 @@ class Profiles(Kind):
             {Label("forward", "conv", index): 1e-3 * number for index in range(3)}
             for number in range(1, 5)
         )
-        ranks = {rank: RankProfile(steps) for rank in range(2)}
+        ranks = {rank: RankProfile(steps, 8) for rank in range(2)}
         save_profiles(self.folder / "profiles.json", [Profile({"model": "cnn"}, ranks, (0, 1, 0))])
 
     def spoil(self, rng: Rng) -> tuple[str, bytes, str]:

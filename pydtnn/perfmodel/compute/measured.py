@@ -40,7 +40,8 @@ ALL = 4
 PATIENCE = 600.0
 """Longest time for the measurement of a rank in another process, in s."""
 
-Steps = list[dict[Label, float]]
+Steps = tuple[list[dict[Label, float]], int]
+"""The segments of each step, and the samples of a pass."""
 
 
 def measure(
@@ -69,9 +70,9 @@ def measure(
         together = ranks[first : first + copies]
         others = [ranks[i % len(ranks)] for i in range(copies - len(together))]
         times = _measure_together(workload, [*together, *others], warm_up + steps)
-        for rank, own in zip(together, times, strict=False):
-            found[rank] = RankProfile(tuple(own[warm_up:]))
-    return Profile(profile_key(workload), found, like)
+        for rank, (own, samples) in zip(together, times, strict=False):
+            found[rank] = RankProfile(tuple(own[warm_up:]), samples)
+    return Profile(profile_key(workload, copies), found, like)
 
 
 def measure_job(
@@ -96,14 +97,20 @@ def measure_job(
         requires `SharedCores`.
     """
     own = _measure_rank(workload, comm, warm_up + steps, comm.barrier, shared)
-    ranks = {r: RankProfile(tuple(t[warm_up:])) for r, t in enumerate(comm.gather_object(own))}
-    return Profile(profile_key(workload), ranks, tuple(range(comm.size)))
+    ranks = {
+        rank: RankProfile(tuple(steps[warm_up:]), samples)
+        for rank, (steps, samples) in enumerate(comm.gather_object(own))
+    }
+    return Profile(profile_key(workload, comm.size), ranks, tuple(range(comm.size)))
 
 
-def profile_key(workload: Workload) -> dict[str, Any]:
-    """Return all that determines measured times: the workload, and this machine."""
+def profile_key(workload: Workload, copies: int = 1) -> dict[str, Any]:
+    """Return all that determines measured times.
+
+    That is the workload, the ranks that are measured at the same time, and this machine.
+    """
     isa = create_backend("cpu", threads=workload.threads).isa
-    return workload.key() | {"machine": cpu_model(), "isa": isa}
+    return workload.key() | {"copies": copies, "machine": cpu_model(), "isa": isa}
 
 
 def alike(workload: Workload) -> tuple[int, ...]:
@@ -141,7 +148,7 @@ def _measure_together(workload: Workload, ranks: Sequence[int], steps: int) -> l
     ]
     for process in processes:
         process.start()
-    found: list[Steps] = [[] for _ in ranks]
+    found: list[Steps] = [([], 0) for _ in ranks]
     try:
         for _ in ranks:
             place, times, error = _next(results, processes)
@@ -177,7 +184,7 @@ def _run_process(
         results.put((place, times, ""))
     except Exception as error:
         barrier.abort()
-        results.put((place, [], f"{type(error).__name__}: {error}"))
+        results.put((place, ([], 0), f"{type(error).__name__}: {error}"))
 
 
 def _measure_thread(
@@ -190,7 +197,7 @@ def _measure_thread(
             return _measure_rank(workload, comm, steps, together)
         Rank(workload, comm)
         comm.barrier()
-        return []
+        return [], 0
 
     found: Steps = run_threads(workload.ranks, run)[rank]
     return found
@@ -203,7 +210,7 @@ def _measure_rank(
     together: Callable[[], object],
     shared: bool = False,
 ) -> Steps:
-    """Run steps of this rank with detached communicators; return the segments of each step."""
+    """Run steps of this rank with detached communicators."""
     times = SegmentTimes(time.thread_time_ns if shared else time.perf_counter_ns)
     detachable = Detachable(comm)
     rank = Rank(workload, detachable, observers=[times])
@@ -218,4 +225,4 @@ def _measure_rank(
             together()
             rank.step()
             found.append(times.take())
-    return found
+    return found, times.passed

@@ -15,8 +15,9 @@ from pydtnn.layers.base import Layer
 from pydtnn.perfmodel.compute.base import ComputeCosts, Label
 from pydtnn.utils.files import read_file, write_file
 from pydtnn.utils.json_object import parse_object
+from pydtnn.utils.validate import whole
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file."""
 
 DIGITS = 9
@@ -31,9 +32,12 @@ class RankProfile:
     ----------
     steps : tuple of mapping
         For each measured step the mean time of each segment, in s.
+    samples : int
+        Samples of each pass: those of the rank's part of a batch, or of a micro-batch.
     """
 
     steps: tuple[Mapping[Label, float], ...]
+    samples: int
 
     def median(self) -> dict[Label, float]:
         """Return the median of each segment over the steps, in s."""
@@ -91,6 +95,9 @@ class Profile:
 class MeasuredCosts(ComputeCosts):
     """The times of a rank.
 
+    Passes of another number of samples than the measured ones, as in evaluation and of the shards
+    of exact training, take times in proportion to it.
+
     Parameters
     ----------
     profile : RankProfile
@@ -118,6 +125,7 @@ class MeasuredCosts(ComputeCosts):
             times = {label: [seconds] for label, seconds in profile.median().items()}
         self._times = {label: cycle([factor * s for s in own]) for label, own in times.items()}
         self._nodes = {label.name for label in self._times}
+        self._samples = profile.samples
 
     def seconds(self, label: Label, layer: Layer | None, batch: int) -> float:
         """Return the time of a segment, in s; 0 of a phase that the measured steps did not have."""
@@ -127,7 +135,9 @@ class MeasuredCosts(ComputeCosts):
                 f"MeasuredCosts: expected a layer of the measured network, got {label.name}; "
                 "measure this network with this plan"
             )
-        return 0.0 if found is None else next(found)
+        if found is None:
+            return 0.0
+        return next(found) * (1 if label.kind == "phase" else batch / self._samples)
 
 
 def save_profiles(path: str | Path, profiles: Sequence[Profile]) -> None:
@@ -175,6 +185,7 @@ def _ranks_to_json(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
             for step in profile.steps
         ]
         found[str(rank)] = {
+            "samples": profile.samples,
             "labels": [[one.kind, one.name, one.index] for one in labels],
             "seconds": times,
         }
@@ -193,7 +204,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
                     if seconds is not None
                 }
                 for step in own["seconds"]
-            )
+            ),
+            whole("profile", "samples", own["samples"], at_least=1),
         )
     like = tuple(int(rank) for rank in content["like"])
     missing = set(like) - set(ranks)

@@ -82,10 +82,13 @@ class SegmentTimes(Observer):
     traffic : Traffic
         Of the rank's communicator, whose calls take time that is not part of a segment; to be set
         before the first step.
+    passed : int
+        Samples of the last passes.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.traffic = Traffic()
+        self.passed = 0
         self._clock = clock
         self._log: list[_Notification] = []
         self._kernels = 0
@@ -93,6 +96,9 @@ class SegmentTimes(Observer):
     def lane(self, name: str) -> Observer:
         """Return an observer that ignores another thread."""
         return Observer()
+
+    def samples(self, samples: int) -> None:
+        self.passed = samples
 
     def begin(self, kind: Kind, name: str, *, nbytes: int = 0, bucket: int = -1) -> None:
         if kind is Kind.KERNEL:

@@ -17,13 +17,19 @@ STEPS = ({CONV: 1.0, LOSS: 0.25}, {CONV: 3.0, LOSS: 0.5}, {CONV: 2.0})
 
 
 def profile() -> Profile:
-    return Profile({"model": "mlp", "batch": 4}, {0: RankProfile(STEPS)}, (0, 0))
+    return Profile({"model": "mlp", "batch": 4}, {0: RankProfile(STEPS, 4)}, (0, 0))
 
 
 def test_costs_are_medians_over_the_steps():
     costs = MeasuredCosts(profile().of(1))
     assert costs.seconds(CONV, None, 4) == 2.0
     assert costs.seconds(LOSS, None, 4) == 0.375
+
+
+def test_passes_of_other_samples_take_times_in_proportion():
+    costs = MeasuredCosts(profile().of(0))
+    assert costs.seconds(CONV, None, 2) == 1.0
+    assert costs.seconds(LOSS, None, 2) == 0.375
 
 
 def test_a_factor_applies_to_all_costs():
@@ -39,7 +45,7 @@ def test_a_layer_that_was_not_measured_is_an_error_and_a_phase_is_free():
 
 
 def test_a_file_has_the_same_profiles(tmp_path):
-    other = Profile({"model": "cnn"}, {0: RankProfile(({CONV: 1.5},))}, (0,))
+    other = Profile({"model": "cnn"}, {0: RankProfile(({CONV: 1.5},), 4)}, (0,))
     path = tmp_path / "profiles.json"
     save_profiles(path, [profile(), other])
     assert load_profiles(path) == [profile(), other]
@@ -57,6 +63,7 @@ def test_a_file_has_the_same_profiles(tmp_path):
         lambda content: content["profiles"][0]["ranks"]["0"]["seconds"][0].__setitem__(0, -1),
         lambda content: content["profiles"][0]["ranks"]["0"]["seconds"][0].__setitem__(0, "1"),
         lambda content: content["profiles"][0]["ranks"]["0"]["labels"][0].pop(),
+        lambda content: content["profiles"][0]["ranks"]["0"].update(samples=0),
         lambda content: content.update(profiles={"a": 1}),
     ],
 )
@@ -71,9 +78,9 @@ def test_a_damaged_file_is_an_error_in_one_sentence(tmp_path, change):
 
 
 def test_the_spread_is_that_of_whole_steps():
-    steady = RankProfile(tuple({CONV: 1.0} for _ in range(5)))
+    steady = RankProfile(tuple({CONV: 1.0} for _ in range(5)), 4)
     assert steady.spread == 0.0
-    assert RankProfile(STEPS).spread > 0.1
+    assert RankProfile(STEPS, 4).spread > 0.1
 
 
 def test_varying_costs_are_those_of_the_measured_steps_in_turns():

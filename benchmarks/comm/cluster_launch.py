@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.comm.cluster_hosts import Hosts, why_no_hosts
+from pydtnn.utils.files import user_cache
 
 MPI = {
     "OMPI_MCA_pml": "ob1",
@@ -138,16 +139,24 @@ class Cluster:
         ]
 
     def environment(self, variables: dict[str, str] | None = None) -> dict[str, str]:
-        """The variables of mpirun and of the ranks: whatever is set here already stays."""
+        """The variables of mpirun and of the ranks: whatever is set here already stays.
+
+        What is measured on one cluster is not in the cache of the others.
+        """
         kept = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
         beside = os.pathsep.join([str(mpirun().parent), kept.get("PATH", os.defpath)])
         own = {
             "PRTE_MCA_plm_ssh_agent": str(self._agent),
             "TMPDIR": self._folder.name,
             "PATH": beside,
+            "XDG_CACHE_HOME": str(self._cache()),
         }
         waits = ASLEEP if self.asleep else {}
         return {"OMP_NUM_THREADS": "1"} | MPI | waits | LAUNCHER | kept | own | (variables or {})
+
+    def _cache(self) -> Path:
+        layout = f"{len(self.hosts.names)}x{self.ranks}-{self.hosts.rate}"
+        return user_cache() / "emulated" / layout
 
     def run(self, command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
         """Run a command on all ranks to its end; `options` are those of `subprocess.run`."""

@@ -319,8 +319,11 @@ def test_a_rank_that_leaves_before_training_ends_all(mpiexec: Callable[..., Fini
 
 def start(arguments: list[str], folder: Path, **options: object) -> subprocess.Popen[str]:
     """Start a process that sees signals as in a terminal, however the tests were started."""
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from pydtnn.train import main; sys.exit(main())"
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # nohup ignores it
+        "from pydtnn.train import main; sys.exit(main())"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,

@@ -1,7 +1,7 @@
-"""Run the tests in two pytest processes at a time: ``python -m tests.side_by_side -m "not long"``.
+"""Run the tests in three processes at a time: ``python -m tests.side_by_side -m "not long"``.
 
 Most tests use one core, and those that start ranks often wait. The output of the first process is
-shown while it runs, that of the second one at the end. Paths cannot be selected.
+shown while it runs, that of the others at the end. Paths cannot be selected.
 """
 
 from __future__ import annotations
@@ -10,21 +10,30 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 
-SECOND = ("tests/comm", "tests/parallel", "tests/cli", "tests/simulated", "tests/training")
-"""Tests of the second process: about half of the time, with and without the long ones."""
+OTHERS = (
+    ("tests/comm", "tests/parallel"),
+    ("tests/cli", "tests/simulated", "tests/training"),
+)
+"""Tests of the other processes: about a third of the time each, with and without the long ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both processes with these arguments; return 0 if both succeed."""
+    """Run all processes with these arguments; return 0 if all succeed."""
     pytest = [sys.executable, "-m", "pytest", *arguments]
-    others = [f"--ignore={path}" for path in SECOND]
-    with tempfile.TemporaryFile("w+") as output:
-        second = subprocess.Popen([*pytest, *SECOND], stdout=output, stderr=output)
-        first = subprocess.Popen([*pytest, *others])
-        codes = [process.wait() for process in (first, second)]
-        output.seek(0)
-        print(output.read(), end="")
+    rest = [f"--ignore={path}" for paths in OTHERS for path in paths]
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in OTHERS]
+        others = [
+            subprocess.Popen([*pytest, *paths], stdout=output, stderr=output)
+            for paths, output in zip(OTHERS, outputs, strict=True)
+        ]
+        first = subprocess.Popen([*pytest, *rest])
+        codes = [process.wait() for process in (first, *others)]
+        for output in outputs:
+            output.seek(0)
+            print(output.read(), end="")
     return next((code for code in codes if code), 0)
 
 

@@ -1,4 +1,4 @@
-"""The tests in two processes."""
+"""The tests in three processes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ RUN = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests import side_by_side
-side_by_side.SECOND = ("tests/comm",)
+side_by_side.OTHERS = (("tests/comm",), ("tests/cli",))
 sys.exit(side_by_side.main(["-q", "-p", "no:cacheprovider", "-m", "not slow"]))
 """
 
 
-@pytest.mark.parametrize("failing", [None, "tests/comm/test_ranks.py", "tests/test_other.py"])
-def test_every_test_runs_once_and_a_failure_in_either_process_counts(
+FILES = ("tests/comm/test_ranks.py", "tests/cli/test_options.py", "tests/test_other.py")
+
+
+@pytest.mark.parametrize("failing", [None, *FILES])
+def test_every_test_runs_once_and_a_failure_in_any_process_counts(
     failing: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "tests/comm").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: is left out\n")
-    for path in ("tests/comm/test_ranks.py", "tests/test_other.py"):
+    for path in FILES:
         name = Path(path).stem
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(
             f"import pytest\ndef {name}():\n    open('{name}', 'x').close()\n"
             f"    assert {path != failing}\n@pytest.mark.slow\ndef test_slow():\n    assert False\n"
         )
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == (failing is not None), done.stdout + done.stderr
-    assert (tmp_path / "test_ranks").exists()
-    assert (tmp_path / "test_other").exists()
-    assert done.stdout.count("1 deselected") == 2
+    assert all((tmp_path / Path(path).stem).exists() for path in FILES)
+    assert done.stdout.count("1 deselected") == 3

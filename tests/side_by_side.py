@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 OTHERS = (
     ("tests/comm", "tests/parallel"),
-    ("tests/cli", "tests/simulated", "tests/training"),
+    ("tests/callbacks", "tests/cli", "tests/perfmodel", "tests/simulated", "tests/training"),
 )
 """Tests of the other processes: about a third of the time each, with and without the long ones."""
 

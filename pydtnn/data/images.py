@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,10 @@ from pydtnn.data.statistics import Statistics
 from pydtnn.utils.validate import number
 
 Array = NDArray[Any]
+
+SMALL = 96 * 96
+"""Pixels of images that are decoded by one thread at a time: decoding them takes less time than
+threads lose when they hand Python's interpreter lock to one another for every image."""
 
 
 class EncodedImages(Dataset):
@@ -61,6 +67,8 @@ class EncodedImages(Dataset):
             self.input_shape = decode(self.encoded(0), self.place(0)).shape
         if statistics is not None and like is None:
             self.statistics = statistics
+        height, width = self.input_shape[:2]
+        self._turn = threading.Lock() if height * width <= SMALL else nullcontext()
         known = like is not None or statistics is not None
         self.examined = known and decode.size is not None and not check
 
@@ -82,8 +90,9 @@ class EncodedImages(Dataset):
     def read(self, indices: Array) -> tuple[Array, Array]:
         indices = np.asarray(indices, np.int64)
         x = np.empty((len(indices), *self.input_shape), np.uint8)
-        for row in np.argsort(self.position(indices), kind="stable"):
-            x[row] = self._image(int(indices[row]))
+        with self._turn:
+            for row in np.argsort(self.position(indices), kind="stable"):
+                x[row] = self._image(int(indices[row]))
         return x, self.labels[indices]
 
     def read_targets(self, indices: Array) -> Array:

@@ -38,16 +38,23 @@ PLAIN = ["recycle", "scratch"]  # sources without variants, linked into every fa
 PYTHON_H = "#include <Python.h>\n"
 STORED = {"conv", "elementwise", "fused", "linear", "norm", "pool", "random"}
 """Families with variants for arrays of bfloat16."""
+MULTIPLYING = {"conv", "linear"}
+"""Those with variants for the tile registers of AMX."""
 REALS = {"f32": (1, 0), "f64": (0, 0), "bf16": (1, 1)}  # REAL_FLOAT, STORED_BF16
 COMMON = ["-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"]
 AVX512 = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512cd"]
+AVX512_BF16 = [*AVX2, *AVX512, "-mprefer-vector-width=512", "-mavx512bf16"]
 INSTRUCTION_SETS = {  # name: (bytes of a vector, flags)
     "generic": (16, []),
     "avx2": (32, AVX2),
     "avx512": (64, [*AVX2, *AVX512, "-mprefer-vector-width=512"]),
-    "avx512_bf16": (64, [*AVX2, *AVX512, "-mprefer-vector-width=512", "-mavx512bf16"]),
+    "avx512_bf16": (64, AVX512_BF16),
+    "amx": (64, [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]),
+    "amx_emulated": (64, [*AVX512_BF16, "-DEMULATED_AMX"]),
 }
+PAIRS = {"avx512_bf16": STORED, "amx": MULTIPLYING, "amx_emulated": MULTIPLYING}
+"""Instruction sets with kernels of bfloat16 only, and the families that have some."""
 FRAME = 20 * 1024  # bytes of stack that a function may take: threads may have 64 KiB in all
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
@@ -121,11 +128,11 @@ class BuildKernels(build_ext):
     def _variants(self, family: str) -> Iterator[tuple[str, str, str]]:
         """Every (source, instruction set, real type) of a family.
 
-        avx512_bf16 has kernels of bfloat16 only; the others are those of avx512.
+        Where an instruction set has no variant, that of the one before is used.
         """
         for variant in product(templates(family), self.sets, REALS):
             _, isa, real = variant
-            if (real != "bf16" or family in STORED) and (isa != "avx512_bf16" or real == "bf16"):
+            if family in PAIRS.get(isa, STORED) if real == "bf16" else isa not in PAIRS:
                 yield variant
 
     def _object(self, source: str, isa: str, real: str) -> str:

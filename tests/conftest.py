@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz(kind): draws random cases, by the fixture cases.")
     config.pluginmanager.register(Fuzz(), "fuzz")
     config.addinivalue_line("markers", "long: is run by `make test-all`; see LONG.")
+    config.addinivalue_line("markers", "emulated: runs with emulated instructions, too.")
     config.addinivalue_line("markers", "matrix: is run with --matrix only.")
 
 
@@ -80,7 +81,8 @@ def pytest_report_header() -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cpu_backend" in metafunc.fixturenames:
-        metafunc.parametrize("cpu_backend", cpu_cases(), indirect=True)
+        emulated = metafunc.definition.get_closest_marker("emulated") is not None
+        metafunc.parametrize("cpu_backend", cpu_cases(emulated=emulated), indirect=True)
 
 
 def instruction_sets() -> list[str]:
@@ -91,11 +93,22 @@ def instruction_sets() -> list[str]:
     return list(available())
 
 
-def cpu_cases() -> list[Any]:
-    """The instruction sets as parameters; all but the oldest and the newest are long tests."""
+def cpu_cases(*, emulated: bool = False) -> list[Any]:
+    """The instruction sets as parameters; all but the oldest and the newest are long tests.
+
+    With `emulated`, also AMX with its instructions emulated, if it runs here.
+    """
     first, *others = instruction_sets()
     between = [pytest.param(name, marks=pytest.mark.long) for name in others[:-1]]
-    return [first, *between, *others[-1:]]
+    return [first, *between, *others[-1:], *(emulations() if emulated else ())]
+
+
+def emulations() -> list[str]:
+    try:
+        from pydtnn.kernels.cpu.isa import EMULATED, runs
+    except ImportError:
+        return []
+    return [EMULATED] if runs(EMULATED) else []
 
 
 CUDA: Any = pytest.param("cuda", marks=pytest.mark.long) if gpu.why_not() else "cuda"

@@ -4,6 +4,9 @@ cimport numpy as cnp
 
 cnp.import_array()
 
+cdef extern from "available.h":
+    int isa_available(int isa)
+
 cdef extern from "sum.h":
     ctypedef void addition(void *into, const void *other, ptrdiff_t n) noexcept nogil
     struct sum_kernels:
@@ -11,7 +14,6 @@ cdef extern from "sum.h":
         addition *add_half
         addition *add_bfloat
     const sum_kernels *sum_select(int isa, int itemsize)
-    int isa_available(int isa)
 
 cdef enum:
     LONG = 1 << 15  # B, some 2 us: a shorter sum is over before another thread could take over

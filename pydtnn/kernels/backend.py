@@ -133,7 +133,7 @@ def create_backend(
         Threads per kernel; by default `OMP_NUM_THREADS`, otherwise the cores available to this
         process.
     isa : str, optional
-        "avx512_bf16", "avx512", "avx2" or "generic"; by default the best of the CPU, or
+        "amx", "avx512_bf16", "avx512", "avx2" or "generic"; by default the best of the CPU, or
         `PYDTNN_ISA`.
     tuning : str, optional
         Choice of algorithms, see `Autotuner`: "measure", "fixed" or "direct"; by default

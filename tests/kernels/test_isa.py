@@ -61,14 +61,14 @@ def test_openmp_is_known() -> None:
 def test_every_instruction_that_a_variant_is_compiled_with_is_asked_of_the_cpu() -> None:
     root = Path(__file__).resolve().parents[2]
     setup = (root / "setup.py").read_text()
-    used = set(re.findall(r'"-m(\w+)"', setup))
-    header = (root / "pydtnn/kernels/cpu/src/dispatch.h").read_text()
+    used = {name.partition("-")[0] for name in re.findall(r'"-m([\w-]+)"', setup)}
+    header = (root / "pydtnn/kernels/cpu/src/available.h").read_text()
     _, _, function = header.partition("int isa_available(int isa)")
     asked = {
         *re.findall(r'cpu_supports\("(\w+)"\)', function),
         *re.findall(r"has_(\w+)\(\)", function),
     }
-    assert {"avx2", "f16c", "lzcnt", "avx512cd"} <= used
+    assert {"avx2", "f16c", "lzcnt", "avx512cd", "amx"} <= used
     assert used == asked
 
 

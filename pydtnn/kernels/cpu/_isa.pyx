@@ -1,6 +1,6 @@
 """Instruction sets and OpenMP support of the compiled kernels."""
 
-cdef extern from "dispatch.h":
+cdef extern from "available.h":
     int isa_available(int isa) nogil
 
 cdef extern from *:

@@ -6,7 +6,10 @@ import os
 
 import pydtnn.kernels.cpu._isa as _isa
 
-INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")
+EMULATED = "amx_emulated"
+"""`amx` with its instructions emulated, for tests: it must be asked for by name."""
+
+INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", EMULATED)
 """Names, narrowest first; the index is the number in the compiled kernels."""
 
 VARIABLE = "PYDTNN_ISA"
@@ -14,7 +17,12 @@ VARIABLE = "PYDTNN_ISA"
 
 def available() -> tuple[str, ...]:
     """Instruction sets that were built and that this CPU runs, the widest last."""
-    return tuple(name for i, name in enumerate(INSTRUCTION_SETS) if _isa.available(i))
+    return tuple(name for name in INSTRUCTION_SETS if name != EMULATED and runs(name))
+
+
+def runs(name: str) -> bool:
+    """Return whether an instruction set was built and this CPU runs it."""
+    return name in INSTRUCTION_SETS and _isa.available(number(name))
 
 
 def select_isa(name: str | None = None) -> str:
@@ -29,7 +37,7 @@ def select_isa(name: str | None = None) -> str:
     Returns
     -------
     str
-        A member of ``available()``.
+        A member of ``available()``, or `EMULATED`.
 
     Raises
     ------
@@ -38,7 +46,7 @@ def select_isa(name: str | None = None) -> str:
     """
     source = "create_backend: isa" if name else VARIABLE
     name = name or os.environ.get(VARIABLE) or available()[-1]
-    if name not in available():
+    if not runs(name):
         raise ValueError(
             f"{source} must be an instruction set that this machine has, got {name!r}; "
             f"use one of {', '.join(available())}"

@@ -43,6 +43,6 @@ struct conv_kernels {
                  void *out, int threads);
 };
 
-DECLARE_STORED_FAMILY(conv)
+DECLARE_MULTIPLYING_FAMILY(conv)
 
 #endif

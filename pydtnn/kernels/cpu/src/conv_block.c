@@ -116,10 +116,11 @@ static void choose_blocks(struct plan *plan, ptrdiff_t pixels, ptrdiff_t bytes,
 }
 
 int NAME(plan_make)(struct plan *plan, const struct conv_shape *s, enum gather gather,
-                    ptrdiff_t pixels, ptrdiff_t bytes, enum reading reading) {
+                    ptrdiff_t pixels, ptrdiff_t bytes, enum reading reading, ptrdiff_t pair) {
     int forward = gather == GATHER_INPUT;
     plan->batch = s->batch;
-    plan->in_channels = forward ? s->channels : s->filters;
+    plan->pair = pair;
+    plan->in_channels = (forward ? s->channels : s->filters) / pair;
     plan->out_channels = forward ? s->filters : s->channels;
     for (int d = 0; d < 2; d++) {
         plan->in[d] = forward ? s->size[d] : s->output[d];
@@ -151,6 +152,25 @@ int NAME(plan_make)(struct plan *plan, const struct conv_shape *s, enum gather g
 
 void NAME(plan_free)(struct plan *plan) { free(plan->axis[0]); }
 
+/* Pixels [first, first + pixels) of the source, to dst and, if it is to be stored, to the store. */
+static void copy_pixels(const struct plan *plan, const struct source *x, ptrdiff_t first,
+                        ptrdiff_t pixels, real *dst) {
+    const ptrdiff_t channels = plan->in_channels * plan->pair;
+    if (plan->pair == 1) {
+        NAME(source_rows)(x, first, pixels, channels, dst);
+        return;
+    }
+    const size_t bytes = (size_t)(pixels * channels) * sizeof(stored);
+    if (is_unmodified(x)) {
+        memcpy(dst, (const stored *)x->term[0].x + first * channels, bytes);
+    } else {
+        struct source paired = *x;
+        paired.store = (stored *)dst - first * channels;
+        NAME(source_rows)(&paired, first, pixels, channels, NULL);
+    }
+    if (x->store) memcpy((stored *)x->store + first * channels, dst, bytes);
+}
+
 /* Copy rows [low, high) of one image, whose pixels start at `first`, with zeros where they leave
  * it. Rows [begin, end) are this block's to store. */
 static void copy_rows(const struct plan *plan, const struct source *x, ptrdiff_t first,
@@ -168,13 +188,14 @@ static void copy_rows(const struct plan *plan, const struct source *x, ptrdiff_t
         ptrdiff_t count = (exists ? inside : 0) * channels;
         memset(dst, 0, (size_t)before * sizeof(real));
         if (count)
-            NAME(source_rows)(stores ? x : &unstored, first + r * plan->in[1] + skip, inside,
-                              channels, dst + before);
+            copy_pixels(plan, stores ? x : &unstored, first + r * plan->in[1] + skip, inside,
+                        dst + before);
         memset(dst + before + count, 0, (size_t)(plan->row_stride - before - count) * sizeof(real));
     }
     for (ptrdiff_t r = begin; r < end; r++) { /* what no tap reads */
         if (!whole || r < low || r >= high)
-            NAME(source_rows)(x, first + r * plan->in[1], plan->in[1], channels, NULL);
+            NAME(source_rows)(x, first + r * plan->in[1], plan->in[1], channels * plan->pair,
+                              NULL);
     }
 }
 

@@ -16,6 +16,7 @@ struct axis {
 /* A direction of a convolution as gathers from `in` images into `out` images. */
 struct plan {
     ptrdiff_t batch, in[2], in_channels, out[2], out_channels;
+    ptrdiff_t pair; /* 2: what is read are pairs of bfloat16, which in_channels counts; or 1 */
     ptrdiff_t passes[2]; /* one axis per phase of the stride in backward of data, otherwise one */
     struct axis *axis[2];
     /* A block is `images` whole images, or `rows` outputs rows of one image. */
@@ -45,9 +46,10 @@ enum gather { GATHER_INPUT, GATHER_GRADIENT };
 enum reading { IN_PLACE, PADDED, COPIED };
 
 /* Plan a direction; blocks have about `pixels` outputs and copies of at most `bytes`, if a single
- * row allows. Returns -1 if memory is short; free with plan_free. */
+ * row allows. `pair` is 2 if what is read are pairs of neighbouring channels, each in the place of
+ * a real, or 1. Returns -1 if memory is short; free with plan_free. */
 int NAME(plan_make)(struct plan *plan, const struct conv_shape *shape, enum gather gather,
-                    ptrdiff_t pixels, ptrdiff_t bytes, enum reading reading);
+                    ptrdiff_t pixels, ptrdiff_t bytes, enum reading reading, ptrdiff_t pair);
 void NAME(plan_free)(struct plan *plan);
 
 /* Make block number `number` readable, from the array `x` itself or from a padded copy in `scratch`

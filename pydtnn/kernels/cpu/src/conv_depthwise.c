@@ -70,7 +70,7 @@ static int prepare(struct depthwise_walk *d) {
     const struct conv_shape *s = d->shape;
     const struct depthwise_task *task = d->task;
     const ptrdiff_t pixels = pixels_of(s, task->gather);
-    if (NAME(plan_make)(&d->plan, s, task->gather, pixels, BLOCK_BYTES, IN_PLACE)) return -1;
+    if (NAME(plan_make)(&d->plan, s, task->gather, pixels, BLOCK_BYTES, IN_PLACE, 1)) return -1;
     const ptrdiff_t blocks = d->plan.blocks, width = larger(d->plan.out[1], 1),
                     phases = d->plan.axis[0][0].out_step,
                     fit = GO_BYTES / (ptrdiff_t)sizeof(real) / (width * s->channels);

@@ -13,6 +13,9 @@
  *
  * If such rows do not fill vectors, as with 3 channels, lanes are filters: gemm_turned.c.
  *
+ * Where there are products of pairs of bfloat16 (HAS_DOTS), the copies of x and dy become pairs of
+ * pixels that are neighbours in dy: of x at every pixel, since a pair may start at any.
+ *
  * Every block is summed from zero in registers and added to its part's dw; the parts are added in
  * order at the end. Their number, and therefore the bytes, depend only on the shape; and the
  * rounding error of float32 grows with the pixels of a block and the number of blocks, not with the
@@ -33,6 +36,7 @@ struct filtering {
     ptrdiff_t depth, size; /* elements of dw: per filter, and of one part */
     ptrdiff_t parts, units, units_per_group;
     struct views views; /* a single one, with all segments */
+    int turned, paired;
     const struct source *x, *dy;
     real *sums; /* [part][size] */
     real *dw;
@@ -48,10 +52,14 @@ static int prepare(struct filtering *f, const struct conv_shape *s) {
     enum reading reading = !is_plain(f->x)            ? COPIED
                            : f->channels % LANES == 0 ? PADDED
                                                       : COPIED;
-    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, reading)) return -1;
+    if (NAME(plan_make)(&f->plan, s, GATHER_INPUT, PIXELS, BYTES, reading, 1)) return -1;
     if (NAME(views_make)(&f->views, &f->plan, &f->plan.axis[0][0], &f->plan.axis[1][0], f->channels,
                          CLIP_NONE, s->groups == 1))
         return -1;
+    /* Vectors of (tap, channel) that are a fifth empty, where vectors of filters are full. */
+    const ptrdiff_t length = f->views.view[0].length, lanes = vectors_of(length) * LANES;
+    f->turned = f->filters % LANES == 0 && 5 * length <= 4 * lanes;
+    f->paired = HAS_DOTS && !f->turned;
     f->units_per_group = ceil_div(f->filters, UNIT_FILTERS);
     f->units = f->groups * f->units_per_group;
     const ptrdiff_t most = larger(SUMS_BYTES / (f->size * (ptrdiff_t)sizeof(real)), 1);
@@ -94,10 +102,11 @@ static void add_block(const struct filtering *f, const struct block *block, cons
     ptrdiff_t group = unit / f->units_per_group, first = unit % f->units_per_group * UNIT_FILTERS;
     ptrdiff_t filter = group * f->filters + first,
               count = smaller(f->filters - first, UNIT_FILTERS);
-    /* Vectors of (tap, channel) that are a fifth empty, where vectors of filters are full. */
-    ptrdiff_t lanes = vectors_of(view->length) * LANES;
-    int turned = f->filters % LANES == 0 && 5 * view->length <= 4 * lanes;
-    ptrdiff_t wide = turned ? view->length : OUTER_COLUMNS;
+    const ptrdiff_t wide = f->turned ? view->length : OUTER_COLUMNS, pair = f->paired ? 2 : 1;
+    void (*const multiply)(ptrdiff_t, const struct gemm_outer *) =
+        f->turned   ? NAME(gemm_outer_turned)
+        : f->paired ? NAME(gemm_outer_pairs)
+                    : NAME(gemm_outer);
     for (ptrdiff_t r = 0; r < view->segments; r++) {
         if (r % per_row == 0) rows = output_rows(&f->plan, block, r / per_row, in, out);
         for (ptrdiff_t column = 0; column < view->length; column += wide) {
@@ -107,14 +116,15 @@ static void add_block(const struct filtering *f, const struct block *block, cons
                                       .b = block->base + view->segment[r] + group * f->channels +
                                            column,
                                       .b_offset = in,
-                                      .ldb = f->plan.axis[1][0].step * f->plan.in_channels,
+                                      .ldb = pair * f->plan.axis[1][0].step *
+                                             f->plan.in_channels,
                                       .segments = rows,
-                                      .length = f->plan.out[1],
+                                      .length = ceil_div(f->plan.out[1], pair),
                                       .c = dw + filter * f->depth + r * view->length + column,
                                       .ldc = f->depth,
                                       .columns = smaller(view->length - column, wide),
                                       .accumulate = accumulate};
-            (turned ? NAME(gemm_outer_turned) : NAME(gemm_outer))(count, &task);
+            multiply(count, &task);
         }
     }
 }
@@ -130,6 +140,46 @@ static const real *load_dy(const struct filtering *f, const struct block *block,
                                   smaller(f->filters - first, UNIT_FILTERS)};
     NAME(source_window)(f->dy, &window, scratch + window.column, channels);
     return scratch;
+}
+
+/* row[i] and row[i + distance] become pairs, with zeros behind the last. */
+static void pair_elements(real *row, ptrdiff_t n, ptrdiff_t distance) {
+    for (ptrdiff_t i = 0; i < n; i += LANES) {
+        const ptrdiff_t others = larger(smaller(n - distance - i, LANES), 0);
+        const ptrdiff_t lanes = smaller(n - i, LANES);
+        const vec pair = vpair(vload_part(row + i, lanes), vload_part(row + i + distance, others));
+        vstore_part(row + i, pair, lanes);
+    }
+}
+
+/* Let every pixel of the copy of a block of x be the first of a pair. */
+static void pair_x(const struct plan *plan, const struct block *block, real *x) {
+    const ptrdiff_t rows = plan->image_stride / larger(plan->row_stride, 1);
+    for (ptrdiff_t i = 0; i < block->images * rows; i++) {
+        pair_elements(x + i * plan->row_stride, plan->row_stride,
+                      plan->axis[1][0].step * plan->in_channels);
+    }
+}
+
+/* Turn the rows of a unit's columns of dy into half as many pixels of pairs. */
+static void pair_dy(const struct filtering *f, const struct block *block, ptrdiff_t unit,
+                    real *dy) {
+    const ptrdiff_t channels = f->plan.out_channels, width = f->plan.out[1];
+    const ptrdiff_t first = unit % f->units_per_group * UNIT_FILTERS;
+    const ptrdiff_t count = smaller(f->filters - first, UNIT_FILTERS);
+    dy += unit / f->units_per_group * f->filters + first;
+    for (ptrdiff_t pixel = 0; pixel < block->outputs; pixel += width, dy += width * channels) {
+        for (ptrdiff_t u = 0; u < width; u += 2) {
+            const real *from = dy + u * channels;
+            for (ptrdiff_t j = 0; j < count; j += LANES) {
+                const ptrdiff_t lanes = smaller(count - j, LANES);
+                const ptrdiff_t others = u + 1 < width ? lanes : 0;
+                const vec second = vload_part(from + channels + j, others);
+                vstore_part(dy + u / 2 * channels + j,
+                            vpair(vload_part(from + j, lanes), second), lanes);
+            }
+        }
+    }
 }
 
 /* What a thread works with: offsets of the pixels in what is read and in dy; blocks of x and dy. */
@@ -167,6 +217,10 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     int first = number == first_block(walk, part);
     struct block block = NAME(plan_load)(plan, number, f->x, input);
     const real *g = load_dy(f, &block, unit, input + plan->scratch);
+    if (f->paired) {
+        pair_x(plan, &block, input);
+        pair_dy(f, &block, unit, input + plan->scratch);
+    }
     add_block(f, &block, g, in, out, unit, !first, dw);
 }
 

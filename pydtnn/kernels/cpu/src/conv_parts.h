@@ -30,6 +30,8 @@ struct slide {
     ptrdiff_t y_pixel, outputs, columns;
 };
 void NAME(slide_gather)(const struct slide *task, ptrdiff_t taps, const real *x, real *y);
+/* The same for pairs of bfloat16, which `channels` counts. */
+void NAME(slide_gather_pairs)(const struct slide *task, ptrdiff_t taps, const real *x, real *y);
 
 /* A depthwise convolution, forward: out = what the sink makes of in * w + b. Backward: `in` is dy
  * and `out` dx; `dw` = [dw +] the gradient of the filters, from x. One of the two may be NULL, and

@@ -9,9 +9,12 @@
  * Where the row ends, the input outside is read from a row of zeros, so that a tile has no
  * conditions. Filters are packed as for gemm_rows. Expected: 0.87 of the peak for 16 channels;
  * memory and the start of tiles take most of the rest.
+ *
+ * conv_slide_pairs.c compiles this file again for pairs of bfloat16.
  */
 #include "conv_parts.h"
 #include "gemm.h"
+#include "products.h"
 
 #if VECTOR_BYTES == 64
 enum { TILE = 16 };
@@ -48,12 +51,13 @@ INLINE void slide_tile(const int pixels, const int taps, const struct slide *t, 
             for (int k = 0; k < taps; k++) filter[k] = vload(w + k * channels * LANES);
             UNROLL
             for (int i = 0; i < inputs; i++) {
-                vec one = vset(i == 0            ? *first
-                               : i == inputs - 1 ? *last
-                                                 : p[(i - 1) / 3][(i - 1) % 3 * pixel]);
+                const vec one = broadcast(i == 0            ? first
+                                          : i == inputs - 1 ? last
+                                                            : p[(i - 1) / 3] + (i - 1) % 3 * pixel);
                 UNROLL
                 for (int k = 0; k < taps; k++) {
-                    if (i - k >= 0 && i - k < pixels) sum[i - k] += one * filter[k];
+                    if (i - k >= 0 && i - k < pixels)
+                        sum[i - k] = add_product(sum[i - k], one, filter[k]);
                 }
             }
             UNROLL
@@ -83,7 +87,7 @@ INLINE void slide_row(const int taps, const struct slide *t, const real *x, real
     for (; i < t->outputs; i++) slide_tile(1, taps, t, i, x, y);
 }
 
-void NAME(slide_gather)(const struct slide *task, ptrdiff_t taps, const real *x, real *y) {
+void PRODUCTS(slide_gather)(const struct slide *task, ptrdiff_t taps, const real *x, real *y) {
     if (taps == 2) {
         slide_row(2, task, x, y);
     } else {

@@ -1,8 +1,11 @@
 /* The products of Winograd's convolution for factors that are pairs of bfloat16: the same blocks,
  * with an instruction that multiplies pairs, twice as many products in the same time. */
+#include "amx.h"
 #include "conv_winograd.h"
 
-#if HAS_DOTS
+#if HAS_AMX
+typedef int they_are_in_conv_winograd_amx; /* an empty source is no C */
+#elif HAS_DOTS
 #define PAIRS
 #include "conv_winograd_multiply.c"
 #else

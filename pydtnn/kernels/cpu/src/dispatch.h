@@ -1,21 +1,27 @@
-/* Which variants exist and which the CPU can run.
+/* Which variants exist.
  *
  * DECLARE_FAMILY(linear) declares the table `struct linear_kernels` of every variant that setup.py
  * built and the function linear_select(isa, itemsize) that returns one of them, or NULL;
  * DECLARE_STORED_FAMILY the same for a family that also has a variant for arrays of bfloat16
- * (itemsize 2). Table functions take `void *` so that one struct, and one Cython wrapper, serves
+ * (itemsize 2), and DECLARE_MULTIPLYING_FAMILY for one whose kernels of bfloat16 use the tile
+ * registers of AMX. Table functions take `void *` so that one struct, and one Cython wrapper, serves
  * all types; the templates assign these to `real *` or `stored *` first thing. avx512_bf16 differs
- * from avx512 only in the kernels of bfloat16.
+ * from avx512 only in the kernels of bfloat16, amx from avx512_bf16 only in those that multiply.
+ * amx_emulated is amx with instructions emulated, for tests.
  */
 #ifndef PYDTNN_DISPATCH_H
 #define PYDTNN_DISPATCH_H
 
 #include <stddef.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
-enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AVX512_BF16 = 3 };
+enum {
+    ISA_GENERIC = 0,
+    ISA_AVX2 = 1,
+    ISA_AVX512 = 2,
+    ISA_AVX512_BF16 = 3,
+    ISA_AMX = 4,
+    ISA_AMX_EMULATED = 5
+};
 
 #ifdef BUILT_AVX2
 #define WITH_AVX2(...) __VA_ARGS__
@@ -33,6 +39,17 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AVX512_BF16 = 3 };
 #define WITH_AVX512_BF16(...)
 #endif
 
+#ifdef BUILT_AMX
+#define WITH_AMX(...) __VA_ARGS__
+#else
+#define WITH_AMX(...)
+#endif
+#ifdef BUILT_AMX_EMULATED
+#define WITH_AMX_EMULATED(...) __VA_ARGS__
+#else
+#define WITH_AMX_EMULATED(...)
+#endif
+
 #define DECLARE_REALS(family, isa) \
     extern const struct family##_kernels family##_kernels_##isa##_f32, family##_kernels_##isa##_f64;
 #define DECLARE_HALF(family, isa) \
@@ -43,14 +60,24 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AVX512_BF16 = 3 };
 #define PICK_HALF(family, isa) \
     if (itemsize == 2) return &family##_kernels_##isa##_bf16;
 
-#define DECLARE_FAMILY_(family, declare_half, pick_half)                                       \
+#define DECLARE_FAMILY_(family, declare_half, pick_half, declare_amx, pick_amx)                \
     DECLARE_REALS(family, generic)                                                             \
     declare_half(family, generic)                                                              \
     WITH_AVX2(DECLARE_REALS(family, avx2) declare_half(family, avx2))                          \
     WITH_AVX512(DECLARE_REALS(family, avx512) declare_half(family, avx512))                    \
     WITH_AVX512_BF16(declare_half(family, avx512_bf16))                                        \
+    WITH_AMX(declare_amx(family, amx))                                                         \
+    WITH_AMX_EMULATED(declare_amx(family, amx_emulated))                                       \
     static inline __attribute__((unused)) const struct family##_kernels *family##_select(      \
         int isa, int itemsize) {                                                               \
+        WITH_AMX(if (isa == ISA_AMX) {                                                         \
+            pick_amx(family, amx)                                                              \
+            isa = ISA_AVX512_BF16;                                                             \
+        })                                                                                     \
+        WITH_AMX_EMULATED(if (isa == ISA_AMX_EMULATED) {                                       \
+            pick_amx(family, amx_emulated)                                                     \
+            isa = ISA_AVX512_BF16;                                                             \
+        })                                                                                     \
         WITH_AVX512_BF16(if (isa == ISA_AVX512_BF16) {                                         \
             pick_half(family, avx512_bf16)                                                     \
             isa = ISA_AVX512;                                                                  \
@@ -64,42 +91,10 @@ enum { ISA_GENERIC = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AVX512_BF16 = 3 };
         return NULL;                                                                           \
     }
 #define NOTHING(family, isa)
-#define DECLARE_FAMILY(family) DECLARE_FAMILY_(family, NOTHING, NOTHING)
-#define DECLARE_STORED_FAMILY(family) DECLARE_FAMILY_(family, DECLARE_HALF, PICK_HALF)
-
-#if defined(__x86_64__)
-/* Features that __builtin_cpu_supports does not support in all compilers. */
-static inline __attribute__((unused)) int has_f16c(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-static inline __attribute__((unused)) int has_lzcnt(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & bit_LZCNT);
-}
-static inline __attribute__((unused)) int has_avx512bf16(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
-}
-#endif
-
-/* Whether this build has the instruction set and this CPU, under this operating system, runs it:
- * all that setup.py lets the compiler use. */
-static inline __attribute__((unused)) int isa_available(int isa) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
-               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_lzcnt() &&
-               __builtin_cpu_supports("popcnt");
-    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                 __builtin_cpu_supports("avx512cd");
-    WITH_AVX2(if (isa == ISA_AVX2) return avx2;)
-    WITH_AVX512(if (isa == ISA_AVX512) return avx512;)
-    WITH_AVX512_BF16(if (isa == ISA_AVX512_BF16) return avx512 && has_avx512bf16();)
-    (void)avx512;
-#endif
-    return isa == ISA_GENERIC;
-}
+#define DECLARE_FAMILY(family) DECLARE_FAMILY_(family, NOTHING, NOTHING, NOTHING, NOTHING)
+#define DECLARE_STORED_FAMILY(family) \
+    DECLARE_FAMILY_(family, DECLARE_HALF, PICK_HALF, NOTHING, NOTHING)
+#define DECLARE_MULTIPLYING_FAMILY(family) \
+    DECLARE_FAMILY_(family, DECLARE_HALF, PICK_HALF, DECLARE_HALF, PICK_HALF)
 
 #endif

@@ -45,7 +45,7 @@ INLINE vec finish(const int terms, const enum gating gating, const struct chunk 
     /* not <= 0: where the value is NaN, y passes */
     if (gating == BY_VALUE) y = vselect(map_value(terms, map, j, centred) <= 0, vzero(), y);
     if (gating == BY_KEPT) y = vselect(load_stored(c->kept + at, lanes) <= 0, vzero(), y);
-    return sround(vmax(c->low, y));
+    return vmax(c->low, y);
 }
 
 /* Sums of a chunk for a vector of columns: of u = y - pivot, and products of u. */
@@ -95,7 +95,8 @@ INLINE void sink_vectors(const int terms, const enum gating gating, const enum s
         UNROLL                                                                     \
         for (int j = 0; j < vectors; j++) {                                        \
             vec y = finish(terms, gating, c, &map, i, column, j, lanes, centred);  \
-            store_exact(c->y + (i) * c->channels + column + j * LANES, y, lanes);  \
+            store_stored(c->y + (i) * c->channels + column + j * LANES, y, lanes); \
+            y = sround(y);                                                         \
             if (kind == SUMS_MOMENTS) centred[0] = y = y - pivot[j];               \
             if (kind == SUMS_NONE) continue;                                       \
             sum[(g) * vectors + j] += y;                                           \

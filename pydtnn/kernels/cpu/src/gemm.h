@@ -56,11 +56,9 @@ struct gemm_outer {
 
 void NAME(gemm_outer)(ptrdiff_t rows, const struct gemm_outer *task);
 
-#if HAS_DOTS
 /* The same with pairs of bfloat16 in A and B, over which k runs. */
 void NAME(gemm_rows_pairs)(ptrdiff_t rows, const struct gemm_rows *task);
 void NAME(gemm_outer_pairs)(ptrdiff_t rows, const struct gemm_outer *task);
-#endif
 
 /* The same with lanes along the rows of C, for any number of columns: A is read in whole vectors, B
  * element by element; see gemm_turned.c. */

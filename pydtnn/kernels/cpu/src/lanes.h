@@ -18,9 +18,6 @@ INLINE vec load_stored(const stored *p, ptrdiff_t lanes) {
 INLINE void store_stored(stored *p, vec v, ptrdiff_t lanes) {
     lanes == LANES ? sstore(p, v) : sstore_part(p, v, lanes);
 }
-INLINE void store_exact(stored *p, vec v, ptrdiff_t lanes) {
-    lanes == LANES ? sstore_exact(p, v) : sstore_exact_part(p, v, lanes);
-}
 
 /* Numbers of the lanes: first, first + 1, ... */
 INLINE ivec vlanes(ptrdiff_t first) {

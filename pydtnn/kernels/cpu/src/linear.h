@@ -24,6 +24,6 @@ struct linear_kernels {
                     ptrdiff_t count, ptrdiff_t columns, int accumulate, int threads);
 };
 
-DECLARE_STORED_FAMILY(linear)
+DECLARE_MULTIPLYING_FAMILY(linear)
 
 #endif

@@ -10,7 +10,15 @@ import pytest
 
 from pydtnn.kernels import create_backend
 from pydtnn.kernels.cpu import _isa
-from pydtnn.kernels.cpu.isa import INSTRUCTION_SETS, VARIABLE, available, number, select_isa
+from pydtnn.kernels.cpu.isa import (
+    EMULATED,
+    INSTRUCTION_SETS,
+    VARIABLE,
+    available,
+    number,
+    runs,
+    select_isa,
+)
 
 
 def test_the_generic_kernels_run_everywhere() -> None:
@@ -33,6 +41,15 @@ def test_the_environment_lowers_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "nonsense")
     assert select_isa("generic") == "generic"
+
+
+def test_emulated_instructions_must_be_asked_for() -> None:
+    assert EMULATED not in available()
+    if runs(EMULATED):
+        assert create_backend("cpu", isa=EMULATED).isa == EMULATED
+    else:
+        with pytest.raises(ValueError, match="must be an instruction set that this machine has"):
+            create_backend("cpu", isa=EMULATED)
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@
  * built and the function linear_select(isa, itemsize) that returns one of them, or NULL;
  * DECLARE_STORED_FAMILY the same for a family that also has a variant for arrays of bfloat16
  * (itemsize 2), and DECLARE_MULTIPLYING_FAMILY for one whose kernels of bfloat16 use the tile
- * registers of AMX. Table functions take `void *` so that one struct, and one Cython wrapper, serves
- * all types; the templates assign these to `real *` or `stored *` first thing. avx512_bf16 differs
- * from avx512 only in the kernels of bfloat16, amx from avx512_bf16 only in those that multiply.
- * amx_emulated is amx with instructions emulated, for tests.
+ * registers of AMX. Table functions take `void *` so that one struct, and one Cython wrapper,
+ * serves all types; the templates assign these to `real *` or `stored *` first thing. avx512_bf16
+ * differs from avx512 only in the kernels of bfloat16, amx from avx512_bf16 only in those that
+ * multiply. amx_emulated is amx with instructions emulated, for tests.
  */
 #ifndef PYDTNN_DISPATCH_H
 #define PYDTNN_DISPATCH_H

@@ -14,6 +14,7 @@ from pydtnn.kernels.cpu._conv import NUMBERS, ConvKernels, Shape
 from pydtnn.kernels.cpu._fused import ready, ready_beside
 from pydtnn.kernels.cpu.compiled import FLOAT64, Compiled, beside, contiguous
 from pydtnn.kernels.cpu.fused import Fused
+from pydtnn.kernels.cpu.isa import PAIRING
 from pydtnn.kernels.cpu.planes import planes_of
 from pydtnn.kernels.cpu.volumes import Volumes
 from pydtnn.kernels.deferred import Deferred
@@ -29,19 +30,21 @@ def shape_of(geometry: ConvGeometry) -> Shape | None:
 
 
 @lru_cache(maxsize=1024)
-def candidates(geometry: ConvGeometry) -> tuple[str, ...]:
+def candidates(geometry: ConvGeometry, pairs: bool = False) -> tuple[str, ...]:
     """The algorithms that support a geometry, by name; the first supports all.
 
-    Those of volumes are those of their planes.
+    Those of volumes are those of their planes. With `pairs`, of bfloat16, there are products of
+    them, for which F(2x4) is a compromise of speed and accuracy.
     """
     if len(geometry.size) == 3:
-        return candidates(planes_of(geometry))
+        return candidates(planes_of(geometry), pairs)
     winograd = (
         geometry.kernel == (3, 3)
         and geometry.stride == geometry.dilation == (1, 1)
         and geometry.groups == 1
     )
-    return ("direct", "winograd4", "winograd2") if winograd else ("direct",)
+    tiles = ("winograd4", "winograd2", *["winograd24"] * pairs)
+    return ("direct", *(tiles if winograd else ()))
 
 
 class Conv(Compiled, reference.Conv):
@@ -63,6 +66,7 @@ class Conv(Compiled, reference.Conv):
         self.autotuner = Autotuner("direct")
         self.fused = Fused(xp, isa, threads)
         self.volumes = Volumes(self)
+        self._pairs = isa in PAIRING
 
     def forward(
         self,
@@ -265,8 +269,8 @@ class Conv(Compiled, reference.Conv):
         if algorithm is None:
             algorithm = self.autotuner.resolved.get((operation, geometry, len(batch), batch.dtype))
             return None if algorithm is None else NUMBERS[algorithm]
-        if algorithm not in candidates(geometry):
-            suit = ", ".join(candidates(geometry))
+        if algorithm not in self._candidates(geometry, batch):
+            suit = ", ".join(self._candidates(geometry, batch))
             raise ValueError(f"conv: expected one of {suit} for {geometry}, got {algorithm}")
         return NUMBERS[algorithm]
 
@@ -287,10 +291,13 @@ class Conv(Compiled, reference.Conv):
             geometry,
             len(batch),
             batch.dtype,
-            candidates(geometry),
+            self._candidates(geometry, batch),
             lambda name: run(NUMBERS[name], scratch),
         )
         return NUMBERS[name]
+
+    def _candidates(self, geometry: ConvGeometry, batch: Any) -> tuple[str, ...]:
+        return candidates(geometry, self._pairs and batch.dtype.itemsize == 2)
 
     def _storing(self, x: Array | Deferred, store: Array) -> tuple[Any, Array | None]:
         """Return the input and the store for a kernel.

@@ -12,6 +12,9 @@ EMULATED = "amx_emulated"
 INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", EMULATED)
 """Names, narrowest first; the index is the number in the compiled kernels."""
 
+PAIRING = ("avx512_bf16", "amx", EMULATED)
+"""Those that multiply pairs of bfloat16."""
+
 VARIABLE = "PYDTNN_ISA"
 
 

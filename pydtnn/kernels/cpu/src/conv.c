@@ -7,9 +7,11 @@
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
-/* The side of an output tile of Winograd's algorithms, which support filters of 3x3, no groups, and
- * strides and dilations of 1. */
-static int tile_of(int algorithm) { return algorithm == WINOGRAD4 ? 4 : 2; }
+/* The output tile of Winograd's algorithms, which support filters of 3x3, no groups, and strides and
+ * dilations of 1. */
+static struct tile tile_of(int algorithm) {
+    return (struct tile){algorithm == WINOGRAD4 ? 4 : 2, algorithm == WINOGRAD2 ? 2 : 4};
+}
 
 static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,
                        enum gather gather, const struct source *x, const real *w, const real *b,

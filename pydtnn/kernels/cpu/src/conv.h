@@ -19,8 +19,8 @@ struct depth_shape {
     ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels;
 };
 
-/* The numbers in the names are the sides of an output tile. */
-enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2 };
+/* The numbers in the names are the sides of an output tile, rows and columns if they differ. */
+enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24 };
 
 /* Inputs may be deferred; an input that is read several times must not be stored over its source.
  * The result of a gather is that of its sink, with an `add` that may be its `y`; `sums` are the

@@ -40,10 +40,18 @@ INLINE ptrdiff_t piece_of(ptrdiff_t n, ptrdiff_t pieces) {
     return vectors_of(ceil_div(n, pieces)) * LANES;
 }
 
+/* The outputs of a tile: F(rows x columns, 3x3). */
+struct tile {
+    int rows, columns;
+};
+
+/* Products of a tile and channel, each in a matrix of its own. */
+INLINE int matrices_of(struct tile t) { return (t.rows + 2) * (t.columns + 2); }
+
 /* How the tiles of a batch are walked: blocks of `images` whole images or of `rows` tile rows of
  * one. */
 struct tiling {
-    int tile;
+    struct tile tile;
     ptrdiff_t batch, output[2], tiles[2], images, rows, slabs, blocks;
 };
 
@@ -52,7 +60,7 @@ struct tile_block {
 };
 
 /* Cut a batch into blocks of about `tiles` tiles. */
-struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t output[2],
+struct tiling NAME(tiling_make)(struct tile tile, ptrdiff_t batch, const ptrdiff_t output[2],
                                 ptrdiff_t tiles);
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b);
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
@@ -94,8 +102,9 @@ INLINE ptrdiff_t matrix_stride(ptrdiff_t n) {
 enum factors { SINGLE, PAIRED_INPUTS, PAIRED_TILES };
 
 /* Whether there are products of pairs for tiles of this size. Their error is 2.6 times that of
- * rounding the result in F(2x2, 3x3); in F(4x4, 3x3) it would be 6 to 12 times. */
-INLINE int has_pairs(int tile) { return HAS_DOTS && tile == 2; }
+ * rounding the result in F(2x2, 3x3), and 4 times in F(2x4, 3x3); in F(4x4, 3x3) it would be 6 to 12
+ * times. */
+INLINE int has_pairs(struct tile tile) { return HAS_DOTS && tile.rows == 2; }
 
 /* Tiles [begin, begin + count) of a block, to or from matrices that are `stride` apart, row t of
  * which, `width` long, belongs to tile begin + t. */
@@ -126,7 +135,7 @@ struct filter_view {
 /* u = G w G^T of the filters of some inputs and outputs. u: [matrix][panel][in][columns], of all
  * inputs (or pairs of them) and these outputs, in panels of ROWS_COLUMNS; matrices are `stride`
  * apart. */
-void NAME(winograd_filters)(int tile, enum factors factors, const struct filter_view *view,
+void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct filter_view *view,
                             struct range inputs, struct range outputs, const real *w,
                             ptrdiff_t stride, real *u);
 
@@ -136,7 +145,7 @@ struct filter_sum {
     ptrdiff_t parts, part, stride, tap;
     int accumulate;
 };
-void NAME(winograd_filter_sum)(int tile, const struct filter_sum *sum, ptrdiff_t channels,
+void NAME(winograd_filter_sum)(struct tile tile, const struct filter_sum *sum, ptrdiff_t channels,
                                const real *du, real *dw);
 
 /* c[t, o] = [c +] sum over inputs k of a[t, k] u[first + k, o]; u: [panel][in][columns] */
@@ -158,9 +167,9 @@ void NAME(winograd_outer_pairs)(const struct product *product, const real *a, co
 /* Walks as in conv_parts.h. A source that must be written once and that blocks share is settled
  * here, with `threads` threads. */
 int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *shape,
-                               enum gather gather, int tile, const struct source *x, const real *w,
-                               const real *b, const struct sink *y, double *sums, int threads);
-int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *shape, int tile,
+                               enum gather gather, struct tile tile, const struct source *x,
+                               const real *w, const real *b, const struct sink *y, double *sums, int threads);
+int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *shape, struct tile tile,
                                const struct source *x, const struct source *dy, real *dw,
                                int accumulate, int threads);
 

@@ -44,12 +44,12 @@ struct scratch {
     const real *read; /* dy, or another walk's canvas */
 };
 
-static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
+static int prepare(struct filtering *f, const struct conv_shape *s, struct tile tile) {
     const ptrdiff_t first[2] = {-s->padding[0], -s->padding[1]}, origin[2] = {0, 0};
     const ptrdiff_t bytes = sizeof(real);
     f->channels = s->channels;
     f->filters = s->filters;
-    f->matrices = (tile + 2) * (tile + 2);
+    f->matrices = matrices_of(tile);
     f->inputs = piece_of(s->channels, ceil_div(s->channels, BLOCK_CHANNELS));
     f->outputs = piece_of(s->filters, ceil_div(s->filters, BLOCK_CHANNELS));
     f->across = ceil_div(s->channels, f->inputs);
@@ -63,7 +63,8 @@ static int prepare(struct filtering *f, const struct conv_shape *s, int tile) {
         smaller(32, larger(16, GROUP_CHANNELS / (f->inputs + f->outputs) / 16 * 16));
     f->tiling = NAME(tiling_make)(
         tile, s->batch, s->output,
-        larger(group, BLOCK_BYTES / (tile * tile * bytes * larger(f->inputs, f->outputs))));
+        larger(group, BLOCK_BYTES / (tile.rows * tile.columns * bytes *
+                                     larger(f->inputs, f->outputs))));
     f->parts =
         smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs, f->tiling.blocks);
     f->parts = larger(f->parts, 1);
@@ -206,7 +207,7 @@ static void close(const struct walk *walk, int status) {
     free(f);
 }
 
-int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *s, int tile,
+int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *s, struct tile tile,
                                const struct source *x, const struct source *dy, real *dw,
                                int accumulate, int threads) {
     struct filtering *f = malloc(sizeof *f);

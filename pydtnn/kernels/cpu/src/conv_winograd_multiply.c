@@ -6,8 +6,9 @@
  * As in gemm.c an element of A is broadcast and multiplied with 2 (or 1) vectors of B, and a block
  * of C stays in registers; but here the sums are short (as many as channels or tiles, 16 to 64) and
  * there are 36 products per group, so blocks are smaller and nothing is looked up. For 16, 32 and
- * 64 channels the strides of A's rows, and the length of the sums, are constants. AVX-512 8x2 and
- * 16x1, with 16 registers 6x2 and 12x1: 10 loads for 16 multiply-adds, and 17 for 16.
+ * 64 channels, and for 8, which are 16 in pairs, the strides of A's rows and the length of the sums
+ * are constants. AVX-512 8x2 and 16x1, with 16 registers 6x2 and 12x1: 10 loads for 16
+ * multiply-adds, and 17 for 16.
  *
  * Expected fraction of the peak from L1: 0.97 for two vectors, 0.88 for one, which is bound by the
  * loads and by the ends of its short sums; with matrices in L2 0.92 and 0.7.
@@ -137,6 +138,7 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
                                        real *c) {                                             \
         ptrdiff_t i = 0;                                                                      \
         switch (width_of_##kind(t)) {                                                         \
+        case 8: ROWS(kind##_##r0##x##vectors##_of_8, r0, step) break;                         \
         case 16: ROWS(kind##_##r0##x##vectors##_of_16, r0, step) break;                       \
         case 32: ROWS(kind##_##r0##x##vectors##_of_32, r0, step) break;                       \
         case 64: ROWS(kind##_##r0##x##vectors##_of_64, r0, step) break;                       \
@@ -148,6 +150,7 @@ INLINE void outer_block(const int rows, const int vectors, ptrdiff_t depth, cons
         ROWS(kind##_##r4##x##vectors, r4, step)                                               \
     }
 #define PANELS(vectors, r0, r1, r2, r3, r4)              \
+    BLOCK_OF(8, r0, vectors)                             \
     BLOCK_OF(16, r0, vectors)                            \
     BLOCK_OF(32, r0, vectors)                            \
     BLOCK_OF(64, r0, vectors)                            \

@@ -10,12 +10,12 @@
 
 enum { SETTLE_ROWS = 1024 };
 
-struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t output[2],
+struct tiling NAME(tiling_make)(struct tile tile, ptrdiff_t batch, const ptrdiff_t output[2],
                                 ptrdiff_t tiles) {
     struct tiling t = {.tile = tile, .batch = batch, .images = 1};
     for (int d = 0; d < 2; d++) {
         t.output[d] = output[d];
-        t.tiles[d] = ceil_div(output[d], tile);
+        t.tiles[d] = ceil_div(output[d], d == 0 ? tile.rows : tile.columns);
     }
     const ptrdiff_t rows = larger(tiles / larger(t.tiles[1], 1), 1);
     t.rows = t.tiles[0];
@@ -30,8 +30,9 @@ struct tiling NAME(tiling_make)(int tile, ptrdiff_t batch, const ptrdiff_t outpu
 }
 
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b) {
-    return a->tile == b->tile && a->batch == b->batch && a->output[0] == b->output[0] &&
-           a->output[1] == b->output[1] && a->images == b->images && a->rows == b->rows;
+    return a->tile.rows == b->tile.rows && a->tile.columns == b->tile.columns &&
+           a->batch == b->batch && a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
+           a->images == b->images && a->rows == b->rows;
 }
 
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number) {
@@ -51,8 +52,8 @@ struct canvas NAME(canvas_make)(const struct tiling *t, const ptrdiff_t size[2],
         c.size[d] = size[d];
         c.first[d] = first[d];
     }
-    c.row = (t->tiles[1] * t->tile + border) * c.pixel;
-    c.image = (t->rows * t->tile + border) * c.row;
+    c.row = (t->tiles[1] * t->tile.columns + border) * c.pixel;
+    c.image = (t->rows * t->tile.rows + border) * c.row;
     return c;
 }
 
@@ -69,8 +70,8 @@ void NAME(canvas_load)(const struct canvas *c, const struct tiling *t,
     const ptrdiff_t width = c->row / c->pixel, left = smaller(larger(-c->first[1], 0), width);
     const ptrdiff_t skip = larger(c->first[1], 0);
     const ptrdiff_t inside = larger(smaller(width - left, c->size[1] - skip), 0);
-    const ptrdiff_t rows = block->rows * t->tile + c->border;
-    const ptrdiff_t top = c->first[0] + block->row * t->tile;
+    const ptrdiff_t rows = block->rows * t->tile.rows + c->border;
+    const ptrdiff_t top = c->first[0] + block->row * t->tile.rows;
     struct window window = {0, inside, c->channels, channels.first, channels.count};
     if (inside == 0) return;
     for (ptrdiff_t i = 0; i < block->images; i++) {

@@ -63,11 +63,12 @@ INLINE struct pitch pitch_of(ptrdiff_t row, ptrdiff_t pixel, ptrdiff_t matrix) {
     return (struct pitch){row * bytes, pixel * bytes, matrix * bytes};
 }
 
-/* From `tile` + 2 pixels square, or `tile` for a gradient, to all matrices. */
-INLINE void forth_tile(const int tile, const int gradient, const enum form form, struct pitch by,
-                       ptrdiff_t channels, const real *d, real *v) {
-    const int points = tile + 2, pixels = gradient ? tile : points;
-    const ptrdiff_t column = points * by.matrix;
+/* From two rows and columns more than the tile has, or as many for a gradient, to all matrices. */
+INLINE void forth_tile(const int rows, const int columns, const int gradient, const enum form form,
+                       struct pitch by, ptrdiff_t channels, const real *d, real *v) {
+    const int down = rows + 2, across = columns + 2;
+    const int height = gradient ? rows : down, width = gradient ? columns : across;
+    const ptrdiff_t column = across * by.matrix;
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
         const char *p = (const char *)(d + c);
@@ -76,35 +77,36 @@ INLINE void forth_tile(const int tile, const int gradient, const enum form form,
         KEEP(pixel);
         KEEP(step);
         UNROLL
-        for (int i = 0; i < pixels; i++) {
-            load_line(pixels, p, pixel, x);
+        for (int i = 0; i < height; i++) {
+            load_line(width, p, pixel, x);
             if (gradient) {
-                gradient_points(tile, x, 1, half + i * points);
+                gradient_points(columns, x, 1, half + i * across);
             } else {
-                input_points(tile, x, 1, half + i * points);
+                input_points(columns, x, 1, half + i * across);
             }
             p += by.row;
             KEEP(p);
         }
         UNROLL
-        for (int j = 0; j < points; j++) {
+        for (int j = 0; j < across; j++) {
             if (gradient) {
-                gradient_points(tile, half + j, points, line);
+                gradient_points(rows, half + j, across, line);
             } else {
-                input_points(tile, half + j, points, line);
+                input_points(rows, half + j, across, line);
             }
-            put_line(points, form, line, q, step);
+            put_line(down, form, line, q, step);
             q += by.matrix;
             KEEP(q);
         }
     }
 }
 
-/* y of one tile, of which `rows` x `columns` are inside the image; `whole`: all of it, and whole
+/* y of one tile, of which `high` x `wide` are inside the image; `whole`: all of it, and whole
  * vectors. */
-INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_t channels,
-                      const real *m, const real *bias, ptrdiff_t rows, ptrdiff_t columns, real *y) {
-    const int points = tile + 2;
+INLINE void back_tile(const int rows, const int columns, const int whole, struct pitch by,
+                      ptrdiff_t channels, const real *m, const real *bias, ptrdiff_t high,
+                      ptrdiff_t wide, real *y) {
+    const int down = rows + 2, across = columns + 2;
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
         const vec start = bias ? vload(bias + c) : vzero();
@@ -115,23 +117,23 @@ INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_
         KEEP(matrix);
         KEEP(row);
         UNROLL
-        for (int i = 0; i < points; i++) {
-            load_line(points, p, matrix, x);
-            output_points(tile, x, 1, half + i * tile);
-            p += points * by.matrix;
+        for (int i = 0; i < down; i++) {
+            load_line(across, p, matrix, x);
+            output_points(columns, x, 1, half + i * columns);
+            p += across * by.matrix;
             KEEP(p);
         }
         UNROLL
-        for (int j = 0; j < tile; j++) {
-            output_points(tile, half + j, tile, line);
+        for (int j = 0; j < columns; j++) {
+            output_points(rows, half + j, columns, line);
             UNROLL
-            for (int i = 0; i < tile; i++) line[i] += start;
+            for (int i = 0; i < rows; i++) line[i] += start;
             if (whole) {
-                put_line(tile, REALS, line, q, row);
-            } else if (j < columns) {
+                put_line(rows, REALS, line, q, row);
+            } else if (j < wide) {
                 UNROLL
-                for (int i = 0; i < tile; i++) {
-                    if (i < rows) vstore_part((real *)(q + i * row), line[i], lanes);
+                for (int i = 0; i < rows; i++) {
+                    if (i < high) vstore_part((real *)(q + i * row), line[i], lanes);
                 }
             }
             q += by.pixel;
@@ -140,45 +142,45 @@ INLINE void back_tile(const int tile, const int whole, struct pitch by, ptrdiff_
     }
 }
 
-INLINE void forth_tiles(const int tile, const int gradient, const enum factors factors,
-                        const struct tiling *t, const struct tile_block *block,
+INLINE void forth_tiles(const int rows, const int columns, const int gradient,
+                        const enum factors factors, const struct tiling *t, const struct tile_block *block,
                         const struct tile_group *group, const struct canvas *canvas, const real *d,
                         ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
     struct place at = place_of(t, block, group->begin);
     for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
         const real *p = d + at.image * canvas->image +
-                        tile * (at.row * canvas->row + at.column * canvas->pixel);
+                        at.row * rows * canvas->row + at.column * columns * canvas->pixel;
         real *q = v + (factors == PAIRED_TILES ? i / 2 : i) * group->width;
         if (factors == SINGLE) {
-            forth_tile(tile, gradient, REALS, by, channels, p, q);
+            forth_tile(rows, columns, gradient, REALS, by, channels, p, q);
         } else if (factors == PAIRED_INPUTS) {
-            forth_tile(tile, gradient, HALVES, by, channels, p, q);
+            forth_tile(rows, columns, gradient, HALVES, by, channels, p, q);
         } else if (i % 2 == 0) {
-            forth_tile(tile, gradient, FIRST, by, channels, p, q);
+            forth_tile(rows, columns, gradient, FIRST, by, channels, p, q);
         } else {
-            forth_tile(tile, gradient, SECOND, by, channels, p, q);
+            forth_tile(rows, columns, gradient, SECOND, by, channels, p, q);
         }
     }
 }
 
-INLINE void back_tiles(const int tile, const int vectors, const struct tiling *t,
-                       const struct tile_block *block, const struct tile_group *group,
+INLINE void back_tiles(const int rows, const int columns, const int vectors,
+                       const struct tiling *t, const struct tile_block *block, const struct tile_group *group,
                        ptrdiff_t channels, const real *m, const real *bias, real *y,
                        ptrdiff_t pixel) {
-    const ptrdiff_t row = t->output[1] * pixel, top = block->row * tile;
-    const ptrdiff_t image = smaller(block->rows * tile, t->output[0] - top) * row;
+    const ptrdiff_t row = t->output[1] * pixel, top = block->row * rows;
+    const ptrdiff_t image = smaller(block->rows * rows, t->output[0] - top) * row;
     const struct pitch by = pitch_of(row, pixel, group->stride);
     struct place at = place_of(t, block, group->begin);
     for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const ptrdiff_t rows = t->output[0] - top - at.row * tile;
-        const ptrdiff_t columns = t->output[1] - at.column * tile;
+        const ptrdiff_t high = t->output[0] - top - at.row * rows;
+        const ptrdiff_t wide = t->output[1] - at.column * columns;
         const real *p = m + i * group->width;
-        real *q = y + at.image * image + tile * (at.row * row + at.column * pixel);
-        if (vectors && rows >= tile && columns >= tile) {
-            back_tile(tile, 1, by, channels, p, bias, tile, tile, q);
+        real *q = y + at.image * image + at.row * rows * row + at.column * columns * pixel;
+        if (vectors && high >= rows && wide >= columns) {
+            back_tile(rows, columns, 1, by, channels, p, bias, rows, columns, q);
         } else {
-            back_tile(tile, 0, by, channels, p, bias, rows, columns, q);
+            back_tile(rows, columns, 0, by, channels, p, bias, high, wide, q);
         }
     }
 }
@@ -186,52 +188,69 @@ INLINE void back_tiles(const int tile, const int vectors, const struct tiling *t
 /* One function per size of tile and transform. */
 #define ARGUMENTS \
     const struct tiling *t, const struct tile_block *block, const struct tile_group *group
-#define FORTH(name, tile, gradient, factors)                                           \
-    NOINLINE void name(ARGUMENTS, const struct canvas *canvas, const real *d,          \
-                       ptrdiff_t channels, real *v) {                                  \
-        forth_tiles(tile, gradient, factors, t, block, group, canvas, d, channels, v); \
+#define FORTH(name, rows, columns, gradient, factors)                                           \
+    NOINLINE void name(ARGUMENTS, const struct canvas *canvas, const real *d,                   \
+                       ptrdiff_t channels, real *v) {                                           \
+        forth_tiles(rows, columns, gradient, factors, t, block, group, canvas, d, channels, v); \
     }
-FORTH(input_2, 2, 0, SINGLE)
-FORTH(input_4, 4, 0, SINGLE)
-FORTH(gradient_2, 2, 1, SINGLE)
-FORTH(gradient_4, 4, 1, SINGLE)
+#define FORTH_BOTH(rows, columns)                              \
+    FORTH(input_##rows##x##columns, rows, columns, 0, SINGLE) \
+    FORTH(gradient_##rows##x##columns, rows, columns, 1, SINGLE)
+#define FORTH_PAIRS(rows, columns)                                               \
+    FORTH(input_##rows##x##columns##_by_inputs, rows, columns, 0, PAIRED_INPUTS) \
+    FORTH(input_##rows##x##columns##_by_tiles, rows, columns, 0, PAIRED_TILES)   \
+    FORTH(gradient_##rows##x##columns##_by_tiles, rows, columns, 1, PAIRED_TILES)
+#define BACK(rows, columns)                                                                     \
+    NOINLINE void output_##rows##x##columns(ARGUMENTS, ptrdiff_t channels, const real *m,       \
+                                            const real *bias, real *y, ptrdiff_t pixel) {       \
+        back_tiles(rows, columns, channels % LANES == 0, t, block, group, channels, m, bias, y, \
+                   pixel);                                                                      \
+    }
+FORTH_BOTH(2, 2)
+FORTH_BOTH(2, 4)
+FORTH_BOTH(4, 4)
 #if HAS_DOTS
-FORTH(input_2_by_inputs, 2, 0, PAIRED_INPUTS)
-FORTH(input_2_by_tiles, 2, 0, PAIRED_TILES)
-FORTH(gradient_2_by_tiles, 2, 1, PAIRED_TILES)
+FORTH_PAIRS(2, 2)
+FORTH_PAIRS(2, 4)
 #endif
-#define BACK(tile)                                                                              \
-    NOINLINE void output_##tile(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, \
-                                real *y, ptrdiff_t pixel) {                                     \
-        back_tiles(tile, channels % LANES == 0, t, block, group, channels, m, bias, y, pixel);  \
-    }
-BACK(2)
-BACK(4)
+BACK(2, 2)
+BACK(2, 4)
+BACK(4, 4)
+
+/* Of functions for all sizes that for this one. */
+#define OF_SIZE(tile, name, suffix)                                                 \
+    ((tile).columns == 2 ? name##_2x2##suffix : (tile).rows == 2 ? name##_2x4##suffix \
+                                                                 : name##_4x4##suffix)
+#define OF_PAIRS(tile, name, suffix) \
+    ((tile).columns == 2 ? name##_2x2##suffix : name##_2x4##suffix)
 
 void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
                           real *v) {
 #if HAS_DOTS
-    if (group->factors != SINGLE) {
-        (group->factors == PAIRED_INPUTS ? input_2_by_inputs : input_2_by_tiles)(
-            t, block, group, canvas, d, channels, v);
+    if (group->factors == PAIRED_INPUTS) {
+        OF_PAIRS(t->tile, input, _by_inputs)(t, block, group, canvas, d, channels, v);
+        return;
+    }
+    if (group->factors == PAIRED_TILES) {
+        OF_PAIRS(t->tile, input, _by_tiles)(t, block, group, canvas, d, channels, v);
         return;
     }
 #endif
-    (t->tile == 4 ? input_4 : input_2)(t, block, group, canvas, d, channels, v);
+    OF_SIZE(t->tile, input, )(t, block, group, canvas, d, channels, v);
 }
 
 void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real *g,
                              ptrdiff_t channels, real *z) {
 #if HAS_DOTS
     if (group->factors == PAIRED_TILES) {
-        gradient_2_by_tiles(t, block, group, canvas, g, channels, z);
+        OF_PAIRS(t->tile, gradient, _by_tiles)(t, block, group, canvas, g, channels, z);
         return;
     }
 #endif
-    (t->tile == 4 ? gradient_4 : gradient_2)(t, block, group, canvas, g, channels, z);
+    OF_SIZE(t->tile, gradient, )(t, block, group, canvas, g, channels, z);
 }
 
 void NAME(winograd_output)(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, real *y,
                            ptrdiff_t pixel) {
-    (t->tile == 4 ? output_4 : output_2)(t, block, group, channels, m, bias, y, pixel);
+    OF_SIZE(t->tile, output, )(t, block, group, channels, m, bias, y, pixel);
 }

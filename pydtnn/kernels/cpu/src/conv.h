@@ -19,7 +19,8 @@ struct depth_shape {
     ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels;
 };
 
-/* The numbers in the names are the sides of an output tile, rows and columns if they differ. */
+/* The numbers in the names are the sides of an output tile, rows and columns if they differ, which
+ * requires products of pairs of bfloat16. */
 enum algorithm { DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24 };
 
 /* Inputs may be deferred; an input that is read several times must not be stored over its source.

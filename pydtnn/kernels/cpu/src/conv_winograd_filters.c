@@ -36,6 +36,7 @@ INLINE void transform_filters(const int rows, const int columns, const enum form
     }
 }
 
+#if HAS_DOTS
 /* The same for `count` inputs of `width` outputs in pairs. */
 INLINE void transform_pairs(const int rows, const int columns, ptrdiff_t count, ptrdiff_t width, const real *w, ptrdiff_t stride,
                             real *u) {
@@ -45,6 +46,7 @@ INLINE void transform_pairs(const int rows, const int columns, ptrdiff_t count, 
         transform_filters(rows, columns, SECOND, width, first + width, count * width, stride, u);
     }
 }
+#endif
 
 void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct filter_view *view,
                             struct range inputs, struct range outputs, const real *w,
@@ -63,14 +65,16 @@ void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct
                 (count, columns, from + view->tap[t] + i * view->inner, view->inner, view->outer,
                  packed + t * n);
             }
-            if (paired && tile.columns == 4) {
+            if (tile.rows == 4) {
+                transform_filters(4, 4, REALS, n, packed, n, stride, u + i * width);
+#if HAS_DOTS
+            } else if (paired && tile.columns == 4) {
                 transform_pairs(2, 4, count, width, packed, stride, u + i / 2 * width);
             } else if (paired) {
                 transform_pairs(2, 2, count, width, packed, stride, u + i / 2 * width);
-            } else if (tile.rows == 4) {
-                transform_filters(4, 4, REALS, n, packed, n, stride, u + i * width);
             } else if (tile.columns == 4) {
                 transform_filters(2, 4, REALS, n, packed, n, stride, u + i * width);
+#endif
             } else {
                 transform_filters(2, 2, REALS, n, packed, n, stride, u + i * width);
             }
@@ -112,8 +116,10 @@ void NAME(winograd_filter_sum)(struct tile tile, const struct filter_sum *sum, p
                                const real *du, real *dw) {
     if (tile.rows == 4) {
         sum_filter(4, 4, sum, channels, du, dw);
+#if HAS_DOTS
     } else if (tile.columns == 4) {
         sum_filter(2, 4, sum, channels, du, dw);
+#endif
     } else {
         sum_filter(2, 2, sum, channels, du, dw);
     }

@@ -207,22 +207,22 @@ INLINE void back_tiles(const int rows, const int columns, const int vectors,
                    pixel);                                                                      \
     }
 FORTH_BOTH(2, 2)
-FORTH_BOTH(2, 4)
 FORTH_BOTH(4, 4)
-#if HAS_DOTS
-FORTH_PAIRS(2, 2)
-FORTH_PAIRS(2, 4)
-#endif
 BACK(2, 2)
-BACK(2, 4)
 BACK(4, 4)
 
 /* Of functions for all sizes that for this one. */
-#define OF_SIZE(tile, name, suffix)                                                 \
-    ((tile).columns == 2 ? name##_2x2##suffix : (tile).rows == 2 ? name##_2x4##suffix \
-                                                                 : name##_4x4##suffix)
+#if HAS_DOTS
+FORTH_BOTH(2, 4)
+FORTH_PAIRS(2, 2)
+FORTH_PAIRS(2, 4)
+BACK(2, 4)
 #define OF_PAIRS(tile, name, suffix) \
     ((tile).columns == 2 ? name##_2x2##suffix : name##_2x4##suffix)
+#define OF_SIZE(tile, name) ((tile).rows == 4 ? name##_4x4 : OF_PAIRS(tile, name, ))
+#else
+#define OF_SIZE(tile, name) ((tile).rows == 4 ? name##_4x4 : name##_2x2)
+#endif
 
 void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
                           real *v) {
@@ -236,7 +236,7 @@ void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d,
         return;
     }
 #endif
-    OF_SIZE(t->tile, input, )(t, block, group, canvas, d, channels, v);
+    OF_SIZE(t->tile, input)(t, block, group, canvas, d, channels, v);
 }
 
 void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real *g,
@@ -247,10 +247,10 @@ void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real 
         return;
     }
 #endif
-    OF_SIZE(t->tile, gradient, )(t, block, group, canvas, g, channels, z);
+    OF_SIZE(t->tile, gradient)(t, block, group, canvas, g, channels, z);
 }
 
 void NAME(winograd_output)(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, real *y,
                            ptrdiff_t pixel) {
-    OF_SIZE(t->tile, output, )(t, block, group, channels, m, bias, y, pixel);
+    OF_SIZE(t->tile, output)(t, block, group, channels, m, bias, y, pixel);
 }

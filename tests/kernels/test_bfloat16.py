@@ -39,9 +39,11 @@ UNIT = 2.0**-8
 """Largest relative error of rounding."""
 
 PAIRS = {"winograd2": 2, "winograd24": 3}
-"""Error in norm of Winograd's algorithms with products of bfloat16, in units of rounding, 1.0 to 1.3
-and 1.6 to 2.0 measured: each factor is rounded, and transforms add errors up. That of the result
-only is 0.43."""
+"""Error in norm of Winograd's algorithms with products of bfloat16, in units of rounding.
+
+1.0 to 1.3 and 1.5 to 2.0 measured: each factor is rounded, and transforms add errors up. That of
+the result only is 0.43.
+"""
 
 REFERENCE = Reference(np)
 EVERY = [(case, name) for case, (_, shape) in AWKWARD.items() for name in candidates(shape, True)]

@@ -18,7 +18,7 @@ from pydtnn.utils.validate import number
 
 Array = NDArray[Any]
 
-SMALL = 96 * 96
+SMALL = 48 * 48
 """Pixels of images that are decoded by one thread at a time: decoding them takes less time than
 threads lose when they hand Python's interpreter lock to one another for every image."""
 

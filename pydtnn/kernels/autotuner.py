@@ -237,7 +237,11 @@ def rule(geometry: ConvGeometry, candidates: tuple[str, ...]) -> str:
     """Choose by a fixed rule: the algorithm that was fastest in nearly all measurements.
 
     Winograd's transforms require enough channels to be efficient, and maps larger than its tiles.
+    With a stride of 2 there are four times as many, and large filters gain most.
     """
+    if "polyphase" in candidates:
+        large = geometry.kernel[0] > 3 and min(geometry.output) >= 8 and geometry.filters >= 16
+        return "polyphase" if large else candidates[0]
     if min(geometry.channels, geometry.filters) < 16 or min(geometry.output) < 2:
         return candidates[0]
     tiles = "winograd4" if min(geometry.output) >= 4 else "winograd2"

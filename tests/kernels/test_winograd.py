@@ -47,7 +47,31 @@ SIZES = {
     "ranges of outputs": (3, geometry((5, 6), 67, 390, (3, 3), padding=1)),
     "ranges of both, and slabs": (1, geometry((33, 40), 180, 170, (3, 3), padding=1)),
 }
+STRIDED = {
+    "phases of a map smaller than a tile": (5, geometry((2, 3), 16, 16, (3, 3), 2, 1)),
+    "phases of one output": (3, geometry((3, 3), 5, 6, (3, 3), 2)),
+    "phases of one pixel": (3, geometry((1, 1), 5, 6, (3, 3), 2, 1)),
+    "phases of tiles of several images": (21, geometry((8, 8), 24, 40, (3, 3), 2, 1)),
+    "phases, partial tiles": (3, geometry((19, 22), 32, 16, (3, 3), 2, 1)),
+    "phases, padding on one side": (2, geometry((13, 15), 8, 16, (3, 3), 2, ((2, 0), (0, 1)))),
+    "phases, even padding": (2, geometry((17, 16), 16, 20, (3, 3), 2, ((0, 1), (2, 2)))),
+    "phases, outputs that see only zeros": (2, geometry((3, 4), 5, 16, (3, 3), 2, 5)),
+    "phases of slabs": (2, geometry((50, 71), 16, 24, (3, 3), 2, 1)),
+    "phases of a row wider than a block": (1, geometry((7, 700), 16, 16, (3, 3), 2, 1)),
+    "phases, ranges of inputs": (2, geometry((16, 17), 210, 120, (3, 3), 2, 1)),
+    "phases, ranges of outputs": (3, geometry((9, 11), 67, 390, (3, 3), 2, 1)),
+    "phases, ranges of both, and slabs": (1, geometry((66, 75), 131, 170, (3, 3), 2, 1)),
+    "phases, 20 channels": (2, geometry((15, 15), 20, 35, (3, 3), 2, 1)),
+    "5 by 5": (3, geometry((19, 22), 19, 33, (5, 5), 2, 2)),
+    "5 by 5, odd padding": (3, geometry((18, 21), 3, 16, (5, 5), 2, ((1, 2), (3, 0)))),
+    "7 by 7": (3, geometry((23, 30), 3, 64, (7, 7), 2, 3)),
+    "7 by 7, even padding": (2, geometry((23, 18), 17, 20, (7, 7), 2, ((2, 2), (0, 4)))),
+    "7 by 7, ranges of both": (2, geometry((26, 25), 90, 100, (7, 7), 2, 3)),
+}
+"""Convolutions of stride 2, whose phases are Winograd's."""
+
 EVERY = [(case, algorithm) for case in SIZES for algorithm in ALGORITHMS]
+EVERY += [(case, "polyphase") for case in STRIDED]
 
 
 def error(value: np.ndarray, exact: np.ndarray) -> float:
@@ -60,31 +84,37 @@ def error(value: np.ndarray, exact: np.ndarray) -> float:
 def test_every_way_of_walking_agrees_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str, dtype: Any
 ) -> None:
-    batch, shape = SIZES[case]
+    batch, shape = (SIZES | STRIDED)[case]
     arrays, expected = once(all_directions, case, batch, shape, dtype)
     for direction in DIRECTIONS:
         value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
         assert_close(value, expected[direction], TOLERANCE[dtype])
 
 
-def random_sizes() -> list[tuple[ConvGeometry, Arrays, Arrays]]:
+def random_sizes(stride: int) -> list[tuple[ConvGeometry, Arrays, Arrays]]:
     """Geometries, operands and what is expected of them."""
     rng, found = np.random.default_rng(0), []
     for _ in range(30):
+        kernel = 3 if stride == 1 else int(rng.choice([3, 5, 7]))
         size = tuple(map(int, rng.integers(1, 20, 2)))
-        padding = tuple((int(p), int(q)) for p, q in rng.integers(1, 4, (2, 2)))
+        most = 4 if kernel == 3 else kernel + 1
+        padding = tuple((int(p), int(q)) for p, q in rng.integers(kernel // 2, most, (2, 2)))
         channels, filters = map(int, rng.integers(1, 70, 2))
-        shape = ConvGeometry(size, (3, 3), (1, 1), padding, (1, 1), channels, filters, 1)
+        shape = ConvGeometry(
+            size, (kernel,) * 2, (stride,) * 2, padding, (1, 1), channels, filters, 1
+        )
         arrays = operands(rng, int(rng.integers(1, 6)), shape)
         found.append((shape, arrays, directions(arrays, shape)))
     return found
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "stride"), [*((name, 1) for name in ALGORITHMS), ("polyphase", 2)]
+)
 def test_random_sizes_agree_with_the_reference(
-    cpu_backend: Backend, once: Once, algorithm: str
+    cpu_backend: Backend, once: Once, algorithm: str, stride: int
 ) -> None:
-    for shape, arrays, expected in once(random_sizes):
+    for shape, arrays, expected in once(random_sizes, stride):
         for direction in DIRECTIONS:
             value = run(cpu_backend.conv, direction, arrays, shape, algorithm=algorithm)
             assert_close(value, expected[direction], 1e-12)
@@ -108,12 +138,14 @@ def test_the_error_is_what_the_design_note_says(
         assert tile2 <= 1.1 * direct
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", ["slabs of a large image", "ranges of both, and slabs"])
+SLABS = [e for e in EVERY if e[0].endswith("slabs") or e[0] == "slabs of a large image"]
+
+
+@pytest.mark.parametrize(("case", "algorithm"), SLABS)
 def test_a_store_is_written_once_though_its_values_are_read_several_times(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = SIZES[case]
+    batch, shape = (SIZES | STRIDED)[case]
     w = operands(rng, batch, shape)["w"]
     x = deferred(rng, (batch, *shape.size, shape.channels))
     values = Fused(np).values(x)
@@ -140,7 +172,7 @@ def sinks(conv: Reference, x: Any, w: Any, dy: Any, add: Any, shape: Any, **opti
 
 def deferred_case(case: str) -> tuple[Any, Any]:
     """Deferred operands, and what is expected of them."""
-    rng, (batch, shape) = seeded(case), SIZES[case]
+    rng, (batch, shape) = seeded(case), (SIZES | STRIDED)[case]
     w = operands(rng, batch, shape)["w"]
     x = deferred(rng, (batch, *shape.size, shape.channels), terms=2)
     dy = deferred(rng, (batch, *shape.output, shape.filters), relu=False)
@@ -153,7 +185,7 @@ def test_deferred_arrays_and_sinks_agree_with_the_reference(
     cpu_backend: Backend, once: Once, case: str, algorithm: str
 ) -> None:
     arrays, expected = once(deferred_case, case)
-    values = sinks(cpu_backend.conv, *arrays, SIZES[case][1], algorithm=algorithm)
+    values = sinks(cpu_backend.conv, *arrays, (SIZES | STRIDED)[case][1], algorithm=algorithm)
     for value, exact in zip(values, expected, strict=True):
         assert_close(value, exact, 1e-11)
 
@@ -162,7 +194,7 @@ def test_deferred_arrays_and_sinks_agree_with_the_reference(
 def test_the_number_of_threads_does_not_change_a_byte(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = SIZES[case]
+    batch, shape = (SIZES | STRIDED)[case]
     w = operands(rng, batch, shape)["w"].astype(np.float32)
     x = cast_deferred(deferred(rng, (batch, *shape.size, shape.channels)), np.float32)
     dy = operands(rng, batch, shape)["dy"].astype(np.float32)
@@ -182,7 +214,7 @@ def test_the_number_of_threads_does_not_change_a_byte(
 def test_both_gradients_at_once_are_those_of_each_alone(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = SIZES[case]
+    batch, shape = (SIZES | STRIDED)[case]
     w = operands(rng, batch, shape)["w"].astype(np.float32)
     x = deferred(rng, (batch, *shape.size, shape.channels), np.float32)
     dy = deferred(rng, (batch, *shape.output, shape.filters), np.float32, terms=2, relu=False)
@@ -196,12 +228,14 @@ def test_both_gradients_at_once_are_those_of_each_alone(
         assert [a.tobytes() for a in at_once] == [a.tobytes() for a in alone]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", ["partial tiles on both sides", "ranges of both, and slabs"])
+PARTIAL = [e for e in EVERY if "partial" in e[0] or "7 by 7" in e[0]]
+
+
+@pytest.mark.parametrize(("case", "algorithm"), [*SLABS, *PARTIAL])
 def test_gradients_of_filters_are_added_if_asked(
     cpu_backend: Backend, rng: np.random.Generator, case: str, algorithm: str
 ) -> None:
-    batch, shape = SIZES[case]
+    batch, shape = (SIZES | STRIDED)[case]
     arrays = operands(rng, batch, shape)
     before = rng.standard_normal(shape.weight_shape)
     options: dict[str, Any] = {"accumulate": True}
@@ -212,6 +246,22 @@ def test_gradients_of_filters_are_added_if_asked(
     )
     assert_guards_hold(out)
     assert_close(out, expected, 1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "channels"), [(3, 16), (3, 64), (5, 32), (7, 3)])
+def test_the_error_of_phases_is_that_of_tiles_of_four(
+    cpu_backend: Backend, rng: np.random.Generator, kernel: int, channels: int
+) -> None:
+    shape = geometry((32, 32), channels, 64, (kernel, kernel), 2, kernel // 2)
+    arrays = cast(operands(rng, 4, shape), np.float32)
+    arrays["b"][...] = 0
+    for direction in DIRECTIONS:
+        exact = run(REFERENCE, direction, cast(arrays, np.float64), shape)
+        direct, phases = (
+            error(run(cpu_backend.conv, direction, arrays, shape, algorithm=name), exact)
+            for name in ("direct", "polyphase")
+        )
+        assert direct < phases <= min(4 * direct, 1.2e-6)
 
 
 def test_an_outlier_costs_only_large_tiles_digits_of_outputs_that_do_not_read_it(

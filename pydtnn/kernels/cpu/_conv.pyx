@@ -23,7 +23,7 @@ cdef extern from "conv.h":
     struct depth_shape:
         ptrdiff_t size, output, taps, stride, padding, dilation, rows, units, channels
     enum algorithm:
-        DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24
+        DIRECT, WINOGRAD4, WINOGRAD2, WINOGRAD24, POLYPHASE
     struct conv_kernels:
         int (*forward)(const conv_shape *shape, int algorithm, const source *x, const void *w,
                        const void *b, const sink *y, double *sums, int threads) nogil
@@ -45,6 +45,7 @@ NUMBERS = {
     "winograd4": WINOGRAD4,
     "winograd2": WINOGRAD2,
     "winograd24": WINOGRAD24,
+    "polyphase": POLYPHASE,
 }
 """The algorithms by name."""
 

@@ -22,6 +22,9 @@ from pydtnn.kernels.geometry import ConvGeometry
 from pydtnn.kernels.reference import conv as reference
 from pydtnn.kernels.reference.family import Array
 
+POLYPHASE = ((3, 3), (5, 5), (7, 7))
+"""Filters whose phases Winograd's algorithm supports at a stride of 2."""
+
 
 @lru_cache(maxsize=1024)
 def shape_of(geometry: ConvGeometry) -> Shape | None:
@@ -33,18 +36,18 @@ def shape_of(geometry: ConvGeometry) -> Shape | None:
 def candidates(geometry: ConvGeometry, pairs: bool = False) -> tuple[str, ...]:
     """The algorithms that support a geometry, by name; the first supports all.
 
-    Those of volumes are those of their planes. With `pairs`, of bfloat16, there are products of
-    them, for which F(2x4) is a compromise of speed and accuracy.
+    Those of volumes are those of their planes. "winograd24", F(2x4), is for processors that
+    multiply `pairs` of bfloat16.
     """
     if len(geometry.size) == 3:
         return candidates(planes_of(geometry), pairs)
-    winograd = (
-        geometry.kernel == (3, 3)
-        and geometry.stride == geometry.dilation == (1, 1)
-        and geometry.groups == 1
-    )
-    tiles = ("winograd4", "winograd2", *["winograd24"] * pairs)
-    return ("direct", *(tiles if winograd else ()))
+    if geometry.groups > 1 or geometry.dilation != (1, 1):
+        return ("direct",)
+    if geometry.stride == (1, 1) and geometry.kernel == (3, 3):
+        return ("direct", "winograd4", "winograd2", *["winograd24"] * pairs)
+    if geometry.stride == (2, 2) and geometry.kernel in POLYPHASE:
+        return ("direct", "polyphase")
+    return ("direct",)
 
 
 class Conv(Compiled, reference.Conv):

@@ -12,6 +12,8 @@ from pydtnn.kernels.geometry import ConvGeometry
 # As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the
 # gradient of the filters, filters per part, and bytes of all parts.
 PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
+TRANSFORMED = 11
+"""Transformed filters of a stride of 2 in filters: 100 products for 3 x 3 taps."""
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 # As in src/attention_parts.h.
@@ -39,8 +41,8 @@ def conv_scratch(
         units = g.groups * -(-g.filters // (g.groups * UNIT_FILTERS))
         parts = min(-(-PIECES // units), max(DIRECT_BYTES // filters, 1))
         largest = max(largest, filters * parts)
-        if winograd and "winograd4" in candidates(g):
-            largest = max(largest, min(filters * 36 // 9 * PIECES, WINOGRAD_BYTES))
+        if winograd and len(candidates(g)) > 1:
+            largest = max(largest, min(filters * TRANSFORMED * PIECES, WINOGRAD_BYTES))
     return largest + BLOCK_BYTES * threads
 
 

@@ -11,7 +11,7 @@ from pydtnn.kernels.cpu.conv import candidates
 
 
 class Winograd(NamedTuple):
-    """Operations of Winograd's algorithm with 3 x 3 taps, by tile.
+    """Operations of Winograd's algorithm, by tile.
 
     Attributes
     ----------
@@ -31,10 +31,15 @@ class Winograd(NamedTuple):
 
 
 WINOGRAD = {
-    "winograd2": Winograd(2, 16, 32, 28, 24),
-    "winograd4": Winograd(4, 36, 156, 72, 90),
+    ("winograd2", 3): Winograd(2, 16, 32, 28, 24),
+    ("winograd4", 3): Winograd(4, 36, 156, 72, 90),
+    ("polyphase", 3): Winograd(4, 81, 400, 224, 108),
+    ("polyphase", 5): Winograd(4, 121, 576, 288, 130),
+    ("polyphase", 7): Winograd(3, 121, 576, 480, 90),
 }
-"""Lavin and Gray, Fast algorithms for convolutional neural networks, 2016, sections 4.1 and 4.3."""
+"""By name and taps along an axis. Of a stride of 1: Lavin and Gray, Fast algorithms for
+convolutional neural networks, 2016, sections 4.1 and 4.3; of a stride of 2: as implemented in
+`conv_winograd_points.h`, of all four phases."""
 
 
 def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple[int, int]]:
@@ -56,10 +61,11 @@ def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple
         Bytes of transformed filters, besides those of `Layer.cost`.
     """
     for name in candidates(geometry):
-        if name not in WINOGRAD:
+        own = WINOGRAD.get((name, geometry.kernel[-1]))
+        if own is None:
             yield geometry.flops(batch), 0
             continue
-        own, channels, filters = WINOGRAD[name], geometry.channels, geometry.filters
+        channels, filters = geometry.channels, geometry.filters
         tiles = batch * prod(-(-n // own.tile) for n in geometry.output)
         products = 2 * own.products * channels * filters
         transforms = 2 * (own.data * channels + own.inverse * filters)

@@ -7,17 +7,19 @@
 #include "conv_parts.h"
 #include "conv_winograd.h"
 
-/* The output tile of Winograd's algorithms, which support filters of 3x3, no groups, and strides and
- * dilations of 1. */
-static struct tile tile_of(int algorithm) {
-    return (struct tile){algorithm == WINOGRAD4 ? 4 : 2, algorithm == WINOGRAD2 ? 2 : 4};
+/* The output tile of Winograd's algorithms, which support no groups and no dilation, and filters of
+ * 3x3 with a stride of 1, or of 3x3, 5x5 and 7x7 with a stride of 2 (`POLYPHASE`). */
+static struct tile tile_of(const struct conv_shape *s, int algorithm) {
+    const int outputs = s->kernel[0] == 7 ? 3 : 4;
+    if (algorithm == POLYPHASE) return (struct tile){outputs, outputs, ((int)s->kernel[0] + 1) / 2};
+    return (struct tile){algorithm == WINOGRAD4 ? 4 : 2, algorithm == WINOGRAD2 ? 2 : 4, 3};
 }
 
 static int make_gather(struct walk *walk, const struct conv_shape *s, int algorithm,
                        enum gather gather, const struct source *x, const real *w, const real *b,
                        const struct sink *y, double *sums, int threads) {
     if (algorithm == DIRECT) return NAME(gather_walk)(walk, s, gather, x, w, b, y, sums);
-    return NAME(winograd_gather_walk)(walk, s, gather, tile_of(algorithm), x, w, b, y, sums,
+    return NAME(winograd_gather_walk)(walk, s, gather, tile_of(s, algorithm), x, w, b, y, sums,
                                       threads);
 }
 
@@ -25,7 +27,7 @@ static int make_filter(struct walk *walk, const struct conv_shape *s, int algori
                        const struct source *x, const struct source *dy, void *dw, int accumulate,
                        int threads) {
     if (algorithm == DIRECT) return NAME(filter_walk)(walk, s, x, dy, dw, accumulate);
-    return NAME(winograd_filter_walk)(walk, s, tile_of(algorithm), x, dy, dw, accumulate, threads);
+    return NAME(winograd_filter_walk)(walk, s, tile_of(s, algorithm), x, dy, dw, accumulate, threads);
 }
 
 static int run_forward(const struct conv_shape *s, int algorithm, const struct source *x,

@@ -32,6 +32,7 @@
  */
 #include <stdlib.h>
 
+#include "conv_winograd_phases.h"
 #include "conv_winograd_stream.h"
 
 enum { PARTS = 32, PIECES = 8, BLOCK_BYTES = 65536, RUN_BYTES = 512 };
@@ -40,9 +41,11 @@ enum { PARTS = 32, PIECES = 8, BLOCK_BYTES = 65536, RUN_BYTES = 512 };
 struct gathering {
     struct tiling tiling;
     struct canvas canvas;
-    struct filter_view view;
+    struct phases phases;
+    ptrdiff_t in_phases, out_phases;          /* phases of inputs and of outputs, of each channel */
+    ptrdiff_t channels, filters;              /* inputs and outputs of a phase */
     struct tile_group in, out;                /* count: tiles of a full group */
-    ptrdiff_t matrices, filters;              /* filters: the stride between matrices of u */
+    ptrdiff_t matrices, stride, section;      /* the strides between matrices of u, and phases */
     ptrdiff_t parts, inputs, outputs, pieces; /* inputs, outputs: channels of a range; pieces: of
                                                  outputs */
     int shared, in_place;
@@ -58,23 +61,15 @@ struct scratch {
     real *canvas, *u, *v, *m, *y;
 };
 
-static struct filter_view view_filters(const struct conv_shape *s, enum gather gather) {
-    const int forward = gather == GATHER_INPUT;
-    const ptrdiff_t depth = TAPS * s->channels;
-    struct filter_view view = {.in = forward ? s->channels : s->filters,
-                               .out = forward ? s->filters : s->channels,
-                               .inner = forward ? 1 : depth,
-                               .outer = forward ? depth : 1};
-    for (int t = 0; t < TAPS; t++) view.tap[t] = (forward ? t : TAPS - 1 - t) * s->channels;
-    return view;
-}
-
 /* Choose ranges of channels, groups and blocks. */
 static void cut(struct gathering *g, const struct conv_shape *s, struct tile tile,
                 const ptrdiff_t output[2]) {
-    const ptrdiff_t in = vectors_of(g->view.in) * LANES, out = vectors_of(g->view.out) * LANES;
-    const ptrdiff_t bytes = g->matrices * in * out * (ptrdiff_t)sizeof(real);
-    const ptrdiff_t pixel = larger(g->view.in, g->view.out) * (ptrdiff_t)sizeof(real);
+    const ptrdiff_t in = vectors_of(g->channels) * LANES, out = vectors_of(g->filters) * LANES;
+    const ptrdiff_t bytes =
+        g->matrices * in * out * g->phases.count * (ptrdiff_t)sizeof(real);
+    const ptrdiff_t pixel = larger(g->channels * g->in_phases, g->filters * g->out_phases) *
+                            (ptrdiff_t)sizeof(real);
+    const int phases = g->out_phases > 1 ? (int)s->stride[0] : 1;
     ptrdiff_t group = 2 * BLOCK_ROWS_2, tiles;
     g->shared = bytes <= SHARED_BYTES;
     if (g->shared) {
@@ -84,14 +79,14 @@ static void cut(struct gathering *g, const struct conv_shape *s, struct tile til
         if (g->pair == 2) group *= 2;
         tiles = larger(group, BLOCK_BYTES / (tile.rows * tile.columns * pixel));
     } else {
-        g->inputs = piece_of(in, ceil_div(in, BLOCK_CHANNELS));
-        g->outputs = piece_of(out, ceil_div(out, BLOCK_CHANNELS));
+        g->inputs = piece_of(in, ceil_div(in * g->in_phases, BLOCK_CHANNELS));
+        g->outputs = piece_of(out, ceil_div(out * g->out_phases, BLOCK_CHANNELS));
         tiles = group *= 4;
     }
-    g->tiling = NAME(tiling_make)(tile, s->batch, output, tiles);
+    g->tiling = NAME(tiling_make)(tile, phases, s->batch, output, tiles);
     tiles = larger(g->tiling.images * g->tiling.rows * g->tiling.tiles[1], 1);
     g->in.count = g->out.count = g->shared ? smaller(group, tiles) : tiles;
-    g->pieces = ceil_div(g->view.out, g->outputs);
+    g->pieces = ceil_div(g->filters, g->outputs);
     g->parts = smaller(g->shared ? PARTS : ceil_div(PIECES, g->pieces), g->tiling.blocks);
 }
 
@@ -99,27 +94,33 @@ static int prepare(struct gathering *g, const struct conv_shape *s, enum gather 
                    struct tile tile, const real *b, const struct sink *sink) {
     const int forward = gather == GATHER_INPUT;
     const ptrdiff_t *in = forward ? s->size : s->output, *out = forward ? s->output : s->size;
-    const ptrdiff_t first[2] = {forward ? -s->padding[0] : s->padding[0] - 2,
-                                forward ? -s->padding[1] : s->padding[1] - 2};
-    g->view = view_filters(s, gather);
+    g->phases = phases_of(s, gather, tile);
+    g->channels = g->phases.view[0].in;
+    g->filters = g->phases.view[0].out;
+    g->in_phases = forward ? g->phases.count : 1;
+    g->out_phases = forward ? 1 : g->phases.count;
     g->matrices = matrices_of(tile);
-    g->pair = has_pairs(tile) && g->view.in % 2 == 0 ? 2 : 1;
+    g->pair = has_pairs(tile) && g->channels % 2 == 0 ? 2 : 1;
     g->in.factors = g->pair == 2 ? PAIRED_INPUTS : SINGLE;
     cut(g, s, tile, out);
-    g->canvas = NAME(canvas_make)(&g->tiling, in, g->view.in, g->inputs, first, 2);
-    g->in.width = g->inputs / g->pair;
-    g->out.width = g->outputs;
-    g->in.stride = matrix_stride(g->in.count * g->in.width);
-    g->out.stride = matrix_stride(g->in.count * g->outputs);
-    g->filters = matrix_stride(g->view.in / g->pair * g->outputs);
+    g->canvas = NAME(canvas_make)(&g->tiling, forward ? (int)s->stride[0] : 1, in, g->channels,
+                                  g->inputs, g->phases.first, 1);
+    g->in.width = g->in_phases == 1
+                      ? g->inputs / g->pair
+                      : vectors_of(g->in_phases * smaller(g->inputs, g->channels)) * LANES;
+    g->out.width = g->out_phases * g->outputs;
+    g->in.stride = matrix_stride(g->in.count * g->in.width + (g->in_phases > 1 ? LANES : 0));
+    g->out.stride = matrix_stride(g->in.count * g->out.width);
+    g->section = g->channels * g->in_phases / g->pair * g->outputs;
+    g->stride = matrix_stride(g->section * g->out_phases);
     g->in_place = writes_directly(sink) &&
-                  tile.columns * smaller(g->view.out, g->outputs) * (ptrdiff_t)sizeof(real) >=
+                  tile.columns * smaller(g->filters, g->outputs) * (ptrdiff_t)sizeof(real) >=
                       RUN_BYTES;
     const ptrdiff_t padded = g->pieces * g->outputs;
-    g->u = g->shared ? NAME(scratch_new)(g->matrices * g->filters) : NULL;
+    g->u = g->shared ? NAME(scratch_new)(g->matrices * g->stride) : NULL;
     g->start = b ? NAME(scratch_new)(padded) : NULL;
     if ((g->shared && !g->u) || (b && !g->start)) return -1;
-    for (ptrdiff_t j = 0; b && j < padded; j++) g->start[j] = j < g->view.out ? b[j] : 0;
+    for (ptrdiff_t j = 0; b && j < padded; j++) g->start[j] = j < g->filters ? b[j] : 0;
     return 0;
 }
 
@@ -136,17 +137,20 @@ static void shut(void *thread) {
 static void *open(const struct walk *walk) {
     const struct gathering *g = walk->state;
     const struct tiling *t = &g->tiling;
-    const ptrdiff_t y = t->images * t->rows * t->tile.rows * t->output[1] * g->outputs;
+    const ptrdiff_t y = t->images * t->rows * t->reach[0] * t->output[1] * g->outputs;
     struct scratch *scratch = malloc(sizeof *scratch);
     if (!scratch) return NULL;
     scratch->canvas = NAME(canvas_new)(t, &g->canvas);
-    scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->filters);
+    scratch->u = g->shared ? NULL : NAME(scratch_new)(g->matrices * g->stride);
     scratch->v = NAME(scratch_new)(g->matrices * g->in.stride);
     scratch->m = NAME(scratch_new)(g->matrices * g->out.stride);
     scratch->y = g->in_place ? NULL : NAME(scratch_new)(y);
     if (scratch->canvas && (g->shared || scratch->u) && scratch->v && scratch->m &&
-        (g->in_place || scratch->y))
+        (g->in_place || scratch->y)) {
+        if (g->out_phases > 1) /* phases without products in a matrix */
+            memset(scratch->m, 0, (size_t)(g->matrices * g->out.stride) * sizeof(real));
         return scratch;
+    }
     shut(scratch);
     return NULL;
 }
@@ -155,7 +159,6 @@ static void *open(const struct walk *walk) {
 struct item {
     const struct gathering *g;
     const struct source *x;
-    const real *w;
     const struct sink *sink;
     double *sums; /* of the part */
     const struct scratch *scratch;
@@ -167,7 +170,7 @@ static struct streams streams_of(const struct item *t, ptrdiff_t number, ptrdiff
                                  struct range pixels) {
     const struct gathering *g = t->g;
     const struct sink *sink = t->sink;
-    const ptrdiff_t first = pixels.first * g->view.out, elements = pixels.count * g->view.out;
+    const ptrdiff_t first = pixels.first * g->filters, elements = pixels.count * g->filters;
     struct streams s = {
         .steps = steps_of(ceil_div(tiles, g->in.count), g->matrices, g->in.factors)};
     if (!g->shared) return s;
@@ -180,6 +183,40 @@ static struct streams streams_of(const struct item *t, ptrdiff_t number, ptrdiff
     return s;
 }
 
+/* U of some inputs and outputs, which are panels of u. */
+static void transform(const struct gathering *g, struct range inputs, struct range outputs,
+                      real *u) {
+    struct range rows = {g->in_phases * inputs.first, g->in_phases * g->channels};
+    for (int k = 0; k < g->phases.count; k++) {
+        NAME(winograd_filters)(g->tiling.tile, g->in.factors, &g->phases.view[k], inputs, outputs,
+                               g->w, g->stride, rows, u);
+        if (g->in_phases > 1) rows.first += inputs.count;
+        if (g->out_phases > 1) u += g->section;
+    }
+}
+
+/* One of a group's products: phases of inputs are one long sum, those of outputs side by side. */
+static void multiply(const struct gathering *g, int number, const struct product *whole,
+                     const real *v, const real *u, real *m) {
+    const struct runs runs = runs_of(&g->phases, number, g->out_phases > 1 ? LANES : whole->depth);
+    void (*const run)(const struct product *, const real *, const real *, real *) =
+        g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
+    struct product product = *whole;
+    for (int i = 0; i < runs.count; i++) {
+        const struct range phases = runs.of[i];
+        if (g->out_phases == 1) {
+            product.first = whole->first + phases.first * whole->depth;
+            product.depth = phases.count * whole->depth;
+            product.accumulate = whole->accumulate || i > 0;
+            run(&product, v + phases.first * whole->depth, u, m);
+            continue;
+        }
+        for (ptrdiff_t k = phases.first; k < phases.first + phases.count; k++) {
+            run(&product, v, u + k * g->section, m + k * g->outputs);
+        }
+    }
+}
+
 /* M of a group: the sum over all inputs. With ranges of inputs a group is a whole block, and the
  * first block of an item finds a range's filters not yet transformed. */
 static void run_group(const struct item *t, const struct tile_block *block, int first,
@@ -188,27 +225,23 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
     const struct gathering *g = t->g;
     const struct scratch *scratch = t->scratch;
     const real *u = g->shared ? g->u : scratch->u;
-    void (*const multiply)(const struct product *, const real *, const real *, real *) =
-        g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
-    for (ptrdiff_t c = 0; c < g->view.in; c += g->inputs) {
-        const struct range inputs = {c, smaller(g->inputs, g->view.in - c)};
+    for (ptrdiff_t c = 0; c < g->channels; c += g->inputs) {
+        const struct range inputs = {c, smaller(g->inputs, g->channels - c)};
         const struct product product = {.rows = in->count,
                                         .columns = t->outputs.count,
-                                        .first = inputs.first / g->pair,
+                                        .first = g->in_phases * inputs.first / g->pair,
                                         .depth = inputs.count / g->pair,
-                                        .in = g->view.in / g->pair,
+                                        .in = g->in_phases * g->channels / g->pair,
                                         .lda = in->width,
                                         .ldc = out->width,
                                         .accumulate = c > 0};
-        if (first && !g->shared)
-            NAME(winograd_filters)(g->tiling.tile, g->in.factors, &g->view, inputs, t->outputs,
-                                   t->w, g->filters, scratch->u);
+        if (first && !g->shared) transform(g, inputs, t->outputs, scratch->u);
         if (in->begin == 0)
-            NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, t->x, scratch->canvas);
+            NAME(canvas_load)(&g->canvas, block, inputs, t->x, scratch->canvas);
         NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
                              scratch->v);
-        for (ptrdiff_t p = 0; p < g->matrices; p++) {
-            multiply(&product, scratch->v + p * in->stride, u + p * g->filters,
+        for (int p = 0; p < g->matrices; p++) {
+            multiply(g, p, &product, scratch->v + p * in->stride, u + p * g->stride,
                      scratch->m + p * out->stride);
             if (is_step(p, g->in.factors)) stream_step(streams);
         }
@@ -219,16 +252,16 @@ static void run_block(const struct item *t, ptrdiff_t number, int first) {
     const struct gathering *g = t->g;
     const struct tiling *tiling = &g->tiling;
     const struct tile_block block = NAME(tiling_block)(tiling, number);
-    const ptrdiff_t top = block.row * tiling->tile.rows;
-    const ptrdiff_t rows = smaller(block.rows * tiling->tile.rows, tiling->output[0] - top);
+    const ptrdiff_t top = block.row * tiling->reach[0];
+    const ptrdiff_t rows = smaller(block.rows * tiling->reach[0], tiling->output[0] - top);
     const struct range pixels = {(block.image * tiling->output[0] + top) * tiling->output[1],
                                  block.images * rows * tiling->output[1]};
     struct streams streams = streams_of(t, number, block.tiles, pixels);
     struct tile_group in = g->in, out = g->out;
     const real *start = g->start ? g->start + t->outputs.first : NULL;
-    real *y = (real *)t->sink->y + pixels.first * g->view.out + t->outputs.first;
+    real *y = (real *)t->sink->y + pixels.first * g->filters + t->outputs.first;
     real *to = g->in_place ? y : t->scratch->y;
-    const ptrdiff_t pixel = g->in_place ? g->view.out : t->outputs.count;
+    const ptrdiff_t pixel = g->in_place ? g->filters : t->outputs.count;
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += g->in.count) {
         in.begin = out.begin = begin;
         in.count = out.count = smaller(g->in.count, block.tiles - begin);
@@ -237,7 +270,7 @@ static void run_block(const struct item *t, ptrdiff_t number, int first) {
                               pixel);
     }
     if (!g->in_place) {
-        const struct window window = {pixels.first, pixels.count, g->view.out, t->outputs.first,
+        const struct window window = {pixels.first, pixels.count, g->filters, t->outputs.first,
                                       t->outputs.count};
         NAME(sink_window)(t->sink, &window, to, pixel, t->sums);
     }
@@ -246,16 +279,15 @@ static void run_block(const struct item *t, ptrdiff_t number, int first) {
 /* Transform the filters of a panel of outputs. */
 static void pack(const struct walk *walk, ptrdiff_t number) {
     const struct gathering *g = walk->state;
-    const struct range inputs = {0, g->view.in};
-    const struct range panel = range_of(g->view.out, ROWS_COLUMNS, number);
-    NAME(winograd_filters)(g->tiling.tile, g->in.factors, &g->view, inputs, panel, g->w, g->filters,
-                           g->u + panel.first * (g->view.in / g->pair));
+    const struct range inputs = {0, g->channels};
+    const struct range panel = range_of(g->filters, ROWS_COLUMNS, number);
+    transform(g, inputs, panel, g->u + panel.first * (g->in_phases * g->channels / g->pair));
 }
 
 const struct canvas *NAME(winograd_canvas)(const struct walk *walk, const struct tiling **tiling) {
     const struct gathering *g = walk->state;
     *tiling = &g->tiling;
-    return g->inputs >= g->view.in ? &g->canvas : NULL;
+    return g->inputs >= g->channels ? &g->canvas : NULL;
 }
 
 const real *NAME(winograd_pixels)(const void *thread) {
@@ -267,17 +299,16 @@ static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrd
     const struct gathering *g = walk->state;
     const struct item item = {.g = g,
                               .x = &g->x,
-                              .w = g->w,
                               .sink = g->sink,
-                              .sums = g->sums + part * sums_of(g->sink) * g->view.out,
+                              .sums = g->sums + part * sums_of(g->sink) * g->filters,
                               .scratch = thread,
-                              .outputs = range_of(g->view.out, g->outputs, piece)};
+                              .outputs = range_of(g->filters, g->outputs, piece)};
     run_block(&item, number, number == first_block(walk, part));
 }
 
 static void close(const struct walk *walk, int status) {
     struct gathering *g = walk->state;
-    const ptrdiff_t length = status == 0 ? sums_of(g->sink) * g->view.out : 0;
+    const ptrdiff_t length = status == 0 ? sums_of(g->sink) * g->filters : 0;
     for (ptrdiff_t j = 0; j < length; j++) {
         g->total[j] = 0;
         for (ptrdiff_t i = 0; i < g->parts; i++) g->total[j] += g->sums[i * length + j];
@@ -297,7 +328,7 @@ int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *s, en
     *walk = (struct walk){
         .state = g, .open = open, .pack = pack, .step = step, .shut = shut, .close = close};
     const int status = prepare(g, s, gather, tile, b, y);
-    g->sums = calloc((size_t)(g->parts * sums_of(y) * g->view.out + 1), sizeof *g->sums);
+    g->sums = calloc((size_t)(g->parts * sums_of(y) * g->filters + 1), sizeof *g->sums);
     if (status || !g->sums) {
         close(walk, -1);
         return -1;
@@ -307,7 +338,7 @@ int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *s, en
     walk->blocks = g->tiling.blocks;
     walk->parts = g->parts;
     walk->pieces = g->pieces;
-    walk->resident = g->matrices * g->filters * (ptrdiff_t)sizeof(real);
-    walk->packs = g->shared ? ceil_div(g->view.out, ROWS_COLUMNS) : 0;
+    walk->resident = g->matrices * g->stride * (ptrdiff_t)sizeof(real);
+    walk->packs = g->shared ? ceil_div(g->filters, ROWS_COLUMNS) : 0;
     return 0;
 }

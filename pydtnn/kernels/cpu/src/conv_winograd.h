@@ -20,7 +20,9 @@ enum { BLOCK_ROWS_2 = 6, BLOCK_ROWS_1 = 12 };
  * by one of many that it has to spill. */
 #define KEEP(value) __asm__("" : "+r"(value))
 
-enum { MOST_POINTS = 6, MOST_MATRICES = MOST_POINTS * MOST_POINTS, TAPS = 9 };
+/* Along an axis: points, taps of a phase, and phases of a stride of 2. */
+enum { MOST_POINTS = 6, MOST_TAPS = 4, MOST_PHASES = 2 };
+enum { MOST_MATRICES = MOST_POINTS * MOST_POINTS };
 
 /* What large filters are cut into, so that 36 matrices of as many inputs and outputs fit in L2. */
 enum { BLOCK_CHANNELS = 64 };
@@ -40,19 +42,25 @@ INLINE ptrdiff_t piece_of(ptrdiff_t n, ptrdiff_t pieces) {
     return vectors_of(ceil_div(n, pieces)) * LANES;
 }
 
-/* The outputs of a tile: F(rows x columns, 3x3). */
+/* The outputs of a tile: F(rows x columns, taps x taps). */
 struct tile {
-    int rows, columns;
+    int rows, columns, taps;
 };
 
+/* Points along an axis, of a filter of so many taps. */
+INLINE int points_of(int outputs, int taps) { return outputs + taps - 1; }
+
 /* Products of a tile and channel, each in a matrix of its own. */
-INLINE int matrices_of(struct tile t) { return (t.rows + 2) * (t.columns + 2); }
+INLINE int matrices_of(struct tile t) {
+    return points_of(t.rows, t.taps) * points_of(t.columns, t.taps);
+}
 
 /* How the tiles of a batch are walked: blocks of `images` whole images or of `rows` tile rows of
- * one. */
+ * one. A tile covers `reach` pixels of the output, every one of `phases` x `phases` phases. */
 struct tiling {
     struct tile tile;
-    ptrdiff_t batch, output[2], tiles[2], images, rows, slabs, blocks;
+    int phases;
+    ptrdiff_t batch, output[2], reach[2], tiles[2], images, rows, slabs, blocks;
 };
 
 struct tile_block {
@@ -60,30 +68,32 @@ struct tile_block {
 };
 
 /* Cut a batch into blocks of about `tiles` tiles. */
-struct tiling NAME(tiling_make)(struct tile tile, ptrdiff_t batch, const ptrdiff_t output[2],
-                                ptrdiff_t tiles);
+struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
+                                const ptrdiff_t output[2], ptrdiff_t tiles);
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b);
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
 
 /* Images with zeros around them, in tiles: what a block of tiles reads. Row r and column c are row
- * and column first + r and first + c of the image; of its channels some are there. */
+ * and column first + r and first + c of the image; of its channels some are there. Neighbouring
+ * tiles are `reach` pixels apart, and read `border` more, of `phases` x `phases` phases. */
 struct canvas {
-    ptrdiff_t size[2], channels, first[2], border;
+    int phases;
+    ptrdiff_t size[2], channels, first[2], reach[2], border;
     ptrdiff_t pixel, row, image; /* strides in elements */
 };
 
-/* The canvas of at most `most` channels at a time of an array that tiles read from `first` on;
- * `border` is 2, or 0 for tiles of the array itself. */
-struct canvas NAME(canvas_make)(const struct tiling *t, const ptrdiff_t size[2], ptrdiff_t channels,
-                                ptrdiff_t most, const ptrdiff_t first[2], ptrdiff_t border);
+/* The canvas of at most `most` channels at a time of an array that tiles read from `first` on, with
+ * a border or, for gradients of the outputs of tiles, without. */
+struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdiff_t size[2],
+                                ptrdiff_t channels, ptrdiff_t most, const ptrdiff_t first[2],
+                                int bordered);
 
 /* A canvas for a block, full of zeros, and what may be read behind it; NULL if memory is short. */
 real *NAME(canvas_new)(const struct tiling *t, const struct canvas *canvas);
 
 /* Fill in the rows of a block. */
-void NAME(canvas_load)(const struct canvas *canvas, const struct tiling *t,
-                       const struct tile_block *block, struct range channels,
-                       const struct source *source, real *dst);
+void NAME(canvas_load)(const struct canvas *canvas, const struct tile_block *block,
+                       struct range channels, const struct source *source, real *dst);
 
 /* The source itself, or an array if it is to be stored and is read more than once: then the values
  * are computed here. */
@@ -102,8 +112,8 @@ INLINE ptrdiff_t matrix_stride(ptrdiff_t n) {
 enum factors { SINGLE, PAIRED_INPUTS, PAIRED_TILES };
 
 /* Whether there are products of pairs for tiles of this size. Their error is 2.6 times that of
- * rounding the result in F(2x2, 3x3), and 4 times in F(2x4, 3x3); in F(4x4, 3x3) it would be 6 to 12
- * times. */
+ * rounding the result in F(2x2, 3x3), and 4 times in F(2x4, 3x3); in F(4x4, 3x3) it would be 6 to
+ * 12 times. */
 INLINE int has_pairs(struct tile tile) { return HAS_DOTS && tile.rows == 2; }
 
 /* Tiles [begin, begin + count) of a block, to or from matrices that are `stride` apart, row t of
@@ -113,7 +123,7 @@ struct tile_group {
     enum factors factors;
 };
 
-/* v = B^T d B of the tiles of a canvas */
+/* v = B^T d B of the tiles of a canvas; phases follow each other, of `channels` each */
 void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block,
                           const struct tile_group *group, const struct canvas *canvas,
                           const real *d, ptrdiff_t channels, real *v);
@@ -121,28 +131,29 @@ void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block
 void NAME(winograd_gradient)(const struct tiling *t, const struct tile_block *block,
                              const struct tile_group *group, const struct canvas *canvas,
                              const real *g, ptrdiff_t channels, real *z);
-/* y = A^T m A + bias, the part of it that lies inside the image; pixels of y are `pixel` apart, its
- * images as high as the block; bias in whole vectors, or NULL */
+/* y = A^T m A + bias, the part of it that lies inside the image; phases share the width of m's rows;
+ * pixels of y are `pixel` apart, its images as high as the block; bias in whole vectors, or NULL */
 void NAME(winograd_output)(const struct tiling *t, const struct tile_block *block,
                            const struct tile_group *group, ptrdiff_t channels, const real *m,
                            const real *bias, real *y, ptrdiff_t pixel);
 
-/* Filters as they are read: tap t, input i and output o lie at tap[t] + i inner + o outer. */
+/* Filters as they are read, in one phase: tap t, input i and output o lie at tap[t] + i inner +
+ * o outer; a negative tap is not there, and zero. */
 struct filter_view {
-    ptrdiff_t in, out, tap[TAPS], inner, outer;
+    ptrdiff_t in, out, tap[MOST_TAPS * MOST_TAPS], inner, outer;
 };
 
-/* u = G w G^T of the filters of some inputs and outputs. u: [matrix][panel][in][columns], of all
- * inputs (or pairs of them) and these outputs, in panels of ROWS_COLUMNS; matrices are `stride`
- * apart. */
+/* u = G w G^T of the filters of some inputs and outputs. u: [matrix][panel][row][columns] of these
+ * outputs, in panels of ROWS_COLUMNS of rows.count rows, of which these inputs (or pairs of them)
+ * are rows.first and following; matrices are `stride` apart. */
 void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct filter_view *view,
                             struct range inputs, struct range outputs, const real *w,
-                            ptrdiff_t stride, real *u);
+                            ptrdiff_t stride, struct range rows, real *u);
 
-/* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, whose taps are `tap`
- * apart; du: [part][matrix][channel] */
+/* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, of whose taps, `row` and
+ * `column` apart, the first `high` x `wide` are there; du: [part][matrix][channel] */
 struct filter_sum {
-    ptrdiff_t parts, part, stride, tap;
+    ptrdiff_t parts, part, stride, row, column, high, wide;
     int accumulate;
 };
 void NAME(winograd_filter_sum)(struct tile tile, const struct filter_sum *sum, ptrdiff_t channels,
@@ -168,7 +179,8 @@ void NAME(winograd_outer_pairs)(const struct product *product, const real *a, co
  * here, with `threads` threads. */
 int NAME(winograd_gather_walk)(struct walk *walk, const struct conv_shape *shape,
                                enum gather gather, struct tile tile, const struct source *x,
-                               const real *w, const real *b, const struct sink *y, double *sums, int threads);
+                               const real *w, const real *b, const struct sink *y, double *sums,
+                               int threads);
 int NAME(winograd_filter_walk)(struct walk *walk, const struct conv_shape *shape, struct tile tile,
                                const struct source *x, const struct source *dy, real *dw,
                                int accumulate, int threads);

@@ -19,6 +19,7 @@
  */
 #include <stdlib.h>
 
+#include "conv_winograd_phases.h"
 #include "conv_winograd_stream.h"
 
 enum { PIECES = 8, BLOCK_BYTES = 65536, GROUP_CHANNELS = 2048 };
@@ -27,6 +28,8 @@ enum { PIECES = 8, BLOCK_BYTES = 65536, GROUP_CHANNELS = 2048 };
 struct filtering {
     struct tiling tiling;
     struct canvas x, dy;
+    struct phases phases;                         /* of x */
+    ptrdiff_t kernel[2], step;                    /* taps of all phases; step: between neighbours */
     struct tile_group in, out;                    /* count: tiles of a full group */
     ptrdiff_t channels, filters, inputs, outputs; /* inputs, outputs: of a range */
     ptrdiff_t tile_pair; /* tiles in the place of a real: 2 if factors are pairs, otherwise 1 */
@@ -45,35 +48,40 @@ struct scratch {
 };
 
 static int prepare(struct filtering *f, const struct conv_shape *s, struct tile tile) {
-    const ptrdiff_t first[2] = {-s->padding[0], -s->padding[1]}, origin[2] = {0, 0};
-    const ptrdiff_t bytes = sizeof(real);
+    const ptrdiff_t origin[2] = {0, 0}, bytes = sizeof(real);
+    f->phases = phases_of(s, GATHER_INPUT, tile);
+    f->kernel[0] = s->kernel[0];
+    f->kernel[1] = s->kernel[1];
+    f->step = s->stride[0];
     f->channels = s->channels;
     f->filters = s->filters;
     f->matrices = matrices_of(tile);
-    f->inputs = piece_of(s->channels, ceil_div(s->channels, BLOCK_CHANNELS));
+    f->inputs = piece_of(s->channels, ceil_div(s->channels * f->phases.count, BLOCK_CHANNELS));
     f->outputs = piece_of(s->filters, ceil_div(s->filters, BLOCK_CHANNELS));
     f->across = ceil_div(s->channels, f->inputs);
     f->pairs = f->across * ceil_div(s->filters, f->outputs);
-    f->stride = matrix_stride(f->inputs * f->outputs);
+    f->in.width = vectors_of(f->phases.count * smaller(f->inputs, f->channels)) * LANES;
+    f->out.width = f->outputs;
+    f->stride = matrix_stride(f->in.width * f->outputs);
     f->size = f->matrices * f->stride;
     f->tile_pair = has_pairs(tile) ? 2 : 1;
     f->in.factors = f->out.factors = has_pairs(tile) ? PAIRED_TILES : SINGLE;
     const ptrdiff_t group =
         f->tile_pair *
-        smaller(32, larger(16, GROUP_CHANNELS / (f->inputs + f->outputs) / 16 * 16));
+        smaller(32, larger(16, GROUP_CHANNELS / (f->in.width + f->outputs) / 16 * 16));
     f->tiling = NAME(tiling_make)(
-        tile, s->batch, s->output,
+        tile, 1, s->batch, s->output,
         larger(group, BLOCK_BYTES / (tile.rows * tile.columns * bytes *
-                                     larger(f->inputs, f->outputs))));
+                                     larger(f->in.width, f->outputs))));
     f->parts =
         smaller(smaller(PIECES, SUMS_BYTES / (f->size * bytes)) / f->pairs, f->tiling.blocks);
     f->parts = larger(f->parts, 1);
-    f->x = NAME(canvas_make)(&f->tiling, s->size, s->channels, f->inputs, first, 2);
-    f->dy = NAME(canvas_make)(&f->tiling, s->output, s->filters, f->outputs, origin, 0);
+    f->x = NAME(canvas_make)(&f->tiling, (int)f->step, s->size, s->channels, f->inputs,
+                             f->phases.first, 1);
+    f->dy = NAME(canvas_make)(&f->tiling, 1, s->output, s->filters, f->outputs, origin, 0);
     f->in.count = smaller(group, larger(1, f->tiling.images * f->tiling.rows * f->tiling.tiles[1]));
-    f->in.width = f->inputs;
-    f->out.width = f->outputs;
-    f->in.stride = matrix_stride(ceil_div(f->in.count, f->tile_pair) * f->inputs);
+    f->in.stride = matrix_stride(ceil_div(f->in.count, f->tile_pair) * f->in.width +
+                                 (f->phases.count > 1 ? LANES : 0));
     f->out.stride = matrix_stride(ceil_div(f->in.count, f->tile_pair) * f->outputs);
     if (f->parts == 1 && f->tiling.blocks > 0) return 0;
     f->du = NAME(scratch_new)(f->parts * f->pairs * f->size);
@@ -117,14 +125,26 @@ static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
     return range_of(f->filters, f->outputs, pair / f->across);
 }
 
+/* One of a group's products, of some phases at a time. */
+static void outer(const struct filtering *f, int number, const struct product *whole,
+                  const real *z, const real *v, real *du) {
+    const struct runs runs = runs_of(&f->phases, number, whole->columns);
+    void (*const run)(const struct product *, const real *, const real *, real *) =
+        f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
+    struct product product = *whole;
+    for (int i = 0; i < runs.count; i++) {
+        const ptrdiff_t at = runs.of[i].first * whole->columns;
+        product.columns = runs.of[i].count * whole->columns;
+        run(&product, z, v + at, du + at);
+    }
+}
+
 /* Add a block to dU of its part and of one pair of ranges. */
 static void add_block(const struct filtering *f, ptrdiff_t number, int first, ptrdiff_t pair,
                       const struct scratch *scratch, real *du) {
     const struct tiling *t = &f->tiling;
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
     const struct tile_block block = NAME(tiling_block)(t, number);
-    void (*const outer)(const struct product *, const real *, const real *, real *) =
-        f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
     struct tile_group in = f->in, out = f->out;
     struct streams streams = {
         .steps = steps_of(ceil_div(block.tiles, f->in.count), f->matrices, f->in.factors)};
@@ -132,9 +152,8 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         stream_source(&streams, &f->x, t, number + 1, &f->x_source);
         if (f->lent < 0) stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
     }
-    NAME(canvas_load)(&f->x, t, &block, inputs, &f->x_source, scratch->x);
-    if (f->lent < 0)
-        NAME(canvas_load)(&f->dy, t, &block, outputs, &f->dy_source, scratch->dy);
+    NAME(canvas_load)(&f->x, &block, inputs, &f->x_source, scratch->x);
+    if (f->lent < 0) NAME(canvas_load)(&f->dy, &block, outputs, &f->dy_source, scratch->dy);
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
         in.begin = out.begin = begin;
         in.count = out.count = smaller(f->in.count, block.tiles - begin);
@@ -147,8 +166,8 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
         NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->read, outputs.count,
                                 scratch->z);
-        for (ptrdiff_t p = 0; p < f->matrices; p++) {
-            outer(&product, scratch->z + p * out.stride, scratch->v + p * in.stride,
+        for (int p = 0; p < f->matrices; p++) {
+            outer(f, p, &product, scratch->z + p * out.stride, scratch->v + p * in.stride,
                   du + p * f->stride);
             if (is_step(p, f->in.factors)) stream_step(&streams);
         }
@@ -158,14 +177,23 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
 /* Filter number o of a pair's range from the sums of all parts. */
 static void finish_filter(const struct filtering *f, ptrdiff_t pair, ptrdiff_t o, const real *du) {
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
-    const struct filter_sum sum = {.parts = f->parts,
-                                   .part = f->pairs * f->size,
-                                   .stride = f->stride,
-                                   .tap = f->channels,
-                                   .accumulate = f->accumulate};
+    const ptrdiff_t row = f->kernel[1] * f->channels;
+    struct filter_sum sum = {.parts = f->parts,
+                             .part = f->pairs * f->size,
+                             .stride = f->stride,
+                             .row = f->step * row,
+                             .column = f->step * f->channels,
+                             .accumulate = f->accumulate};
     if (o >= outputs.count) return;
-    real *dw = f->dw + (outputs.first + o) * TAPS * f->channels + inputs.first;
-    NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count, du + o * f->inputs, dw);
+    real *dw = f->dw + (outputs.first + o) * f->kernel[0] * row + inputs.first;
+    for (ptrdiff_t k = 0; k < f->phases.count; k++) {
+        const ptrdiff_t i = k / f->step, j = k % f->step;
+        sum.high = ceil_div(f->kernel[0] - i, f->step);
+        sum.wide = ceil_div(f->kernel[1] - j, f->step);
+        NAME(winograd_filter_sum)(f->tiling.tile, &sum, inputs.count,
+                                  du + o * f->in.width + k * inputs.count,
+                                  dw + i * row + j * f->channels);
+    }
 }
 
 static void step(const struct walk *walk, ptrdiff_t part, ptrdiff_t number, ptrdiff_t pair,

@@ -1,22 +1,23 @@
-/* The one-dimensional transforms of Winograd's F(4, 3) and F(2, 3).
+/* The one-dimensional transforms of Winograd's F(4, 3) and F(2, 3), and of F(4, 2) and F(3, 4).
  *
- * m outputs of a filter of 3 taps are m + 2 products: the input is evaluated at m + 2 points (B^T
- * d), so is the filter (G w), and the products are interpolated (A^T m). The gradients use the
+ * m outputs of a filter of r taps are m + r - 1 products: the input is evaluated at as many points
+ * (B^T d), so is the filter (G w), and the products are interpolated (A^T m). The gradients use the
  * transposes: A g of the outputs, G^T u of the filter. All of it follows from the points by
  * Toom-Cook: rows of B^T are the coefficients of prod over j != i of (x - p_j), rows of G the
  * powers of p_i over prod over j != i of (p_i - p_j), columns of A^T the powers of p_i.
  *
- * F(4, 3) has the points 0, +-sqrt(1/2), +-sqrt(2) and infinity: their powers stay near 1, and the
- * error is half that of the usual 0, +-1, +-2 (Barabasz et al., "Error analysis and improving the
- * accuracy of Winograd convolution for deep neural networks", ACM TOMS 46(4), 2020, on the choice
- * of points). F(2, 3) has 0, +-1 and infinity. Source of the method: Lavin and Gray, "Fast
+ * Six points are 0, +-sqrt(1/2), +-sqrt(2) and infinity: their powers stay near 1, and the error is
+ * half that of the usual 0, +-1, +-2 (Barabasz et al., "Error analysis and improving the accuracy
+ * of Winograd convolution for deep neural networks", ACM TOMS 46(4), 2020, on the choice of
+ * points). Five points are these without 0, four are 0, +-1 and infinity. Source of the method: Lavin and Gray, "Fast
  * algorithms for convolutional neural networks", CVPR 2016.
  *
  * Error of float32 against float64, in norm, 16 to 64 channels of normal numbers: F(4x4, 3x3) 5e-7
  * to 9e-7, all directions, 2.1 to 2.5 times that of the direct algorithm; F(2x2, 3x3) 1.6e-7 to
  * 3e-7, 0.7 to 0.8 times (tests/kernels/test_winograd.py).
  *
- * Each function reads elements `step` apart and writes neighbours; `tile` is a constant, 4 or 2.
+ * Each function reads elements `step` apart and writes neighbours. The numbers of points, outputs
+ * and taps are constants, and outputs + taps = points + 1.
  */
 #ifndef PYDTNN_CONV_WINOGRAD_POINTS_H
 #define PYDTNN_CONV_WINOGRAD_POINTS_H
@@ -26,18 +27,32 @@
 /* Squares of the points 1/2 and 2, their sum 5/2 and their product 1 are exact. */
 #define POINT_A ((real)0.70710678118654752)
 #define POINT_B ((real)1.41421356237309505)
+/* 1 / prod over j != i of (p_i - p_j) */
+#define SCALE_A ((real)(-2. / 3))
+#define SCALE_B ((real)(1. / 6))
 
-/* B^T d: tile + 2 from tile + 2 */
-INLINE void input_points(const int tile, const vec *d, const int step, vec *v) {
+/* B^T d: all points from as many inputs */
+INLINE void input_points(const int points, const vec *d, const int step, vec *v) {
     const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step];
-    if (tile == 2) {
+    if (points == 4) {
         v[0] = d0 - d2;
         v[1] = d2 + d1;
         v[2] = d2 - d1;
         v[3] = d1 - d3;
         return;
     }
-    const vec d4 = d[4 * step], d5 = d[5 * step];
+    const vec d4 = d[4 * step];
+    if (points == 5) {
+        const vec even_a = d3 - 2 * d1, odd_a = d2 - 2 * d0;
+        const vec even_b = d3 - (real)0.5 * d1, odd_b = d2 - (real)0.5 * d0;
+        v[0] = even_a + POINT_A * odd_a;
+        v[1] = even_a - POINT_A * odd_a;
+        v[2] = even_b + POINT_B * odd_b;
+        v[3] = even_b - POINT_B * odd_b;
+        v[4] = (d0 + d4) - (real)2.5 * d2;
+        return;
+    }
+    const vec d5 = d[5 * step];
     const vec even_a = d4 - 2 * d2, odd_a = d3 - 2 * d1;
     const vec even_b = d4 - (real)0.5 * d2, odd_b = d3 - (real)0.5 * d1;
     v[0] = (d0 + d4) - (real)2.5 * d2;
@@ -48,74 +63,120 @@ INLINE void input_points(const int tile, const vec *d, const int step, vec *v) {
     v[5] = (d1 + d5) - (real)2.5 * d3;
 }
 
-/* A^T m: tile from tile + 2 */
-INLINE void output_points(const int tile, const vec *m, const int step, vec *y) {
-    const vec sum_a = m[step] + m[2 * step], difference_a = m[step] - m[2 * step];
-    if (tile == 2) {
-        y[0] = m[0] + sum_a;
-        y[1] = difference_a - m[3 * step];
+/* A^T m: outputs from all points */
+INLINE void output_points(const int points, const int outputs, const vec *m, const int step,
+                          vec *y) {
+    if (points == 4) {
+        y[0] = m[0] + (m[step] + m[2 * step]);
+        y[1] = (m[step] - m[2 * step]) - m[3 * step];
         return;
     }
-    const vec sum_b = m[3 * step] + m[4 * step], difference_b = m[3 * step] - m[4 * step];
-    y[0] = m[0] + (sum_a + sum_b);
+    const vec *a = points == 5 ? m : m + step, *b = a + 2 * step;
+    const vec sum_a = a[0] + a[step], difference_a = a[0] - a[step];
+    const vec sum_b = b[0] + b[step], difference_b = b[0] - b[step];
+    const vec last = m[(points - 1) * step];
+    y[0] = sum_a + sum_b;
+    if (points == 6) y[0] += m[0];
     y[1] = POINT_A * difference_a + POINT_B * difference_b;
+    if (outputs == 3) {
+        y[2] = (real)0.5 * sum_a + (2 * sum_b + last);
+        return;
+    }
     y[2] = (real)0.5 * sum_a + 2 * sum_b;
-    y[3] = POINT_A / 2 * difference_a + (POINT_B * 2 * difference_b + m[5 * step]);
+    y[3] = POINT_A / 2 * difference_a + (POINT_B * 2 * difference_b + last);
 }
 
-/* A g: tile + 2 from tile */
-INLINE void gradient_points(const int tile, const vec *g, const int step, vec *z) {
+/* A g: all points from the gradients of outputs */
+INLINE void gradient_points(const int points, const int outputs, const vec *g, const int step,
+                            vec *z) {
     const vec g0 = g[0], g1 = g[step];
-    z[0] = g0;
-    if (tile == 2) {
+    if (points == 4) {
+        z[0] = g0;
         z[1] = g0 + g1;
         z[2] = g0 - g1;
         z[3] = -g1;
         return;
     }
-    const vec g2 = g[2 * step], g3 = g[3 * step];
-    const vec even_a = g0 + (real)0.5 * g2, odd_a = g1 + (real)0.5 * g3;
-    const vec even_b = g0 + 2 * g2, odd_b = g1 + 2 * g3;
-    z[1] = even_a + POINT_A * odd_a;
-    z[2] = even_a - POINT_A * odd_a;
-    z[3] = even_b + POINT_B * odd_b;
-    z[4] = even_b - POINT_B * odd_b;
-    z[5] = g3;
+    const vec g2 = g[2 * step];
+    vec even_a = g0 + (real)0.5 * g2, odd_a = g1, even_b = g0 + 2 * g2, odd_b = g1;
+    if (outputs > 3) {
+        odd_a += (real)0.5 * g[3 * step];
+        odd_b += 2 * g[3 * step];
+    }
+    vec *a = z;
+    if (points == 6) *a++ = g0;
+    a[0] = even_a + POINT_A * odd_a;
+    a[1] = even_a - POINT_A * odd_a;
+    a[2] = even_b + POINT_B * odd_b;
+    a[3] = even_b - POINT_B * odd_b;
+    a[4] = g[(outputs - 1) * step];
 }
 
-/* G w: tile + 2 from 3 */
-INLINE void filter_points(const int tile, const vec *w, const int step, vec *u) {
-    const vec w0 = w[0], w1 = w[step], w2 = w[2 * step];
+/* G w: all points from the taps of a filter */
+INLINE void filter_points(const int points, const int taps, const vec *w, const int step, vec *u) {
+    const vec w0 = w[0], w1 = w[step];
+    if (points == 5) {
+        const vec even_a = (real)(-1. / 3) * w1, odd_a = POINT_B / 3 * w0;
+        const vec even_b = (real)(1. / 3) * w1, odd_b = POINT_A / 3 * w0;
+        u[0] = even_a - odd_a;
+        u[1] = even_a + odd_a;
+        u[2] = even_b + odd_b;
+        u[3] = even_b - odd_b;
+        u[4] = w1;
+        return;
+    }
     u[0] = w0;
-    if (tile == 2) {
-        const vec even = (real)0.5 * (w0 + w2);
+    if (points == 4) {
+        const vec w2 = w[2 * step], even = (real)0.5 * (w0 + w2);
         u[1] = even + (real)0.5 * w1;
         u[2] = even - (real)0.5 * w1;
         u[3] = w2;
         return;
     }
-    const vec even_a = (real)(-2. / 3) * (w0 + (real)0.5 * w2), odd_a = (real)(-2. / 3) * w1;
-    const vec even_b = (real)(1. / 6) * (w0 + 2 * w2), odd_b = (real)(1. / 6) * w1;
+    vec even_a = w0 + (real)0.5 * w[2 * step], odd_a = w1;
+    vec even_b = w0 + 2 * w[2 * step], odd_b = w1;
+    if (taps > 3) {
+        odd_a += (real)0.5 * w[3 * step];
+        odd_b += 2 * w[3 * step];
+    }
+    even_a *= SCALE_A;
+    odd_a *= SCALE_A;
+    even_b *= SCALE_B;
+    odd_b *= SCALE_B;
     u[1] = even_a + POINT_A * odd_a;
     u[2] = even_a - POINT_A * odd_a;
     u[3] = even_b + POINT_B * odd_b;
     u[4] = even_b - POINT_B * odd_b;
-    u[5] = w2;
+    u[5] = w[(taps - 1) * step];
 }
 
-/* G^T u: 3 from tile + 2 */
-INLINE void filter_sums(const int tile, const vec *u, const int step, vec *w) {
+/* G^T u: taps from all points */
+INLINE void filter_sums(const int points, const int taps, const vec *u, const int step, vec *w) {
+    if (points == 5) {
+        const vec even_a = u[0] + u[step], odd_a = u[step] - u[0];
+        const vec even_b = u[2 * step] + u[3 * step], odd_b = u[2 * step] - u[3 * step];
+        w[0] = POINT_B / 3 * odd_a + POINT_A / 3 * odd_b;
+        w[1] = (real)(1. / 3) * (even_b - even_a) + u[4 * step];
+        return;
+    }
     const vec sum_a = u[step] + u[2 * step], difference_a = u[step] - u[2 * step];
-    if (tile == 2) {
+    if (points == 4) {
         w[0] = u[0] + (real)0.5 * sum_a;
         w[1] = (real)0.5 * difference_a;
         w[2] = (real)0.5 * sum_a + u[3 * step];
         return;
     }
     const vec sum_b = u[3 * step] + u[4 * step], difference_b = u[3 * step] - u[4 * step];
-    w[0] = u[0] + ((real)(-2. / 3) * sum_a + (real)(1. / 6) * sum_b);
-    w[1] = (real)(-2. / 3) * POINT_A * difference_a + (real)(1. / 6) * POINT_B * difference_b;
-    w[2] = (real)(-1. / 3) * sum_a + ((real)(1. / 3) * sum_b + u[5 * step]);
+    const vec last = u[5 * step];
+    w[0] = u[0] + (SCALE_A * sum_a + SCALE_B * sum_b);
+    w[1] = SCALE_A * POINT_A * difference_a + SCALE_B * POINT_B * difference_b;
+    if (taps == 3) {
+        w[2] = SCALE_A / 2 * sum_a + (SCALE_B * 2 * sum_b + last);
+    } else {
+        w[2] = SCALE_A / 2 * sum_a + SCALE_B * 2 * sum_b;
+        w[3] = SCALE_A * POINT_A / 2 * difference_a +
+               (SCALE_B * POINT_B * 2 * difference_b + last);
+    }
 }
 
 #endif

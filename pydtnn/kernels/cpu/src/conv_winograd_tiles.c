@@ -10,12 +10,13 @@
 
 enum { SETTLE_ROWS = 1024 };
 
-struct tiling NAME(tiling_make)(struct tile tile, ptrdiff_t batch, const ptrdiff_t output[2],
-                                ptrdiff_t tiles) {
-    struct tiling t = {.tile = tile, .batch = batch, .images = 1};
+struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
+                                const ptrdiff_t output[2], ptrdiff_t tiles) {
+    struct tiling t = {.tile = tile, .phases = phases, .batch = batch, .images = 1};
     for (int d = 0; d < 2; d++) {
         t.output[d] = output[d];
-        t.tiles[d] = ceil_div(output[d], d == 0 ? tile.rows : tile.columns);
+        t.reach[d] = phases * (d == 0 ? tile.rows : tile.columns);
+        t.tiles[d] = ceil_div(output[d], t.reach[d]);
     }
     const ptrdiff_t rows = larger(tiles / larger(t.tiles[1], 1), 1);
     t.rows = t.tiles[0];
@@ -31,7 +32,7 @@ struct tiling NAME(tiling_make)(struct tile tile, ptrdiff_t batch, const ptrdiff
 
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b) {
     return a->tile.rows == b->tile.rows && a->tile.columns == b->tile.columns &&
-           a->batch == b->batch && a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
+           a->tile.taps == b->tile.taps && a->phases == b->phases && a->batch == b->batch && a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
            a->images == b->images && a->rows == b->rows;
 }
 
@@ -45,15 +46,18 @@ struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number) {
     return block;
 }
 
-struct canvas NAME(canvas_make)(const struct tiling *t, const ptrdiff_t size[2], ptrdiff_t channels,
-                                ptrdiff_t most, const ptrdiff_t first[2], ptrdiff_t border) {
-    struct canvas c = {.channels = channels, .border = border, .pixel = smaller(channels, most)};
+struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdiff_t size[2],
+                                ptrdiff_t channels, ptrdiff_t most, const ptrdiff_t first[2],
+                                int bordered) {
+    struct canvas c = {.phases = phases, .channels = channels, .pixel = smaller(channels, most)};
+    if (bordered) c.border = phases * (t->tile.taps - 1);
     for (int d = 0; d < 2; d++) {
         c.size[d] = size[d];
         c.first[d] = first[d];
+        c.reach[d] = phases * (d == 0 ? t->tile.rows : t->tile.columns);
     }
-    c.row = (t->tiles[1] * t->tile.columns + border) * c.pixel;
-    c.image = (t->rows * t->tile.rows + border) * c.row;
+    c.row = (t->tiles[1] * c.reach[1] + c.border) * c.pixel;
+    c.image = (t->rows * c.reach[0] + c.border) * c.row;
     return c;
 }
 
@@ -64,14 +68,13 @@ real *NAME(canvas_new)(const struct tiling *t, const struct canvas *c) {
     return canvas;
 }
 
-void NAME(canvas_load)(const struct canvas *c, const struct tiling *t,
-                       const struct tile_block *block, struct range channels,
-                       const struct source *source, real *dst) {
+void NAME(canvas_load)(const struct canvas *c, const struct tile_block *block,
+                       struct range channels, const struct source *source, real *dst) {
     const ptrdiff_t width = c->row / c->pixel, left = smaller(larger(-c->first[1], 0), width);
     const ptrdiff_t skip = larger(c->first[1], 0);
     const ptrdiff_t inside = larger(smaller(width - left, c->size[1] - skip), 0);
-    const ptrdiff_t rows = block->rows * t->tile.rows + c->border;
-    const ptrdiff_t top = c->first[0] + block->row * t->tile.rows;
+    const ptrdiff_t rows = block->rows * c->reach[0] + c->border;
+    const ptrdiff_t top = c->first[0] + block->row * c->reach[0];
     struct window window = {0, inside, c->channels, channels.first, channels.count};
     if (inside == 0) return;
     for (ptrdiff_t i = 0; i < block->images; i++) {

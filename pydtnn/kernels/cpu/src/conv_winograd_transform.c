@@ -1,7 +1,7 @@
 /* The transforms of Winograd's tiles.
  *
  *   for each tile of a group
- *     for each vector of channels    36 (or 16) vectors in registers
+ *     for each phase and vector of channels    36 (or 16) vectors in registers
  *
  * Lanes are channels, so a transform is 12 (or 8) one-dimensional ones on vectors and no lane ever
  * moves: 144 operations for 36 loads and stores in F(4x4, 3x3). Matrices are `stride` elements
@@ -63,11 +63,14 @@ INLINE struct pitch pitch_of(ptrdiff_t row, ptrdiff_t pixel, ptrdiff_t matrix) {
     return (struct pitch){row * bytes, pixel * bytes, matrix * bytes};
 }
 
-/* From two rows and columns more than the tile has, or as many for a gradient, to all matrices. */
-INLINE void forth_tile(const int rows, const int columns, const int gradient, const enum form form,
-                       struct pitch by, ptrdiff_t channels, const real *d, real *v) {
-    const int down = rows + 2, across = columns + 2;
-    const int height = gradient ? rows : down, width = gradient ? columns : across;
+/* Which transform: of inputs, or of gradients of outputs. */
+enum of { INPUT, GRADIENT };
+
+/* From as many rows and columns as the tile has points, or outputs, to all matrices. */
+INLINE void forth_tile(const int rows, const int columns, const int taps, const enum of of,
+                       const enum form form, struct pitch by, ptrdiff_t channels, const real *d, real *v) {
+    const int down = points_of(rows, taps), across = points_of(columns, taps);
+    const int height = of == INPUT ? down : rows, width = of == INPUT ? across : columns;
     const ptrdiff_t column = across * by.matrix;
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
@@ -79,20 +82,20 @@ INLINE void forth_tile(const int rows, const int columns, const int gradient, co
         UNROLL
         for (int i = 0; i < height; i++) {
             load_line(width, p, pixel, x);
-            if (gradient) {
-                gradient_points(columns, x, 1, half + i * across);
+            if (of == INPUT) {
+                input_points(across, x, 1, half + i * across);
             } else {
-                input_points(columns, x, 1, half + i * across);
+                gradient_points(across, columns, x, 1, half + i * across);
             }
             p += by.row;
             KEEP(p);
         }
         UNROLL
         for (int j = 0; j < across; j++) {
-            if (gradient) {
-                gradient_points(rows, half + j, across, line);
+            if (of == INPUT) {
+                input_points(down, half + j, across, line);
             } else {
-                input_points(rows, half + j, across, line);
+                gradient_points(down, rows, half + j, across, line);
             }
             put_line(down, form, line, q, step);
             q += by.matrix;
@@ -103,10 +106,10 @@ INLINE void forth_tile(const int rows, const int columns, const int gradient, co
 
 /* y of one tile, of which `high` x `wide` are inside the image; `whole`: all of it, and whole
  * vectors. */
-INLINE void back_tile(const int rows, const int columns, const int whole, struct pitch by,
-                      ptrdiff_t channels, const real *m, const real *bias, ptrdiff_t high,
+INLINE void back_tile(const int rows, const int columns, const int taps, const int whole,
+                      struct pitch by, ptrdiff_t channels, const real *m, const real *bias, ptrdiff_t high,
                       ptrdiff_t wide, real *y) {
-    const int down = rows + 2, across = columns + 2;
+    const int down = points_of(rows, taps), across = points_of(columns, taps);
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
         const vec start = bias ? vload(bias + c) : vzero();
@@ -119,13 +122,13 @@ INLINE void back_tile(const int rows, const int columns, const int whole, struct
         UNROLL
         for (int i = 0; i < down; i++) {
             load_line(across, p, matrix, x);
-            output_points(columns, x, 1, half + i * columns);
+            output_points(across, columns, x, 1, half + i * columns);
             p += across * by.matrix;
             KEEP(p);
         }
         UNROLL
         for (int j = 0; j < columns; j++) {
-            output_points(rows, half + j, columns, line);
+            output_points(down, rows, half + j, columns, line);
             UNROLL
             for (int i = 0; i < rows; i++) line[i] += start;
             if (whole) {
@@ -142,45 +145,73 @@ INLINE void back_tile(const int rows, const int columns, const int whole, struct
     }
 }
 
-INLINE void forth_tiles(const int rows, const int columns, const int gradient,
-                        const enum factors factors, const struct tiling *t, const struct tile_block *block,
-                        const struct tile_group *group, const struct canvas *canvas, const real *d,
-                        ptrdiff_t channels, real *v) {
+INLINE void forth_tiles(const int rows, const int columns, const int taps, const enum of of,
+                        const enum factors factors, const struct tiling *t,
+                        const struct tile_block *block, const struct tile_group *group,
+                        const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
     struct place at = place_of(t, block, group->begin);
     for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const real *p = d + at.image * canvas->image +
-                        at.row * rows * canvas->row + at.column * columns * canvas->pixel;
+        const real *p = d + at.image * canvas->image + at.row * canvas->reach[0] * canvas->row +
+                        at.column * canvas->reach[1] * canvas->pixel;
         real *q = v + (factors == PAIRED_TILES ? i / 2 : i) * group->width;
         if (factors == SINGLE) {
-            forth_tile(rows, columns, gradient, REALS, by, channels, p, q);
+            forth_tile(rows, columns, taps, of, REALS, by, channels, p, q);
         } else if (factors == PAIRED_INPUTS) {
-            forth_tile(rows, columns, gradient, HALVES, by, channels, p, q);
+            forth_tile(rows, columns, taps, of, HALVES, by, channels, p, q);
         } else if (i % 2 == 0) {
-            forth_tile(rows, columns, gradient, FIRST, by, channels, p, q);
+            forth_tile(rows, columns, taps, of, FIRST, by, channels, p, q);
         } else {
-            forth_tile(rows, columns, gradient, SECOND, by, channels, p, q);
+            forth_tile(rows, columns, taps, of, SECOND, by, channels, p, q);
         }
     }
 }
 
-INLINE void back_tiles(const int rows, const int columns, const int vectors,
-                       const struct tiling *t, const struct tile_block *block, const struct tile_group *group,
-                       ptrdiff_t channels, const real *m, const real *bias, real *y,
-                       ptrdiff_t pixel) {
-    const ptrdiff_t row = t->output[1] * pixel, top = block->row * rows;
-    const ptrdiff_t image = smaller(block->rows * rows, t->output[0] - top) * row;
-    const struct pitch by = pitch_of(row, pixel, group->stride);
+/* Inputs of 2 x 2 phases. A vector that ends in the next phase, or in the next tile, is written
+ * before what belongs there. The phases of a row are one if all channels are there. */
+INLINE void forth_phases(const int rows, const int taps, const struct tiling *t,
+                         const struct tile_block *block, const struct tile_group *group,
+                         const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
+    const struct pitch by = pitch_of(2 * canvas->row, 2 * canvas->pixel, group->stride);
+    const ptrdiff_t merged = channels == canvas->pixel ? 2 * channels : channels;
     struct place at = place_of(t, block, group->begin);
     for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const ptrdiff_t high = t->output[0] - top - at.row * rows;
-        const ptrdiff_t wide = t->output[1] - at.column * columns;
+        const real *p = d + at.image * canvas->image + at.row * canvas->reach[0] * canvas->row +
+                        at.column * canvas->reach[1] * canvas->pixel;
+        real *q = v + i * group->width;
+        for (int row = 0; row < 2; row++, p += canvas->row) {
+            for (ptrdiff_t c = 0; c < 2 * channels; c += merged, q += merged) {
+                forth_tile(rows, rows, taps, INPUT, REALS, by, merged,
+                           c ? p + canvas->pixel : p, q);
+            }
+        }
+    }
+}
+
+INLINE void back_tiles(const int rows, const int columns, const int taps, const int vectors,
+                       const struct tiling *t, const struct tile_block *block,
+                       const struct tile_group *group, ptrdiff_t channels, const real *m,
+                       const real *bias, real *y, ptrdiff_t pixel) {
+    const ptrdiff_t phases = t->phases, row = t->output[1] * pixel;
+    const ptrdiff_t top = block->row * t->reach[0];
+    const ptrdiff_t image = smaller(block->rows * t->reach[0], t->output[0] - top) * row;
+    const struct pitch by = pitch_of(phases * row, phases * pixel, group->stride);
+    const ptrdiff_t section = group->width / (phases * phases);
+    struct place at = place_of(t, block, group->begin);
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
+        const ptrdiff_t down = at.row * t->reach[0], right = at.column * t->reach[1];
         const real *p = m + i * group->width;
-        real *q = y + at.image * image + at.row * rows * row + at.column * columns * pixel;
-        if (vectors && high >= rows && wide >= columns) {
-            back_tile(rows, columns, 1, by, channels, p, bias, rows, columns, q);
-        } else {
-            back_tile(rows, columns, 0, by, channels, p, bias, high, wide, q);
+        real *q = y + at.image * image + down * row + right * pixel;
+        for (ptrdiff_t k = 0; k < phases * phases; k++, p += section) {
+            const ptrdiff_t below = k / phases, beside = k % phases;
+            const ptrdiff_t high = ceil_div(t->output[0] - top - down - below, phases);
+            const ptrdiff_t wide = ceil_div(t->output[1] - right - beside, phases);
+            real *to = q + below * row + beside * pixel;
+            if (vectors && high >= rows && wide >= columns) {
+                back_tile(rows, columns, taps, 1, by, channels, p, bias, rows, columns, to);
+            } else {
+                back_tile(rows, columns, taps, 0, by, channels, p, bias, high, wide, to);
+            }
         }
     }
 }
@@ -188,44 +219,66 @@ INLINE void back_tiles(const int rows, const int columns, const int vectors,
 /* One function per size of tile and transform. */
 #define ARGUMENTS \
     const struct tiling *t, const struct tile_block *block, const struct tile_group *group
-#define FORTH(name, rows, columns, gradient, factors)                                           \
+#define FORTH(name, rows, columns, taps, of, factors)                                           \
     NOINLINE void name(ARGUMENTS, const struct canvas *canvas, const real *d,                   \
                        ptrdiff_t channels, real *v) {                                           \
-        forth_tiles(rows, columns, gradient, factors, t, block, group, canvas, d, channels, v); \
+        forth_tiles(rows, columns, taps, of, factors, t, block, group, canvas, d, channels, v); \
     }
-#define FORTH_BOTH(rows, columns)                              \
-    FORTH(input_##rows##x##columns, rows, columns, 0, SINGLE) \
-    FORTH(gradient_##rows##x##columns, rows, columns, 1, SINGLE)
-#define FORTH_PAIRS(rows, columns)                                               \
-    FORTH(input_##rows##x##columns##_by_inputs, rows, columns, 0, PAIRED_INPUTS) \
-    FORTH(input_##rows##x##columns##_by_tiles, rows, columns, 0, PAIRED_TILES)   \
-    FORTH(gradient_##rows##x##columns##_by_tiles, rows, columns, 1, PAIRED_TILES)
-#define BACK(rows, columns)                                                                     \
-    NOINLINE void output_##rows##x##columns(ARGUMENTS, ptrdiff_t channels, const real *m,       \
-                                            const real *bias, real *y, ptrdiff_t pixel) {       \
-        back_tiles(rows, columns, channels % LANES == 0, t, block, group, channels, m, bias, y, \
-                   pixel);                                                                      \
+#define FORTH_BOTH(rows, columns, taps)                                         \
+    FORTH(input_##rows##x##columns##_##taps, rows, columns, taps, INPUT, SINGLE) \
+    FORTH(gradient_##rows##x##columns##_##taps, rows, columns, taps, GRADIENT, SINGLE)
+#define FORTH_PAIRS(rows, columns)                                                      \
+    FORTH(input_##rows##x##columns##_by_inputs, rows, columns, 3, INPUT, PAIRED_INPUTS) \
+    FORTH(input_##rows##x##columns##_by_tiles, rows, columns, 3, INPUT, PAIRED_TILES)   \
+    FORTH(gradient_##rows##x##columns##_by_tiles, rows, columns, 3, GRADIENT, PAIRED_TILES)
+#define FORTH_PHASES(rows, taps)                                                        \
+    NOINLINE void phases_##rows##_##taps(ARGUMENTS, const struct canvas *canvas,        \
+                                         const real *d, ptrdiff_t channels, real *v) { \
+        forth_phases(rows, taps, t, block, group, canvas, d, channels, v);              \
     }
-FORTH_BOTH(2, 2)
-FORTH_BOTH(4, 4)
-BACK(2, 2)
-BACK(4, 4)
+#define BACK(rows, columns, taps)                                                         \
+    NOINLINE void output_##rows##x##columns##_##taps(ARGUMENTS, ptrdiff_t channels,       \
+                                                     const real *m, const real *bias,     \
+                                                     real *y, ptrdiff_t pixel) {          \
+        back_tiles(rows, columns, taps, channels % LANES == 0, t, block, group, channels, \
+                   m, bias, y, pixel);                                                    \
+    }
+#define ALL(rows, columns, taps)   \
+    FORTH_BOTH(rows, columns, taps) \
+    BACK(rows, columns, taps)
+ALL(2, 2, 3)
+ALL(4, 4, 3)
+ALL(4, 4, 2)
+ALL(3, 3, 4)
+FORTH_PHASES(4, 3)
+FORTH_PHASES(4, 2)
+FORTH_PHASES(3, 4)
 
 /* Of functions for all sizes that for this one. */
 #if HAS_DOTS
-FORTH_BOTH(2, 4)
+ALL(2, 4, 3)
 FORTH_PAIRS(2, 2)
 FORTH_PAIRS(2, 4)
-BACK(2, 4)
 #define OF_PAIRS(tile, name, suffix) \
     ((tile).columns == 2 ? name##_2x2##suffix : name##_2x4##suffix)
-#define OF_SIZE(tile, name) ((tile).rows == 4 ? name##_4x4 : OF_PAIRS(tile, name, ))
+#define OF_TWO(tile, name) OF_PAIRS(tile, name, _3)
 #else
-#define OF_SIZE(tile, name) ((tile).rows == 4 ? name##_4x4 : name##_2x2)
+#define OF_TWO(tile, name) name##_2x2_3
 #endif
+#define OF_SIZE(tile, name)                   \
+    ((tile).taps == 2   ? name##_4x4_2        \
+     : (tile).taps == 4 ? name##_3x3_4        \
+     : (tile).rows == 4 ? name##_4x4_3        \
+                        : OF_TWO(tile, name))
+#define OF_TAPS(tile, name) \
+    ((tile).taps == 2 ? name##_4_2 : (tile).taps == 3 ? name##_4_3 : name##_3_4)
 
 void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
                           real *v) {
+    if (canvas->phases == 2) {
+        OF_TAPS(t->tile, phases)(t, block, group, canvas, d, channels, v);
+        return;
+    }
 #if HAS_DOTS
     if (group->factors == PAIRED_INPUTS) {
         OF_PAIRS(t->tile, input, _by_inputs)(t, block, group, canvas, d, channels, v);

@@ -69,9 +69,28 @@ INLINE void map_window(const int terms, const struct source *s, const struct win
             copy_row((src) + i_ * (from), (w)->columns, (dst) + i_ * (to));            \
     } while (0)
 
+/* Rows of a constant number of vectors, too short for a call of memcpy each. */
+INLINE void read_vectors(const int vectors, const stored *src, ptrdiff_t from, ptrdiff_t rows,
+                         real *dst, ptrdiff_t to) {
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        UNROLL
+        for (int j = 0; j < vectors; j++) {
+            vstore(dst + i * to + j * LANES, sload(src + i * from + j * LANES));
+        }
+    }
+}
+
 static void read_window(const stored *src, ptrdiff_t from, const struct window *w, real *dst,
                         ptrdiff_t to) {
-    COPY_WINDOW(read_row, src, from, w, dst, to);
+    if (w->columns == LANES) {
+        read_vectors(1, src, from, w->rows, dst, to);
+    } else if (w->columns == 2 * LANES) {
+        read_vectors(2, src, from, w->rows, dst, to);
+    } else if (w->columns == 4 * LANES) {
+        read_vectors(4, src, from, w->rows, dst, to);
+    } else {
+        COPY_WINDOW(read_row, src, from, w, dst, to);
+    }
 }
 
 static void write_window(const real *src, ptrdiff_t from, const struct window *w, stored *dst,

@@ -1,0 +1,109 @@
+/* The phases of a stride of 2: Winograd's convolutions of larger strides.
+ *
+ * With a stride of 2, outputs read even pixels by the even taps of a filter and odd pixels by the
+ * odd ones: along each axis a convolution is the sum of two of stride 1, of about half the taps. So
+ * an image is 2 x 2 phases, each with a filter of taps x taps, 2 for 3x3, 3 for 5x5 and 4 for 7x7,
+ * whose tiles are F(4x4, 2x2), F(4x4, 3x3) and F(3x3, 4x4). All phases have the same points, so
+ * they are added as products: four times as many inputs. In backward of data the phases are those
+ * of the result: four times as many outputs. (Huang et al., "DWM: a decomposable Winograd method
+ * for convolution acceleration", AAAI 2020, add the results instead.)
+ *
+ * One phase along an axis has a tap less, so at one point, infinity or 0, its filter is 0. There
+ * remain 9 of 10 products along an axis for 3x3, 81 for 16 outputs instead of 144, and 11 of 12 for
+ * 7x7, 121 for 9 outputs instead of 441. (0 is not among five points, which is why backward of data
+ * with an even padding has all 100.)
+ */
+#ifndef PYDTNN_CONV_WINOGRAD_PHASES_H
+#define PYDTNN_CONV_WINOGRAD_PHASES_H
+
+#include "conv_winograd.h"
+
+enum { MOST_IN_ALL = MOST_PHASES * MOST_PHASES };
+
+/* Along an axis: where tiles begin to read, and the taps of the phases, -1 if they have fewer. */
+struct phase_axis {
+    ptrdiff_t first;
+    int tap[MOST_PHASES][MOST_TAPS];
+};
+
+INLINE struct phase_axis axis_of(const struct conv_shape *s, enum gather gather, int d, int taps) {
+    const int kernel = (int)s->kernel[d], stride = (int)s->stride[d], forward = gather == GATHER_INPUT;
+    struct phase_axis axis;
+    int offset[MOST_PHASES]; /* of the last input that a phase reads, from the pixel */
+    axis.first = forward ? -s->padding[d] : kernel;
+    for (int phase = 0; phase < stride && !forward; phase++) {
+        const int place = phase + (int)s->padding[d], own = (kernel - place % stride - 1) / stride;
+        offset[phase] = place / stride;
+        axis.first = smaller(axis.first, offset[phase] - own);
+    }
+    for (int phase = 0; phase < stride; phase++) {
+        for (int i = 0; i < taps; i++) {
+            const int place = phase + (int)s->padding[d];
+            const int number = forward ? i : (int)(offset[phase] - axis.first) - i;
+            const int tap = number * stride + (forward ? phase : place % stride);
+            axis.tap[phase][i] = tap < 0 || tap >= kernel ? -1 : tap;
+        }
+    }
+    return axis;
+}
+
+/* Phases that follow each other. */
+struct runs {
+    int count;
+    struct range of[MOST_PHASES];
+};
+
+/* The phases, with their filters, and those whose filters are not 0 in a matrix. */
+struct phases {
+    int count; /* 1 or 4 */
+    ptrdiff_t first[2];
+    struct filter_view view[MOST_IN_ALL];
+    struct runs runs[MOST_MATRICES];
+};
+
+/* Whether a phase has a filter that is not 0 at a point: 0 takes the first tap, infinity the last.
+ */
+INLINE int has_point(const int *tap, int point, int points, int taps) {
+    return !(point == 0 && points != 5 && tap[0] < 0) && !(point == points - 1 && tap[taps - 1] < 0);
+}
+
+INLINE struct phases phases_of(const struct conv_shape *s, enum gather gather, struct tile tile) {
+    const int taps = tile.taps;
+    const int across = points_of(tile.columns, taps), down = points_of(tile.rows, taps);
+    const int forward = gather == GATHER_INPUT, stride = (int)s->stride[0];
+    const ptrdiff_t depth = s->kernel[0] * s->kernel[1] * s->channels;
+    const struct phase_axis rows = axis_of(s, gather, 0, taps), columns = axis_of(s, gather, 1, taps);
+    struct phases p = {.count = stride * stride, .first = {rows.first, columns.first}};
+    for (int k = 0; k < p.count; k++) {
+        const int *row = rows.tap[k / stride], *column = columns.tap[k % stride];
+        struct filter_view *view = &p.view[k];
+        *view = (struct filter_view){.in = forward ? s->channels : s->filters,
+                                     .out = forward ? s->filters : s->channels,
+                                     .inner = forward ? 1 : depth,
+                                     .outer = forward ? depth : 1};
+        for (int t = 0; t < taps * taps; t++) {
+            const int i = row[t / taps], j = column[t % taps];
+            view->tap[t] = i < 0 || j < 0 ? -1 : (i * s->kernel[1] + j) * s->channels;
+        }
+        for (int m = 0; m < down * across; m++) {
+            struct runs *runs = &p.runs[m];
+            const int last = runs->count - 1;
+            if (!has_point(row, m / across, down, taps) ||
+                !has_point(column, m % across, across, taps))
+                continue;
+            if (last >= 0 && runs->of[last].first + runs->of[last].count == k) {
+                runs->of[last].count++;
+            } else {
+                runs->of[runs->count++] = (struct range){k, 1};
+            }
+        }
+    }
+    return p;
+}
+
+/* Of `channels` each: those of less than a vector are multiplied at once, zeros or not. */
+INLINE struct runs runs_of(const struct phases *p, int matrix, ptrdiff_t channels) {
+    return channels < LANES ? (struct runs){1, {{0, p->count}}} : p->runs[matrix];
+}
+
+#endif

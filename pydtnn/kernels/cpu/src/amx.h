@@ -53,10 +53,10 @@ void NAME(emulated_dot)(int sum, int a, int b);
 #define AMX_DOT(sum, a, b) NAME(emulated_dot)(sum, a, b)
 #else
 /* gcc's intrinsics do not tell the compiler which memory they read and write. */
-#define AMX_WITH_MEMORY(operation)             \
-    do {                                       \
+#define AMX_WITH_MEMORY(operation)           \
+    do {                                     \
         __asm__ volatile("" : : : "memory"); \
-        operation;                             \
+        operation;                           \
         __asm__ volatile("" : : : "memory"); \
     } while (0)
 #define AMX_CONFIGURE(c) AMX_WITH_MEMORY(_tile_loadconfig(c))
@@ -98,11 +98,11 @@ INLINE void amx_begin(const struct amx_shape *s) {
 INLINE void amx_end(void) { AMX_RELEASE(); }
 
 /* Operation (register, row of registers, column of registers) for the registers of C in use. */
-#define AMX_EACH(s, operation)                                 \
-    do {                                                       \
-        operation(0, 0, 0);                                    \
-        if ((s)->columns[1]) operation(1, 0, 1);               \
-        if ((s)->rows[1]) operation(2, 1, 0);                  \
+#define AMX_EACH(s, operation)                                   \
+    do {                                                         \
+        operation(0, 0, 0);                                      \
+        if ((s)->columns[1]) operation(1, 0, 1);                 \
+        if ((s)->rows[1]) operation(2, 1, 0);                    \
         if ((s)->rows[1] && (s)->columns[1]) operation(3, 1, 1); \
     } while (0)
 

@@ -27,7 +27,8 @@ static int make_filter(struct walk *walk, const struct conv_shape *s, int algori
                        const struct source *x, const struct source *dy, void *dw, int accumulate,
                        int threads) {
     if (algorithm == DIRECT) return NAME(filter_walk)(walk, s, x, dy, dw, accumulate);
-    return NAME(winograd_filter_walk)(walk, s, tile_of(s, algorithm), x, dy, dw, accumulate, threads);
+    return NAME(winograd_filter_walk)(walk, s, tile_of(s, algorithm), x, dy, dw, accumulate,
+                                      threads);
 }
 
 static int run_forward(const struct conv_shape *s, int algorithm, const struct source *x,

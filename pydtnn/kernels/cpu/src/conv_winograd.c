@@ -1,5 +1,6 @@
 /* Convolutions of 3x3 filters and stride 1 by Winograd's F(4x4, 3x3) and F(2x2, 3x3): forward, and
- * backward of data, which is the same with filters flipped and turned.
+ * backward of data, which is the same with filters flipped and turned. A stride of 2 is the same
+ * again, of phases: see conv_winograd_phases.h.
  *
  *   transform the filters                                        U [36][C][O], L2
  *   for each part of the batch (in parallel)
@@ -83,7 +84,7 @@ static void cut(struct gathering *g, const struct conv_shape *s, struct tile til
         g->outputs = piece_of(out, ceil_div(out * g->out_phases, BLOCK_CHANNELS));
         tiles = group *= 4;
     }
-    g->tiling = NAME(tiling_make)(tile, phases, s->batch, output, tiles);
+    g->tiling = NAME(tiling_make)(tile, phases, 1, s->batch, output, tiles);
     tiles = larger(g->tiling.images * g->tiling.rows * g->tiling.tiles[1], 1);
     g->in.count = g->out.count = g->shared ? smaller(group, tiles) : tiles;
     g->pieces = ceil_div(g->filters, g->outputs);
@@ -137,7 +138,7 @@ static void shut(void *thread) {
 static void *open(const struct walk *walk) {
     const struct gathering *g = walk->state;
     const struct tiling *t = &g->tiling;
-    const ptrdiff_t y = t->images * t->rows * t->reach[0] * t->output[1] * g->outputs;
+    const ptrdiff_t y = t->images * start_of(t, 0, t->phases, t->rows) * t->output[1] * g->outputs;
     struct scratch *scratch = malloc(sizeof *scratch);
     if (!scratch) return NULL;
     scratch->canvas = NAME(canvas_new)(t, &g->canvas);
@@ -196,12 +197,16 @@ static void transform(const struct gathering *g, struct range inputs, struct ran
 }
 
 /* One of a group's products: phases of inputs are one long sum, those of outputs side by side. */
-static void multiply(const struct gathering *g, int number, const struct product *whole,
-                     const real *v, const real *u, real *m) {
+static void multiply(const struct gathering *g, int number, const struct tile_group *group,
+                     const struct product *whole, const real *v, const real *u, real *m) {
+    const struct range tiles = tiles_in(group, g->tiling.tile, number);
     const struct runs runs = runs_of(&g->phases, number, g->out_phases > 1 ? LANES : whole->depth);
     void (*const run)(const struct product *, const real *, const real *, real *) =
         g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
     struct product product = *whole;
+    product.rows = tiles.count;
+    v += tiles.first * product.lda;
+    m += tiles.first * product.ldc;
     for (int i = 0; i < runs.count; i++) {
         const struct range phases = runs.of[i];
         if (g->out_phases == 1) {
@@ -227,8 +232,7 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
     const real *u = g->shared ? g->u : scratch->u;
     for (ptrdiff_t c = 0; c < g->channels; c += g->inputs) {
         const struct range inputs = {c, smaller(g->inputs, g->channels - c)};
-        const struct product product = {.rows = in->count,
-                                        .columns = t->outputs.count,
+        const struct product product = {.columns = t->outputs.count,
                                         .first = g->in_phases * inputs.first / g->pair,
                                         .depth = inputs.count / g->pair,
                                         .in = g->in_phases * g->channels / g->pair,
@@ -237,11 +241,11 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
                                         .accumulate = c > 0};
         if (first && !g->shared) transform(g, inputs, t->outputs, scratch->u);
         if (in->begin == 0)
-            NAME(canvas_load)(&g->canvas, block, inputs, t->x, scratch->canvas);
+            NAME(canvas_load)(&g->canvas, &g->tiling, block, inputs, t->x, scratch->canvas);
         NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
                              scratch->v);
         for (int p = 0; p < g->matrices; p++) {
-            multiply(g, p, &product, scratch->v + p * in->stride, u + p * g->stride,
+            multiply(g, p, in, &product, scratch->v + p * in->stride, u + p * g->stride,
                      scratch->m + p * out->stride);
             if (is_step(p, g->in.factors)) stream_step(streams);
         }
@@ -252,8 +256,9 @@ static void run_block(const struct item *t, ptrdiff_t number, int first) {
     const struct gathering *g = t->g;
     const struct tiling *tiling = &g->tiling;
     const struct tile_block block = NAME(tiling_block)(tiling, number);
-    const ptrdiff_t top = block.row * tiling->reach[0];
-    const ptrdiff_t rows = smaller(block.rows * tiling->reach[0], tiling->output[0] - top);
+    const ptrdiff_t top = start_of(tiling, 0, tiling->phases, block.row);
+    const ptrdiff_t end = start_of(tiling, 0, tiling->phases, block.row + block.rows);
+    const ptrdiff_t rows = smaller(end, tiling->output[0]) - top;
     const struct range pixels = {(block.image * tiling->output[0] + top) * tiling->output[1],
                                  block.images * rows * tiling->output[1]};
     struct streams streams = streams_of(t, number, block.tiles, pixels);
@@ -263,8 +268,8 @@ static void run_block(const struct item *t, ptrdiff_t number, int first) {
     real *to = g->in_place ? y : t->scratch->y;
     const ptrdiff_t pixel = g->in_place ? g->filters : t->outputs.count;
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += g->in.count) {
-        in.begin = out.begin = begin;
-        in.count = out.count = smaller(g->in.count, block.tiles - begin);
+        NAME(tile_group_set)(&in, tiling, &block, begin, g->in.count);
+        NAME(tile_group_set)(&out, tiling, &block, begin, g->in.count);
         run_group(t, &block, first, &in, &out, &streams);
         NAME(winograd_output)(tiling, &block, &out, t->outputs.count, t->scratch->m, start, to,
                               pixel);

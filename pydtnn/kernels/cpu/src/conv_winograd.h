@@ -56,29 +56,37 @@ INLINE int matrices_of(struct tile t) {
 }
 
 /* How the tiles of a batch are walked: blocks of `images` whole images or of `rows` tile rows of
- * one. A tile covers `reach` pixels of the output, every one of `phases` x `phases` phases. */
+ * one. The output has `phases` x `phases` phases. Along an axis tiles from number `full` on have an
+ * output less, if this is enough for the map: then they need no product at infinity, which only
+ * the last output takes. So 14 outputs are 4 + 4 + 3 + 3, 22 products instead of 24. */
 struct tiling {
     struct tile tile;
     int phases;
-    ptrdiff_t batch, output[2], reach[2], tiles[2], images, rows, slabs, blocks;
+    ptrdiff_t batch, output[2], tiles[2], full[2], images, rows, slabs, blocks;
 };
 
 struct tile_block {
     ptrdiff_t image, images, row, rows, tiles; /* tile rows [row, row + rows) */
 };
 
-/* Cut a batch into blocks of about `tiles` tiles. */
-struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
+/* Where tile i begins along an axis, in an array of so many phases. */
+INLINE ptrdiff_t start_of(const struct tiling *t, int axis, int phases, ptrdiff_t i) {
+    const ptrdiff_t outputs = axis == 0 ? t->tile.rows : t->tile.columns;
+    return phases * (i * outputs - larger(i - t->full[axis], 0));
+}
+
+/* Cut a batch into blocks of about `tiles` tiles, of which some may be `reduced`. */
+struct tiling NAME(tiling_make)(struct tile tile, int phases, int reduced, ptrdiff_t batch,
                                 const ptrdiff_t output[2], ptrdiff_t tiles);
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b);
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number);
 
 /* Images with zeros around them, in tiles: what a block of tiles reads. Row r and column c are row
- * and column first + r and first + c of the image; of its channels some are there. Neighbouring
- * tiles are `reach` pixels apart, and read `border` more, of `phases` x `phases` phases. */
+ * and column first + r and first + c of the image; of its channels some are there. Tiles read
+ * `border` pixels more than they are apart, of `phases` x `phases` phases. */
 struct canvas {
     int phases;
-    ptrdiff_t size[2], channels, first[2], reach[2], border;
+    ptrdiff_t size[2], channels, first[2], border;
     ptrdiff_t pixel, row, image; /* strides in elements */
 };
 
@@ -92,8 +100,9 @@ struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdif
 real *NAME(canvas_new)(const struct tiling *t, const struct canvas *canvas);
 
 /* Fill in the rows of a block. */
-void NAME(canvas_load)(const struct canvas *canvas, const struct tile_block *block,
-                       struct range channels, const struct source *source, real *dst);
+void NAME(canvas_load)(const struct canvas *canvas, const struct tiling *t,
+                       const struct tile_block *block, struct range channels,
+                       const struct source *source, real *dst);
 
 /* The source itself, or an array if it is to be stored and is read more than once: then the values
  * are computed here. */
@@ -116,12 +125,44 @@ enum factors { SINGLE, PAIRED_INPUTS, PAIRED_TILES };
  * 12 times. */
 INLINE int has_pairs(struct tile tile) { return HAS_DOTS && tile.rows == 2; }
 
-/* Tiles [begin, begin + count) of a block, to or from matrices that are `stride` apart, row t of
- * which, `width` long, belongs to tile begin + t. */
+/* The tiles of a block by kind, in this order: of all images, row by row. */
+enum kind { FEWER_COLUMNS, FULL, FEWER_ROWS, FEWER_BOTH, KINDS };
+INLINE int fewer_rows(enum kind kind) { return kind == FEWER_ROWS || kind == FEWER_BOTH; }
+INLINE int fewer_columns(enum kind kind) { return kind == FEWER_COLUMNS || kind == FEWER_BOTH; }
+
+/* Tile rows of a block, and columns, of a kind. */
+INLINE struct range rows_of(const struct tiling *t, const struct tile_block *b, enum kind kind) {
+    const ptrdiff_t full = smaller(larger(t->full[0] - b->row, 0), b->rows);
+    return fewer_rows(kind) ? (struct range){full, b->rows - full} : (struct range){0, full};
+}
+INLINE struct range columns_of(const struct tiling *t, enum kind kind) {
+    const ptrdiff_t full = t->full[1];
+    return fewer_columns(kind) ? (struct range){full, t->tiles[1] - full} : (struct range){0, full};
+}
+
+/* Tiles [begin, begin + count) of a block, so many of each kind, to or from matrices that are
+ * `stride` apart, row t of which, `width` long, belongs to tile begin + t. */
 struct tile_group {
-    ptrdiff_t begin, count, stride, width;
+    ptrdiff_t begin, count, kinds[KINDS], stride, width;
     enum factors factors;
 };
+
+/* Let a group be at most `most` tiles from `begin` on. */
+void NAME(tile_group_set)(struct tile_group *group, const struct tiling *t,
+                          const struct tile_block *block, ptrdiff_t begin, ptrdiff_t most);
+
+/* Tiles of a group that have products in a matrix: as the kinds are ordered, they follow each
+ * other. */
+INLINE struct range tiles_in(const struct tile_group *group, struct tile tile, int matrix) {
+    const int across = points_of(tile.columns, tile.taps);
+    const int last_row = matrix / across == points_of(tile.rows, tile.taps) - 1;
+    const int last_column = matrix % across == across - 1;
+    const ptrdiff_t *kinds = group->kinds, first = last_column ? kinds[FEWER_COLUMNS] : 0;
+    ptrdiff_t end = kinds[FEWER_COLUMNS] + kinds[FULL];
+    if (!last_row) end += kinds[FEWER_ROWS];
+    if (!last_row && !last_column) end += kinds[FEWER_BOTH];
+    return (struct range){first, end - first};
+}
 
 /* v = B^T d B of the tiles of a canvas; phases follow each other, of `channels` each */
 void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block,
@@ -131,8 +172,9 @@ void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block
 void NAME(winograd_gradient)(const struct tiling *t, const struct tile_block *block,
                              const struct tile_group *group, const struct canvas *canvas,
                              const real *g, ptrdiff_t channels, real *z);
-/* y = A^T m A + bias, the part of it that lies inside the image; phases share the width of m's rows;
- * pixels of y are `pixel` apart, its images as high as the block; bias in whole vectors, or NULL */
+/* y = A^T m A + bias, the part of it that lies inside the image; phases share the width of m's
+ * rows; pixels of y are `pixel` apart, its images as high as the block; bias in whole vectors, or
+ * NULL */
 void NAME(winograd_output)(const struct tiling *t, const struct tile_block *block,
                            const struct tile_group *group, ptrdiff_t channels, const real *m,
                            const real *bias, real *y, ptrdiff_t pixel);
@@ -150,8 +192,8 @@ void NAME(winograd_filters)(struct tile tile, enum factors factors, const struct
                             struct range inputs, struct range outputs, const real *w,
                             ptrdiff_t stride, struct range rows, real *u);
 
-/* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, of whose taps, `row` and
- * `column` apart, the first `high` x `wide` are there; du: [part][matrix][channel] */
+/* dw = [dw +] G^T (sum over parts of du) G for some channels of one filter, of whose taps, `row`
+ * and `column` apart, the first `high` x `wide` are there; du: [part][matrix][channel] */
 struct filter_sum {
     ptrdiff_t parts, part, stride, row, column, high, wide;
     int accumulate;

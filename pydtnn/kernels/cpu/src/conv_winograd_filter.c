@@ -1,4 +1,4 @@
-/* Gradient of 3x3 filters by Winograd: dw = G^T (sum over tiles of (A g A^T) (B^T d B)) G, with the
+/* Gradient of filters by Winograd: dw = G^T (sum over tiles of (A g A^T) (B^T d B)) G, with the
  * product element by element.
  *
  *   for each part of the batch, about 64 filters and 64 channels (in parallel)
@@ -70,7 +70,7 @@ static int prepare(struct filtering *f, const struct conv_shape *s, struct tile 
         f->tile_pair *
         smaller(32, larger(16, GROUP_CHANNELS / (f->in.width + f->outputs) / 16 * 16));
     f->tiling = NAME(tiling_make)(
-        tile, 1, s->batch, s->output,
+        tile, 1, f->tile_pair == 1, s->batch, s->output,
         larger(group, BLOCK_BYTES / (tile.rows * tile.columns * bytes *
                                      larger(f->in.width, f->outputs))));
     f->parts =
@@ -126,12 +126,16 @@ static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
 }
 
 /* One of a group's products, of some phases at a time. */
-static void outer(const struct filtering *f, int number, const struct product *whole,
-                  const real *z, const real *v, real *du) {
+static void outer(const struct filtering *f, int number, const struct tile_group *group,
+                  const struct product *whole, const real *z, const real *v, real *du) {
+    const struct range tiles = tiles_in(group, f->tiling.tile, number);
     const struct runs runs = runs_of(&f->phases, number, whole->columns);
     void (*const run)(const struct product *, const real *, const real *, real *) =
         f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
     struct product product = *whole;
+    product.depth = ceil_div(tiles.count, f->tile_pair);
+    z += tiles.first * product.lda;
+    v += tiles.first * product.ldc;
     for (int i = 0; i < runs.count; i++) {
         const ptrdiff_t at = runs.of[i].first * whole->columns;
         product.columns = runs.of[i].count * whole->columns;
@@ -152,14 +156,13 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         stream_source(&streams, &f->x, t, number + 1, &f->x_source);
         if (f->lent < 0) stream_source(&streams, &f->dy, t, number + 1, &f->dy_source);
     }
-    NAME(canvas_load)(&f->x, &block, inputs, &f->x_source, scratch->x);
-    if (f->lent < 0) NAME(canvas_load)(&f->dy, &block, outputs, &f->dy_source, scratch->dy);
+    NAME(canvas_load)(&f->x, t, &block, inputs, &f->x_source, scratch->x);
+    if (f->lent < 0) NAME(canvas_load)(&f->dy, t, &block, outputs, &f->dy_source, scratch->dy);
     for (ptrdiff_t begin = 0; begin < block.tiles; begin += f->in.count) {
-        in.begin = out.begin = begin;
-        in.count = out.count = smaller(f->in.count, block.tiles - begin);
+        NAME(tile_group_set)(&in, t, &block, begin, f->in.count);
+        NAME(tile_group_set)(&out, t, &block, begin, f->in.count);
         const struct product product = {.rows = outputs.count,
                                         .columns = inputs.count,
-                                        .depth = ceil_div(in.count, f->tile_pair),
                                         .lda = out.width,
                                         .ldc = in.width,
                                         .accumulate = !first || begin > 0};
@@ -167,7 +170,7 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->read, outputs.count,
                                 scratch->z);
         for (int p = 0; p < f->matrices; p++) {
-            outer(f, p, &product, scratch->z + p * out.stride, scratch->v + p * in.stride,
+            outer(f, p, &in, &product, scratch->z + p * out.stride, scratch->v + p * in.stride,
                   du + p * f->stride);
             if (is_step(p, f->in.factors)) stream_step(&streams);
         }

@@ -12,7 +12,8 @@ enum { PACK_TAPS = 9 };
 
 /* u of `n` filters that lie side by side, taps `tap` apart. */
 INLINE void transform_filters(const int rows, const int columns, const int taps,
-                              const enum form form, ptrdiff_t n, const real *w, ptrdiff_t tap, ptrdiff_t stride, real *u) {
+                              const enum form form, ptrdiff_t n, const real *w, ptrdiff_t tap,
+                              ptrdiff_t stride, real *u) {
     const int down = points_of(rows, taps), across = points_of(columns, taps);
     for (ptrdiff_t at = 0; at < n; at += LANES) {
         vec x[MOST_TAPS], half[MOST_TAPS * MOST_POINTS], line[MOST_POINTS];

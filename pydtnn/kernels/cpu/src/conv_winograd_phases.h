@@ -27,7 +27,8 @@ struct phase_axis {
 };
 
 INLINE struct phase_axis axis_of(const struct conv_shape *s, enum gather gather, int d, int taps) {
-    const int kernel = (int)s->kernel[d], stride = (int)s->stride[d], forward = gather == GATHER_INPUT;
+    const int kernel = (int)s->kernel[d], stride = (int)s->stride[d];
+    const int forward = gather == GATHER_INPUT;
     struct phase_axis axis;
     int offset[MOST_PHASES]; /* of the last input that a phase reads, from the pixel */
     axis.first = forward ? -s->padding[d] : kernel;
@@ -64,7 +65,8 @@ struct phases {
 /* Whether a phase has a filter that is not 0 at a point: 0 takes the first tap, infinity the last.
  */
 INLINE int has_point(const int *tap, int point, int points, int taps) {
-    return !(point == 0 && points != 5 && tap[0] < 0) && !(point == points - 1 && tap[taps - 1] < 0);
+    return !(point == 0 && points != 5 && tap[0] < 0) &&
+           !(point == points - 1 && tap[taps - 1] < 0);
 }
 
 INLINE struct phases phases_of(const struct conv_shape *s, enum gather gather, struct tile tile) {
@@ -72,7 +74,8 @@ INLINE struct phases phases_of(const struct conv_shape *s, enum gather gather, s
     const int across = points_of(tile.columns, taps), down = points_of(tile.rows, taps);
     const int forward = gather == GATHER_INPUT, stride = (int)s->stride[0];
     const ptrdiff_t depth = s->kernel[0] * s->kernel[1] * s->channels;
-    const struct phase_axis rows = axis_of(s, gather, 0, taps), columns = axis_of(s, gather, 1, taps);
+    const struct phase_axis rows = axis_of(s, gather, 0, taps);
+    const struct phase_axis columns = axis_of(s, gather, 1, taps);
     struct phases p = {.count = stride * stride, .first = {rows.first, columns.first}};
     for (int k = 0; k < p.count; k++) {
         const int *row = rows.tap[k / stride], *column = columns.tap[k % stride];

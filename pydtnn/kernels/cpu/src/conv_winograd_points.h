@@ -9,8 +9,8 @@
  * Six points are 0, +-sqrt(1/2), +-sqrt(2) and infinity: their powers stay near 1, and the error is
  * half that of the usual 0, +-1, +-2 (Barabasz et al., "Error analysis and improving the accuracy
  * of Winograd convolution for deep neural networks", ACM TOMS 46(4), 2020, on the choice of
- * points). Five points are these without 0, four are 0, +-1 and infinity. Source of the method: Lavin and Gray, "Fast
- * algorithms for convolutional neural networks", CVPR 2016.
+ * points). Five points are these without 0, four are 0, +-1 and infinity. Source of the method:
+ * Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
  *
  * Error of float32 against float64, in norm, 16 to 64 channels of normal numbers: F(4x4, 3x3) 5e-7
  * to 9e-7, all directions, 2.1 to 2.5 times that of the direct algorithm; F(2x2, 3x3) 1.6e-7 to

@@ -3,20 +3,22 @@
  * A block is several small images or some tile rows of a large one. Its rows are packed into a
  * canvas in L2 with zeros around them, so that tiles need no border conditions and deferred arrays
  * are computed while they are copied. The columns left and right of the images are cleared once;
- * rows above and below them are cleared per block. Tiles of a block are numbered image by image,
- * row by row. Blocks depend only on the shape, never on the number of threads.
+ * rows above and below them are cleared per block. Blocks depend only on the shape, never on the
+ * number of threads.
  */
 #include "conv_winograd.h"
 
 enum { SETTLE_ROWS = 1024 };
 
-struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
+struct tiling NAME(tiling_make)(struct tile tile, int phases, int reduced, ptrdiff_t batch,
                                 const ptrdiff_t output[2], ptrdiff_t tiles) {
     struct tiling t = {.tile = tile, .phases = phases, .batch = batch, .images = 1};
     for (int d = 0; d < 2; d++) {
+        const ptrdiff_t outputs = d == 0 ? tile.rows : tile.columns;
+        const ptrdiff_t own = ceil_div(output[d], phases);
         t.output[d] = output[d];
-        t.reach[d] = phases * (d == 0 ? tile.rows : tile.columns);
-        t.tiles[d] = ceil_div(output[d], t.reach[d]);
+        t.tiles[d] = ceil_div(own, outputs);
+        t.full[d] = reduced ? larger(own - t.tiles[d] * (outputs - 1), 0) : t.tiles[d];
     }
     const ptrdiff_t rows = larger(tiles / larger(t.tiles[1], 1), 1);
     t.rows = t.tiles[0];
@@ -24,6 +26,7 @@ struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
         t.images = smaller(larger(rows / larger(t.rows, 1), 1), larger(batch, 1));
     } else { /* slabs of about equal height */
         t.rows = ceil_div(t.rows, ceil_div(t.rows, rows));
+        t.full[0] = t.tiles[0];
     }
     t.slabs = ceil_div(t.tiles[0], larger(t.rows, 1));
     t.blocks = t.tiles[1] > 0 ? ceil_div(batch, t.images) * t.slabs : 0;
@@ -32,8 +35,10 @@ struct tiling NAME(tiling_make)(struct tile tile, int phases, ptrdiff_t batch,
 
 int NAME(tiling_equal)(const struct tiling *a, const struct tiling *b) {
     return a->tile.rows == b->tile.rows && a->tile.columns == b->tile.columns &&
-           a->tile.taps == b->tile.taps && a->phases == b->phases && a->batch == b->batch && a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
-           a->images == b->images && a->rows == b->rows;
+           a->tile.taps == b->tile.taps && a->phases == b->phases && a->batch == b->batch &&
+           a->output[0] == b->output[0] && a->output[1] == b->output[1] &&
+           a->images == b->images && a->rows == b->rows && a->full[0] == b->full[0] &&
+           a->full[1] == b->full[1];
 }
 
 struct tile_block NAME(tiling_block)(const struct tiling *t, ptrdiff_t number) {
@@ -54,10 +59,9 @@ struct canvas NAME(canvas_make)(const struct tiling *t, int phases, const ptrdif
     for (int d = 0; d < 2; d++) {
         c.size[d] = size[d];
         c.first[d] = first[d];
-        c.reach[d] = phases * (d == 0 ? t->tile.rows : t->tile.columns);
     }
-    c.row = (t->tiles[1] * c.reach[1] + c.border) * c.pixel;
-    c.image = (t->rows * c.reach[0] + c.border) * c.row;
+    c.row = (start_of(t, 1, phases, t->tiles[1]) + c.border) * c.pixel;
+    c.image = (start_of(t, 0, phases, t->rows) + c.border) * c.row;
     return c;
 }
 
@@ -68,18 +72,34 @@ real *NAME(canvas_new)(const struct tiling *t, const struct canvas *c) {
     return canvas;
 }
 
-void NAME(canvas_load)(const struct canvas *c, const struct tile_block *block,
-                       struct range channels, const struct source *source, real *dst) {
+void NAME(tile_group_set)(struct tile_group *group, const struct tiling *t,
+                          const struct tile_block *block, ptrdiff_t begin, ptrdiff_t most) {
+    group->begin = begin;
+    group->count = smaller(most, block->tiles - begin);
+    ptrdiff_t first = 0; /* of a kind */
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        const ptrdiff_t end = first + block->images * rows_of(t, block, kind).count *
+                                          columns_of(t, kind).count;
+        group->kinds[kind] =
+            larger(smaller(begin + group->count, end) - larger(begin, first), 0);
+        first = end;
+    }
+}
+
+void NAME(canvas_load)(const struct canvas *c, const struct tiling *t,
+                       const struct tile_block *block, struct range channels,
+                       const struct source *source, real *dst) {
     const ptrdiff_t width = c->row / c->pixel, left = smaller(larger(-c->first[1], 0), width);
     const ptrdiff_t skip = larger(c->first[1], 0);
     const ptrdiff_t inside = larger(smaller(width - left, c->size[1] - skip), 0);
-    const ptrdiff_t rows = block->rows * c->reach[0] + c->border;
-    const ptrdiff_t top = c->first[0] + block->row * c->reach[0];
+    const ptrdiff_t top = c->first[0] + start_of(t, 0, c->phases, block->row);
+    const ptrdiff_t end = start_of(t, 0, c->phases, block->row + block->rows);
+    const ptrdiff_t bottom = c->first[0] + end + c->border;
     struct window window = {0, inside, c->channels, channels.first, channels.count};
     if (inside == 0) return;
     for (ptrdiff_t i = 0; i < block->images; i++) {
         real *row = dst + i * c->image + left * c->pixel;
-        for (ptrdiff_t r = top; r < top + rows; r++, row += c->row) {
+        for (ptrdiff_t r = top; r < bottom; r++, row += c->row) {
             if (r < 0 || r >= c->size[0]) {
                 memset(row, 0, (size_t)(inside * c->pixel) * sizeof(real));
             } else {

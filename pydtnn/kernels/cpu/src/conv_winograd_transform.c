@@ -17,22 +17,34 @@
 
 /* Where a tile lies in its block. */
 struct place {
+    enum kind kind;
     ptrdiff_t image, row, column;
 };
 
 INLINE struct place place_of(const struct tiling *t, const struct tile_block *block,
                              ptrdiff_t number) {
-    const ptrdiff_t per_image = block->rows * t->tiles[1];
-    return (struct place){number / per_image, number % per_image / t->tiles[1],
-                          number % t->tiles[1]};
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        const struct range rows = rows_of(t, block, kind), columns = columns_of(t, kind);
+        const ptrdiff_t per_image = rows.count * columns.count;
+        if (number < block->images * per_image)
+            return (struct place){kind, number / per_image,
+                                  rows.first + number % per_image / columns.count,
+                                  columns.first + number % columns.count};
+        number -= block->images * per_image;
+    }
+    return (struct place){KINDS, 0, 0, 0};
 }
 
-INLINE void advance(const struct tiling *t, const struct tile_block *block, struct place *p) {
-    if (++p->column < t->tiles[1]) return;
-    p->column = 0;
-    if (++p->row < block->rows) return;
-    p->row = 0;
-    p->image++;
+/* The place of the next tile, which is number `next`. */
+INLINE void advance(const struct tiling *t, const struct tile_block *block, struct place *p,
+                    ptrdiff_t next) {
+    const struct range rows = rows_of(t, block, p->kind), columns = columns_of(t, p->kind);
+    if (++p->column < columns.first + columns.count) return;
+    p->column = columns.first;
+    if (++p->row < rows.first + rows.count) return;
+    p->row = rows.first;
+    if (++p->image < block->images) return;
+    *p = place_of(t, block, next);
 }
 
 /* Vector number i of some that are `step` bytes apart, of which `odd` is the first. x86 scales an
@@ -66,11 +78,14 @@ INLINE struct pitch pitch_of(ptrdiff_t row, ptrdiff_t pixel, ptrdiff_t matrix) {
 /* Which transform: of inputs, or of gradients of outputs. */
 enum of { INPUT, GRADIENT };
 
-/* From as many rows and columns as the tile has points, or outputs, to all matrices. */
+/* From as many rows and columns as the tile has points, or outputs, to all matrices. Gradients of
+ * outputs that a tile of this kind lacks are 0. */
 INLINE void forth_tile(const int rows, const int columns, const int taps, const enum of of,
-                       const enum form form, struct pitch by, ptrdiff_t channels, const real *d, real *v) {
+                       const enum form form, const enum kind kind, struct pitch by,
+                       ptrdiff_t channels, const real *d, real *v) {
     const int down = points_of(rows, taps), across = points_of(columns, taps);
     const int height = of == INPUT ? down : rows, width = of == INPUT ? across : columns;
+    const int high = height - fewer_rows(kind), wide = width - fewer_columns(kind);
     const ptrdiff_t column = across * by.matrix;
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
@@ -81,7 +96,11 @@ INLINE void forth_tile(const int rows, const int columns, const int taps, const 
         KEEP(step);
         UNROLL
         for (int i = 0; i < height; i++) {
-            load_line(width, p, pixel, x);
+            if (i < high) load_line(wide, p, pixel, x);
+            UNROLL
+            for (int j = 0; j < width; j++) {
+                if (i >= high || j >= wide) x[j] = vzero();
+            }
             if (of == INPUT) {
                 input_points(across, x, 1, half + i * across);
             } else {
@@ -107,8 +126,8 @@ INLINE void forth_tile(const int rows, const int columns, const int taps, const 
 /* y of one tile, of which `high` x `wide` are inside the image; `whole`: all of it, and whole
  * vectors. */
 INLINE void back_tile(const int rows, const int columns, const int taps, const int whole,
-                      struct pitch by, ptrdiff_t channels, const real *m, const real *bias, ptrdiff_t high,
-                      ptrdiff_t wide, real *y) {
+                      struct pitch by, ptrdiff_t channels, const real *m, const real *bias,
+                      ptrdiff_t high, ptrdiff_t wide, real *y) {
     const int down = points_of(rows, taps), across = points_of(columns, taps);
     for (ptrdiff_t c = 0; c < channels; c += LANES) {
         vec x[MOST_POINTS], half[MOST_MATRICES], line[MOST_POINTS];
@@ -145,24 +164,38 @@ INLINE void back_tile(const int rows, const int columns, const int taps, const i
     }
 }
 
+/* Where a tile of a canvas begins. */
+INLINE const real *at_place(const struct tiling *t, const struct canvas *c, struct place at,
+                            const real *d) {
+    return d + at.image * c->image + start_of(t, 0, c->phases, at.row) * c->row +
+           start_of(t, 1, c->phases, at.column) * c->pixel;
+}
+
 INLINE void forth_tiles(const int rows, const int columns, const int taps, const enum of of,
                         const enum factors factors, const struct tiling *t,
                         const struct tile_block *block, const struct tile_group *group,
                         const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
     struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const real *p = d + at.image * canvas->image + at.row * canvas->reach[0] * canvas->row +
-                        at.column * canvas->reach[1] * canvas->pixel;
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
+        const real *p = at_place(t, canvas, at, d);
         real *q = v + (factors == PAIRED_TILES ? i / 2 : i) * group->width;
-        if (factors == SINGLE) {
-            forth_tile(rows, columns, taps, of, REALS, by, channels, p, q);
-        } else if (factors == PAIRED_INPUTS) {
-            forth_tile(rows, columns, taps, of, HALVES, by, channels, p, q);
-        } else if (i % 2 == 0) {
-            forth_tile(rows, columns, taps, of, FIRST, by, channels, p, q);
+#define FORTH_TILE(form, kind) \
+    forth_tile(rows, columns, taps, of, form, kind, by, channels, p, q)
+        if (factors == PAIRED_INPUTS) {
+            FORTH_TILE(HALVES, FULL);
+        } else if (factors == PAIRED_TILES && i % 2 == 0) {
+            FORTH_TILE(FIRST, FULL);
+        } else if (factors == PAIRED_TILES) {
+            FORTH_TILE(SECOND, FULL);
+        } else if (of == INPUT || at.kind == FULL) {
+            FORTH_TILE(REALS, FULL);
+        } else if (at.kind == FEWER_COLUMNS) {
+            FORTH_TILE(REALS, FEWER_COLUMNS);
+        } else if (at.kind == FEWER_ROWS) {
+            FORTH_TILE(REALS, FEWER_ROWS);
         } else {
-            forth_tile(rows, columns, taps, of, SECOND, by, channels, p, q);
+            FORTH_TILE(REALS, FEWER_BOTH);
         }
     }
 }
@@ -175,13 +208,12 @@ INLINE void forth_phases(const int rows, const int taps, const struct tiling *t,
     const struct pitch by = pitch_of(2 * canvas->row, 2 * canvas->pixel, group->stride);
     const ptrdiff_t merged = channels == canvas->pixel ? 2 * channels : channels;
     struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const real *p = d + at.image * canvas->image + at.row * canvas->reach[0] * canvas->row +
-                        at.column * canvas->reach[1] * canvas->pixel;
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
+        const real *p = at_place(t, canvas, at, d);
         real *q = v + i * group->width;
         for (int row = 0; row < 2; row++, p += canvas->row) {
             for (ptrdiff_t c = 0; c < 2 * channels; c += merged, q += merged) {
-                forth_tile(rows, rows, taps, INPUT, REALS, by, merged,
+                forth_tile(rows, rows, taps, INPUT, REALS, FULL, by, merged,
                            c ? p + canvas->pixel : p, q);
             }
         }
@@ -192,22 +224,27 @@ INLINE void back_tiles(const int rows, const int columns, const int taps, const 
                        const struct tiling *t, const struct tile_block *block,
                        const struct tile_group *group, ptrdiff_t channels, const real *m,
                        const real *bias, real *y, ptrdiff_t pixel) {
-    const ptrdiff_t phases = t->phases, row = t->output[1] * pixel;
-    const ptrdiff_t top = block->row * t->reach[0];
-    const ptrdiff_t image = smaller(block->rows * t->reach[0], t->output[0] - top) * row;
+    const int phases = t->phases;
+    const ptrdiff_t row = t->output[1] * pixel, top = start_of(t, 0, phases, block->row);
+    const ptrdiff_t end = start_of(t, 0, phases, block->row + block->rows);
+    const ptrdiff_t image = (smaller(end, t->output[0]) - top) * row;
     const struct pitch by = pitch_of(phases * row, phases * pixel, group->stride);
     const ptrdiff_t section = group->width / (phases * phases);
     struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at)) {
-        const ptrdiff_t down = at.row * t->reach[0], right = at.column * t->reach[1];
+    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
+        const ptrdiff_t down = start_of(t, 0, phases, block->row + at.row);
+        const ptrdiff_t right = start_of(t, 1, phases, at.column);
+        const ptrdiff_t own[2] = {rows - fewer_rows(at.kind), columns - fewer_columns(at.kind)};
         const real *p = m + i * group->width;
-        real *q = y + at.image * image + down * row + right * pixel;
-        for (ptrdiff_t k = 0; k < phases * phases; k++, p += section) {
+        real *q = y + at.image * image + (down - top) * row + right * pixel;
+        for (int k = 0; k < phases * phases; k++, p += section) {
             const ptrdiff_t below = k / phases, beside = k % phases;
-            const ptrdiff_t high = ceil_div(t->output[0] - top - down - below, phases);
-            const ptrdiff_t wide = ceil_div(t->output[1] - right - beside, phases);
+            const ptrdiff_t high =
+                smaller(ceil_div(t->output[0] - down - below, phases), own[0]);
+            const ptrdiff_t wide =
+                smaller(ceil_div(t->output[1] - right - beside, phases), own[1]);
             real *to = q + below * row + beside * pixel;
-            if (vectors && high >= rows && wide >= columns) {
+            if (vectors && high == rows && wide == columns) {
                 back_tile(rows, columns, taps, 1, by, channels, p, bias, rows, columns, to);
             } else {
                 back_tile(rows, columns, taps, 0, by, channels, p, bias, high, wide, to);

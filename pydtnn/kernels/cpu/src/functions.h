@@ -137,8 +137,8 @@ INLINE vec varctan(vec x) {
     return (vec)((ivec)(base + (q - q * z * series)) | vsign(x));
 }
 
-/* Phi and its derivative. Phi(-t) = exp(-t^2 / 2) P(s) / (t + 4), s = (t - 4) / (t + 4), for t = |x|
-   below NORMAL_FAR, where the exponential vanishes: see kernels/reference/normal.py */
+/* Phi and its derivative. Phi(-t) = exp(-t^2 / 2) P(s) / (t + 4), s = (t - 4) / (t + 4), for
+   t = |x| below NORMAL_FAR, where the exponential vanishes: see kernels/reference/normal.py */
 struct normal {
     vec distribution, density;
 };

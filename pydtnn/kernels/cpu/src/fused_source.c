@@ -1,7 +1,7 @@
 /* Rows of deferred arrays: v = shift + sum of factor (x - pivot), cut off at 0 or not.
  *
  *   for each WIDE vectors of columns    coefficients: registers
- *     for each row                      a load, a subtraction and a multiply-add per term, a maximum
+ *     for each row                      a load, a subtraction, a multiply-add per term, a maximum
  *
  * WIDE vectors are whole rows for 64 channels and fewer (AVX-512), so that memory is read in order.
  * Three operations a vector and term hide behind the loads and stores: from memory it runs as fast

@@ -1,6 +1,6 @@
 /* Fully connected layers: three matrix products.
  *
- *   forward           y = x w' + b    rows of w and x' packed, y' turned; or rows of x and w' packed
+ *   forward           y = x w' + b    rows of w, x' packed, y' turned; or rows of x, w' packed
  *   backward_data     dx = dy w       rows of dy, w where it lies
  *   backward_filter   dw = dy' x      gemm_outer, operands where they lie
  *

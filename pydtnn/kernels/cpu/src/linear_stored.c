@@ -2,8 +2,8 @@
  *
  * Instructions for pairs of bfloat16 (HAS_DOTS) add up two products at a time, whose factors must
  * lie side by side: along a row they do, where they are; along a column, pairs of rows are
- * interleaved in a copy. Otherwise, and where the summed index is odd, operands are copied as reals,
- * which is little beside large products.
+ * interleaved in a copy. Otherwise, and where the summed index is odd, operands are copied as
+ * reals, which is little beside large products.
  */
 #include <stdlib.h>
 

@@ -1,11 +1,11 @@
 /* Local response normalisation: each element divided by a power of the mean square of the channels
  * around it, y = x d^-beta with d = k + alpha / size (sum of x^2 over the window).
  *
- * A row of channels is in L1. Its squares are written with zeros around them into a scratch, so that
- * a window is a few unaligned loads, without a branch; backward does the same with dy x d^(-beta -
- * 1), whose sums run over the mirrored window. Bound by the logarithm and the exponential of the
- * power, about 25 operations each for a vector; d is computed again in backward rather than stored.
- * Rows are independent; parts of them have a scratch each.
+ * A row of channels is in L1. Its squares are written with zeros around them into a scratch, so
+ * that a window is a few unaligned loads, without a branch; backward does the same with
+ * dy x d^(-beta - 1), whose sums run over the mirrored window. Bound by the logarithm and the
+ * exponential of the power, about 25 operations each for a vector; d is computed again in backward
+ * rather than stored. Rows are independent; parts of them have a scratch each.
  */
 #include <stdlib.h>
 

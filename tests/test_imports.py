@@ -287,7 +287,18 @@ def test_all_public_names_load_without_mpi4py_and_cupy():
 
 
 LATER = {
-    *("yaml", "PIL", "scipy", "matplotlib", "pandas", "torch", "onnx", "rich", "threadpoolctl"),
+    *(
+        "yaml",
+        "PIL",
+        "simplejpeg",
+        "scipy",
+        "matplotlib",
+        "pandas",
+        "torch",
+        "onnx",
+        "rich",
+        "threadpoolctl",
+    ),
     *("safetensors", "plotly", "jinja2", "tarfile", "gzip", "statistics", "subprocess", "tempfile"),
     *(
         "multiprocessing",

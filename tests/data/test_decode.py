@@ -36,6 +36,45 @@ def test_a_jpeg_has_about_the_pixels_that_were_written() -> None:
     assert abs(found.astype(int) - smooth).max() < 16
 
 
+def random_jpeg(rng: np.random.Generator) -> bytes:
+    """A JPEG of any size, colours and options, of which some are cut off."""
+    height, width = (int(n) for n in rng.integers(1, 160, 2))
+    mode = str(rng.choice(["RGB", "L", "CMYK"], p=[0.7, 0.2, 0.1]))
+    blocks = rng.integers(0, 256, (max(height // 5, 1), max(width // 5, 1), 3)).astype(np.uint8)
+    picture = image.fromarray(blocks).resize((width, height)).convert(mode)
+    file = io.BytesIO()
+    options = {"quality": int(rng.integers(20, 100)), "progressive": bool(rng.integers(2))}
+    if mode == "RGB":
+        options["subsampling"] = int(rng.integers(0, 3))
+    picture.save(file, "JPEG", **options)
+    data = file.getvalue()
+    return data if rng.integers(10) else data[: int(rng.integers(3, len(data)))]
+
+
+def test_simplejpeg_decodes_to_the_pixels_and_errors_of_pillow(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed: the extra `data`")
+    fast = 0
+    for _ in range(300):
+        data, side = random_jpeg(rng), int(rng.integers(1, 80))
+        size = [None, side, (side, int(rng.integers(1, 80)))][rng.integers(3)]
+        decoder = Decoder("test", size=size, channels=int(rng.choice([1, 3, 4])))
+        found = []
+        for available in (True, False):
+            with monkeypatch.context() as patch:
+                if not available:
+                    patch.setattr("pydtnn.data.decode._simplejpeg", lambda: None)
+                fast += decoder._jpeg(data) is not None
+                try:
+                    found.append(decoder(data, "a.jpg"))
+                except ValueError as error:
+                    found.append(np.array(str(error)))
+        np.testing.assert_array_equal(*found)
+        assert found[0].flags.writeable
+    assert fast > 60
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA"])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_images_of_any_mode_get_the_channels_asked_for(

@@ -196,10 +196,11 @@ static void transform(const struct gathering *g, struct range inputs, struct ran
     }
 }
 
-/* One of a group's products: phases of inputs are one long sum, those of outputs side by side. */
-static void multiply(const struct gathering *g, int number, const struct tile_group *group,
-                     const struct product *whole, const real *v, const real *u, real *m) {
-    const struct range tiles = tiles_in(group, g->tiling.tile, number);
+/* A product of some of a group's tiles, or of several phases: those of inputs are one long sum,
+ * those of outputs side by side. */
+NOINLINE void multiply_some(const struct gathering *g, int number, const struct tile_group *group,
+                            const struct product *whole, const real *v, const real *u, real *m) {
+    const struct range tiles = tiles_at(group, g->phases.place[number]);
     const struct runs runs = runs_of(&g->phases, number, g->out_phases > 1 ? LANES : whole->depth);
     void (*const run)(const struct product *, const real *, const real *, real *) =
         g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
@@ -230,9 +231,13 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
     const struct gathering *g = t->g;
     const struct scratch *scratch = t->scratch;
     const real *u = g->shared ? g->u : scratch->u;
+    void (*const multiply)(const struct product *, const real *, const real *, real *) =
+        g->pair == 2 ? NAME(winograd_multiply_pairs) : NAME(winograd_multiply);
+    const int whole = g->phases.count == 1 && all_full(in);
     for (ptrdiff_t c = 0; c < g->channels; c += g->inputs) {
         const struct range inputs = {c, smaller(g->inputs, g->channels - c)};
-        const struct product product = {.columns = t->outputs.count,
+        const struct product product = {.rows = in->count,
+                                        .columns = t->outputs.count,
                                         .first = g->in_phases * inputs.first / g->pair,
                                         .depth = inputs.count / g->pair,
                                         .in = g->in_phases * g->channels / g->pair,
@@ -245,8 +250,13 @@ static void run_group(const struct item *t, const struct tile_block *block, int 
         NAME(winograd_input)(&g->tiling, block, in, &g->canvas, scratch->canvas, inputs.count,
                              scratch->v);
         for (int p = 0; p < g->matrices; p++) {
-            multiply(g, p, in, &product, scratch->v + p * in->stride, u + p * g->stride,
-                     scratch->m + p * out->stride);
+            const real *a = scratch->v + p * in->stride, *b = u + p * g->stride;
+            real *c = scratch->m + p * out->stride;
+            if (whole) {
+                multiply(&product, a, b, c);
+            } else {
+                multiply_some(g, p, in, &product, a, b, c);
+            }
             if (is_step(p, g->in.factors)) stream_step(streams);
         }
     }

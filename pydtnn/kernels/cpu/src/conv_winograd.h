@@ -151,18 +151,17 @@ struct tile_group {
 void NAME(tile_group_set)(struct tile_group *group, const struct tiling *t,
                           const struct tile_block *block, ptrdiff_t begin, ptrdiff_t most);
 
-/* Tiles of a group that have products in a matrix: as the kinds are ordered, they follow each
- * other. */
-INLINE struct range tiles_in(const struct tile_group *group, struct tile tile, int matrix) {
-    const int across = points_of(tile.columns, tile.taps);
-    const int last_row = matrix / across == points_of(tile.rows, tile.taps) - 1;
-    const int last_column = matrix % across == across - 1;
-    const ptrdiff_t *kinds = group->kinds, first = last_column ? kinds[FEWER_COLUMNS] : 0;
-    ptrdiff_t end = kinds[FEWER_COLUMNS] + kinds[FULL];
-    if (!last_row) end += kinds[FEWER_ROWS];
-    if (!last_row && !last_column) end += kinds[FEWER_BOTH];
-    return (struct range){first, end - first};
+/* Matrices by whether their points are infinity, and the tiles of a group that have products there:
+ * as the kinds are ordered, they follow each other. */
+enum place_of_matrix { INNER, LAST_COLUMN, LAST_ROW, LAST_BOTH };
+INLINE struct range tiles_at(const struct tile_group *group, enum place_of_matrix place) {
+    const ptrdiff_t *kinds = group->kinds, fewer = kinds[FEWER_COLUMNS], full = kinds[FULL];
+    if (place == INNER) return (struct range){0, group->count};
+    if (place == LAST_COLUMN) return (struct range){fewer, full + kinds[FEWER_ROWS]};
+    if (place == LAST_ROW) return (struct range){0, fewer + full};
+    return (struct range){fewer, full};
 }
+INLINE int all_full(const struct tile_group *group) { return group->kinds[FULL] == group->count; }
 
 /* v = B^T d B of the tiles of a canvas; phases follow each other, of `channels` each */
 void NAME(winograd_input)(const struct tiling *t, const struct tile_block *block,

@@ -125,21 +125,19 @@ static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
     return range_of(f->filters, f->outputs, pair / f->across);
 }
 
-/* One of a group's products, of some phases at a time. */
-static void outer(const struct filtering *f, int number, const struct tile_group *group,
-                  const struct product *whole, const real *z, const real *v, real *du) {
-    const struct range tiles = tiles_in(group, f->tiling.tile, number);
+/* A product of some of a group's tiles, or of several phases. */
+NOINLINE void outer_some(const struct filtering *f, int number, const struct tile_group *group,
+                         const struct product *whole, const real *z, const real *v, real *du) {
+    const struct range tiles = tiles_at(group, f->phases.place[number]);
     const struct runs runs = runs_of(&f->phases, number, whole->columns);
-    void (*const run)(const struct product *, const real *, const real *, real *) =
-        f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
     struct product product = *whole;
-    product.depth = ceil_div(tiles.count, f->tile_pair);
+    product.depth = tiles.count;
     z += tiles.first * product.lda;
     v += tiles.first * product.ldc;
     for (int i = 0; i < runs.count; i++) {
         const ptrdiff_t at = runs.of[i].first * whole->columns;
         product.columns = runs.of[i].count * whole->columns;
-        run(&product, z, v + at, du + at);
+        NAME(winograd_outer)(&product, z, v + at, du + at);
     }
 }
 
@@ -149,6 +147,8 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
     const struct tiling *t = &f->tiling;
     const struct range inputs = inputs_of(f, pair), outputs = outputs_of(f, pair);
     const struct tile_block block = NAME(tiling_block)(t, number);
+    void (*const outer)(const struct product *, const real *, const real *, real *) =
+        f->tile_pair == 2 ? NAME(winograd_outer_pairs) : NAME(winograd_outer);
     struct tile_group in = f->in, out = f->out;
     struct streams streams = {
         .steps = steps_of(ceil_div(block.tiles, f->in.count), f->matrices, f->in.factors)};
@@ -163,15 +163,21 @@ static void add_block(const struct filtering *f, ptrdiff_t number, int first, pt
         NAME(tile_group_set)(&out, t, &block, begin, f->in.count);
         const struct product product = {.rows = outputs.count,
                                         .columns = inputs.count,
+                                        .depth = ceil_div(in.count, f->tile_pair),
                                         .lda = out.width,
                                         .ldc = in.width,
                                         .accumulate = !first || begin > 0};
         NAME(winograd_input)(t, &block, &in, &f->x, scratch->x, inputs.count, scratch->v);
         NAME(winograd_gradient)(t, &block, &out, &f->dy, scratch->read, outputs.count,
                                 scratch->z);
+        const int whole = f->phases.count == 1 && all_full(&in);
         for (int p = 0; p < f->matrices; p++) {
-            outer(f, p, &in, &product, scratch->z + p * out.stride, scratch->v + p * in.stride,
-                  du + p * f->stride);
+            const real *z = scratch->z + p * out.stride, *v = scratch->v + p * in.stride;
+            if (whole) {
+                outer(&product, z, v, du + p * f->stride);
+            } else {
+                outer_some(f, p, &in, &product, z, v, du + p * f->stride);
+            }
             if (is_step(p, f->in.factors)) stream_step(&streams);
         }
     }

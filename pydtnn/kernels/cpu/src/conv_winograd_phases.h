@@ -54,12 +54,13 @@ struct runs {
     struct range of[MOST_PHASES];
 };
 
-/* The phases, with their filters, and those whose filters are not 0 in a matrix. */
+/* The phases, with their filters, those whose filters are not 0 in a matrix, and the matrices. */
 struct phases {
     int count; /* 1 or 4 */
     ptrdiff_t first[2];
     struct filter_view view[MOST_IN_ALL];
     struct runs runs[MOST_MATRICES];
+    enum place_of_matrix place[MOST_MATRICES];
 };
 
 /* Whether a phase has a filter that is not 0 at a point: 0 takes the first tap, infinity the last.
@@ -77,6 +78,11 @@ INLINE struct phases phases_of(const struct conv_shape *s, enum gather gather, s
     const struct phase_axis rows = axis_of(s, gather, 0, taps);
     const struct phase_axis columns = axis_of(s, gather, 1, taps);
     struct phases p = {.count = stride * stride, .first = {rows.first, columns.first}};
+    for (int m = 0; m < down * across; m++) {
+        const int last_row = m / across == down - 1, last_column = m % across == across - 1;
+        p.place[m] = last_row ? (last_column ? LAST_BOTH : LAST_ROW)
+                              : (last_column ? LAST_COLUMN : INNER);
+    }
     for (int k = 0; k < p.count; k++) {
         const int *row = rows.tap[k / stride], *column = columns.tap[k % stride];
         struct filter_view *view = &p.view[k];

@@ -15,37 +15,50 @@
 #include "conv_winograd.h"
 #include "conv_winograd_points.h"
 
-/* Where a tile lies in its block. */
+/* Where a tile lies in its block, and the row of tiles of its kind that it is in. */
 struct place {
     enum kind kind;
     ptrdiff_t image, row, column;
+    struct range rows, columns;
 };
 
 INLINE struct place place_of(const struct tiling *t, const struct tile_block *block,
                              ptrdiff_t number) {
-    for (enum kind kind = 0; kind < KINDS; kind++) {
-        const struct range rows = rows_of(t, block, kind), columns = columns_of(t, kind);
-        const ptrdiff_t per_image = rows.count * columns.count;
-        if (number < block->images * per_image)
-            return (struct place){kind, number / per_image,
-                                  rows.first + number % per_image / columns.count,
-                                  columns.first + number % columns.count};
+    struct place p = {.kind = 0};
+    for (; p.kind < KINDS; p.kind++) {
+        p.rows = rows_of(t, block, p.kind);
+        p.columns = columns_of(t, p.kind);
+        const ptrdiff_t per_image = p.rows.count * p.columns.count;
+        if (number < block->images * per_image) {
+            p.image = number / per_image;
+            p.row = p.rows.first + number % per_image / p.columns.count;
+            p.column = p.columns.first + number % per_image % p.columns.count;
+            break;
+        }
         number -= block->images * per_image;
     }
-    return (struct place){KINDS, 0, 0, 0};
+    return p;
 }
 
-/* The place of the next tile, which is number `next`. */
-INLINE void advance(const struct tiling *t, const struct tile_block *block, struct place *p,
-                    ptrdiff_t next) {
-    const struct range rows = rows_of(t, block, p->kind), columns = columns_of(t, p->kind);
-    if (++p->column < columns.first + columns.count) return;
-    p->column = columns.first;
-    if (++p->row < rows.first + rows.count) return;
-    p->row = rows.first;
+/* The next row of tiles, which begins with number `next`, if that is before `end`. */
+INLINE void next_row(const struct tiling *t, const struct tile_block *block, struct place *p,
+                     ptrdiff_t next, ptrdiff_t end) {
+    if (next >= end) return;
+    p->column = p->columns.first;
+    if (++p->row < p->rows.first + p->rows.count) return;
+    p->row = p->rows.first;
     if (++p->image < block->images) return;
     *p = place_of(t, block, next);
 }
+
+/* For the tiles of a group, row by row: tile number `i` of it, `tiles` from `at` on in this row. */
+#define FOR_ROWS(t, block, group, at, i, tiles)                                                 \
+    struct place at = place_of(t, block, (group)->begin);                                       \
+    const ptrdiff_t begin = (group)->begin, count = (group)->count;                             \
+    for (ptrdiff_t i = 0, tiles;                                                                \
+         i < count &&                                                                           \
+         (tiles = smaller(at.columns.first + at.columns.count - at.column, count - i), 1);      \
+         i += tiles, next_row(t, block, &at, begin + i, begin + count))
 
 /* Vector number i of some that are `step` bytes apart, of which `odd` is the first. x86 scales an
  * index by 2, 4 and 8, so two pointers reach six vectors. */
@@ -164,11 +177,14 @@ INLINE void back_tile(const int rows, const int columns, const int taps, const i
     }
 }
 
-/* Where a tile of a canvas begins. */
-INLINE const real *at_place(const struct tiling *t, const struct canvas *c, struct place at,
-                            const real *d) {
-    return d + at.image * c->image + start_of(t, 0, c->phases, at.row) * c->row +
-           start_of(t, 1, c->phases, at.column) * c->pixel;
+/* Where a tile of a canvas begins; how far tiles of a row are apart. */
+INLINE const real *at_place(const struct tiling *t, const struct canvas *c,
+                            const struct place *at, const real *d) {
+    return d + at->image * c->image + start_of(t, 0, c->phases, at->row) * c->row +
+           start_of(t, 1, c->phases, at->column) * c->pixel;
+}
+INLINE ptrdiff_t apart(const struct place *at, const int columns, int phases) {
+    return phases * (columns - fewer_columns(at->kind));
 }
 
 INLINE void forth_tiles(const int rows, const int columns, const int taps, const enum of of,
@@ -176,28 +192,31 @@ INLINE void forth_tiles(const int rows, const int columns, const int taps, const
                         const struct tile_block *block, const struct tile_group *group,
                         const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(canvas->row, canvas->pixel, group->stride);
-    struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
-        const real *p = at_place(t, canvas, at, d);
-        real *q = v + (factors == PAIRED_TILES ? i / 2 : i) * group->width;
 #define FORTH_TILE(form, kind) \
     forth_tile(rows, columns, taps, of, form, kind, by, channels, p, q)
-        if (factors == PAIRED_INPUTS) {
-            FORTH_TILE(HALVES, FULL);
-        } else if (factors == PAIRED_TILES && i % 2 == 0) {
-            FORTH_TILE(FIRST, FULL);
-        } else if (factors == PAIRED_TILES) {
-            FORTH_TILE(SECOND, FULL);
-        } else if (of == INPUT || at.kind == FULL) {
-            FORTH_TILE(REALS, FULL);
-        } else if (at.kind == FEWER_COLUMNS) {
-            FORTH_TILE(REALS, FEWER_COLUMNS);
-        } else if (at.kind == FEWER_ROWS) {
-            FORTH_TILE(REALS, FEWER_ROWS);
-        } else {
-            FORTH_TILE(REALS, FEWER_BOTH);
+    FOR_ROWS(t, block, group, at, i, tiles) {
+        const real *p = at_place(t, canvas, &at, d);
+        const ptrdiff_t step = apart(&at, columns, 1) * canvas->pixel;
+        for (ptrdiff_t j = i; j < i + tiles; j++, p += step) {
+            real *q = v + (factors == PAIRED_TILES ? j / 2 : j) * group->width;
+            if (factors == PAIRED_INPUTS) {
+                FORTH_TILE(HALVES, FULL);
+            } else if (factors == PAIRED_TILES && j % 2 == 0) {
+                FORTH_TILE(FIRST, FULL);
+            } else if (factors == PAIRED_TILES) {
+                FORTH_TILE(SECOND, FULL);
+            } else if (of == INPUT || at.kind == FULL) {
+                FORTH_TILE(REALS, FULL);
+            } else if (at.kind == FEWER_COLUMNS) {
+                FORTH_TILE(REALS, FEWER_COLUMNS);
+            } else if (at.kind == FEWER_ROWS) {
+                FORTH_TILE(REALS, FEWER_ROWS);
+            } else {
+                FORTH_TILE(REALS, FEWER_BOTH);
+            }
         }
     }
+#undef FORTH_TILE
 }
 
 /* Inputs of 2 x 2 phases. A vector that ends in the next phase, or in the next tile, is written
@@ -207,47 +226,50 @@ INLINE void forth_phases(const int rows, const int taps, const struct tiling *t,
                          const struct canvas *canvas, const real *d, ptrdiff_t channels, real *v) {
     const struct pitch by = pitch_of(2 * canvas->row, 2 * canvas->pixel, group->stride);
     const ptrdiff_t merged = channels == canvas->pixel ? 2 * channels : channels;
-    struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
-        const real *p = at_place(t, canvas, at, d);
-        real *q = v + i * group->width;
-        for (int row = 0; row < 2; row++, p += canvas->row) {
-            for (ptrdiff_t c = 0; c < 2 * channels; c += merged, q += merged) {
-                forth_tile(rows, rows, taps, INPUT, REALS, FULL, by, merged,
-                           c ? p + canvas->pixel : p, q);
+    FOR_ROWS(t, block, group, at, i, tiles) {
+        const real *tile = at_place(t, canvas, &at, d);
+        const ptrdiff_t step = apart(&at, rows, 2) * canvas->pixel;
+        for (ptrdiff_t j = i; j < i + tiles; j++, tile += step) {
+            const real *p = tile;
+            real *q = v + j * group->width;
+            for (int row = 0; row < 2; row++, p += canvas->row) {
+                for (ptrdiff_t c = 0; c < 2 * channels; c += merged, q += merged) {
+                    forth_tile(rows, rows, taps, INPUT, REALS, FULL, by, merged,
+                               c ? p + canvas->pixel : p, q);
+                }
             }
         }
     }
 }
 
-INLINE void back_tiles(const int rows, const int columns, const int taps, const int vectors,
-                       const struct tiling *t, const struct tile_block *block,
+INLINE void back_tiles(const int rows, const int columns, const int taps, const int phases,
+                       const int vectors, const struct tiling *t, const struct tile_block *block,
                        const struct tile_group *group, ptrdiff_t channels, const real *m,
                        const real *bias, real *y, ptrdiff_t pixel) {
-    const int phases = t->phases;
     const ptrdiff_t row = t->output[1] * pixel, top = start_of(t, 0, phases, block->row);
     const ptrdiff_t end = start_of(t, 0, phases, block->row + block->rows);
     const ptrdiff_t image = (smaller(end, t->output[0]) - top) * row;
     const struct pitch by = pitch_of(phases * row, phases * pixel, group->stride);
     const ptrdiff_t section = group->width / (phases * phases);
-    struct place at = place_of(t, block, group->begin);
-    for (ptrdiff_t i = 0; i < group->count; i++, advance(t, block, &at, group->begin + i)) {
+    FOR_ROWS(t, block, group, at, i, tiles) {
         const ptrdiff_t down = start_of(t, 0, phases, block->row + at.row);
-        const ptrdiff_t right = start_of(t, 1, phases, at.column);
-        const ptrdiff_t own[2] = {rows - fewer_rows(at.kind), columns - fewer_columns(at.kind)};
-        const real *p = m + i * group->width;
+        const ptrdiff_t step = apart(&at, columns, phases);
+        ptrdiff_t right = start_of(t, 1, phases, at.column);
         real *q = y + at.image * image + (down - top) * row + right * pixel;
-        for (int k = 0; k < phases * phases; k++, p += section) {
-            const ptrdiff_t below = k / phases, beside = k % phases;
-            const ptrdiff_t high =
-                smaller(ceil_div(t->output[0] - down - below, phases), own[0]);
-            const ptrdiff_t wide =
-                smaller(ceil_div(t->output[1] - right - beside, phases), own[1]);
-            real *to = q + below * row + beside * pixel;
-            if (vectors && high == rows && wide == columns) {
-                back_tile(rows, columns, taps, 1, by, channels, p, bias, rows, columns, to);
-            } else {
-                back_tile(rows, columns, taps, 0, by, channels, p, bias, high, wide, to);
+        for (ptrdiff_t j = i; j < i + tiles; j++, right += step, q += step * pixel) {
+            const real *p = m + j * group->width;
+            for (int k = 0; k < phases * phases; k++, p += section) {
+                const int below = k / phases, beside = k % phases;
+                const ptrdiff_t high = ceil_div(t->output[0] - down - below, phases);
+                const ptrdiff_t wide = ceil_div(t->output[1] - right - beside, phases);
+                real *to = q + below * row + beside * pixel;
+                if (vectors && at.kind == FULL && high >= rows && wide >= columns) {
+                    back_tile(rows, columns, taps, 1, by, channels, p, bias, rows, columns, to);
+                } else {
+                    back_tile(rows, columns, taps, 0, by, channels, p, bias,
+                              smaller(high, rows - fewer_rows(at.kind)),
+                              smaller(wide, columns - fewer_columns(at.kind)), to);
+                }
             }
         }
     }
@@ -268,28 +290,30 @@ INLINE void back_tiles(const int rows, const int columns, const int taps, const 
     FORTH(input_##rows##x##columns##_by_inputs, rows, columns, 3, INPUT, PAIRED_INPUTS) \
     FORTH(input_##rows##x##columns##_by_tiles, rows, columns, 3, INPUT, PAIRED_TILES)   \
     FORTH(gradient_##rows##x##columns##_by_tiles, rows, columns, 3, GRADIENT, PAIRED_TILES)
-#define FORTH_PHASES(rows, taps)                                                        \
-    NOINLINE void phases_##rows##_##taps(ARGUMENTS, const struct canvas *canvas,        \
-                                         const real *d, ptrdiff_t channels, real *v) { \
-        forth_phases(rows, taps, t, block, group, canvas, d, channels, v);              \
+#define FORTH_PHASES(rows, taps)                                                             \
+    NOINLINE void input_phases_##rows##_##taps(ARGUMENTS, const struct canvas *canvas,       \
+                                               const real *d, ptrdiff_t channels, real *v) { \
+        forth_phases(rows, taps, t, block, group, canvas, d, channels, v);                   \
     }
-#define BACK(rows, columns, taps)                                                         \
-    NOINLINE void output_##rows##x##columns##_##taps(ARGUMENTS, ptrdiff_t channels,       \
-                                                     const real *m, const real *bias,     \
-                                                     real *y, ptrdiff_t pixel) {          \
-        back_tiles(rows, columns, taps, channels % LANES == 0, t, block, group, channels, \
-                   m, bias, y, pixel);                                                    \
+#define BACK(name, rows, columns, taps, phases)                                                \
+    NOINLINE void name(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, real *y, \
+                       ptrdiff_t pixel) {                                                      \
+        back_tiles(rows, columns, taps, phases, channels % LANES == 0, t, block, group,        \
+                   channels, m, bias, y, pixel);                                               \
     }
-#define ALL(rows, columns, taps)   \
+#define ALL(rows, columns, taps)    \
     FORTH_BOTH(rows, columns, taps) \
-    BACK(rows, columns, taps)
+    BACK(output_##rows##x##columns##_##taps, rows, columns, taps, 1)
+#define ALL_PHASES(rows, taps) \
+    FORTH_PHASES(rows, taps)   \
+    BACK(output_phases_##rows##_##taps, rows, rows, taps, 2)
 ALL(2, 2, 3)
 ALL(4, 4, 3)
 ALL(4, 4, 2)
 ALL(3, 3, 4)
-FORTH_PHASES(4, 3)
-FORTH_PHASES(4, 2)
-FORTH_PHASES(3, 4)
+ALL_PHASES(4, 3)
+ALL_PHASES(4, 2)
+ALL_PHASES(3, 4)
 
 /* Of functions for all sizes that for this one. */
 #if HAS_DOTS
@@ -313,7 +337,7 @@ FORTH_PAIRS(2, 4)
 void NAME(winograd_input)(ARGUMENTS, const struct canvas *canvas, const real *d, ptrdiff_t channels,
                           real *v) {
     if (canvas->phases == 2) {
-        OF_TAPS(t->tile, phases)(t, block, group, canvas, d, channels, v);
+        OF_TAPS(t->tile, input_phases)(t, block, group, canvas, d, channels, v);
         return;
     }
 #if HAS_DOTS
@@ -342,5 +366,9 @@ void NAME(winograd_gradient)(ARGUMENTS, const struct canvas *canvas, const real 
 
 void NAME(winograd_output)(ARGUMENTS, ptrdiff_t channels, const real *m, const real *bias, real *y,
                            ptrdiff_t pixel) {
-    OF_SIZE(t->tile, output)(t, block, group, channels, m, bias, y, pixel);
+    if (t->phases == 2) {
+        OF_TAPS(t->tile, output_phases)(t, block, group, channels, m, bias, y, pixel);
+    } else {
+        OF_SIZE(t->tile, output)(t, block, group, channels, m, bias, y, pixel);
+    }
 }

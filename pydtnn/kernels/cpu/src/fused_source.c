@@ -82,7 +82,9 @@ INLINE void read_vectors(const int vectors, const stored *src, ptrdiff_t from, p
 
 static void read_window(const stored *src, ptrdiff_t from, const struct window *w, real *dst,
                         ptrdiff_t to) {
-    if (w->columns == LANES) {
+    if (w->columns == from && w->columns == to) {
+        read_row(src, w->rows * w->columns, dst);
+    } else if (w->columns == LANES) {
         read_vectors(1, src, from, w->rows, dst, to);
     } else if (w->columns == 2 * LANES) {
         read_vectors(2, src, from, w->rows, dst, to);

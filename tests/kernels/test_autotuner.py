@@ -16,6 +16,7 @@ import pytest
 from pydtnn.kernels import Backend, ConvGeometry, autotuner_file, create_backend, report
 from pydtnn.kernels.autotuner import ALIKE, MODES, Autotuner, fastest, nearest, rule
 from pydtnn.kernels.autotuner_file import AutotunerFile, Winner
+from pydtnn.kernels.cpu.conv import candidates
 from pydtnn.kernels.timing import ROUNDS
 
 THREE = ("direct", "winograd4", "winograd2")
@@ -201,6 +202,20 @@ def test_the_rule_wants_some_channels_and_a_map_that_tiles_fit_on(
     assert pick(own, machine, where=where) == chosen
     assert pick(own, machine, where=where, operation="backward_filter") == chosen
     assert rule(where, ("direct", "gemm")) == "direct"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "size", "chosen"),
+    [(7, 3, 224, "polyphase"), (5, 16, 16, "polyphase"), (7, 3, 14, "direct")]
+    + [(3, 64, 56, "direct")],
+)
+def test_the_rule_wants_large_filters_for_a_stride_of_2(
+    kernel: int, channels: int, size: int, chosen: str
+) -> None:
+    around = ((kernel // 2, kernel // 2),) * 2
+    where = ConvGeometry((size, size), (kernel,) * 2, (2, 2), around, (1, 1), channels, 64)
+    assert candidates(where) == ("direct", "polyphase")
+    assert rule(where, candidates(where)) == chosen
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -12,8 +12,6 @@ from pydtnn.kernels.geometry import ConvGeometry
 # As in src/conv_filter.c and src/conv_winograd_filter.c: maximum number of parts in the sum of the
 # gradient of the filters, filters per part, and bytes of all parts.
 PIECES, UNIT_FILTERS, DIRECT_BYTES, WINOGRAD_BYTES = 16, 64, 8 << 20, 5 << 20
-TRANSFORMED = 11
-"""Transformed filters of a stride of 2 in filters: 100 products for 3 x 3 taps."""
 BLOCK_BYTES = 1 << 20
 """Blocks and tiles of a thread, which fit into L2."""
 # As in src/attention_parts.h.
@@ -42,8 +40,16 @@ def conv_scratch(
         parts = min(-(-PIECES // units), max(DIRECT_BYTES // filters, 1))
         largest = max(largest, filters * parts)
         if winograd and len(candidates(g)) > 1:
-            largest = max(largest, min(filters * TRANSFORMED * PIECES, WINOGRAD_BYTES))
+            transformed = filters * _products(g) // prod(g.kernel)
+            largest = max(largest, min(transformed * PIECES, WINOGRAD_BYTES))
     return largest + BLOCK_BYTES * threads
+
+
+def _products(geometry: ConvGeometry) -> int:
+    """Return the elements of a filter of one channel, transformed by Winograd's algorithm."""
+    phases = prod(geometry.stride)
+    points = 5 if phases > 1 and geometry.kernel == (3, 3) else 6
+    return phases * points**2
 
 
 def attention_scratch(sizes: Iterable[tuple[int, int]], itemsize: int, threads: int) -> int:

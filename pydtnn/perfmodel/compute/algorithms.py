@@ -18,7 +18,7 @@ class Winograd(NamedTuple):
     tile : int
         Rows and columns of the output of a tile.
     products : int
-        Multiplications for each channel and filter.
+        Multiplications along an axis for each channel and filter, of a tile with all outputs.
     data, filters, inverse : int
         Additions of the transforms of a tile of a channel, of a filter, and of a result.
     """
@@ -31,11 +31,11 @@ class Winograd(NamedTuple):
 
 
 WINOGRAD = {
-    ("winograd2", 3): Winograd(2, 16, 32, 28, 24),
-    ("winograd4", 3): Winograd(4, 36, 156, 72, 90),
-    ("polyphase", 3): Winograd(4, 81, 400, 224, 108),
-    ("polyphase", 5): Winograd(4, 121, 576, 288, 130),
-    ("polyphase", 7): Winograd(3, 121, 576, 480, 90),
+    ("winograd2", 3): Winograd(2, 4, 32, 28, 24),
+    ("winograd4", 3): Winograd(4, 6, 156, 72, 90),
+    ("polyphase", 3): Winograd(4, 9, 400, 224, 108),
+    ("polyphase", 5): Winograd(4, 11, 576, 288, 130),
+    ("polyphase", 7): Winograd(3, 11, 576, 480, 90),
 }
 """By name and taps along an axis. Of a stride of 1: Lavin and Gray, Fast algorithms for
 convolutional neural networks, 2016, sections 4.1 and 4.3; of a stride of 2: as implemented in
@@ -66,11 +66,15 @@ def work_of(geometry: ConvGeometry, batch: int, itemsize: int) -> Iterator[tuple
             yield geometry.flops(batch), 0
             continue
         channels, filters = geometry.channels, geometry.filters
-        tiles = batch * prod(-(-n // own.tile) for n in geometry.output)
-        products = 2 * own.products * channels * filters
+        tiles = [-(-n // own.tile) for n in geometry.output]
+        # tiles at the end of an axis may have an output less, and then they have a product less
+        products = prod(
+            t * own.products - min(t * own.tile - n, t)
+            for t, n in zip(tiles, geometry.output, strict=True)
+        )
         transforms = 2 * (own.data * channels + own.inverse * filters)
         weights = channels * filters
         yield (
-            tiles * (products + transforms) + 2 * own.filters * weights,
-            2 * own.products * weights * itemsize,
+            batch * (2 * products * weights + prod(tiles) * transforms) + 2 * own.filters * weights,
+            2 * own.products**2 * weights * itemsize,
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pydtnn.comm import run_threads
+from pydtnn.kernels import ConvGeometry
 from pydtnn.layers import (
     BatchNorm,
     Conv2d,
@@ -85,6 +86,19 @@ def test_a_convolution_takes_the_operations_of_the_fastest_algorithm(model: Mode
     flops = [n for n, _ in work_of(conv.geometry, 4, 4)]
     assert flops[0] == slow
     assert fast in flops
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "products"),
+    [(14, 1, 22 * 22), (7, 1, 11 * 11), (5, 1, 10 * 10), (28, 2, 34 * 34), (32, 2, 36 * 36)],
+)
+def test_tiles_at_the_ends_of_maps_have_fewer_products(
+    size: int, stride: int, products: int
+) -> None:
+    """14 = 4 + 4 + 3 + 3 outputs; of stride 2 9 products for 4 outputs, 8 for 3."""
+    where = ConvGeometry((size, size), (3, 3), (stride, stride), ((1, 1),) * 2, (1, 1), 1000, 1000)
+    flops = [n for n, _ in work_of(where, 100, 4)]
+    assert flops[1] == pytest.approx(100 * 2 * products * 1000 * 1000, rel=0.05)
 
 
 def test_achieved_rates_replace_peaks_where_they_are_known(model: Model) -> None:

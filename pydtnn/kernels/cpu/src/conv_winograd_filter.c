@@ -125,7 +125,7 @@ static struct range outputs_of(const struct filtering *f, ptrdiff_t pair) {
     return range_of(f->filters, f->outputs, pair / f->across);
 }
 
-/* A product of some of a group's tiles, or of several phases. */
+/* A product of some of a group's tiles, or of several phases; there are neither of pairs. */
 NOINLINE void outer_some(const struct filtering *f, int number, const struct tile_group *group,
                          const struct product *whole, const real *z, const real *v, real *du) {
     const struct range tiles = tiles_at(group, f->phases.place[number]);

@@ -1,4 +1,4 @@
-/* The phases of a stride of 2: Winograd's convolutions of larger strides.
+/* The phases of a stride of 2, by which Winograd's algorithm convolves with it.
  *
  * With a stride of 2, outputs read even pixels by the even taps of a filter and odd pixels by the
  * odd ones: along each axis a convolution is the sum of two of stride 1, of about half the taps. So

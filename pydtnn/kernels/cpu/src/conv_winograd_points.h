@@ -31,6 +31,14 @@
 #define SCALE_A ((real)(-2. / 3))
 #define SCALE_B ((real)(1. / 6))
 
+/* A polynomial at +-sqrt(1/2) and +-sqrt(2), from its even part and its odd part over the point. */
+INLINE void both_signs(vec even_a, vec odd_a, vec even_b, vec odd_b, vec *v) {
+    v[0] = even_a + POINT_A * odd_a;
+    v[1] = even_a - POINT_A * odd_a;
+    v[2] = even_b + POINT_B * odd_b;
+    v[3] = even_b - POINT_B * odd_b;
+}
+
 /* B^T d: all points from as many inputs */
 INLINE void input_points(const int points, const vec *d, const int step, vec *v) {
     const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step];
@@ -45,10 +53,7 @@ INLINE void input_points(const int points, const vec *d, const int step, vec *v)
     if (points == 5) {
         const vec even_a = d3 - 2 * d1, odd_a = d2 - 2 * d0;
         const vec even_b = d3 - (real)0.5 * d1, odd_b = d2 - (real)0.5 * d0;
-        v[0] = even_a + POINT_A * odd_a;
-        v[1] = even_a - POINT_A * odd_a;
-        v[2] = even_b + POINT_B * odd_b;
-        v[3] = even_b - POINT_B * odd_b;
+        both_signs(even_a, odd_a, even_b, odd_b, v);
         v[4] = (d0 + d4) - (real)2.5 * d2;
         return;
     }
@@ -56,10 +61,7 @@ INLINE void input_points(const int points, const vec *d, const int step, vec *v)
     const vec even_a = d4 - 2 * d2, odd_a = d3 - 2 * d1;
     const vec even_b = d4 - (real)0.5 * d2, odd_b = d3 - (real)0.5 * d1;
     v[0] = (d0 + d4) - (real)2.5 * d2;
-    v[1] = even_a + POINT_A * odd_a;
-    v[2] = even_a - POINT_A * odd_a;
-    v[3] = even_b + POINT_B * odd_b;
-    v[4] = even_b - POINT_B * odd_b;
+    both_signs(even_a, odd_a, even_b, odd_b, v + 1);
     v[5] = (d1 + d5) - (real)2.5 * d3;
 }
 
@@ -105,10 +107,7 @@ INLINE void gradient_points(const int points, const int outputs, const vec *g, c
     }
     vec *a = z;
     if (points == 6) *a++ = g0;
-    a[0] = even_a + POINT_A * odd_a;
-    a[1] = even_a - POINT_A * odd_a;
-    a[2] = even_b + POINT_B * odd_b;
-    a[3] = even_b - POINT_B * odd_b;
+    both_signs(even_a, odd_a, even_b, odd_b, a);
     a[4] = g[(outputs - 1) * step];
 }
 
@@ -143,10 +142,7 @@ INLINE void filter_points(const int points, const int taps, const vec *w, const 
     odd_a *= SCALE_A;
     even_b *= SCALE_B;
     odd_b *= SCALE_B;
-    u[1] = even_a + POINT_A * odd_a;
-    u[2] = even_a - POINT_A * odd_a;
-    u[3] = even_b + POINT_B * odd_b;
-    u[4] = even_b - POINT_B * odd_b;
+    both_signs(even_a, odd_a, even_b, odd_b, u + 1);
     u[5] = w[(taps - 1) * step];
 }
 

@@ -1,4 +1,4 @@
-"""A warning of ranks that are slower than the others, with the phase that takes longer."""
+"""A warning of ranks that are busy longer than the others, with the phase that takes longer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from pydtnn.training.callback import Callback, Training
 from pydtnn.utils import clock
 from pydtnn.utils.observer import Kind, Observer
 from pydtnn.utils.validate import number
-
-COMPARED = ("data", "step", "forward", "loss", "backward", "exchange", "update")
-"""Phases of a training step, each without those in it."""
 
 _log = logging.getLogger("pydtnn.train")
 
@@ -55,11 +52,12 @@ class PhaseTimes(Observer):
 
 
 class SlowRanks(Callback):
-    """Name ranks that compute longer than the others, once per epoch.
+    """Name ranks that are busy longer than the others, once per epoch.
 
-    The logger "pydtnn.train" of rank 0 emits a warning for each rank whose time in the phases of
-    training steps, without waiting for other ranks, is more than `factor` times the median of the
-    others. The phase is the one with the largest difference.
+    The logger "pydtnn.train" of rank 0 emits a warning for each rank whose time since the last
+    comparison, in all phases but without waiting for other ranks, is more than `factor` times the
+    median of the others. The phase is the one with the largest difference: a part of a step, the
+    evaluation, a checkpoint, or a callback by its class.
 
     Parameters
     ----------
@@ -79,14 +77,14 @@ class SlowRanks(Callback):
         self.least = number("SlowRanks", "least", least, at_least=0)
         self.times = PhaseTimes()
 
-    def on_epoch_start(self, trainer: Training) -> None:
+    def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
         """Begin to measure."""
         self.times.seconds.clear()
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Compare the times of all ranks. Collective: all ranks call it."""
-        own = {name: self.times.seconds[name] for name in COMPARED if name in self.times.seconds}
-        everywhere = trainer.comm.gather_object(own)
+        everywhere = trainer.comm.gather_object(dict(self.times.seconds))
+        self.times.seconds.clear()
         if trainer.comm.rank == 0:
             for line in slow_ranks(everywhere, self.factor, self.least):
                 _log.warning("epoch %d: %s", trainer.epoch, line)
@@ -107,7 +105,7 @@ def slow_ranks(
     Examples
     --------
     >>> slow_ranks([{"data": 1.0, "forward": 4.0}, {"data": 6.0, "forward": 4.0}], 1.5)
-    ['rank 1 computes 2.0 times as long as the others, mostly in data: 6.0 s instead of 1.0 s']
+    ['rank 1 is busy 2.0 times as long as the others, mostly in data: 6.0 s instead of 1.0 s']
     """
     found = []
     for rank, own in enumerate(times):
@@ -119,7 +117,7 @@ def slow_ranks(
         of = {name: median(other.get(name, 0.0) for other in others) for name in own}
         name = max(own, key=lambda phase: own[phase] - of[phase])
         found.append(
-            f"rank {rank} computes {total / usual:.1f} times as long as the others, "
+            f"rank {rank} is busy {total / usual:.1f} times as long as the others, "
             f"mostly in {name}: {own[name]:.1f} s instead of {of[name]:.1f} s"
         )
     return found

@@ -70,6 +70,9 @@ class Communicator(SuggestsNames, ABC):
         This rank among those on its host, and their number.
     members : sequence of int
         The ranks of this group, numbered among all ranks of the run.
+    name : str
+        Name of this group, equal on all of its ranks, and different from that of other groups that
+        a rank belongs to.
     capturable : bool
         Whether collectives on device arrays can be captured in a CUDA graph: they run only on the
         device, and the host does not wait for them.
@@ -79,6 +82,7 @@ class Communicator(SuggestsNames, ABC):
 
     capturable = False
     freed = False
+    name = "all"
 
     def __init__(self, rank: int, hosts: Sequence[Hashable]) -> None:
         first: dict[Hashable, int] = {}

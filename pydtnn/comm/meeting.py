@@ -56,7 +56,7 @@ class MeetingCommunicator(Communicator):
 
     def __init__(self, group: Any, rank: int, messages: Messages | None = None) -> None:
         super().__init__(rank, group.hosts)
-        self.members = group.members
+        self.members, self.name = group.members, group.name
         self._group = group
         self._messages = messages or Messages()
         self._turn = 0  # collectives this rank has called: the n-th calls of all ranks meet

@@ -88,12 +88,13 @@ class Traffic:
             self.seconds += clock.now() - start
 
     def reported(
-        self, kind: Kind, what: str, nbytes: int, call: Callable[..., Any], *args: Any
+        self, kind: Kind, what: str, group: str, nbytes: int, call: Callable[..., Any], *args: Any
     ) -> Any:
         """Make a call, add its duration and tell the observer of it."""
         observer = self.observer
         if observer is None:
             return self.timed(call, *args)
+        observer.group(group)
         observer.begin(kind, what, nbytes=nbytes)
         try:
             return self.timed(call, *args)
@@ -102,16 +103,16 @@ class Traffic:
 
 
 class _MeteredRequest(Request):
-    def __init__(self, inner: Request, traffic: Traffic, what: str) -> None:
+    def __init__(self, inner: Request, traffic: Traffic, what: str, group: str) -> None:
         self.inner = inner
         self.traffic = traffic
-        self.what = what
+        self.what, self.group = what, group
 
     def wait(self) -> None:
-        self.traffic.reported(Kind.WAIT, self.what, 0, self.inner.wait)
+        self.traffic.reported(Kind.WAIT, self.what, self.group, 0, self.inner.wait)
 
     def test(self) -> bool:
-        return bool(self.traffic.timed(self.inner.test))
+        return bool(self.traffic.reported(Kind.CALL, "test", self.group, 0, self.inner.test))
 
 
 class Metered(Wrapper):
@@ -145,18 +146,20 @@ class Metered(Wrapper):
         nbytes = (
             self.traffic.count(self._sends[what] * args[0].nbytes) if what in self._sends else 0
         )
-        return self.traffic.reported(Kind.CALL, STARTS.get(what, what), nbytes, call, *args)
+        name = STARTS.get(what, what)
+        return self.traffic.reported(Kind.CALL, name, self.name, nbytes, call, *args)
 
     def started(self, what: str, call: Callable[..., Request], *args: Any) -> Request:
         """Start an operation whose request is timed as well."""
-        return _MeteredRequest(self.called(what, call, *args), self.traffic, STARTS.get(what, what))
+        request = self.called(what, call, *args)
+        return _MeteredRequest(request, self.traffic, STARTS.get(what, what), self.name)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
         """Forward a round as a whole, as some communicators treat it as one operation."""
         nbytes = sum(self.traffic.count(array.nbytes) for array, _ in sends)
         call, arguments = self.inner._exchange, (sends, receives, tag)
-        request = self.traffic.reported(Kind.CALL, "exchange", nbytes, call, *arguments)
-        return _MeteredRequest(request, self.traffic, "exchange")
+        request = self.traffic.reported(Kind.CALL, "exchange", self.name, nbytes, call, *arguments)
+        return _MeteredRequest(request, self.traffic, "exchange", self.name)
 
     def wrapped(self, group: Communicator) -> Communicator:
         """Count the calls of a group as well."""

@@ -305,7 +305,7 @@ class MpiCommunicator(Communicator):
         hosts, members = zip(*comm.allgather(own), strict=True)
         child = MpiCommunicator(self._mpi, comm, list(hosts), self)
         name = f"{mine.name}/{mine.made}.{color}"
-        child.members = members
+        child.members, child.name = members, name
         child._group = _Group(comm, name, members, weakref.ref(child))
         mine.splits[mine.made] = child._group
         mine.made += 1

@@ -26,7 +26,7 @@ class Wrapper(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.hosts)
         self.inner = inner
-        self.members = inner.members
+        self.members, self.name = inner.members, inner.name
         self.capturable = inner.capturable
         self._frees_inner = False
 

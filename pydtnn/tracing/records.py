@@ -31,12 +31,13 @@ RECORD = np.dtype(
         ("peer", "i4"),  # rank among all; -1 if it is no message
         ("tag", "i4"),  # of a message
         ("bucket", "i4"),  # -1 for none
+        ("group", "i4"),  # of a call or wait: position in `names` of its ranks' name; -1 for none
         ("memory", "i8"),  # B in use by the backend at the end; -1 if unknown
     ]
 )
 """An activity or a message. Records are in the order in which they ended."""
 
-VERSION = 1
+VERSION = 2
 """Version of the files."""
 
 
@@ -148,7 +149,7 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
         return "it has no clock"
     if not isinstance(lanes, list) or records.ndim != 1:
         return "it has no threads"
-    limits = {"kind": len(Kind), "lane": len(lanes), "name": len(names)}
+    limits = {"kind": len(Kind), "lane": len(lanes), "name": len(names), "group": len(names)}
     for key, limit in limits.items():
         if len(records) and records[key].max() >= limit:
             return f"a record has {key} {records[key].max()} of {limit}"

@@ -29,6 +29,7 @@ ACTIVITY = np.dtype(
         ("parent", "i8"),  # position of the activity that it is nested in; -1 if there is none
         ("nbytes", "i8"),  # B
         ("bucket", "i4"),
+        ("group", "i4"),  # position in `names` of the ranks of a call or wait; -1 for none
         ("memory", "i8"),  # B in use by the backend at the end; -1 if unknown
     ]
 )
@@ -51,6 +52,7 @@ class Activity(NamedTuple):
     parent: int
     nbytes: int
     bucket: int
+    group: int
     memory: int
 
 
@@ -152,7 +154,10 @@ class Timeline:
 
 @dataclass
 class Steps:
-    """Training steps. A step begins with the wait for its batch (phase "data").
+    """Training steps. A step begins where the preceding one, or an evaluation, has ended.
+
+    It contains the callbacks and checkpoints after that, then the wait for its batch (phase
+    "data"), and ends with its phase "step". The first step that is recorded begins with the wait.
 
     Attributes
     ----------
@@ -228,6 +233,9 @@ def _place(
         placed[field] = records[field]
     placed["rank"] = rank
     placed["name"] = ids[records["name"]] if len(records) else 0
+    called = records["group"] >= 0
+    placed["group"] = -1
+    placed["group"][called] = ids[records["group"][called]]
     placed["start"], placed["stop"] = start, stop
     return placed
 
@@ -264,15 +272,23 @@ def _find_steps(timeline: Timeline) -> Steps:
     phases = (activities["kind"] == Kind.PHASE) & (activities["lane"] == 0)
     is_step = phases & (activities["name"] == timeline.name_id("step"))
     is_data = phases & (activities["name"] == timeline.name_id("data"))
+    # What a step follows; not what a callback or a step itself contains.
+    outer = activities["name"][activities["parent"]] == timeline.name_id("epoch")
+    outer |= activities["parent"] < 0
+    ends = [timeline.name_id(name) for name in ("start", "step", "evaluation")]
+    is_end = phases & outer & np.isin(activities["name"], ends)
     found: list[dict[tuple[int, int], tuple[int, int]]] = []
     for rank in range(timeline.size):
         own: dict[tuple[int, int], tuple[int, int]] = {}
         batches = activities[is_data & (activities["rank"] == rank)]
         before = -1
+        stops = np.sort(activities["stop"][is_end & (activities["rank"] == rank)])
         for step in activities[is_step & (activities["rank"] == rank)]:
             i = int(np.searchsorted(batches["stop"], step["start"], side="right")) - 1
             follows = i >= 0 and batches["start"][i] >= before
             start = int(batches["start"][i] if follows else step["start"])
+            i = int(np.searchsorted(stops, start, side="right")) - 1
+            start = int(stops[i]) if i >= 0 else start
             before = int(step["stop"])
             own[int(step["epoch"]), int(step["step"])] = start, before
         found.append(own)

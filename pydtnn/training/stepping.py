@@ -103,11 +103,9 @@ class Stepping:
 
     def _notify(self, event: str, *args: Any) -> None:
         """Call a method of every callback."""
-        callbacks = self._all_callbacks()
-        if callbacks:
-            with self.setup.phase("callback"):
-                for callback in callbacks:
-                    getattr(callback, event)(self, *args)
+        for callback in self._all_callbacks():
+            with self.setup.phase(f"callback {type(callback).__name__}"):
+                getattr(callback, event)(self, *args)
 
     @np.errstate(all="ignore")  # overflow is reported by `not_finite`
     def _begin(self, batch: Batch, epoch: int, seed: int) -> Result:

@@ -18,10 +18,10 @@ class Kind(IntEnum):
 
     `PHASE` is a phase of training, by name: "start", "epoch", "data" (waiting for a batch), "step",
     and inside a step "forward", "loss", "backward", "exchange" and "update"; "evaluation",
-    "checkpoint", "callback". `FORWARD` and `BACKWARD` are those of a layer, by name; a forward pass
+    "checkpoint", and "callback" with the class of a callback. `FORWARD` and `BACKWARD` are those of a layer, by name; a forward pass
     that is repeated by recomputation has the suffix " (recomputed)". `KERNEL` is a call of a
-    backend's kernel. `CALL` is a call of a communicator ("allreduce", "isend", ...), `WAIT` one
-    that waits for a request. `SENT` and `RECEIVED` are the messages of a rank, from the start of
+    backend's kernel. `CALL` is a call of a communicator ("allreduce", "isend", ...), with "test" for a
+    test of a request, `WAIT` one that waits for a request. `SENT` and `RECEIVED` are the messages of a rank, from the start of
     the operation to its completion, those of the rounds of a schedule included. `LOAD` is the work
     of a loader's thread.
     """
@@ -79,6 +79,9 @@ class Observer:
 
     def end(self) -> None:
         """Called when the activity that began last on this thread ends."""
+
+    def group(self, name: str) -> None:
+        """Called before each call and wait of a communicator begins, with `Communicator.name`."""
 
     def message(
         self,
@@ -144,6 +147,10 @@ class Observers(Observer):
     def end(self) -> None:
         for observer in self._observers:
             observer.end()
+
+    def group(self, name: str) -> None:
+        for observer in self._observers:
+            observer.group(name)
 
     def message(
         self,

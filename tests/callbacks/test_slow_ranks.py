@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pydtnn.callbacks import SlowRanks
+from pydtnn.callbacks import Callback, SlowRanks
 from pydtnn.callbacks.slow_ranks import PhaseTimes, slow_ranks
 from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
@@ -39,6 +39,13 @@ class SlowLinear(Linear):
         return super().forward(x, context=context)
 
 
+class Late(Callback):
+    """A callback that takes a while after each step."""
+
+    def on_step_end(self, trainer: Any) -> None:
+        time.sleep(0.03)
+
+
 def train(comm: Communicator, where: str) -> None:
     x, y = np.zeros((24, 4), "float32"), np.zeros(24, "int64")
     late = comm.rank == 1
@@ -46,18 +53,19 @@ def train(comm: Communicator, where: str) -> None:
     layer = SlowLinear(2)
     layer.late = late and where == "forward"
     slow = SlowRanks(least=0.05)
+    callbacks: list[Callback] = [Late(), slow] if late and where == "callback Late" else [slow]
     trainer = Trainer(
         Model(Sequential(layer), (4,)),
         SGD(0.1),
         exchange=AllReduce(comm),
-        callbacks=[slow],
+        callbacks=callbacks,
         observers=[slow.times],
         progress=False,
     )
     trainer.fit(data, epochs=2, batch_size=2, loader_threads=0)
 
 
-@pytest.mark.parametrize("where", ["data", "forward"])
+@pytest.mark.parametrize("where", ["data", "forward", "callback Late"])
 def test_a_slow_rank_is_named_once_per_epoch_with_its_phase(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +93,7 @@ def test_differences_of_a_moment_are_not_named() -> None:
 def test_the_phase_is_the_one_with_the_largest_difference() -> None:
     times = [{"forward": 1.0, "backward": 5.0}, {"forward": 5.0, "backward": 6.0}]
     (told,) = slow_ranks([times[0], times[1], times[0]], 1.5)
-    assert told.startswith("rank 1 computes 1.8 times as long as the others, mostly in forward")
+    assert told.startswith("rank 1 is busy 1.8 times as long as the others, mostly in forward")
 
 
 def test_time_in_calls_and_in_inner_phases_does_not_count() -> None:

@@ -41,7 +41,8 @@ class Rank:
         kind, name, start, nbytes, bucket = self.open.pop()
         place = (len(self.open), name, self.epoch, self.step)
         times = (start, self.now - start)
-        self.records.append((kind, 0, *place, *times, nbytes, -1, -1, bucket, memory))
+        group = self.id("all") if kind in (Kind.CALL, Kind.WAIT) else -1
+        self.records.append((kind, 0, *place, *times, nbytes, -1, -1, bucket, group, memory))
 
     def run(self, kind: Kind, name: str, duration: int, **more: int) -> None:
         self.begin(kind, name, **more)
@@ -52,7 +53,7 @@ class Rank:
         """A message, or an activity of another thread."""
         lane, nbytes = more.get("lane", 0), more.get("nbytes", 0)
         place = (0, self.id(name), self.epoch, self.step)
-        ends = (more.get("peer", -1), more.get("tag", -1), -1, -1)
+        ends = (more.get("peer", -1), more.get("tag", -1), -1, -1, -1)
         self.records.append((kind, lane, *place, start, duration, nbytes, *ends))
 
     def id(self, name: str) -> int:
@@ -96,6 +97,11 @@ def write_run(
         for step in range(steps):
             for rank in all_ranks:
                 rank.step = step
+                late = slower(rank.rank, epoch, step, "callback")
+                if late:
+                    rank.step = -1
+                    rank.run(Kind.PHASE, "callback Late", late)
+                    rank.step = step
                 before = rank.now
                 work(rank, Kind.PHASE, "data", "data", MS // 2)
                 loading = 4 * MS + slower(rank.rank, epoch, step, "data")

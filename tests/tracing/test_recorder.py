@@ -59,8 +59,8 @@ def test_a_record_contains_what_was_told_and_the_time() -> None:
     recorder.end()
     after = time.perf_counter_ns()
     message, call, step = recorder.records()  # in the order of their ends
-    assert recorder.names == ["step", "epoch", "iallreduce", "all"]
-    for record, kind, name, depth in ((step, Kind.PHASE, 0, 0), (call, Kind.CALL, 2, 1)):
+    assert recorder.names == ["step", "epoch", "test", "iallreduce", "all"]
+    for record, kind, name, depth in ((step, Kind.PHASE, 0, 0), (call, Kind.CALL, 3, 1)):
         assert (record["kind"], record["name"], record["depth"]) == (kind, name, depth)
         assert (record["lane"], record["epoch"], record["step"]) == (0, 2, 5)
         assert before <= record["start"] <= middle
@@ -68,7 +68,7 @@ def test_a_record_contains_what_was_told_and_the_time() -> None:
         assert (record["peer"], record["tag"]) == (-1, -1)
     assert (call["nbytes"], call["bucket"], call["memory"]) == (1 << 40, 3, -1)
     assert (step["nbytes"], step["bucket"], step["memory"]) == (0, -1, 77)
-    assert message.tolist() == (Kind.SENT, 0, 1, 3, 2, 5, 10, 20, 9, 1, 7, -1, -1)
+    assert message.tolist() == (Kind.SENT, 0, 1, 4, 2, 5, 10, 20, 9, 1, 7, -1, -1, -1)
 
 
 def test_records_are_kept_when_chunks_are_full() -> None:

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path):
     (trace,) = read_traces(tmp_path)
     np.testing.assert_array_equal(trace.records, records)
     assert trace.names == ["step", "größe"]
-    assert trace.about == {"version": 1, **about}
+    assert trace.about == {"version": 2, **about}
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):
@@ -69,7 +69,7 @@ def test_files_of_several_runs_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"version": 2}, "is of another version"),
+        ({"version": 1}, "is of another version"),
         ({"rank": 0}, "it contains rank 0"),
         ({"rank": 0, "size": 0}, "its rank is 0 of 0"),
         ({"clock": None}, "it has no clock"),
@@ -78,6 +78,7 @@ def test_files_of_several_runs_are_refused(folder, tmp_path):
         ({"lanes": ["main"]}, "a record has lane 1 of 1"),
         ({"records": {"kind": 9}}, "a record has kind 9 of 9"),
         ({"records": {"name": 99}}, "a record has name 99 of"),
+        ({"records": {"group": 99}}, "a record has group 99 of"),
         ({"records": {"duration": -1}}, "a record has a negative duration"),
         ({"records": {"peer": 2}}, "a peer that is not one of 2 ranks"),
     ],

@@ -134,7 +134,7 @@ def test_an_error_of_one_rank_leaves_the_traces_of_those_that_are_there(tmp_path
         run_threads(2, lambda comm: traced_fit(tmp_path, comm, Failing()))
     assert {path.name for path in tmp_path.iterdir()} == {"rank-0000.npz", "rank-0001.npz"}
     names = read_traces(tmp_path)[1].names
-    assert {"callback", "update"} <= set(names)
+    assert {"callback Failing", "update"} <= set(names)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -154,12 +154,14 @@ def _of_messages(timeline: Timeline, blocks: Blocks) -> np.ndarray:
 def _of_collectives(timeline: Timeline, blocks: Blocks) -> np.ndarray:
     """Return the same for collective calls during which no message was recorded.
 
-    The n-th call of an operation in a step is the same operation on all ranks if all ranks make as
-    many and no rank leaves it before the last has entered it. It depends on the rank that entered
-    the communicator last before its end.
+    The n-th call of an operation of a group in a step is the same operation on all ranks of the
+    group, those that have recorded calls of it, if all make as many and no rank leaves it before
+    the last has entered it. It depends on the rank that entered the communicator last before its
+    end.
     """
     names = timeline.activities["name"][blocks.activity]
     kinds = timeline.activities["kind"][blocks.activity]
+    groups = timeline.activities["group"][blocks.activity]
     empty = np.ones(len(blocks), bool)
     touched = np.append(
         blocks.find(timeline.messages.received["target"], timeline.messages.received["stop"]),
@@ -167,29 +169,33 @@ def _of_collectives(timeline: Timeline, blocks: Blocks) -> np.ndarray:
     )
     empty[touched[touched >= 0]] = False
     found = []
-    for name in COLLECTIVE:
-        chosen = names == timeline.name_id(name)
-        calls = _grid(timeline, blocks, np.flatnonzero(chosen & (kinds == Kind.CALL)))
-        ends = calls
-        if name in STARTING:
-            ends = _grid(timeline, blocks, np.flatnonzero(chosen & (kinds == Kind.WAIT)))
-        if calls is None or ends is None or calls.shape != ends.shape:
-            continue
-        last = blocks.start[calls].max(axis=1)
-        valid = (blocks.stop[ends].min(axis=1) >= last) & empty[calls].all(1) & empty[ends].all(1)
-        calls, ends = calls[valid], ends[valid]
-        for rank in range(timeline.size):
-            entered = _last_entries(blocks, ends, rank)
-            entered[:, rank] = -1
-            peer = entered.argmax(axis=1)
-            ready = entered[np.arange(len(peer)), peer]
-            posted, done = blocks.start[calls[:, rank]], blocks.stop[ends[:, rank]]
-            message = np.full(len(peer), -1)
-            found.append(np.stack([ends[:, rank], peer, posted, ready, done, message]))
+    for group in np.unique(groups):
+        members = np.unique(blocks.rank[groups == group])
+        for name in COLLECTIVE:
+            chosen = (names == timeline.name_id(name)) & (groups == group)
+            calls = _grid(timeline, blocks, np.flatnonzero(chosen & (kinds == Kind.CALL)), members)
+            ends = calls
+            if name in STARTING:
+                waits = np.flatnonzero(chosen & (kinds == Kind.WAIT))
+                ends = _grid(timeline, blocks, waits, members)
+            if calls is None or ends is None or calls.shape != ends.shape:
+                continue
+            last = blocks.start[calls].max(axis=1)
+            valid = blocks.stop[ends].min(axis=1) >= last
+            valid &= empty[calls].all(axis=1) & empty[ends].all(axis=1)
+            calls, ends = calls[valid], ends[valid]
+            for place in range(len(members)):
+                entered = _last_entries(blocks, ends, members, place)
+                entered[:, place] = -1
+                last_place = entered.argmax(axis=1)
+                ready = entered[np.arange(len(last_place)), last_place]
+                posted, done = blocks.start[calls[:, place]], blocks.stop[ends[:, place]]
+                peer, message = members[last_place], np.full(len(last_place), -1)
+                found.append(np.stack([ends[:, place], peer, posted, ready, done, message]))
     return np.concatenate([np.zeros((6, 0), "i8"), *found], axis=1)
 
 
-def _last_entries(blocks: Blocks, ends: np.ndarray, rank: int) -> np.ndarray:
+def _last_entries(blocks: Blocks, ends: np.ndarray, members: np.ndarray, place: int) -> np.ndarray:
     """Return when each rank entered the communicator last before an operation ended on one rank.
 
     MPI's collective operations progress only while their ranks are inside of the communicator.
@@ -197,37 +203,42 @@ def _last_entries(blocks: Blocks, ends: np.ndarray, rank: int) -> np.ndarray:
     Parameters
     ----------
     blocks : Blocks
-    ends : ndarray of int, shape ``(operations, ranks)``
+    ends : ndarray of int, shape ``(operations, members)``
         The blocks in which the operations end.
-    rank : int
+    members : ndarray of int, shape ``(members,)``
+        The ranks of the group.
+    place : int
+        Position of the one rank in `members`.
 
     Returns
     -------
-    ndarray of int, shape ``(operations, ranks)``
+    ndarray of int, shape ``(operations, members)``
     """
     entered = np.empty_like(ends)
-    for peer in range(ends.shape[1]):
-        starts = blocks.start[blocks.rank == peer]
-        limit = np.minimum(blocks.stop[ends[:, rank]], blocks.start[ends[:, peer]])
-        entered[:, peer] = starts[np.searchsorted(starts, limit, side="right") - 1]
+    for other, rank in enumerate(members):
+        starts = blocks.start[blocks.rank == rank]
+        limit = np.minimum(blocks.stop[ends[:, place]], blocks.start[ends[:, other]])
+        entered[:, other] = starts[np.searchsorted(starts, limit, side="right") - 1]
     return entered
 
 
-def _grid(timeline: Timeline, blocks: Blocks, chosen: np.ndarray) -> np.ndarray | None:
-    """Return the n-th block of each rank in each step, shape ``(operations, ranks)``.
+def _grid(
+    timeline: Timeline, blocks: Blocks, chosen: np.ndarray, members: np.ndarray
+) -> np.ndarray | None:
+    """Return the n-th block of each rank of a group in each step, ``(operations, members)``.
 
-    Only steps in which all ranks have as many.
+    Only steps in which all of them have as many.
     """
     activities = timeline.activities[blocks.activity[chosen]]
     keys = np.stack([activities[field].astype("i8") for field in ("epoch", "step")])
     _, codes = np.unique(keys, axis=1, return_inverse=True)
     codes = codes.reshape(-1)
-    counts = np.zeros((timeline.size, codes.max(initial=-1) + 1), "i8")
-    np.add.at(counts, (blocks.rank[chosen], codes), 1)
-    equal = (counts == counts[0]).all(axis=0) & (timeline.size > 1)
+    counts = np.zeros((len(members), codes.max(initial=-1) + 1), "i8")
+    np.add.at(counts, (np.searchsorted(members, blocks.rank[chosen]), codes), 1)
+    equal = (counts == counts[0]).all(axis=0) & (len(members) > 1)
     if not equal.any():
         return None
     kept = equal[codes]
     chosen, codes = chosen[kept], codes[kept]
     order = np.lexsort((blocks.start[chosen], codes, blocks.rank[chosen]))
-    return chosen[order].reshape(timeline.size, -1).T
+    return chosen[order].reshape(len(members), -1).T

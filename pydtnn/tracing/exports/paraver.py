@@ -18,6 +18,7 @@ from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
+from pydtnn.tracing.analysis.blocks import STARTING
 from pydtnn.tracing.exports.nesting import threads, transitions
 from pydtnn.tracing.exports.paraver_names import (
     BUCKET,
@@ -145,7 +146,7 @@ class _Records:
         if row.kind == Kind.WAIT:
             return State.WAITING
         if row.kind == Kind.CALL:
-            return State.POSTING if name.startswith("i") else State.COMMUNICATION
+            return State.POSTING if name in STARTING else State.COMMUNICATION
         if row.kind == Kind.PHASE and name == "data":
             return State.INPUT
         return State.RUNNING if outer == State.IDLE else outer

@@ -131,6 +131,23 @@ def test_efficiencies_of_a_run_with_a_slow_rank(run, messages):
 
 
 @pytest.mark.parametrize("messages", [True, False])
+def test_a_callback_is_part_of_the_steps_in_all_tables(run, messages):
+    """A callback of rank 0 between two steps: efficiencies, usage and labels agree about it."""
+    timeline = run(slow(0, "callback", 10 * MS), steps=20, messages=messages)
+    found = efficiency(timeline)
+    compute = [one.compute for one in usage(timeline)]
+    np.testing.assert_allclose(found.useful, compute, rtol=1e-9)
+    # The first step that is recorded begins with the wait for its batch.
+    late = COMPUTE + 10e-3 * 19 / 20
+    assert found.useful[0] == pytest.approx(20 * late, abs=TOLERANCE)
+    assert found.load_balance == pytest.approx((3 * COMPUTE + late) / 4 / late, abs=1e-3)
+    assert waits(timeline)[1:].sum(axis=0).argmax() == 0 or messages  # a ring: the neighbour
+    paths = CriticalPaths(timeline)
+    late_parts = [paths.find(step).late for step in range(1, 20)]
+    assert {(part.rank, part.name) for part in late_parts} == {(0, "callback Late")}
+
+
+@pytest.mark.parametrize("messages", [True, False])
 def test_ranks_that_are_slow_in_turn_serialise(run, messages):
     """All ranks have equal loads, but in each step another one is late."""
 
@@ -171,6 +188,7 @@ def test_the_critical_path_of_one_rank_is_the_step(run):
         ("conv2 backward", Kind.BACKWARD, "conv2"),
         ("conv2 forward", Kind.FORWARD, "conv2"),
         ("update", Kind.PHASE, "update"),
+        ("callback", Kind.PHASE, "callback Late"),
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4])

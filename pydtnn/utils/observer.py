@@ -18,12 +18,13 @@ class Kind(IntEnum):
 
     `PHASE` is a phase of training, by name: "start", "epoch", "data" (waiting for a batch), "step",
     and inside a step "forward", "loss", "backward", "exchange" and "update"; "evaluation",
-    "checkpoint", and "callback" with the class of a callback. `FORWARD` and `BACKWARD` are those of a layer, by name; a forward pass
-    that is repeated by recomputation has the suffix " (recomputed)". `KERNEL` is a call of a
-    backend's kernel. `CALL` is a call of a communicator ("allreduce", "isend", ...), with "test" for a
-    test of a request, `WAIT` one that waits for a request. `SENT` and `RECEIVED` are the messages of a rank, from the start of
-    the operation to its completion, those of the rounds of a schedule included. `LOAD` is the work
-    of a loader's thread.
+    "checkpoint", and "callback" with the class of a callback. `FORWARD` and `BACKWARD` are those of
+    a layer, by name; a forward pass that is repeated by recomputation has the suffix "
+    (recomputed)". `KERNEL` is a call of a backend's kernel. `CALL` is a call of a communicator
+    ("allreduce", "isend", ...), with "test" for a test of a request, `WAIT` one that waits for a
+    request. `SENT` and `RECEIVED` are the messages of a rank, from the start of the operation to
+    its completion, those of the rounds of a schedule included. `LOAD` is the work of a loader's
+    thread.
     """
 
     PHASE = 0

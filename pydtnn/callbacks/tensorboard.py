@@ -22,8 +22,9 @@ class TensorBoard(Callback):
 
     - Curves: after every epoch what `Trainer.history` contains ("loss", "val_accuracy", "lr", ...)
       and "samples_per_second"; during an epoch "step/loss", "step/lr" and
-      "step/samples_per_second". Their horizontal axis is the number of updates since the beginning
-      of training, so that runs that are resumed continue their curves.
+      "step/samples_per_second". Samples per second are those of training, without evaluations. The
+      horizontal axis is the number of updates since the beginning of training, so that runs that
+      are resumed continue their curves.
     - Histograms of each parameter and its gradient, if requested. Gradients are those of the last
       step as rank 0 has them: the sums over all ranks or, in schemes that distribute or do not
       compute these sums, its own part. On a mesh, both are those of rank 0's part of the network.
@@ -70,7 +71,7 @@ class TensorBoard(Callback):
         self._error: OSError | None = None  # of a step, until all ranks can be told
         self._first = 0  # updates before the first of `Trainer.losses`
         self._seen, self._begin = 0, 0.0  # samples and time at the last point
-        self._epoch_seen, self._epoch_begin, self._flushed = 0, 0.0, 0.0
+        self._epoch_seen, self._epoch_begin, self._epoch_end, self._flushed = 0, 0.0, 0.0, 0.0
         self._lr = 0.0
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -88,15 +89,15 @@ class TensorBoard(Callback):
 
     def on_epoch_start(self, trainer: Training) -> None:
         """Start the clock."""
-        self._epoch_begin = self._begin = self._flushed = clock.now()
+        self._epoch_begin = self._epoch_end = self._begin = self._flushed = clock.now()
         self._epoch_seen = self._seen = trainer.samples_seen
 
     def on_step_end(self, trainer: Training) -> None:
         """Write points of curves, if it is time."""
         every, step = self.every_steps, trainer.optimizer.iterations
+        now = self._epoch_end = clock.now()
         if self._file is None or not every or step % every or self._error or not trainer.losses:
             return
-        now = clock.now()
         speed = (trainer.samples_seen - self._seen) / (now - self._begin)
         last = self._first + len(trainer.losses)  # a captured step is not complete yet
         try:
@@ -118,9 +119,11 @@ class TensorBoard(Callback):
         assert self._file is not None
         if self._error is not None:
             raise self._error
-        step, seconds = trainer.optimizer.iterations, clock.now() - self._epoch_begin
-        speed = (trainer.samples_seen - self._epoch_seen) / seconds
-        self._file.scalars(step, {**trainer.logs, "samples_per_second": speed})
+        step, seconds = trainer.optimizer.iterations, self._epoch_end - self._epoch_begin
+        values = dict(trainer.logs)
+        if seconds > 0:  # not if the last step was complete when the epoch was resumed
+            values["samples_per_second"] = (trainer.samples_seen - self._epoch_seen) / seconds
+        self._file.scalars(step, values)
         if self.histograms and trainer.epoch % self.histograms == 0:
             for name, p in reversed(trainer.model.parameters.items()):
                 self._file.histogram(step, f"parameters/{name}", to_host(p.master).reshape(-1))

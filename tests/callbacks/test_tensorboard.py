@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,19 @@ def test_curves_have_the_history_and_the_losses_of_steps(
         assert all(speed > 0 for speed in speeds.values())
     assert not found
     assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_samples_per_second_are_those_of_training_without_the_evaluation(tmp_path: Path) -> None:
+    class Slow(Callback):
+        @contextmanager
+        def evaluated(self, trainer: Any) -> Iterator[None]:
+            time.sleep(1)
+            yield
+
+    trainer = small_trainer(None, Slow(), TensorBoard(tmp_path))
+    small_fit(trainer, epochs=1)
+    [speed] = curves(tmp_path)["samples_per_second"].values()
+    assert speed > trainer.samples_seen  # four steps of a small network take less than 1 s
 
 
 def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from pydtnn.comm.schedules.picture import INK, LINE, PALETTE, QUIET, STYLE
+
+COLORS = (PALETTE[0], PALETTE[4], PALETTE[7], PALETTE[2])
+
 WAYS = {
     "all-reduce": ["--lr=0.2"],
     "top-k": ["--lr=0.2", "--compress=topk", '--compress-options={"share": 0.01}'],
@@ -40,21 +44,39 @@ def train(name: str, folder: Path, given: argparse.Namespace) -> list[dict[str, 
     return list(json.loads((folder / "history.json").read_text()))
 
 
-def draw(histories: dict[str, list[dict[str, float]]], title: str, path: str) -> None:
-    """Draw a curve for each way."""
+def draw(histories: dict[str, list[dict[str, float]]], title: str, note: str, path: str) -> None:
+    """Draw a curve for each way, with its name at its end, in the style of the other pictures."""
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, history in histories.items():
-        times = [epoch["virtual_seconds"] for epoch in history]
-        axes.plot(times, [epoch["val_accuracy"] for epoch in history], "o-", ms=3, label=name)
-    axes.set(xlabel="virtual time in s", ylabel="validation accuracy", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4.6))
+        axes = figure.add_axes((0.07, 0.12, 0.8, 0.7))
+        figure.text(0.07, 0.94, title, size=12, weight="bold", color=INK, va="center")
+        figure.text(0.07, 0.88, note, color=QUIET, va="center")
+        for color, (name, history) in zip(COLORS, histories.items(), strict=False):
+            times = [epoch["virtual_seconds"] for epoch in history]
+            values = [100 * epoch["val_accuracy"] for epoch in history]
+            axes.plot(times, values, "o-", color=color, ms=3, lw=1.4)
+            axes.annotate(
+                name,
+                (times[-1], values[-1]),
+                (7, 0),
+                textcoords="offset points",
+                color=color,
+                weight="bold",
+                va="center",
+                annotation_clip=False,
+            )
+        axes.set_xlabel("virtual time (s)", color=QUIET)
+        axes.set_ylabel("validation accuracy (%)", color=QUIET)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(color=LINE, lw=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, labelcolor=QUIET)
+        axes.spines[:].set_visible(False)
+        figure.savefig(path, dpi=200)
 
 
 def main() -> None:
@@ -82,7 +104,12 @@ def main() -> None:
                 flush=True,
             )
     if given.output:
-        draw(histories, f"ResNet-8, {given.ranks} virtual ranks on {given.platform}", given.output)
+        title = f"ResNet-8 on {given.ranks} virtual ranks of {given.platform}"
+        note = (
+            f"{given.dataset}, {given.epochs * given.steps} steps of {given.batch} samples per "
+            f"rank; a point every {given.steps} steps"
+        )
+        draw(histories, title, note, given.output)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,10 @@ def test_a_gpt_learns_to_continue_a_text(tmp_path: Path) -> None:
     assert float(perplexity[1]) < 1.5
 
 
-def test_the_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished]) -> None:
+@pytest.mark.parametrize("name", ["own_scheme", "asynchronous_scheme"])
+def test_a_scheme_of_ones_own_runs_over_ranks(mpiexec: Callable[..., Finished], name: str) -> None:
     pytest.importorskip("sklearn", reason="the examples read scikit-learn's digits")
-    done = mpiexec(2, [str(ROOT / "examples" / "own_scheme.py")])
+    done = mpiexec(2, [str(ROOT / "examples" / f"{name}.py")])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks: test accuracy 0.") == 1
 

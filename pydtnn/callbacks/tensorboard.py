@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ class TensorBoard(Callback):
       and "samples_per_second"; during an epoch "step/loss", "step/lr" and
       "step/samples_per_second". Samples per second are those of training, without evaluations. The
       horizontal axis is the number of updates since the beginning of training, so that runs that
-      are resumed continue their curves.
+      are resumed continue their curves. "step/loss" is over the samples of all ranks; schemes whose
+      ranks train independently sum it every few steps (`Trainer.own_steps`), until when its points
+      are not written.
     - Histograms of each parameter and its gradient, if requested. Gradients are those of the last
       step as rank 0 has them: the sums over all ranks or, in schemes that distribute or do not
       compute these sums, its own part. On a mesh, both are those of rank 0's part of the network.
@@ -70,6 +73,7 @@ class TensorBoard(Callback):
         self._file: EventFile | None = None
         self._error: OSError | None = None  # of a step, until all ranks can be told
         self._first = 0  # updates before the first of `Trainer.losses`
+        self._points: deque[int] = deque()  # of these, those that are to be written
         self._seen, self._begin = 0, 0.0  # samples and time at the last point
         self._epoch_seen, self._epoch_begin, self._epoch_end, self._flushed = 0, 0.0, 0.0, 0.0
         self._lr = 0.0
@@ -78,6 +82,7 @@ class TensorBoard(Callback):
         """Create the file and write the graph. Collective: all ranks call it; rank 0 writes."""
         self._first = trainer.optimizer.iterations - len(trainer.losses)
         self._lr, self._error = trainer.optimizer.lr_now, None
+        self._points.clear()
         on_rank_0(trainer.comm, self._open, trainer)
 
     def _open(self, trainer: Training) -> None:
@@ -99,9 +104,9 @@ class TensorBoard(Callback):
         if self._file is None or not every or step % every or self._error or not trainer.losses:
             return
         speed = (trainer.samples_seen - self._seen) / (now - self._begin)
-        last = self._first + len(trainer.losses)  # a captured step is not complete yet
+        self._points.append(len(trainer.losses) - 1)  # a captured step is not complete yet
         try:
-            self._file.scalars(last, {"step/loss": trainer.losses[-1]})
+            self._write_losses(trainer)
             rate = trainer.optimizer.lr_now
             self._file.scalars(step, {"step/lr": rate, "step/samples_per_second": speed})
             if now - self._flushed > FLUSH:
@@ -111,6 +116,13 @@ class TensorBoard(Callback):
             self._error = error
         self._seen, self._begin = trainer.samples_seen, now
 
+    def _write_losses(self, trainer: Training) -> None:
+        """Write the points of losses that are those of all ranks."""
+        assert self._file is not None
+        while self._points and self._points[0] < len(trainer.losses) - trainer.own_steps:
+            place = self._points.popleft()
+            self._file.scalars(self._first + place + 1, {"step/loss": trainer.losses[place]})
+
     def on_epoch_end(self, trainer: Training) -> None:
         """Write the results of the epoch. Collective: all ranks call it; rank 0 writes."""
         on_rank_0(trainer.comm, self._write_epoch, trainer)
@@ -119,6 +131,7 @@ class TensorBoard(Callback):
         assert self._file is not None
         if self._error is not None:
             raise self._error
+        self._write_losses(trainer)
         step, seconds = trainer.optimizer.iterations, self._epoch_end - self._epoch_begin
         values = dict(trainer.logs)
         if seconds > 0:  # not if the last step was complete when the epoch was resumed

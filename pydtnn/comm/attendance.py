@@ -44,7 +44,7 @@ class Wait(NamedTuple):
     number : int
         Number of collective calls on this group so far; 0 for messages.
     peer : int
-        For a message, the other rank, numbered within the group.
+        For a message, the other rank, numbered within the group; -1 if it may be any.
     """
 
     group: str
@@ -153,6 +153,13 @@ class Attendance:
             if wait.number:
                 if rank in wait.members and calls.get(wait.group, 0) < wait.number:
                     return rank
-            elif rank == wait.members[wait.peer] and looks >= LOOKS:
+            elif looks >= LOOKS and self._needs(wait, rank):
                 return rank
         return None
+
+    def _needs(self, wait: Wait, rank: int) -> bool:
+        """Return whether a message can come from no other rank than one that has exited."""
+        if wait.peer >= 0:
+            return rank == wait.members[wait.peer]
+        others = {*wait.members} - {self._comm.rank}
+        return rank in others and others <= self._left.keys()

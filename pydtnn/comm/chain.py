@@ -60,7 +60,7 @@ class Chain(Request):
         by_test: bool = True,
     ) -> None:
         self._steps, self._queue = steps, queue
-        self._current = next(steps, None)
+        self._last = self._current = next(steps, None)
         self._advances = by_test
         if queue is not None and in_turn and self._current is not None:
             self._advances = False
@@ -72,14 +72,23 @@ class Chain(Request):
             self._queue.wait()
         while self._current is not None:
             self._current.wait()
-            self._current = next(self._steps, None)
+            self._next()
+
+    @property
+    def source(self) -> int:
+        return -1 if self._last is None else self._last.source
 
     def test(self) -> bool:
         if self._queue is not None:
             self._queue.progress()
         while self._advances and self._current is not None and self._current.test():
-            self._current = next(self._steps, None)
+            self._next()
         return self._current is None
 
     def _in_turn(self) -> None:
-        self._current, self._advances = next(self._steps, None), True
+        self._advances = True
+        self._next()
+
+    def _next(self) -> None:
+        self._current = next(self._steps, None)
+        self._last = self._current or self._last

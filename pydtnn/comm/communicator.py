@@ -200,19 +200,40 @@ class Communicator(SuggestsNames, ABC):
         """Send an array to rank `to`; may block until that rank receives it."""
         self.isend(array, to, tag).wait()
 
-    def recv(self, array: np.ndarray, source: int, tag: int = 0) -> None:
-        """Receive from rank `source` into an array of exactly the length of the sent one."""
-        self.irecv(array, source, tag).wait()
+    def recv(self, array: np.ndarray, source: int | None, tag: int = 0) -> int:
+        """Receive into an array of exactly the length of the sent one; see `irecv`.
+
+        Returns
+        -------
+        int
+            The rank that has sent it.
+        """
+        request = self.irecv(array, source, tag)
+        request.wait()
+        return request.source
 
     def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
         """Start `send`; the array must not be written before the request is complete."""
         check_array("send", array, writes=False)
         return self._isend(array, check_rank("send", to, self.size), check_tag("send", tag))
 
-    def irecv(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
-        """Start `recv`; the array must not be accessed before the request is complete."""
+    def irecv(self, array: np.ndarray, source: int | None, tag: int = 0) -> Request:
+        """Start `recv`; the array must not be accessed before the request is complete.
+
+        Parameters
+        ----------
+        array : ndarray (n,)
+        source : int or None
+            The rank that sends. None receives the first message with the tag that no earlier
+            receive takes, from any rank: `Request.source` is the one that has sent it. Messages of
+            one rank arrive in the order in which they are sent; which rank comes first may differ
+            from run to run.
+        tag : int
+        """
         check_array("recv", array)
-        return self._irecv(array, check_rank("recv", source, self.size), check_tag("recv", tag))
+        if source is not None:
+            source = check_rank("recv", source, self.size)
+        return self._irecv(array, source, check_tag("recv", tag))
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message], tag: int = 0
@@ -357,7 +378,7 @@ class Communicator(SuggestsNames, ABC):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request: ...
 
     @abstractmethod
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request: ...
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request: ...
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Request:
         requests = [self._irecv(array, source, tag) for array, source in receives]

@@ -61,6 +61,10 @@ class _DelayedRequest(Request):
         self._inner = inner
         self._done = False
 
+    @property
+    def source(self) -> int:
+        return self._inner.source
+
     def wait(self) -> None:
         self._comm.called("wait", self._inner.wait)
         self._done = True

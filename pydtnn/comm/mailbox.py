@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+
+Side = TypeVar("Side")
+
+Key = tuple[int | None, int, int]
+"""Source, destination and tag."""
 
 
 @dataclass(slots=True)
@@ -18,6 +23,8 @@ class Message:
     ----------
     array : ndarray (n,)
         Source or destination of the values.
+    source : int or None
+        The rank that sends; of a receive from any rank None until a send has matched it.
     done : bool
         Whether the message has been copied, or rejected.
     problem : str
@@ -29,54 +36,87 @@ class Message:
     """
 
     array: np.ndarray
+    source: int | None
     done: bool = False
     problem: str = ""
     met: Message | None = None
     waiting: list[Any] = field(default_factory=list)
 
 
-class Mailbox:
-    """Matches messages by key, such as (source, destination, tag), first in, first out.
+class Matching(Generic[Side]):
+    """Matches sends and receives, first in, first out, as MPI does.
 
-    A message is copied once, directly from the sender's array into the receiver's, as soon as both
-    sides are posted. The mailbox is not thread-safe: callers that share it hold a lock.
+    A receive takes the first message for its rank and with its tag from its source, or from any
+    rank if that is None; a message is taken by the first receive that accepts it. It is not
+    thread-safe: callers that share it hold a lock.
     """
 
     def __init__(self) -> None:
-        # Queues of the sides that are not matched yet; empty queues are removed.
-        self._sends: dict[Hashable, deque[Message]] = {}
-        self._receives: dict[Hashable, deque[Message]] = {}
+        # Sides that are not matched yet, with their turn, by source, destination and tag; empty
+        # queues are removed.
+        self._sends: dict[Key, deque[tuple[int, Side]]] = {}
+        self._receives: dict[Key, deque[tuple[int, Side]]] = {}
+        self._turns = 0
 
-    def send(self, key: Hashable, array: np.ndarray) -> Message:
+    def send(self, source: int, to: int, tag: int, side: Side) -> Side | None:
+        """Return the receive that a message matches; otherwise keep the message."""
+        key = source, to, tag
+        found = [k for k in (key, (None, to, tag)) if k in self._receives]
+        return self._take(self._receives, found) or self._keep(self._sends, key, side)
+
+    def receive(self, source: int | None, to: int, tag: int, side: Side) -> Side | None:
+        """Return the message that a receive matches; otherwise keep the receive."""
+        key = source, to, tag
+        found = [key] if key in self._sends else []
+        if source is None:
+            found = [k for k in self._sends if k[1:] == (to, tag)]
+        return self._take(self._sends, found) or self._keep(self._receives, key, side)
+
+    def _take(self, queues: dict[Key, deque[tuple[int, Side]]], keys: Sequence[Key]) -> Side | None:
+        """Remove and return the first side of several queues; remove a queue that is empty then."""
+        if not keys:
+            return None
+        first = min(keys, key=lambda key: queues[key][0][0])
+        _, side = queues[first].popleft()
+        if not queues[first]:
+            del queues[first]
+        return side
+
+    def _keep(self, queues: dict[Key, deque[tuple[int, Side]]], key: Key, side: Side) -> None:
+        self._turns += 1
+        queues.setdefault(key, deque()).append((self._turns, side))
+
+
+class Mailbox:
+    """Messages between ranks that share memory.
+
+    A message is copied once, directly from the sender's array into the receiver's, as soon as both
+    sides are posted.
+    """
+
+    def __init__(self) -> None:
+        self._matching: Matching[Message] = Matching()
+
+    def send(self, source: int, to: int, tag: int, array: np.ndarray) -> Message:
         """Post an array to send; `done` once a receive has matched it."""
-        message = Message(array)
-        message.met = _take(self._receives, key)
-        if message.met is None:
-            self._sends.setdefault(key, deque()).append(message)
-        else:
+        message = Message(array, source)
+        message.met = self._matching.send(source, to, tag, message)
+        if message.met is not None:
             _deliver(message, message.met)
         return message
 
-    def receive(self, key: Hashable, array: np.ndarray) -> Message:
+    def receive(self, source: int | None, to: int, tag: int, array: np.ndarray) -> Message:
         """Post an array to receive into; `done` once a send has matched it."""
-        message = Message(array)
-        message.met = _take(self._sends, key)
-        if message.met is None:
-            self._receives.setdefault(key, deque()).append(message)
-        else:
+        message = Message(array, source)
+        message.met = self._matching.receive(source, to, tag, message)
+        if message.met is not None:
             _deliver(message.met, message)
         return message
 
 
-def _take(queues: dict[Hashable, deque[Message]], key: Hashable) -> Message | None:
-    """Remove and return the first message of a queue; remove the queue if it is empty then."""
-    queue = queues.get(key)
-    if queue is None:
-        return None
-    message = queue.popleft()
-    if not queue:
-        del queues[key]
-    return message
+def name_source(source: int | None) -> str:
+    """Return from whom a receive is, for an error."""
+    return "any rank" if source is None else f"rank {source}"
 
 
 def wrong_length(expected: int, given: int | None) -> str:
@@ -92,4 +132,5 @@ def _deliver(send: Message, receive: Message) -> None:
         receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
     else:
         receive.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
+    receive.source = send.source
     send.done = receive.done = True

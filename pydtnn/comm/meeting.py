@@ -85,7 +85,7 @@ class MeetingCommunicator(Communicator):
         self._messages.observe(observer, self.members)
 
     def _reported(
-        self, request: Request, kind: Kind, start: int, peer: int, tag: int, nbytes: int
+        self, request: Request, kind: Kind, start: int, peer: int | None, tag: int, nbytes: int
     ) -> Request:
         """Return a request that reports its message once it is complete."""
         return self._messages.reported(
@@ -93,7 +93,8 @@ class MeetingCommunicator(Communicator):
             kind,
             self._group.name,
             start=start,
-            peer=self.members[peer],
+            peer=peer,
+            members=self.members,
             tag=tag,
             size=nbytes,
         )

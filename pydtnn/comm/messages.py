@@ -41,7 +41,8 @@ class Messages:
         group: str,
         *,
         start: int,
-        peer: int,
+        peer: int | None,
+        members: Sequence[int],
         tag: int,
         size: int,
     ) -> Request:
@@ -54,17 +55,20 @@ class Messages:
             See `Observer.message`.
         start : int
             Time at which the message was started, in ns.
-        peer : int
-            The other rank, numbered as in `members`.
+        peer : int or None
+            The other rank in the group; None: the one that the request has received from.
+        members : sequence of int
+            The ranks of the group, by their numbers among all.
         size : int
             Length of the message in B.
         """
         observer = self.observer
         if observer is None:
             return request
-        place = self._places.get(peer, -1)
 
         def report(stop: int) -> None:
+            other = request.source if peer is None else peer
+            place = self._places.get(members[other], -1)
             observer.message(kind, group, start, stop, peer=place, tag=tag, nbytes=size)
 
         return _Reported(request, report)
@@ -76,6 +80,10 @@ class _Reported(Request):
     def __init__(self, inner: Request, report: Callable[[int], None]) -> None:
         self._inner = inner
         self._report: Callable[[int], None] | None = report
+
+    @property
+    def source(self) -> int:
+        return self._inner.source
 
     def wait(self) -> None:
         self._inner.wait()

@@ -108,6 +108,10 @@ class _MeteredRequest(Request):
         self.traffic = traffic
         self.what, self.group = what, group
 
+    @property
+    def source(self) -> int:
+        return self.inner.source
+
     def wait(self) -> None:
         self.traffic.reported(Kind.WAIT, self.what, self.group, 0, self.inner.wait)
 

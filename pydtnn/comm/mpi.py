@@ -269,14 +269,21 @@ class MpiCommunicator(Communicator):
         sent = _MpiRequest(self, request, self._message("send", to))
         return self._reported(sent, Kind.SENT, start, array, to, tag)
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
-        request = self._comm.Irecv(self._bytes(array), source, tag)
+        sender = self._mpi.ANY_SOURCE if source is None else source
+        request = self._comm.Irecv(self._bytes(array), sender, tag)
         received = _MpiReceive(self, request, self._message("recv", source), array.nbytes)
         return self._reported(received, Kind.RECEIVED, start, array, source, tag)
 
     def _reported(
-        self, request: Request, kind: Kind, start: int, array: np.ndarray, peer: int, tag: int
+        self,
+        request: Request,
+        kind: Kind,
+        start: int,
+        array: np.ndarray,
+        peer: int | None,
+        tag: int,
     ) -> Request:
         if self._messages.observer is None:
             return request
@@ -285,13 +292,14 @@ class MpiCommunicator(Communicator):
             kind,
             self._group.name,
             start=start,
-            peer=self.members[peer],
+            peer=peer,
+            members=self.members,
             tag=tag,
             size=array.nbytes,
         )
 
-    def _message(self, what: str, peer: int) -> Wait:
-        return Wait(self._group.name, self._group.members, what, 0, peer)
+    def _message(self, what: str, peer: int | None) -> Wait:
+        return Wait(self._group.name, self._group.members, what, 0, -1 if peer is None else peer)
 
     def _split(self, color: int, key: int) -> MpiCommunicator:
         child: MpiCommunicator = self._call("split", self._new_group, color, key)
@@ -363,6 +371,10 @@ class _MpiReceive(_MpiRequest):
         self._status = self._mpi.Status()
         self._expected = expected
         self._done = False
+
+    @property
+    def source(self) -> int:
+        return int(self._status.source) if self._done else -1
 
     def _complete(self, operation: Callable[..., bool]) -> bool:
         if self._done:

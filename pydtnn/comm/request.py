@@ -21,6 +21,11 @@ class Request(ABC):
         operations only inside calls.
         """
 
+    @property
+    def source(self) -> int:
+        """The rank whose message a complete receive has; without meaning for other operations."""
+        return -1
+
 
 class Completed(Request):
     """The request of an operation that was complete when it was started."""

@@ -58,10 +58,10 @@ class Serial(Communicator):
         out[:] = array
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
-        return _ToOneself(self._mailbox.send(tag, array))
+        return _ToOneself(self._mailbox.send(0, 0, tag, array))
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
-        return _ToOneself(self._mailbox.receive(tag, array))
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
+        return _ToOneself(self._mailbox.receive(source, 0, tag, array))
 
     def _split(self, color: int, key: int) -> Serial:
         return Serial()
@@ -72,6 +72,10 @@ class _ToOneself(Request):
 
     def __init__(self, message: Message) -> None:
         self._message = message
+
+    @property
+    def source(self) -> int:
+        return 0
 
     def wait(self) -> None:
         if not self.test():

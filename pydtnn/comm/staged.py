@@ -88,7 +88,7 @@ class Staged(Wrapper):
     def _isend(self, array: Array, to: int, tag: int) -> Request:
         return self._later(lambda a: self.inner._isend(a, to, tag), [array], [])
 
-    def _irecv(self, array: Array, source: int, tag: int) -> Request:
+    def _irecv(self, array: Array, source: int | None, tag: int) -> Request:
         if source == self.rank:  # a message to the same rank stays in order: see below
             return self._later(lambda a: self.inner._irecv(a, source, tag), [], [array])
         # It waits for no copy, so it need not queue; an early receive saves MPI an internal copy.

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pydtnn.comm.communicator import Communicator
-from pydtnn.comm.mailbox import Mailbox, Message
+from pydtnn.comm.mailbox import Mailbox, Message, name_source
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.request import Request
@@ -156,19 +156,19 @@ class ThreadCommunicator(MeetingCommunicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         start = clock.now_ns()
         with self._world.lock:
-            message = self._group.mailbox.send((self.rank, to, tag), array)
+            message = self._group.mailbox.send(self.rank, to, tag, array)
             if message.met is not None:
                 self._world.wake(message.met)
         sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", message)
         return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = clock.now_ns()
         with self._world.lock:
-            message = self._group.mailbox.receive((source, self.rank, tag), array)
+            message = self._group.mailbox.receive(source, self.rank, tag, array)
             if message.met is not None:
                 self._world.wake(message.met)
-        received = _Transfer(self, lambda: f"recv from rank {source} (tag {tag})", message)
+        received = _Transfer(self, lambda: f"recv from {name_source(source)} (tag {tag})", message)
         return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
     def _create_group(self, name: str, members: list[int]) -> _Group:
@@ -207,6 +207,10 @@ class _Transfer(Request):
     comm: ThreadCommunicator
     doing: Callable[[], str]
     message: Message
+
+    @property
+    def source(self) -> int:
+        return -1 if self.message.source is None else self.message.source
 
     def wait(self) -> None:
         self.comm._world.wait_for(self.message, self.comm.rank, self.doing)

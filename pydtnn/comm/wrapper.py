@@ -103,7 +103,7 @@ class Wrapper(Communicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         return self.started("send", self.inner._isend, array, to, tag)
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         return self.started("recv", self.inner._irecv, array, source, tag)
 
     def _split(self, color: int, key: int) -> Communicator:
@@ -126,6 +126,10 @@ class Driving(Request):
         self, request: Request, drive: Callable[[Request], None], advance: Callable[[], None]
     ) -> None:
         self._request, self._drive, self._advance = request, drive, advance
+
+    @property
+    def source(self) -> int:
+        return self._request.source
 
     def wait(self) -> None:
         self._drive(self._request)

@@ -59,6 +59,14 @@ class GradientExchange(StoresArguments):
         Requests that were not complete at their last test.
     local_samples : int
         Samples of this rank in the current step, set by the trainer before `loss_scale`.
+    sums_losses : bool
+        Whether losses and metrics are summed over all ranks in every step, so that ranks wait for
+        each other; by default if they are `equal`. Otherwise a step sends only the messages of the
+        scheme, and the trainer sums the losses when ranks have met, at the latest at the end of an
+        epoch.
+    met : bool
+        Set in `update` by `average`, and by schemes whose ranks have all waited for each other in
+        another way: the trainer then sums the losses since the last time. Reset before `update`.
     equal : bool
         Class attribute: whether all ranks have the same parameters between steps. Otherwise the
         average is evaluated and saved, and each rank continues with its own parameters.
@@ -114,6 +122,7 @@ class GradientExchange(StoresArguments):
         self.buckets: tuple[Bucket, ...] = ()
         self.samples = 0
         self.local_samples = 1
+        self.sums_losses, self.met = self.equal, False
         self._aside: tuple[list[np.ndarray], int] | None = None  # this rank's values and samples
         self.requests: dict[int, Request] = {}
         self.pending = Queue()
@@ -258,7 +267,7 @@ class GradientExchange(StoresArguments):
     def average(self, arrays: Iterable[np.ndarray]) -> None:
         """Average arrays over all ranks in place, weighted by `samples`, which is reset to 0."""
         average(self.comm, arrays, self.samples)
-        self.samples = 0
+        self.samples, self.met = 0, True
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

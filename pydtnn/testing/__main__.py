@@ -66,6 +66,7 @@ def _check(options: argparse.Namespace) -> SchemeReport | PlanReport | str:
         make,
         ranks=options.ranks,
         equal_to_serial=options.equal_to_serial,
+        order_dependent=options.order_dependent,
     )
 
 
@@ -105,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         "--equal-to-serial",
         action=argparse.BooleanOptionalAction,
         help="whether it must compute what serial training does; by default if it promises so",
+    )
+    parser.add_argument(
+        "--order-dependent",
+        action="store_true",
+        help="whether results may depend on the order in which messages arrive",
     )
     parser.add_argument(
         "--plan",

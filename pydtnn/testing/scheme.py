@@ -17,6 +17,7 @@ def check_scheme(
     *,
     ranks: Sequence[int] = (1, 2, 3, 4),
     equal_to_serial: bool | None = None,
+    order_dependent: bool = False,
     optimizer: Callable[[], Optimizer] | None = None,
     tolerance: float = 1e-10,
     seed: int = 0,
@@ -33,7 +34,8 @@ def check_scheme(
     of pending requests;
     - receive every message;
     - compute the same bytes when saved, and when resumed in the middle of an epoch;
-    - complete pending requests when a step is abandoned, and continue;
+    - complete pending requests when a step is abandoned, and continue; a scheme that does not sum
+    losses (`GradientExchange.sums_losses`) is ended by the rank whose loss is not finite;
     - terminate all ranks after an error of one.
 
     Parameters
@@ -46,6 +48,10 @@ def check_scheme(
     equal_to_serial : bool, optional
         Whether it must agree with serial training. By default this is required of schemes that are
         `equal` and `sums_gradients`; set it to False for inexact or delayed gradients.
+    order_dependent : bool
+        Whether results may depend on the order in which messages arrive, as those of asynchronous
+        schemes do (`Communicator.irecv` from any rank). Runs with delays, saved and resumed runs
+        must then be correct like the first one, but need not have its bytes.
     optimizer : callable, optional
         Creates the rule. By default SGD with momentum for schemes that sum gradients, and without
         for others: separate momenta per rank do not occur in serial training.
@@ -85,6 +91,7 @@ def check_scheme(
             data,
             optimizer=optimizer,
             equal_to_serial=equal_to_serial,
+            order_dependent=order_dependent,
             tolerance=tolerance,
             timeout=timeout,
         )

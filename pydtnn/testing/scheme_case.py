@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from pydtnn.comm import run_threads
+from pydtnn.comm import Communicator, run_threads
 from pydtnn.data import ArrayDataset
 from pydtnn.optimizers import SGD, Optimizer
 from pydtnn.parallel.exchange import GradientExchange
@@ -31,6 +31,8 @@ class Case:
         Creates the rule; by default one for the type of scheme.
     equal_to_serial : bool or None
         Whether it must agree with serial training; None: as declared by the scheme.
+    order_dependent : bool
+        Whether results may depend on the order in which messages arrive.
     tolerance : float
         Largest difference from serial training, relative to the largest parameter.
     timeout : float
@@ -44,6 +46,8 @@ class Case:
         Results of every rank, with one bucket per parameter and no special conditions.
     must_be_serial : bool
         Whether the scheme must agree with serial training.
+    sums_losses : bool
+        Whether all ranks sum the losses of every step.
     """
 
     def __init__(
@@ -54,9 +58,11 @@ class Case:
         *,
         optimizer: Callable[[], Optimizer] | None,
         equal_to_serial: bool | None,
+        order_dependent: bool,
         tolerance: float,
         timeout: float,
     ) -> None:
+        self.order_dependent = order_dependent
         self.scheme, self.ranks, self.data = scheme, ranks, data
         self.tolerance, self.timeout = tolerance, timeout
         self.name = getattr(scheme, "__name__", repr(scheme))
@@ -66,7 +72,8 @@ class Case:
         self.must_be_serial = promised if equal_to_serial is None else equal_to_serial
         self.optimizer = optimizer or (_with_momentum if exchange.sums_gradients else _without)
         self.serial = run_serial(self.optimizer, data, Plan())
-        self.quiet = self._run(GradientExchange, Plan())[0]
+        self.sums_losses = exchange.sums_losses
+        self.quiet = self._run(self._quiet, Plan())[0]
         self.plain = self.run(Plan())
 
     def _make(self) -> GradientExchange:
@@ -80,6 +87,12 @@ class Case:
                 f"check_scheme: {self.name} must make a GradientExchange, got {exchange!r}; "
                 "inherit from it"
             )
+        return exchange
+
+    def _quiet(self, comm: Communicator) -> GradientExchange:
+        """Return an exchange without messages, whose steps sum losses as those of the scheme."""
+        exchange = GradientExchange(comm)
+        exchange.sums_losses = self.sums_losses
         return exchange
 
     def run(self, plan: Plan, when: str = "") -> list[Course]:

@@ -121,6 +121,10 @@ class WatchedRequest(Request):
         """Return whether this array must not be used elsewhere yet."""
         return self._changes and np.may_share_memory(array, self._array)
 
+    @property
+    def source(self) -> int:
+        return self.inner.source
+
     def wait(self) -> None:
         self._ledger.inside(self.what, self.inner.wait)
         self._complete()
@@ -155,5 +159,6 @@ def _describe(what: str, args: tuple[Any, ...]) -> str:
     arrays = [arg for arg in args if isinstance(arg, np.ndarray)]
     told = what + "".join(f" of {array.size} {array.dtype}" for array in arrays[:1])
     if what in ("send", "recv"):
-        told += f" {'to' if what == 'send' else 'from'} rank {args[1]} (tag {args[2]})"
+        peer = "any rank" if args[1] is None else f"rank {args[1]}"
+        told += f" {'to' if what == 'send' else 'from'} {peer} (tag {args[2]})"
     return told

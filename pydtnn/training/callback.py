@@ -34,6 +34,7 @@ class Training(Protocol):
     logs: Logs
     history: History
     losses: list[float]
+    own_steps: int
     seconds: dict[str, float]
     stop: bool
     samples_seen: int
@@ -63,8 +64,8 @@ class Callback(SuggestsNames, StoresArguments):
 
     A subclass overrides some methods. All ranks make the same calls, so decisions of a callback (to
     stop, to reduce the learning rate) must depend only on values that are equal on all ranks, such
-    as ``trainer.logs`` and ``trainer.history``. Actions of a single rank, such as writing a file,
-    are guarded by ``if trainer.comm.rank == 0``.
+    as ``trainer.history`` and, if ``trainer.own_steps`` is 0, ``trainer.logs``. Actions of a single
+    rank, such as writing a file, are guarded by ``if trainer.comm.rank == 0``.
     """
 
     def on_fit_start(self, trainer: Training, epochs: int, steps: int) -> None:
@@ -83,7 +84,11 @@ class Callback(SuggestsNames, StoresArguments):
         """Called when an epoch starts, or continues after resuming."""
 
     def on_step_end(self, trainer: Training) -> None:
-        """Called after a step; ``trainer.logs`` contains this epoch's means so far."""
+        """Called after a step; ``trainer.logs`` contains this epoch's means so far.
+
+        With schemes whose ranks train independently, ranks are at different steps: a callback that
+        communicates here makes all of them wait for the slowest.
+        """
 
     def on_epoch_end(self, trainer: Training) -> None:
         """Called after an epoch and its evaluation; ``trainer.logs`` contains its results."""

@@ -86,6 +86,13 @@ class Totals:
         self.values += other.values
         return self
 
+    def __add__(self, other: Totals) -> Totals:
+        """Return the sums over the samples of both, on the host."""
+        total = Totals(self.names, finish=self._finish)
+        total += self
+        total += other
+        return total
+
     def means(self) -> Logs:
         """Divide the sums by the number of samples, and finish; NaN if there is none."""
         if not self.count:

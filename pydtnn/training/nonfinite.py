@@ -21,12 +21,23 @@ class NotFiniteError(AgreedError):
     """A loss or metric became NaN or infinite; raised on all ranks before the parameters change."""
 
 
+class LocalNotFiniteError(ValueError):
+    """The same on one rank of a scheme that does not sum losses; its error ends all ranks."""
+
+
 def not_finite(
-    setup: Setup, batch: Batch, context: StepContext, totals: Totals, when: str
-) -> NotFiniteError:
+    setup: Setup,
+    batch: Batch,
+    context: StepContext,
+    totals: Totals,
+    when: str,
+    *,
+    local: bool = False,
+) -> NotFiniteError | LocalNotFiniteError:
     """Return the error with the step and the first layer with an output that is not finite.
 
-    Collective: all ranks call it. Each runs its part of the batch again and checks every node.
+    Collective unless it is `local`: all ranks call it. Each runs its part of the batch again and
+    checks every node.
 
     Parameters
     ----------
@@ -39,6 +50,8 @@ def not_finite(
         Sums over all ranks, on the host; if the loss is finite, a metric is reported.
     when : str
         "at epoch 1, step 2".
+    local : bool
+        Whether the sums are those of this rank, and of the ranks with other parts of the network.
     """
     model = setup.model
     found: list[str] = []
@@ -50,7 +63,8 @@ def not_finite(
     if not all(np.isfinite(x).all() for x in parts(batch.x)):
         found.append(INPUT)
     model.forward(batch.inputs(model.backend), context, keep=False, after_node=look)
-    reports = setup.comm.gather_object(found[0] if found else None)
+    own = found[0] if found else None
+    reports = [own] if local else setup.comm.gather_object(own)
     rank = next((r for r, report in enumerate(reports) if report), None)
     what = _names(totals)
     where = f"the {what} itself" if rank is None else str(reports[rank])
@@ -59,6 +73,9 @@ def not_finite(
         advice = "clean the data"
     elif rank is None and what != "loss":
         advice = "remove it, or return a finite number from it"
+    if local:
+        message = f"the {what} of this rank's samples is not finite {when}: first in {where}"
+        return LocalNotFiniteError(f"{message}; {advice}")
     if rank is not None and setup.comm.size > 1:
         where += f" on rank {rank}"
     return NotFiniteError(f"the {what} is not finite {when}: first in {where}; {advice}")
@@ -76,8 +93,8 @@ def _names(totals: Totals) -> str:
 
 def not_finite_at(
     setup: Setup, batch: Batch, epoch: int, seed: int, totals: Totals
-) -> NotFiniteError:
-    """Return the error for a training step. Collective: all ranks call it."""
+) -> NotFiniteError | LocalNotFiniteError:
+    """Return the error for a training step. Collective if the scheme sums losses."""
     context = StepContext(training=True, seed=seed, epoch=epoch, samples=batch.samples)
     when = f"at epoch {epoch + 1}, step {batch.index + 1}"
-    return not_finite(setup, batch, context, totals, when)
+    return not_finite(setup, batch, context, totals, when, local=setup.own_losses)

@@ -27,7 +27,8 @@ class ProgressBar(Callback):
     On a terminal it shows a progress bar, and a line for each completed epoch; otherwise plain
     lines, one for each epoch and one every few seconds within it. A line on a terminal contains
     what fits into its width. Losses and metrics are means over the epoch so far; "last loss" is
-    that of the last step.
+    that of the last step. With schemes whose ranks train independently, those of the last steps of
+    an epoch in progress are of the samples of rank 0 (`Trainer.own_steps`), which the line says.
 
     A terminal is found also under mpirun on Linux, if the output of mpirun is not redirected and
     rank 0 is on the host of mpirun.
@@ -92,6 +93,8 @@ class ProgressBar(Callback):
             self._shown = self._now
             pieces = [Piece(4, self._remaining(trainer.step)), *_values(trainer.logs)]
             pieces += [Piece(9, f"last loss {value:.4f}") for value in trainer.losses[-1:]]
+            if trainer.own_steps:
+                pieces.append(Piece(10, f"last {trainer.own_steps} steps of rank 0 only"))
             pieces += _values({"lr": trainer.optimizer.lr_now})
             pieces.append(Piece(6, self._rate(trainer)))
             self._display.step(self._title(trainer.epoch + 1), trainer.step, pieces)

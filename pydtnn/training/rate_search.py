@@ -182,7 +182,7 @@ class _Search(Callback):
 
     def on_step_end(self, trainer: Training) -> None:
         assert isinstance(trainer, Trainer)
-        trainer.drain()  # a captured step is complete only now
+        trainer.add_up_losses()  # of a captured step, which is complete only now, too
         self.losses = trainer.losses
         self._smoothed += 0.1 * (self.losses[-1] - self._smoothed)
         self._weight += 0.1 * (1 - self._weight)
@@ -197,6 +197,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     """Context after which a trainer and its parts are as before. Collective: all ranks call it."""
     model, optimizer, exchange = trainer.model, trainer.optimizer, trainer.exchange
     seen, traffic = exchange.samples, replace(trainer.comm.traffic)
+    sums_losses, exchange.sums_losses = exchange.sums_losses, True  # all ranks end at one loss
     started = exchange.buckets is model.buckets
     parts: list[Stateful] = [model, optimizer]
     parts += [exchange] if started else []
@@ -229,6 +230,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
             exchange.free()
         model.loaded, model.statistics.samples, optimizer.schedule = loaded, samples, schedule
         exchange.samples, model.inputs, model.given = seen, inputs, given
+        exchange.sums_losses = sums_losses
         vars(trainer.comm.traffic).update(vars(traffic))
         vars(trainer).clear()
         vars(trainer).update(attributes)

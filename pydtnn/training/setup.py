@@ -74,6 +74,11 @@ class Setup:
         """Whether all ranks have the same running statistics after every step."""
         return self.sync_batch_norm or self.exchange.sums.shards is not None
 
+    @property
+    def own_losses(self) -> bool:
+        """Whether a step computes the losses of this rank only, and others may be elsewhere."""
+        return not self.exchange.sums_losses and self.data.size > 1
+
     def phase(self, name: str, number: int = -1) -> AbstractContextManager[None]:
         """Return the context of a phase, of which the observer is told; see `Observer.begin`."""
         return phase(self.observer, name, number)
@@ -88,6 +93,7 @@ class Setup:
 
         Whatever a scheme does outside of `Optimizer.step` is in a phase "exchange", too.
         """
+        self.exchange.met = False
         with self.phase("exchange"):
             self.exchange.update(self.optimizer)
 

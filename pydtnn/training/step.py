@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pydtnn.comm import Request
+from pydtnn.comm.request import Completed
 from pydtnn.data import Batch
 from pydtnn.data.order import Shard
 from pydtnn.kernels.reference.family import Array, Number
@@ -20,6 +21,7 @@ from pydtnn.layers.collectives import BATCH, Pending, Sum
 from pydtnn.layers.parameters import Bucket
 from pydtnn.model.execution import Asked
 from pydtnn.model.graph import Node
+from pydtnn.parallel.sums import sum_in_order
 from pydtnn.training.axis_sums import AxisSums
 from pydtnn.training.gradient_check import check_stored
 from pydtnn.training.setup import Setup
@@ -42,7 +44,8 @@ class Passes:
     Attributes
     ----------
     totals : Totals
-        Loss and metrics over all ranks, once `run` has returned.
+        Loss and metrics once `run` has returned: over all ranks, or of this rank alone if the
+        scheme does not sum them (`GradientExchange.sums_losses`).
     """
 
     def __init__(self, setup: Setup, batch: Batch, epoch: Number, seed: int) -> None:
@@ -65,7 +68,7 @@ class Passes:
         self.model.statistics.begin_step()
 
     def run(self) -> None:
-        """Compute all shards. Collective: all ranks call it."""
+        """Compute all shards. Collective, if the scheme sums gradients or losses."""
         shards = self.shards
         groups = [shards] if self.joint else [(shard,) for shard in shards]
         summed: Request | None = None
@@ -82,8 +85,11 @@ class Passes:
             self.fold_statistics()
 
     def add_up_losses(self) -> Request:
-        """Start to sum the losses and metrics of all ranks, overlapped with backward."""
+        """Start to sum losses and metrics, those of all ranks overlapped with backward."""
         with self.setup.phase("loss"):
+            if not self.exchange.sums_losses:
+                self.totals.values = sum_in_order([array for _, array in self.losses])
+                return Completed()
             self.totals.values, summed = self.sums.add_up(self.losses)
         return summed
 

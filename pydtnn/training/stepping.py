@@ -49,6 +49,8 @@ class Stepping:
     _check: list[Callback]
     _graph: bool
     _results: deque[Result]
+    _own: list[Totals]
+    _own_sum: Totals
 
     @cached_property
     def steps(self) -> Steps:
@@ -76,6 +78,9 @@ class Stepping:
                 self.step += 1
                 with setup.phase("loss"):
                     self.drain(self.steps.late)
+                    alone = not self.exchange.sums_losses
+                    if alone and (self.exchange.met or self.step == len(loader)):
+                        self.add_up_losses()
             self.seconds["communication"] += self.comm.traffic.seconds - before
             self._notify("on_step_end")
         self._end_if_signalled()  # before the evaluation
@@ -92,7 +97,7 @@ class Stepping:
         supervision = self.comm.supervision
         last = None if supervision is None else supervision.last_step.passed()
         if last is not None:
-            self.drain()
+            self.add_up_losses()
             self._notify("on_interrupt")
             name = signal.Signals(last.signal).name
             raise Interrupted(
@@ -121,8 +126,38 @@ class Stepping:
         while len(self._results) > late:
             step = self._clocked("steps", self._results.popleft())
             self.losses.append(step.means()["loss"])
+            if self.exchange.sums_losses:
+                self.totals += step
+            else:
+                self._own.append(step)
+                self._own_sum += step
+            self.logs = (self.totals + self._own_sum).means()
+
+    @property
+    def own_steps(self) -> int:
+        """The last steps of which `losses` and `logs` have those of this rank's samples only."""
+        return len(self._own)
+
+    def add_up_losses(self) -> None:
+        """Complete all steps, and sum the losses of `own_steps` over all ranks.
+
+        Collective, unless the scheme sums them in every step: all ranks call it after the same one.
+        """
+        self.drain()
+        steps = self._own
+        self._forget_own()
+        if not steps:
+            return
+        values = np.concatenate([step.values for step in steps])
+        self._clocked("steps", self.setup.data.allreduce, values)
+        for step, summed in zip(steps, np.split(values, len(steps)), strict=True):
+            step.values[:] = summed
             self.totals += step
-            self.logs = self.totals.means()
+        self.losses[-len(steps) :] = [step.means()["loss"] for step in steps]
+        self.logs = self.totals.means()
+
+    def _forget_own(self) -> None:
+        self._own, self._own_sum = [], self.setup.new_totals()
 
     def train_step(self, batch: Batch, epoch: int = 0, seed: int = 0) -> Totals:
         """Run one step on this rank's part of a global batch.
@@ -132,12 +167,15 @@ class Stepping:
         Returns
         -------
         Totals
-            Loss and metrics summed over all ranks.
+            Loss and metrics, summed over all ranks if the scheme sums them in every step
+            (`GradientExchange.sums_losses`); otherwise those of this rank.
 
         Raises
         ------
         NotFiniteError
             On all ranks, if the loss is NaN or infinite; the parameters are not changed.
+        LocalNotFiniteError
+            The same on one rank, if the scheme does not sum losses.
         """
         with self.setup.observed(), self.setup.phase("step"):
             return self._begin(batch, epoch, seed)()

@@ -19,8 +19,9 @@ from pydtnn.training.pipeline import create_passes
 from pydtnn.training.setup import Setup
 
 Result = Callable[[], Totals]
-"""Waits for a step and returns its loss and metrics, summed over all ranks, on the host; raises
-NotFiniteError, on all ranks, if these are NaN or infinite."""
+"""Waits for a step and returns its loss and metrics on the host, over all ranks or of this rank
+(`GradientExchange.sums_losses`); raises NotFiniteError on all ranks, or LocalNotFiniteError on this
+one, if these are NaN or infinite."""
 
 
 class Steps(Protocol):
@@ -62,7 +63,8 @@ class Eager:
         with setup.phase("loss"):
             totals = setup.to_host(passes.totals)
             if not np.isfinite(totals.values).all():
-                exchange.abandon()
+                if not setup.own_losses:
+                    exchange.abandon()
                 raise not_finite_at(setup, batch, epoch, seed, totals)
         with setup.phase("update"):
             statistics.fold()

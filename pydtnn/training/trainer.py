@@ -91,14 +91,20 @@ class Trainer(SuggestsNames, Averaging, Stepping):
     epoch, step : int
         Epochs completed, and steps of the current epoch completed.
     logs : dict
-        The current epoch's losses and metrics so far, over all ranks; if steps are captured,
-        without the last step, which is not complete, and empty after the first.
+        The current epoch's losses and metrics so far, over all ranks; of the last `own_steps`, over
+        the samples of this rank only. If steps are captured, without the last step, which is not
+        complete, and empty after the first.
     history : list of dict
         One entry per epoch completed.
     losses : list of float
-        The loss of each step that this process has trained, over the samples of all ranks; equal
-        on all ranks. If steps are captured, the last one is added after the next step has begun.
-        Not saved in checkpoints.
+        The loss of each step that this process has trained, over the samples of all ranks and equal
+        on all of them; in the last `own_steps`, over the samples of this rank. If steps are
+        captured, the last one is added after the next step has begun. Not saved in checkpoints.
+    own_steps : int
+        Steps whose losses have not been summed over the ranks. 0 if the scheme sums them in every
+        step (`GradientExchange.sums_losses`); schemes whose ranks train independently, such as
+        local SGD and gossip, sum them when all ranks have averaged, before checkpoints, and in the
+        last step of an epoch. `history` is therefore that of all ranks.
     stop : bool
         Set by a callback, on all ranks, to stop training after this epoch.
     objective : Objective
@@ -108,7 +114,8 @@ class Trainer(SuggestsNames, Averaging, Stepping):
     setup : Setup
         The parts above, passed to steps and evaluations.
     totals : Totals
-        Losses and metrics of the current epoch, summed.
+        Losses and metrics of the current epoch, summed over the samples of all ranks; without
+        those of `own_steps`.
     seconds : dict
         Wall time on this rank so far: in training "steps", of that in "communication", waiting for
         "data", in "evaluation".
@@ -169,6 +176,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         checks.warn_of_probabilities(self.setup)
         self._graph = graph
         self._results: deque[Result] = deque()
+        self._forget_own()
         self.epoch = self.step = 0
         self.logs = Logs()
         self.history = History()
@@ -302,6 +310,7 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         self._plan, self._loaded, self.stop = plan, False, False
         self.global_batch_size = loader.global_batch_size
         self._results.clear()
+        self._forget_own()
         largest = -(-min(loader.global_batch_size, len(train)) // loader.shards)
         autotune(self.model, self.comm, largest, training=True)
         return loader
@@ -360,9 +369,12 @@ class Trainer(SuggestsNames, Averaging, Stepping):
         compare_ranks(self, self._all_callbacks())
 
     def state(self) -> dict[str, Any]:
-        """Return the epoch, step, history and the current epoch's sums."""
+        """Return the epoch, step, history and the current epoch's sums.
+
+        Collective: all ranks call it after the same step.
+        """
         checks.check_binding(self.optimizer, self.binding, self.model)
-        self.drain()
+        self.add_up_losses()
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -387,3 +399,4 @@ class Trainer(SuggestsNames, Averaging, Stepping):
             self.model.inputs = inputs_from_json(state["trained_on"])[1]
         self._plan, self._loaded = dict(state["plan"]), True
         self.epoch, self.step, self.history, self.totals = position
+        self._forget_own()

@@ -17,6 +17,8 @@ import pytest
 from pydtnn.callbacks import Callback, TensorBoard
 from pydtnn.callbacks.event_file import EventFile
 from pydtnn.comm import Communicator
+from pydtnn.parallel.exchange import AllReduce
+from pydtnn.parallel.schemes import Gossip, LocalSGD
 from pydtnn.training.checkpoint import load_checkpoint, save_checkpoint
 from pydtnn.utils.errors import AgreedError
 from tests.small_training import STEPS, small_fit, small_trainer
@@ -56,10 +58,12 @@ def curves(folder: Path) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.threads(1, 2)
+@pytest.mark.parametrize("scheme", [AllReduce, Gossip, lambda comm: LocalSGD(comm, period=3)])
 def test_curves_have_the_history_and_the_losses_of_steps(
-    comm: Communicator, tmp_path: Path
+    comm: Communicator, tmp_path: Path, scheme: Any
 ) -> None:
-    trainer = small_trainer(comm, TensorBoard(tmp_path, every_steps=2))
+    """Those over the samples of all ranks, also where these train independently."""
+    trainer = small_trainer(comm, TensorBoard(tmp_path, every_steps=2), exchange=scheme(comm))
     history = small_fit(trainer, epochs=2)
     trainer.comm.barrier()
     found = curves(tmp_path)

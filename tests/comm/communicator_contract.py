@@ -245,14 +245,55 @@ class CommunicatorContract:
             pass
         np.testing.assert_array_equal(received[:, 0], 10 * np.arange(comm.size) + comm.rank)
 
+    def test_a_receive_from_any_rank_says_whose_message_it_has(self, comm):
+        """Two messages of each rank to the last one, itself included, in the order of each."""
+        last = comm.size - 1
+        sends = [comm.isend(np.full(1013, 10.0 * comm.rank + i), last) for i in range(2)]
+        if comm.rank == last:
+            arrays = [np.empty(1013) for _ in range(2 * comm.size)]
+            requests = [comm.irecv(array, None) for array in arrays]
+            for request in reversed(requests):
+                request.wait()
+            sources = [request.source for request in requests]
+            assert sorted(sources) == sorted([*range(comm.size)] * 2)
+            for rank in range(comm.size):
+                own = [a[0] for a, source in zip(arrays, sources, strict=True) if source == rank]
+                assert own == [10 * rank, 10 * rank + 1]
+        for request in sends:
+            request.wait()
+
+    def test_receives_from_any_rank_and_from_one_take_messages_in_their_order(self, comm):
+        """They leave those of other tags, and each takes the first message that it may."""
+        last = comm.size - 1
+        if comm.rank == 0:
+            sends = [comm.isend(np.full(3, i), last, tag) for i, tag in enumerate((7, 5, 5, 5))]
+        if comm.rank == last:
+            x = np.empty((4, 3), int)
+            receives = [
+                comm.irecv(x[i], source, 5) for i, source in enumerate((None, 0, None), start=1)
+            ]
+            for request in receives:
+                while not request.test():
+                    comm.pause()
+            assert [request.source for request in receives] == [0, 0, 0]
+            if comm.size > 1:
+                assert comm.recv(x[0], None, 7) == 0
+            else:
+                comm.irecv(x[0], 0, 7).wait()
+            assert x[:, 0].tolist() == [0, 1, 2, 3]
+        if comm.rank == 0:
+            for request in sends:
+                request.wait()
+
+    @pytest.mark.parametrize("source", [0, None])
     @pytest.mark.parametrize("length", [4, 6])
-    def test_a_message_of_another_length_is_refused_by_its_receiver(self, comm, length):
+    def test_a_message_of_another_length_is_refused_by_its_receiver(self, comm, length, source):
         requests = []
         if comm.rank == 0:
             requests = [comm.isend(np.zeros(length), comm.size - 1)]
         if comm.rank == comm.size - 1:
             with pytest.raises(ValueError, match="recv: expected a message of 40 bytes"):
-                comm.irecv(np.zeros(5), 0).wait()
+                comm.irecv(np.zeros(5), source).wait()
         for request in requests:
             request.wait()
 
@@ -333,6 +374,7 @@ class CommunicatorContract:
             (ValueError, "rank must be", lambda comm: comm.broadcast(np.ones(1), comm.size)),
             (ValueError, "rank must be", lambda comm: comm.isend(np.ones(1), -1)),
             (ValueError, "tag must be", lambda comm: comm.irecv(np.ones(1), 0, tag=-1)),
+            (ValueError, "rank must be", lambda comm: comm.irecv(np.ones(1), -1)),
             (ValueError, "color must be", lambda comm: comm.split(-1)),
             (
                 ValueError,

@@ -64,7 +64,7 @@ class OnDevice(Wrapper):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         return self.inner.isend(self.xp.asarray(array), to, tag)
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         copy = self.xp.asarray(array)
         return _Fetching(self.inner.irecv(copy, source, tag), lambda: _fetch(copy, array))
 
@@ -115,6 +115,10 @@ class _Fetching(Request):
     def __init__(self, inner: Request, fetch: Callable[[], None]) -> None:
         self.inner, self.fetch = inner, fetch
         self.fetched = False
+
+    @property
+    def source(self) -> int:
+        return self.inner.source
 
     def wait(self) -> None:
         self.inner.wait()

@@ -202,6 +202,7 @@ def left(leaves, call, ranks):
     [
         *((leaves, CALLS["a collective"], 2) for leaves in LEAVES.values()),
         *((LEAVES["with status 0"], call, 3) for call in CALLS.values()),
+        (LEAVES["with status 0"], "comm.recv(np.ones(5), None)", 2),
     ],
 )
 def test_a_rank_that_waits_for_one_that_has_left_ends_all(ahead, leaves, call, ranks):

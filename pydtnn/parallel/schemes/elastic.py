@@ -61,6 +61,7 @@ class ElasticAveraging(GradientExchange):
             bucket.values[...] -= pull
             self.comm.allreduce(pull)
             centre += pull
+        self.met = True
 
     def average_parameters(self) -> None:
         """Replace the parameters by the centre."""

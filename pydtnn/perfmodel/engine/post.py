@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pydtnn.comm.mailbox import wrong_length
+from pydtnn.comm.mailbox import Matching, wrong_length
 from pydtnn.comm.schedules.network import Pair
 from pydtnn.perfmodel.engine.engine import Engine
 from pydtnn.perfmodel.engine.processor import Processor
 from pydtnn.perfmodel.engine.state import Completion
-
-Key = tuple[int, int, int]
-"""Sender, receiver and tag."""
-
 
 WINDOW = 4
 """Length of the parts of a message that is not eager, relative to the longest eager one."""
@@ -28,6 +23,7 @@ class _Side:
 
     array: np.ndarray
     done: Completion
+    rank: int
 
 
 class PostOffice:
@@ -49,35 +45,28 @@ class PostOffice:
     def __init__(self, engine: Engine, members: Sequence[int], processor: Processor) -> None:
         self._engine, self._members, self._processor = engine, members, processor
         self._hosts: list[Hashable] = [engine.network.hosts[rank] for rank in members]
-        self._sends: dict[Key, deque[_Side]] = {}
-        self._receives: dict[Key, deque[_Side]] = {}
+        self._matching: Matching[_Side] = Matching()
 
     def send(self, sender: int, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to send, at the present time of the sender."""
-        side = _Side(array, Completion(self._members[sender]))
-        key = sender, receiver, tag
+        side = _Side(array, Completion(self._members[sender]), sender)
 
         def match() -> None:
-            other = _take(self._receives, key)
-            if other is None:
-                self._sends.setdefault(key, deque()).append(side)
-            else:
-                self._deliver(key, side, other)
+            other = self._matching.send(sender, receiver, tag, side)
+            if other is not None:
+                self._deliver(side, other)
 
         self._post(side, match)
         return side.done
 
-    def receive(self, sender: int, receiver: int, tag: int, array: np.ndarray) -> Completion:
+    def receive(self, sender: int | None, receiver: int, tag: int, array: np.ndarray) -> Completion:
         """Post an array to receive into, at the present time of the receiver."""
-        side = _Side(array, Completion(self._members[receiver]))
-        key = sender, receiver, tag
+        side = _Side(array, Completion(self._members[receiver]), receiver)
 
         def match() -> None:
-            other = _take(self._sends, key)
-            if other is None:
-                self._receives.setdefault(key, deque()).append(side)
-            else:
-                self._deliver(key, other, side)
+            other = self._matching.receive(sender, receiver, tag, side)
+            if other is not None:
+                self._deliver(other, side)
 
         self._post(side, match)
         return side.done
@@ -94,8 +83,9 @@ class PostOffice:
         self._engine.spend(side.done.owner, self._processor.call)
         self._engine.post(side.done.owner, match)
 
-    def _deliver(self, key: Key, send: _Side, receive: _Side) -> None:
+    def _deliver(self, send: _Side, receive: _Side) -> None:
         engine = self._engine
+        receive.done.source = send.rank
         if send.array.nbytes != receive.array.nbytes:
             receive.done.problem = wrong_length(receive.array.nbytes, send.array.nbytes)
             engine.complete(send.done, engine.now)
@@ -104,7 +94,7 @@ class PostOffice:
         # Both ranks leave their arrays alone until the message is complete, so it is copied here.
         receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
 
-        nbytes, pair = send.array.nbytes, (self._hosts[key[0]], self._hosts[key[1]])
+        nbytes, pair = send.array.nbytes, (self._hosts[send.rank], self._hosts[receive.rank])
 
         def arrived() -> None:
             engine.complete(send.done, engine.now)
@@ -161,14 +151,3 @@ class _Rendezvous:
             self._engine.attend(self._sender, self._send)
         else:
             self._arrived()
-
-
-def _take(queues: dict[Key, deque[_Side]], key: Key) -> _Side | None:
-    """Remove and return the first side of a queue; remove the queue if it is empty then."""
-    queue = queues.get(key)
-    if queue is None:
-        return None
-    side = queue.popleft()
-    if not queue:
-        del queues[key]
-    return side

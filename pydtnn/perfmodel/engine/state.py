@@ -29,14 +29,16 @@ class Completion:
         Why the operation has failed, if it has.
     owner : int
         The rank whose operation it is.
+    source : int
+        The rank, in its group, whose message has been received; -1 before, and without a message.
     """
 
-    __slots__ = ("at", "owner", "problem", "waits")
+    __slots__ = ("at", "owner", "problem", "source", "waits")
 
     def __init__(self, owner: int) -> None:
         self.at = inf
         self.problem = ""
-        self.owner = owner
+        self.owner, self.source = owner, -1
         self.waits = False
 
 

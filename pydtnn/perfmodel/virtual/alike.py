@@ -156,7 +156,7 @@ class Alike(Communicator):
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         raise DifferentError("a message between two ranks")
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         raise DifferentError("a message between two ranks")
 
     def _split(self, color: int, key: int) -> Communicator:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pydtnn.comm.mailbox import name_source
 from pydtnn.comm.meeting import Call, Meeting, MeetingCommunicator
 from pydtnn.comm.messages import Messages
 from pydtnn.comm.request import Request
@@ -136,11 +137,11 @@ class VirtualCommunicator(MeetingCommunicator):
         sent = _Transfer(self, lambda: f"send to rank {to} (tag {tag})", done, to, array.nbytes)
         return self._reported(sent, Kind.SENT, start, to, tag, array.nbytes)
 
-    def _irecv(self, array: np.ndarray, source: int, tag: int) -> Request:
+    def _irecv(self, array: np.ndarray, source: int | None, tag: int) -> Request:
         start = now_ns()
         done = self._group.office.receive(source, self.rank, tag, array)
         received = _Transfer(
-            self, lambda: f"recv from rank {source} (tag {tag})", done, source, array.nbytes
+            self, lambda: f"recv from {name_source(source)} (tag {tag})", done, source, array.nbytes
         )
         return self._reported(received, Kind.RECEIVED, start, source, tag, array.nbytes)
 
@@ -220,7 +221,8 @@ class VirtualCommunicator(MeetingCommunicator):
 class _Transfer(Request):
     """A pending message, whose bytes are copied by the processors of both ranks.
 
-    A rank that waits copies them while they arrive, except for the last piece.
+    A rank that waits copies them while they arrive, except for the last piece. A message from any
+    rank is taken to be one of another host, if there is one.
     """
 
     def __init__(
@@ -228,15 +230,22 @@ class _Transfer(Request):
         comm: VirtualCommunicator,
         doing: Callable[[], str],
         done: Completion,
-        peer: int,
+        peer: int | None,
         nbytes: int,
     ) -> None:
         self._comm, self._doing, self._done = comm, doing, done
         copying = comm._group.office.copying
+        if peer is None:
+            hosts = comm.hosts
+            peer = next((r for r in range(comm.size) if hosts[r] != hosts[comm.rank]), comm.rank)
         self._seconds = copying(comm.rank, peer, nbytes)
         if self._seconds:
             self._last = copying(comm.rank, peer, min(nbytes, PIECE))
             comm.copies.post()
+
+    @property
+    def source(self) -> int:
+        return self._done.source
 
     def wait(self) -> None:
         self._comm._wait(self._done, self._doing)

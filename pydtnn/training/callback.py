@@ -34,7 +34,6 @@ class Training(Protocol):
     logs: Logs
     history: History
     losses: list[float]
-    own_steps: int
     seconds: dict[str, float]
     stop: bool
     samples_seen: int
@@ -42,6 +41,10 @@ class Training(Protocol):
     @property
     def callbacks(self) -> Sequence[Callback]:
         """Initialise the trainer's attributes."""
+
+    @property
+    def own_steps(self) -> int:
+        """The last steps of which `losses` and `logs` have those of this rank's samples only."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """Context in which all ranks have the same parameters and statistics."""

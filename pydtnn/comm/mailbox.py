@@ -62,7 +62,7 @@ class Matching(Generic[Side]):
         """Return the receive that a message matches; otherwise keep the message."""
         key = source, to, tag
         found = [k for k in (key, (None, to, tag)) if k in self._receives]
-        return self._take(self._receives, found) or self._keep(self._sends, key, side)
+        return self._match(self._receives, found, self._sends, key, side)
 
     def receive(self, source: int | None, to: int, tag: int, side: Side) -> Side | None:
         """Return the message that a receive matches; otherwise keep the receive."""
@@ -70,21 +70,26 @@ class Matching(Generic[Side]):
         found = [key] if key in self._sends else []
         if source is None:
             found = [k for k in self._sends if k[1:] == (to, tag)]
-        return self._take(self._sends, found) or self._keep(self._receives, key, side)
+        return self._match(self._sends, found, self._receives, key, side)
 
-    def _take(self, queues: dict[Key, deque[tuple[int, Side]]], keys: Sequence[Key]) -> Side | None:
-        """Remove and return the first side of several queues; remove a queue that is empty then."""
-        if not keys:
+    def _match(
+        self,
+        others: dict[Key, deque[tuple[int, Side]]],
+        found: Sequence[Key],
+        own: dict[Key, deque[tuple[int, Side]]],
+        key: Key,
+        side: Side,
+    ) -> Side | None:
+        """Remove and return the first side in the queues that were found, or keep this side."""
+        if not found:
+            self._turns += 1
+            own.setdefault(key, deque()).append((self._turns, side))
             return None
-        first = min(keys, key=lambda key: queues[key][0][0])
-        _, side = queues[first].popleft()
-        if not queues[first]:
-            del queues[first]
-        return side
-
-    def _keep(self, queues: dict[Key, deque[tuple[int, Side]]], key: Key, side: Side) -> None:
-        self._turns += 1
-        queues.setdefault(key, deque()).append((self._turns, side))
+        first = min(found, key=lambda key: others[key][0][0])
+        _, other = others[first].popleft()
+        if not others[first]:
+            del others[first]
+        return other
 
 
 class Mailbox:

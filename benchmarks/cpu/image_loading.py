@@ -8,7 +8,8 @@ Images are random fields of a few frequencies with noise, which compress like ph
 60,000 of CIFAR-10 as JPEG files. Workers are threads here and processes there; both decode, resize
 and crop with the same function, and normalise to float32. An epoch of each variant, with the start
 of its workers, takes its turn. Columns: images per second, median and greatest of the turns, and
-the ratio of the medians to PyTorch with as many workers. Files are in the page cache: this measures
+the ratio of the medians to PyTorch with as many workers. The line above them is the comparison of
+the shards with their checksums, once before training. Files are in the page cache: this measures
 decoding, not a disk.
 """
 
@@ -121,6 +122,17 @@ def measure(report: Report, folder: Path, args: argparse.Namespace) -> None:
     sizes = [path.stat().st_size for path in images.glob("*/*/*")]
     report.line(
         f"{len(sizes)} JPEGs, {statistics.mean(sizes) / 1e3:.1f} kB each, packed in {seconds:.1f} s"
+    )
+    checks = []
+    for _ in range(args.turns):
+        begin = time.perf_counter()
+        for _ in sources["shards"].verify(0, 1):
+            pass
+        checks.append(time.perf_counter() - begin)
+    sources["shards"].verified = True
+    report.line(
+        f"shards compared with their checksums: {len(sizes) / statistics.median(checks):.0f} "
+        f"images/s, {sum(sizes) / statistics.median(checks) / 1e6:.0f} MB/s, by one thread"
     )
     report.line(f"{'source':12}{'workers':>8}{'images/s':>10}{'greatest':>10}{'ratio':>8}")
     for workers in range(1, args.workers + 1):

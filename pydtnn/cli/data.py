@@ -34,7 +34,8 @@ def fetch_data(config: TrainConfig, comm: Communicator) -> None:
     if comm.local_rank > 0:
         return
     if config.stage is not None:
-        stage_shards(config.data_dir, config.stage)
+        check = bool(config.dataset_options.get("check", True))
+        stage_shards(config.data_dir, config.stage, check=check)
     else:
         create_data(config)
 

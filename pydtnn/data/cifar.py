@@ -22,6 +22,7 @@ from pydtnn.data.dataset import Dataset
 from pydtnn.data.download import Source, fetch
 from pydtnn.data.locate import Layout, locate
 from pydtnn.data.unpickle import read_pickle
+from pydtnn.utils.files import read_file
 from pydtnn.utils.suggest import unknown
 
 Array = NDArray[Any]
@@ -173,7 +174,7 @@ def _read_binary(
 
     It is not mapped into memory: truncation of a mapped file would terminate the process.
     """
-    record, data = label_bytes + PIXELS, np.frombuffer(path.read_bytes(), np.uint8)
+    record, data = label_bytes + PIXELS, np.frombuffer(read_file(name, path), np.uint8)
     if len(data) == 0 or len(data) % record:
         raise ValueError(
             f"{name}: {path} must contain records of {record} bytes, got {len(data)} bytes; the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
@@ -42,6 +43,8 @@ class Dataset(SuggestsNames, ABC):
         once, to check them and to measure their statistics, which training begins with (see
         `pydtnn.training.examination`). `read` must accept no indices then. None for samples that
         need no such examination.
+    verified : bool, default True
+        Whether files have been compared with their checksums, or have none, see `verify`.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Dataset(SuggestsNames, ABC):
     pixels: bool = True
     like: Dataset | None = None
     examined: bool | None = None
+    verified: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -76,6 +80,22 @@ class Dataset(SuggestsNames, ABC):
     def read_targets(self, indices: Array) -> Any:
         """Return the targets at `indices`, without the samples where that is faster."""
         return self.read(indices)[1]
+
+    def verify(self, rank: int, size: int) -> Iterator[None]:
+        """Compare files with their checksums: the share of one of several ranks.
+
+        Yields after each part of a file, so that a file system that does not respond is noticed.
+
+        Parameters
+        ----------
+        rank, size : int
+
+        Raises
+        ------
+        ValueError
+            If a file has changed.
+        """
+        return iter(())
 
     def shuffled(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of the samples in an epoch of training, the same on all ranks."""

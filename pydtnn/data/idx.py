@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -15,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pydtnn.utils.files import check_expansion, open_file
+
 UBYTE = 0x08
 """Element type in the third byte of the magic number; the fourth counts the dimensions."""
-
-MOST = 1032
-"""Largest ratio of DEFLATE: a header that specifies more bytes is invalid."""
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
@@ -46,11 +46,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
     """
     zipped = path.suffix == ".gz"
     try:
-        with gzip.open(path) if zipped else path.open("rb") as stream:
+        with (
+            open_file("idx", path) as file,
+            gzip.GzipFile(fileobj=file) if zipped else file as stream,
+        ):
             shape = _header(path, stream.read(4 + 4 * dimensions), dimensions)
-            expected, size = math.prod(shape), path.stat().st_size
-            if zipped and expected > MOST * size:
-                raise EOFError("shorter than its header specifies")
+            expected, size = math.prod(shape), os.fstat(file.fileno()).st_size
+            if zipped:
+                check_expansion(f"{path}: the file", size, expected)
             # One more byte detects a file that is too long.
             body = stream.read(expected + 1 if zipped else min(expected + 1, size))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

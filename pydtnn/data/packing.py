@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydtnn.data.decode import Decoder
 from pydtnn.data.folder import TRAIN, Images, find_images
 from pydtnn.data.order import permutation
-from pydtnn.data.shard_index import INDEX, REPAIR, Index, ShardFile, read_index, write_index
+from pydtnn.data.shard_index import INDEX, Index, ShardFile, compare_shard, read_index, write_index
 from pydtnn.data.shards import TEST
 from pydtnn.utils.files import read_file, remove_unfinished, write_file
 from pydtnn.utils.validate import whole
@@ -116,13 +116,8 @@ def verify_shards(output: str | os.PathLike[str]) -> tuple[int, int]:
     for folder in (Path(output) / TRAIN, Path(output) / TEST):
         index = read_index("verify", folder)
         for shard in index.shards:
-            with open(folder / shard.name, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard.sha256:
-                raise ValueError(
-                    f"verify: the shard {folder / shard.name} does not match its checksum in "
-                    f"{INDEX}; {REPAIR}"
-                )
+            for _ in compare_shard("verify", folder / shard.name, shard):
+                pass
         samples, shards = samples + index.samples, shards + len(index.shards)
     return samples, shards
 
@@ -245,7 +240,7 @@ def _plan(
 def _read_progress(output: Path) -> dict[str, Any]:
     """Return checksums of the images and the bytes of complete shards, by name."""
     try:
-        found = json.loads((output / PROGRESS).read_bytes())
+        found = json.loads(read_file("pack", output / PROGRESS))
     except (OSError, ValueError):  # none, or damaged: all shards are written again
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydtnn.utils.files import read_file, write_file
+import numpy as np
+
+from pydtnn.utils.files import open_file, path_inside, read_file, write_file
 from pydtnn.utils.json_object import parse_object
 
-INDEX, VERSION = "index.json", 1
+INDEX, VERSION, SUFFIX = "index.json", 1, ".tar"
+
+COLUMNS = ("numbers", "labels", "offsets", "sizes")
+"""Entries of a shard with a value for each image."""
+
+LARGEST = 2**62
+"""Largest number and length: sums of two of them are int64."""
+
+PART = 4 << 20
+"""Bytes of a shard that are read at once to compare it with its checksum."""
 
 REPAIR = "copy it again, or pack the images again with python -m pydtnn.data pack"
 
@@ -82,7 +93,8 @@ def read_index(who: str, folder: Path) -> Index:
     FileNotFoundError
         If the index or a shard is missing.
     ValueError
-        If the index has changed, or a shard has another length.
+        If the index has changed, names a file outside of the folder, has values that do not fit
+        each other, or a shard has another length.
     """
     path = folder / INDEX
     try:
@@ -96,12 +108,64 @@ def read_index(who: str, folder: Path) -> Index:
         raise ValueError(f"{who}: {path} cannot be used: {error}; {REPAIR}") from error
     if content.pop("sha256", None) != _digest(content):
         raise ValueError(f"{who}: {path} does not match the checksum in it; {REPAIR}")
+    problem = _problem(content)
+    if problem:
+        raise ValueError(f"{who}: {path} cannot be used: {problem}; {REPAIR}")
     index = Index(
         tuple(content["class_names"]), tuple(ShardFile(**shard) for shard in content["shards"])
     )
     for shard in index.shards:
-        _check_length(who, folder / shard.name, shard.nbytes)
+        _check_length(who, path_inside(who, folder, shard.name), shard.nbytes)
     return index
+
+
+def _problem(content: Mapping[str, Any]) -> str:
+    """Return what is wrong with the values of an index; empty if they are consistent."""
+    classes, shards = content.get("class_names"), content.get("shards")
+    if not _are(str, classes) or not classes:
+        return "class_names must be a list of names"
+    if not _are(dict, shards) or not shards:
+        return "shards must be a list of objects"
+    count = 0
+    for shard in shards:
+        problem = _problem_of_shard(shard, len(classes))
+        if problem:
+            return f"{problem} in the shard {str(shard.get('name'))!r:.100}"
+        count += len(shard["numbers"])
+    numbers = np.concatenate([np.asarray(shard["numbers"], np.int64) for shard in shards])
+    if (np.bincount(numbers[numbers < count], minlength=count) != 1).any():
+        return f"the numbers of its images must be those from 0 to {count - 1}, each once"
+    if len({shard["name"] for shard in shards}) < len(shards):
+        return "two shards have the same name"
+    return "" if content.get("samples") == count else f"it must have {count} samples"
+
+
+def _problem_of_shard(shard: Mapping[str, Any], classes: int) -> str:
+    if shard.keys() != {field.name for field in fields(ShardFile)}:
+        return f"expected the entries {', '.join(field.name for field in fields(ShardFile))}"
+    name, nbytes, sums = shard["name"], shard["nbytes"], shard["sha256"]
+    if not _are(str, [name, sums]) or not name.endswith(SUFFIX):
+        return f"expected the name of a file that ends in {SUFFIX}, and a checksum,"
+    if type(nbytes) is not int or not 0 <= nbytes <= LARGEST:
+        return "nbytes must be a number of bytes"
+    columns = [shard[key] for key in COLUMNS]
+    if not all(_are(int, column) for column in columns) or len({*map(len, columns)}) > 1:
+        return f"expected one integer per image in {', '.join(COLUMNS)}"
+    if not columns[0]:
+        return "expected at least one image"
+    limits = (LARGEST, classes - 1, nbytes, nbytes)
+    for key, column, limit in zip(COLUMNS, columns, limits, strict=True):
+        if min(column) < 0 or max(column) > limit:
+            wrong = min(column) if min(column) < 0 else max(column)
+            return f"{key} must be in 0..{limit}, got {wrong!s:.30}"
+    if (np.add(shard["offsets"], shard["sizes"]) > nbytes).any():
+        return f"an image ends behind the {nbytes} B"
+    return ""
+
+
+def _are(kind: type, values: Any) -> bool:
+    """Return whether a value is a list of elements of exactly this type."""
+    return isinstance(values, list) and {*map(type, values)} <= {kind}
 
 
 def _check_length(who: str, path: Path, expected: int) -> None:
@@ -113,6 +177,27 @@ def _check_length(who: str, path: Path, expected: int) -> None:
         raise ValueError(
             f"{who}: the shard {path} must have {expected} B, got {length}; it is truncated or "
             f"damaged: {REPAIR}"
+        )
+
+
+def compare_shard(who: str, path: Path, shard: ShardFile) -> Iterator[None]:
+    """Compare a shard with its checksum; yield after each part of the file.
+
+    Raises
+    ------
+    ValueError
+        If it has changed.
+    OSError
+        If it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(who, path) as file:
+        while part := file.read(PART):
+            digest.update(part)
+            yield
+    if digest.hexdigest() != shard.sha256:
+        raise ValueError(
+            f"{who}: the shard {path} does not match its checksum in {INDEX}; {REPAIR}"
         )
 
 

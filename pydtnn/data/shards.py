@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from pydtnn.data.folder import TRAIN
 from pydtnn.data.images import EncodedImages, given_statistics
 from pydtnn.data.locate import data_folder
 from pydtnn.data.order import window_permutation
-from pydtnn.data.shard_index import REPAIR, Index, read_index
-from pydtnn.utils.validate import whole
+from pydtnn.data.shard_index import INDEX, REPAIR, Index, compare_shard, read_index
+from pydtnn.utils.files import open_file
+from pydtnn.utils.validate import truth, whole
 
 Array = NDArray[Any]
 
@@ -36,6 +38,7 @@ def load_shards(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     window: int = 16,
+    check: bool = True,
 ) -> tuple[Dataset, Dataset]:
     """Use the shards in `data_dir` that ``python -m pydtnn.data pack`` has written.
 
@@ -52,13 +55,18 @@ def load_shards(
         before training.
     window : int, default 16
         The radius of the shuffle, in shards.
+    check : bool, default True
+        Whether each shard is compared with its checksum before it is read for the first time, which
+        reads all of it: training begins with that, each rank with its share of the shards. False
+        compares only lengths; damaged pixels that can be decoded are then not found.
 
     Raises
     ------
     FileNotFoundError
         If the index or a shard is missing.
     ValueError
-        If the index has changed, or a shard has another length than in it.
+        If the index has changed or has labels of other classes, or a shard has another length than
+        in it, is not in the folder, or is a link out of it.
     ImportError
         If Pillow is not installed.
     """
@@ -67,8 +75,14 @@ def load_shards(
     whole("shards", "window", window, at_least=1)
     root = data_folder(data_dir)
     train, test = (read_index("shards", root / part) for part in (TRAIN, TEST))
-    own = ShardedImages(decode, root / TRAIN, train, window, like=None, statistics=statistics)
-    return own, ShardedImages(decode, root / TEST, test, window, like=own, statistics=None)
+    if test.class_names != train.class_names:
+        raise ValueError(
+            f"shards: {root / TEST / INDEX} must have the classes of {root / TRAIN / INDEX}, got "
+            f"{', '.join(test.class_names)!r:.200}; pack both again with python -m pydtnn.data pack"
+        )
+    options = {"window": window, "check": truth("shards", "check", check)}
+    own = ShardedImages(decode, root / TRAIN, train, like=None, statistics=statistics, **options)
+    return own, ShardedImages(decode, root / TEST, test, like=own, statistics=None, **options)
 
 
 class ShardedImages(EncodedImages):
@@ -81,6 +95,8 @@ class ShardedImages(EncodedImages):
     index : Index
     window : int
         The radius of the shuffle, in shards.
+    check : bool
+        Whether shards are compared with their checksums before they are read.
     like, statistics
         See `EncodedImages`.
     """
@@ -90,13 +106,16 @@ class ShardedImages(EncodedImages):
         decode: Decoder,
         folder: Path,
         index: Index,
-        window: int,
         *,
+        window: int,
+        check: bool,
         like: EncodedImages | None,
         statistics: Any,
     ) -> None:
         self.paths = [folder / shard.name for shard in index.shards]
-        self.window = window
+        self.window, self.verified = window, not check
+        self._shards, self._checked = index.shards, np.zeros(len(index.shards), bool)
+        self._checking = threading.Lock()
         counts = [len(shard.numbers) for shard in index.shards]
         order = _joined(shard.numbers for shard in index.shards)
         by_number = np.argsort(order)
@@ -104,7 +123,7 @@ class ShardedImages(EncodedImages):
         self.offset = _joined(shard.offsets for shard in index.shards)[by_number]
         self.nbytes = _joined(shard.sizes for shard in index.shards)[by_number]
         self._place = by_number  # of each sample, counted over all shards
-        self._open = lru_cache(OPEN_FILES)(lambda shard: OpenFile(self.paths[shard]))
+        self._open = lru_cache(OPEN_FILES)(lambda shard: OpenFile(self.name, self.paths[shard]))
         labels = _joined(shard.labels for shard in index.shards)[by_number]
         super().__init__(
             decode, labels, index.class_names, like=like, statistics=statistics, check=False
@@ -112,11 +131,23 @@ class ShardedImages(EncodedImages):
 
     def encoded(self, index: int) -> bytes:
         shard, size = int(self.shard[index]), int(self.nbytes[index])
+        if not self.verified:
+            with self._checking:
+                for _ in self._compare([] if self._checked[shard] else [shard]):
+                    pass
         file = self._open(shard)  # closed when no thread refers to it
         data = os.pread(file.descriptor, size, int(self.offset[index]))
         if len(data) != size:
             raise ValueError(f"{self.name}: {self.paths[shard]} has become shorter; {REPAIR}")
         return data
+
+    def verify(self, rank: int, size: int) -> Iterator[None]:
+        return self._compare(range(rank, len(self.paths), size))
+
+    def _compare(self, shards: Iterable[int]) -> Iterator[None]:
+        for shard in shards:
+            yield from compare_shard(self.name, self.paths[shard], self._shards[shard])
+            self._checked[shard] = True
 
     def place(self, index: int) -> str:
         return f"{index:09d} of {self.paths[int(self.shard[index])]}"
@@ -136,8 +167,9 @@ class OpenFile:
     descriptor : int
     """
 
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+    def __init__(self, who: str, path: Path) -> None:
+        with open_file(who, path) as file:
+            self.descriptor = os.dup(file.fileno())
 
     def __del__(self) -> None:
         if "descriptor" in vars(self):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pydtnn.data.dataset import Dataset
+from pydtnn.utils.files import read_file
 from pydtnn.utils.validate import whole
 
 Array = NDArray[Any]
@@ -144,7 +145,7 @@ def load_text(
             if root.is_dir()
             else f"text: {root} does not exist; name a text file, or a folder with some"
         )
-    text = np.frombuffer(b"\n".join(path.read_bytes() for path in files), np.uint8)
+    text = np.frombuffer(b"\n".join(read_file("text", path) for path in files), np.uint8)
     test = max(len(text) // TEST_SHARE, length + 1)
     if len(text) < test + length + 1:
         raise ValueError(

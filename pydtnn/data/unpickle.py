@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pydtnn.utils.files import read_file
+
 
 class _Array:
     """Replacement of ``numpy.ndarray`` and of the function that creates an empty array."""
@@ -183,7 +185,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     ValueError
         If the pickle contains anything else, such as a function call, or is damaged.
     """
-    program = path.read_bytes()
+    program = read_file("cifar", path)
     try:
         content = _Machine().run(program)
     except _Refused as error:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydtnn.utils.files import user_cache, write_file
+from pydtnn.utils.files import read_file, user_cache, write_file
 from pydtnn.utils.machine import cpu_model
 
 VARIABLE = "PYDTNN_CACHE"
@@ -124,7 +124,7 @@ class AutotunerFile:
         """Read the file; return the known choices if it cannot be used."""
         known = self._settings or {}
         try:
-            content = json.loads(self.path.read_bytes())
+            content = json.loads(read_file("choices of algorithms", self.path))
             if content["machine"] != self.machine:
                 raise ValueError("written for another machine")
             return {name: to_table(table) for name, table in content["choices"].items()}
@@ -132,7 +132,7 @@ class AutotunerFile:
             return known
         except (OSError, RuntimeError) as error:
             self._warn(_UNUSABLE.format(error))
-        except (ValueError, TypeError, KeyError, AttributeError):  # truncated, or edited
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # or edited
             self._warn(f"{self.path} is damaged; it is replaced, and algorithms measured again")
         return known
 
@@ -176,6 +176,11 @@ def this_machine() -> str:
     return f"{cpu_model()}, pydtnn {__version__}, kernels {kernels}"
 
 
+def _open_now(path: str, flags: int) -> int:
+    """Open a file; an error where a named pipe would block."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Lock the file against changes by other processes, if the file system supports locks.
@@ -188,7 +193,7 @@ def _locked(path: Path) -> Iterator[None]:
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "a") as file:
+    with open(path.with_suffix(".lock"), "a", opener=_open_now) as file:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

@@ -7,7 +7,11 @@ is read without pickles: `records`, an array of `RECORD`; `names`, the strings t
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pydtnn.utils.files import check_expansion, open_file
 from pydtnn.utils.observer import Kind
 
 RECORD = np.dtype(
@@ -39,6 +44,18 @@ RECORD = np.dtype(
 
 VERSION = 2
 """Version of the files."""
+
+ARRAYS = ("records", "names", "about")
+"""The arrays in a file."""
+
+COSTS = ("forward_flops", "backward_flops", "forward_bytes", "backward_bytes")
+"""Facts of a layer that rates are computed from."""
+
+DEEPEST = 1000
+"""Largest depth of nested activities: the time to find parents is proportional to it."""
+
+LATEST = 2**60
+"""Latest time of a clock, in ns; differences of two times of two ranks are int64."""
 
 
 @dataclass
@@ -121,17 +138,31 @@ def read_traces(folder: str | Path) -> list[RankTrace]:
 
 def _read(path: Path) -> RankTrace:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            records, names = file["records"], file["names"].tolist()
-            about = json.loads(str(file["about"]))
+        with open_file("trace", path) as stream, zipfile.ZipFile(stream) as file:
+            sizes = [file.getinfo(f"{name}.npy").file_size for name in ARRAYS]
+            check_expansion("it", os.fstat(stream.fileno()).st_size, sum(sizes))
+            records, names, text = (_array(file.read(f"{name}.npy")) for name in ARRAYS)
+            names, about = names.tolist(), json.loads(str(text))
     except Exception as error:
-        raise ValueError(f"trace: {path} is damaged ({error}); trace the run again") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"trace: {path} is damaged ({reason}); trace the run again") from error
     if not isinstance(about, dict) or about.get("version") != VERSION or records.dtype != RECORD:
         raise ValueError(f"trace: {path} is of another version; trace the run again")
     problem = _problem(path, records, names, about)
     if problem:
         raise ValueError(f"trace: {path} is damaged ({problem}); trace the run again")
     return RankTrace(records, names, about)
+
+
+def _array(data: bytes) -> np.ndarray:
+    """Return the array of a file in NumPy's format, of which nothing is read before its length."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0
+    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
+        raise ValueError(f"{len(data):,} B for an array of shape {shape}")
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[str, Any]) -> str:
@@ -142,20 +173,53 @@ def _problem(path: Path, records: np.ndarray, names: list[str], about: Mapping[s
     if path != file_of(path.parent, rank):
         return f"it contains rank {rank}"
     clock = about.get("clock")
-    keys = ("offset", "drift", "origin")
-    if not isinstance(clock, dict) or not all(
-        isinstance(clock.get(key), int | float) and np.isfinite(clock[key]) for key in keys
+    limits = {"offset": LATEST, "drift": 0.25, "origin": LATEST}
+    if not isinstance(clock, dict) or not (
+        all(_is_number(clock.get(key), -limit, limit) for key, limit in limits.items())
+        and _is_number(clock.get("error", 0), 0, LATEST)
     ):
         return "it has no clock"
-    if not isinstance(lanes, list) or records.ndim != 1:
+    if records.ndim != 1 or not isinstance(lanes, list) or {*map(type, lanes)} - {str}:
         return "it has no threads"
+    if {*map(type, names)} - {str}:
+        return "it has no names"
+    if problem := _problem_of_facts(about):
+        return problem
     limits = {"kind": len(Kind), "lane": len(lanes), "name": len(names), "group": len(names)}
     for key, limit in limits.items():
         if len(records) and records[key].max() >= limit:
             return f"a record has {key} {records[key].max()} of {limit}"
     if (records["duration"] < 0).any():
         return "a record has a negative duration"
+    if (records["start"] < 0).any() or (records["start"] > LATEST - records["duration"]).any():
+        return f"a record is not within {LATEST} ns"
+    if (records["depth"] > DEEPEST).any():
+        return f"a record has depth {records['depth'].max()} of {DEEPEST}"
     messages = records[np.isin(records["kind"], (Kind.SENT, Kind.RECEIVED))]
     if (messages["peer"] >= size).any():
         return f"a message has a peer that is not one of {size} ranks"
     return ""
+
+
+def _problem_of_facts(about: Mapping[str, Any]) -> str:
+    """Return what is wrong with the facts of the run; empty if they are consistent."""
+    for key in ("host", "command"):
+        if not isinstance(about.get(key, ""), str):
+            return f"its {key} is not a text"
+    layers, machine = about.get("layers", {}), about.get("machine", {})
+    if not isinstance(layers, dict) or not isinstance(machine, dict):
+        return "its layers or machine are no objects"
+    for name, facts in layers.items():
+        if not isinstance(facts, dict) or not isinstance(facts.get("type"), str):
+            return f"the layer {name!r:.100} has no type"
+        for key in COSTS:
+            if not _is_number(facts.get(key), 0, 1e30):
+                return f"the layer {name!r:.100} has no {key}"
+    for key in ("flops_per_second", "bytes_per_second"):
+        if not _is_number(machine.get(key, 0), 0, 1e30):
+            return f"its {key} is not a number"
+    return ""
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high

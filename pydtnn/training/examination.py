@@ -1,21 +1,29 @@
-"""The first reading of samples that are decoded from files: checks and statistics."""
+"""The first reading of samples from files: checksums, checks of samples, and statistics."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 from pydtnn.comm import Communicator, agree
 from pydtnn.data import Dataset, Subset
 from pydtnn.data.order import rank_slice
 from pydtnn.data.statistics import PixelSums, chunk_rows, pixel_sums
 from pydtnn.utils.errors import EXPLAINED
-from pydtnn.utils.observer import phase
+from pydtnn.utils.observer import Observer, phase
+
+T = TypeVar("T")
 
 
 def examine(comm: Communicator, *datasets: Dataset | None, threads: int = 1) -> None:
-    """Read all samples once, each rank its share, unless they are known.
+    """Read all files once, each rank its share, unless they are known.
+
+    Files are compared with their checksums (`Dataset.verify`), and all samples are read
+    (`Dataset.examined`). The deadline of a wait applies to each part of both: a file system that
+    does not respond ends the run.
 
     Collective: all ranks call it. Statistics of a training set are those of all its samples, with
     the same bytes for any number of ranks: sums of integers. There are no messages for data sets
@@ -34,18 +42,26 @@ def examine(comm: Communicator, *datasets: Dataset | None, threads: int = 1) -> 
         On all ranks, if a rank cannot read a sample.
     """
     for dataset in _originals(datasets):
-        if all(comm.gather_object(dataset.examined)):
+        states = comm.gather_object((dataset.verified, dataset.examined))
+        verified, examined = (all(column) for column in zip(*states, strict=True))
+        if verified and examined:
             continue
-        sums, problem = None, None
+        sums, problem = pixel_sums(dataset.read, dataset.input_shape, range(0)), None
         activity = comm.supervision.activity if comm.supervision is not None else None
-        try:
-            with phase(activity, "examination"):  # has no deadline
-                sums = _read(dataset, rank_slice(len(dataset), comm.rank, comm.size), threads)
-        except EXPLAINED as error:
-            problem = error
-        agree(comm, problem)
+        share = rank_slice(len(dataset), comm.rank, comm.size)
+        with phase(activity, "examination"):  # others may wait for its end as long as it proceeds
+            try:
+                if not verified:
+                    for _ in _timed(activity, dataset.verify(comm.rank, comm.size)):
+                        pass
+                if not examined:
+                    sums = reduce(add, _timed(activity, _read(dataset, share, threads)), sums)
+            except EXPLAINED as error:
+                problem = error
+            agree(comm, problem)
+        dataset.verified = True
         total = reduce(add, comm.gather_object(sums))
-        if dataset.like is None and "statistics" not in vars(dataset):  # neither given nor measured
+        if not examined and dataset.like is None and "statistics" not in vars(dataset):
             dataset.statistics = total.statistics()
         dataset.examined = True
 
@@ -61,14 +77,25 @@ def _originals(datasets: tuple[Dataset | None, ...]) -> list[Dataset]:
     return list(found.values())
 
 
-def _read(dataset: Dataset, share: slice, threads: int) -> PixelSums:
-    """Read the samples of this rank, and sum their pixels."""
+def _timed(activity: Observer | None, parts: Iterator[T]) -> Iterator[T]:
+    """Yield the parts of a long work; the deadline of a wait applies to each."""
+    while True:
+        with phase(activity, "examination"):
+            try:
+                part = next(parts)
+            except StopIteration:
+                return
+        yield part
+
+
+def _read(dataset: Dataset, share: slice, threads: int) -> Iterator[PixelSums]:
+    """Read the samples of this rank, and yield sums of their pixels."""
     rows = chunk_rows(dataset.input_shape)
     chunks = [
         range(start, min(start + rows, share.stop))
         for start in range(share.start, share.stop, rows)
     ]
-    nothing = pixel_sums(dataset.read, dataset.input_shape, range(0))
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="pydtnn-loader") as pool:
-        parts = pool.map(lambda chunk: pixel_sums(dataset.read, dataset.input_shape, chunk), chunks)
-        return reduce(add, parts, nothing)
+        yield from pool.map(
+            lambda chunk: pixel_sums(dataset.read, dataset.input_shape, chunk), chunks
+        )

@@ -1,4 +1,4 @@
-"""Atomic writes: files are written under a temporary name and renamed."""
+"""Reading and writing of files: reads never block, and writes are atomic."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 _NUMBER = re.compile(r"[0-9a-f]{32}")  # of a file that is not complete yet
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+MAX_RATIO, MIN_LIMIT = 100, 64 << 20
+"""A compressed file may expand to this multiple of its length, and to this many bytes at least."""
+
+_KINDS = {
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+}
 
 
 def user_cache() -> Path:
@@ -78,20 +90,96 @@ def flush_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_file(who: str, path: str | Path) -> bytes:
-    """Return the content of a file.
+def open_file(who: str, path: str | Path) -> BinaryIO:
+    """Open a regular file for reading, without blocking.
+
+    All files that other people may have written are opened by this function: a named pipe would
+    block until it is written to, and a device may never end.
 
     Raises
     ------
     OSError
-        If the file does not exist or cannot be read.
+        If the file does not exist, is not a regular file or cannot be read.
     """
     try:
-        return Path(path).read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{who}: file {path} does not exist") from error
     except OSError as error:
-        raise type(error)(f"{who}: cannot read {path}: {_reason(error)}") from error
+        if error.errno == errno.ENXIO:
+            raise _irregular(who, path, "socket") from error
+        raise _unreadable(who, path, error) from error
+    except ValueError as error:  # a name with a zero byte
+        raise OSError(f"{who}: cannot read {str(path)!r}: {error}") from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        number = errno.EISDIR
+        raise _unreadable(who, path, IsADirectoryError(number, os.strerror(number)))
+    raise _irregular(who, path, _KINDS.get(stat.S_IFMT(mode), "special file"))
+
+
+def read_file(who: str, path: str | Path) -> bytes:
+    """Return the content of a regular file, see `open_file`.
+
+    Raises
+    ------
+    OSError
+        If the file does not exist, is not a regular file or cannot be read.
+    """
+    with open_file(who, path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise _unreadable(who, path, error) from error
+
+
+def path_inside(who: str, folder: Path, name: object) -> Path:
+    """Return the path of a file that another file names, if it is in the folder itself.
+
+    Raises
+    ------
+    ValueError
+        If the name is not a plain file name, or a symbolic link leads out of the folder.
+    """
+    plain = isinstance(name, str) and name not in ("", ".", "..") and name.isprintable()
+    if not plain or "/" in str(name) or "\\" in str(name):
+        raise ValueError(
+            f"{who}: expected plain names of files in {folder}, got {name!r:.200}; use files from "
+            "a trusted source"
+        )
+    path = folder / str(name)
+    try:
+        resolved, root = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links; RuntimeError before Python 3.13
+        raise ValueError(f"{who}: {path} is a link without a target; remove it") from error
+    if resolved.parent != root:
+        raise ValueError(
+            f"{who}: expected files in {folder}, got {path}, a link to {resolved}; replace it by a "
+            "copy of the file"
+        )
+    return path
+
+
+def check_expansion(name: str, packed: int, expanded: int) -> None:
+    """Raise ValueError if compressed data expand to more bytes than is plausible.
+
+    Readers call it with the length that a file specifies, before they allocate.
+
+    Parameters
+    ----------
+    name : str
+        Begins the sentence of an error.
+    packed, expanded : int
+        In B.
+    """
+    limit = max(MIN_LIMIT, MAX_RATIO * packed)
+    if expanded > limit:
+        raise ValueError(
+            f"{name} expands from {packed:,} B to {expanded:,} B, more than {limit:,} B"
+        )
 
 
 def unwritable(who: str, path: str | Path, error: OSError) -> OSError:
@@ -100,6 +188,14 @@ def unwritable(who: str, path: str | Path, error: OSError) -> OSError:
     if error.errno not in _FULL:
         advice = "choose another folder"
     return type(error)(f"{who}: cannot write {path}: {_reason(error)}; {advice}")
+
+
+def _unreadable(who: str, path: str | Path, error: OSError) -> OSError:
+    return type(error)(f"{who}: cannot read {path}: {_reason(error)}")
+
+
+def _irregular(who: str, path: str | Path, kind: str) -> OSError:
+    return OSError(f"{who}: expected a regular file, got the {kind} {path}; remove or replace it")
 
 
 def _reason(error: OSError) -> str:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydtnn.utils.files import flush_directory, write_through
+from pydtnn.utils.files import flush_directory, read_file, write_through
 
 SUMS = "SHA256SUMS"
 
@@ -41,10 +41,9 @@ def read_folder(path: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 def _read(path: Path, name: str) -> bytes:
     try:
-        return (path / name).read_bytes()
+        return read_file("it", path / name)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"{name} cannot be read ({reason})") from error
+        raise ValueError(f"{name} cannot be read ({str(error).removeprefix('it: ')})") from error
 
 
 def _digest(data: bytes) -> str:

@@ -94,7 +94,7 @@ def test_a_run_continues_on_any_mesh(
     [
         (["--parallel=data=3"], "--parallel: axes must multiply to the number of ranks, 2, got "),
         (["--parallel=filtr=2"], "unknown strategy 'filtr'"),
-        (["--parallel=filter=2", "--plan=absent.yaml"], "absent.yaml cannot be read"),
+        (["--parallel=filter=2", "--plan=absent.yaml"], "file absent.yaml does not exist"),
         (["--parallel=spatial=2", "--exact", "--global-batch-size=16"], "exact training requires"),
         (["--parallel=filter=2", "--optimizer=lars"], "LARS requires whole parameters"),
     ],

@@ -35,7 +35,7 @@ def test_options_of_a_pipeline_require_its_axis(option: str) -> None:
         (["--accumulation=2"], "accumulation must be 1, got 2; use micro_batches=4"),
         (["--pipeline-schedule=1f2b"], "unknown pipeline schedule '1f2b'"),
         (["--sync-batch-norm"], "sync_batch_norm must be False"),
-        (["--plan=absent.yaml"], "absent.yaml cannot be read"),
+        (["--plan=absent.yaml"], "file absent.yaml does not exist"),
         (["--parallel=pipeline=2", "--dtype=float16", "--device=numpy"], "the loss scale"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tarfile
@@ -12,6 +13,7 @@ import pytest
 
 from pydtnn.data import Loader, load_dataset, load_folder, load_shards, pack_shards, verify_shards
 from pydtnn.data import packing as module
+from pydtnn.data import shards as shards_module
 from pydtnn.data.__main__ import main
 from pydtnn.data.order import permutation
 from pydtnn.data.packing import PROGRESS
@@ -256,7 +258,7 @@ def test_damaged_shards_and_indices_are_told_in_one_sentence(
 
 
 def test_an_image_that_is_damaged_after_packing_is_told_by_its_number(shards: Path) -> None:
-    train, _ = load_shards(data_dir=shards)
+    train, _ = load_shards(data_dir=shards, check=False)
     shard = read_index("test", shards / "train").shards[1]
     path = shards / "train" / shard.name
     data = bytearray(path.read_bytes())
@@ -271,13 +273,131 @@ def test_an_image_that_is_damaged_after_packing_is_told_by_its_number(shards: Pa
         train.read(np.array([shard.numbers[-1]]))
 
 
+def flip_a_pixel(shards: Path, part: str = "train") -> tuple[Path, int]:
+    """Damage the pixels of a shard so that they are decoded; return its path and an image."""
+    index = read_index("test", shards / part)
+    shard = index.shards[1]
+    path = shards / part / shard.name
+    data = bytearray(path.read_bytes())
+    number = np.frombuffer(data, np.uint8)
+    place = shard.offsets[0] + shard.sizes[0] // 2
+    number[place] ^= 4
+    path.write_bytes(data)
+    return path, shard.numbers[0]
+
+
+def test_pixels_that_have_changed_are_found_when_a_shard_is_first_read(tmp_path: Path) -> None:
+    pack_shards(write_images(tmp_path / "images", "jpg"), tmp_path / "shards", shard_bytes=900)
+    shards = tmp_path / "shards"
+    path, number = flip_a_pixel(shards)
+    given = {"data_dir": shards, "image_size": 4, "mean": [0.5] * 3, "std": [0.2] * 3}
+    with pytest.raises(ValueError, match=f"shards: the shard .*{path.name} does not match its ch"):
+        load_shards(**given)[0].read(np.array([number]))
+    train, _ = load_shards(**given, check=False)
+    assert train.read(np.array([number]))[0].shape == (1, 4, 4, 3)  # decoded to other pixels
+    with pytest.raises(TypeError, match="shards: check must be true or false, got 1"):
+        load_shards(**given, check=1)
+
+
+def test_a_shard_is_compared_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def compare(who: str, path: Path, shard: Any) -> Any:
+        compared.append(path.name)
+        return original(who, path, shard)
+
+    original = shards_module.compare_shard
+    monkeypatch.setattr(shards_module, "compare_shard", compare)
+    train, _ = load_shards(data_dir=shards)
+    for indices in ([3, 1], [1], range(16), range(16)):
+        train.read(np.array(indices))
+    assert sorted(compared) == [path.name for path in train.paths]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s[0].update(name="../../../.bashrc.tar"), "plain names of files in .*/train, g"),
+        (lambda s: s[0].update(name="/etc/passwd.tar"), "plain names of files in .*, got '/etc/pa"),
+        (lambda s: s[0].update(name="a\0.tar"), r"plain names of files in .*, got 'a.x00.tar'"),
+        (lambda s: s[0].update(name="..\\a.tar"), "plain names of files in"),
+        (lambda s: s[0].update(name="index.json"), "the name of a file that ends in .tar"),
+        (lambda s: s[0].update(name=7), "the name of a file that ends in .tar"),
+        (lambda s: s[1].update(name=s[0]["name"]), "two shards have the same name"),
+        (lambda s: s[0]["labels"].__setitem__(0, 10_000_000), "labels must be in 0..2, got 10000"),
+        (lambda s: s[0]["labels"].__setitem__(1, -(10**9)), "labels must be in 0..2, got -1000000"),
+        (lambda s: s[0]["labels"].__setitem__(1, 1.5), "expected one integer per image in numbers"),
+        (lambda s: s[0]["labels"].__setitem__(1, True), "expected one integer per image"),
+        (lambda s: s[0]["labels"].pop(), "expected one integer per image in numbers, labels, off"),
+        (lambda s: s[0]["sizes"].__setitem__(0, 10**30), r"sizes must be in 0..\d+, got 100000000"),
+        (lambda s: s[0]["offsets"].__setitem__(0, s[0]["nbytes"]), "an image ends behind the"),
+        (lambda s: s[0]["numbers"].__setitem__(0, 99), "must be those from 0 to 15, each once"),
+        (lambda s: s[0]["numbers"].__setitem__(0, 10**400), "numbers must be in 0..4611686018427"),
+        (lambda s: s[0].pop("sizes"), "expected the entries name, nbytes, sha256, numbers, label"),
+        (lambda s: s[0].update(nbytes=-1), "nbytes must be a number of bytes"),
+        (lambda s: s.__setitem__(0, None), "shards must be a list of objects"),
+        (lambda s: s.clear(), "shards must be a list of objects"),
+    ],
+)
+def test_an_index_with_a_right_checksum_and_wrong_values_is_refused(
+    shards: Path, change: Callable[[Any], object], reason: str
+) -> None:
+    forge(shards, lambda content: change(content["shards"]))
+    for use in (lambda: load_shards(data_dir=shards), lambda: verify_shards(shards)):
+        with pytest.raises(ValueError, match=reason) as error:
+            use()
+        assert "\n" not in str(error.value)
+
+
+def forge(shards: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change an index, with its checksum."""
+    path = shards / "train" / INDEX
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    change(content)
+    text = json.dumps(content, separators=(",", ":"))
+    content["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(content, separators=(",", ":")))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.update(class_names=None), "class_names must be a list of names"),
+        (lambda c: c.update(class_names=["a", 3]), "class_names must be a list of names"),
+        (lambda c: c.update(shards={}), "shards must be a list of objects"),
+        (lambda c: c.update(samples=3), "it must have 16 samples"),
+        (lambda c: c.update(class_names=["a", "b", "c"]), "must have the classes of"),
+    ],
+)
+def test_an_index_with_other_entries_is_refused(
+    shards: Path, change: Callable[[Any], object], reason: str
+) -> None:
+    forge(shards, change)
+    with pytest.raises(ValueError, match=reason):
+        load_shards(data_dir=shards)
+
+
+def test_a_link_out_of_the_folder_is_not_read(shards: Path, tmp_path: Path) -> None:
+    shard = shards / FIRST
+    shard.rename(tmp_path / "secret.tar")
+    shard.symlink_to(tmp_path / "secret.tar")
+    with pytest.raises(ValueError, match="got .*shard-000000.tar, a link to .*/secret.tar; replac"):
+        load_shards(data_dir=shards)
+    shard.unlink()
+    shard.symlink_to(shard)
+    with pytest.raises(ValueError, match="shard-000000.tar.* link"):
+        load_shards(data_dir=shards)
+
+
 def test_nothing_is_read_before_training_with_a_size_and_statistics(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pread", None)
     given = {"mean": [0.5] * 3, "std": [0.2] * 3}
-    both = load_shards(data_dir=shards, image_size=4, **given)
-    assert [data.examined for data in both] == [True, True]
+    both = load_shards(data_dir=shards, image_size=4, **given, check=False)
+    assert [data.examined and data.verified for data in both] == [True, True]
+    assert [data.verified for data in load_shards(data_dir=shards, image_size=4)] == [False] * 2
     assert both[0].std.tolist() == given["std"]
     assert [data.examined for data in load_shards(data_dir=shards, image_size=4)] == [False, True]
     with pytest.raises(ValueError, match="shards: window must be at least 1, got 0"):

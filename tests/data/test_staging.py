@@ -9,6 +9,7 @@ import pytest
 from pydtnn.data import load_shards, pack_shards
 from pydtnn.data.staging import stage_shards, staged_folder
 from tests.data.image_files import read_all, write_images
+from tests.data.test_shards import forge
 
 
 @pytest.fixture
@@ -29,6 +30,39 @@ def test_a_copy_has_the_same_samples_and_is_made_once(shards: Path, tmp_path: Pa
     after = {path: path.stat().st_ino for path in copy.rglob("*.tar")}
     assert {path for path in after if after[path] == before[path]} >= {*before} - {missing}
     assert missing.exists()
+
+
+def test_a_copy_that_has_changed_is_made_again(shards: Path, tmp_path: Path) -> None:
+    copy = stage_shards(shards, tmp_path / "local")
+    path = sorted(copy.rglob("*.tar"))[0]
+    right = path.read_bytes()
+    path.write_bytes(right[:-9] + b"x" + right[-8:])
+    stage_shards(shards, tmp_path / "local", check=False)  # lengths are equal
+    assert path.read_bytes() != right
+    stage_shards(shards, tmp_path / "local")
+    assert path.read_bytes() == right
+
+
+def test_nothing_is_written_outside_of_the_folder_of_the_copy(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / ".bashrc.tar").write_bytes((shards / "train" / "shard-000000.tar").read_bytes())
+    forge(shards, lambda content: content["shards"][0].update(name="../../.bashrc.tar"))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="plain names of files"):
+        stage_shards(shards, tmp_path / "local")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_copy_is_not_written_through_a_link(shards: Path, tmp_path: Path, level: int) -> None:
+    """Another user may have made the link: the name of the folder can be guessed."""
+    copy, outside = staged_folder(shards, tmp_path / "local"), tmp_path / "outside"
+    link = (copy, copy / "train", copy / "train" / "shard-000000.tar")[level]
+    link.parent.mkdir(parents=True)
+    outside.mkdir()
+    link.symlink_to(outside / "file" if level == 2 else outside)
+    with pytest.raises(ValueError, match="stage: .*a link to .*outside"):
+        stage_shards(shards, tmp_path / "local")
+    assert not list(outside.iterdir())
 
 
 def test_other_shards_have_another_folder(shards: Path, tmp_path: Path) -> None:

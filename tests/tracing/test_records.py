@@ -1,4 +1,5 @@
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -66,6 +67,39 @@ def test_files_of_several_runs_are_refused(folder, tmp_path):
         read_traces(folder)
 
 
+def test_a_file_that_expands_to_gigabytes_is_refused_before_it_is_read(folder):
+    path = folder / "rank-0001.npz"
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    block = bytes(1 << 20)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            with file.open(name, "w") as stream:
+                stream.write(data)
+                for _ in range(80 * (name == "records.npy")):
+                    stream.write(block)
+    with pytest.raises(
+        ValueError, match=r"damaged \(it expands from .* B to 83,.*more than 67,108"
+    ):
+        read_traces(folder)
+
+
+def test_a_header_of_more_records_than_the_file_has_allocates_nothing(folder):
+    path = folder / "rank-0001.npz"
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    header = members["records.npy"]
+    count = header[header.index(b"'shape': (") + 10 :].partition(b",")[0]
+    members["records.npy"] = header.replace(b"(%s,)" % count, b"(9%s,)" % count).replace(
+        b" \n", b"\n", 1
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    with pytest.raises(ValueError, match=r"damaged \(.* B for an array of shape \(9"):
+        read_traces(folder)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -76,6 +110,17 @@ def test_files_of_several_runs_are_refused(folder, tmp_path):
         ({"clock": {"offset": 1, "drift": "x", "origin": 0}}, "it has no clock"),
         ({"lanes": None}, "it has no threads"),
         ({"lanes": ["main"]}, "a record has lane 1 of 1"),
+        ({"lanes": [7, 8]}, "it has no threads"),
+        ({"clock": {"offset": 10**400, "drift": 0.0, "origin": 0}}, "it has no clock"),
+        ({"clock": {"offset": 1, "drift": 9.0, "origin": 0}}, "it has no clock"),
+        ({"layers": []}, "its layers or machine are no objects"),
+        ({"layers": {"fc": 3}}, "the layer 'fc' has no type"),
+        ({"layers": {"fc": {"type": "Linear"}}}, "the layer 'fc' has no forward_flops"),
+        ({"machine": {"flops_per_second": "x"}}, "its flops_per_second is not a number"),
+        ({"host": 3}, "its host is not a text"),
+        ({"records": {"start": -1}}, "a record is not within"),
+        ({"records": {"duration": 2**62}}, "a record is not within"),
+        ({"records": {"depth": 9999}}, "a record has depth 9999"),
         ({"records": {"kind": 9}}, "a record has kind 9 of 9"),
         ({"records": {"name": 99}}, "a record has name 99 of"),
         ({"records": {"group": 99}}, "a record has group 99 of"),

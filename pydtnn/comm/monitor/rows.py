@@ -13,8 +13,9 @@ from pydtnn.utils.observer import Kind
 INTERVAL = 0.5
 """Seconds between two looks at the ranks of a host."""
 
-UNLIMITED = ("download", "examination")
-"""Phases without a deadline: other ranks may wait for one in such a phase as long as it takes."""
+DOWNLOAD, EXAMINATION = "download", "examination"
+"""Phases in which other ranks wait for one as long as it takes, the second only while it reports
+progress: each part of the files that are read for the first time has a deadline."""
 
 
 @dataclass
@@ -142,7 +143,6 @@ class Watched:
         row.seconds = self._frozen[place] or self._seconds[place]
         row.problem, stack = condition.why, content.stack
         row.doing = describe(stack)
-        row.unlimited = any(one.kind == Kind.PHASE and one.name in UNLIMITED for one in stack)
         waits = _waits(content)
         if content.call is not None and not condition.why:
             row.waits, row.peer = _call(content, stack), content.call.peer
@@ -150,7 +150,11 @@ class Watched:
         row.threads = tuple(
             f"{name}: {describe(lane)}" for name, lane in content.lanes.items() if lane
         )
+        phases = {one.name for one in stack if one.kind == Kind.PHASE}
+        waits |= EXAMINATION in phases
         row.expired = waits and 0 < row.timeout <= self._seconds[place] and not condition.frozen
+        examines = EXAMINATION in phases and row.seconds < row.timeout
+        row.unlimited = DOWNLOAD in phases or examines
         return row
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydtnn.layers.collectives import PIPELINE
+from pydtnn.utils.files import read_file
 from pydtnn.utils.foreign_names import SuggestsNames
 from pydtnn.utils.selection import matches, select
 from pydtnn.utils.suggest import unknown
@@ -105,8 +106,10 @@ def _read(path: Path) -> Any:
     from pydtnn.utils import plain_yaml
 
     try:
-        return plain_yaml.load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        return plain_yaml.load(read_file("Plan", path).decode())
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    except ValueError as error:
         raise ValueError(f"Plan: {path} cannot be read: {error}") from error
 
 

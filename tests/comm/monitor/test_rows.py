@@ -88,8 +88,24 @@ def test_a_job_that_is_stopped_as_a_whole_has_not_waited() -> None:
 @pytest.mark.parametrize("name", ["download", "examination"])
 def test_a_download_and_the_first_reading_may_take_any_time(name: str) -> None:
     ranks = Ranks()
-    ranks.activities[1].begin(Kind.PHASE, name)
-    assert [row.unlimited for row in ranks.after(1)] == [False, True]
+    activity = ranks.activities[1]
+    activity.begin(Kind.PHASE, name)
+    for _ in range(4):
+        assert [row.unlimited for row in ranks.after(2)] == [False, True]
+        activity.begin(Kind.PHASE, name)  # a part of the files
+        activity.end()
+
+
+@pytest.mark.parametrize("condition", [Condition(), Condition("stopped", frozen=True)])
+def test_the_first_reading_has_a_deadline_for_each_part_of_the_files(condition: Condition) -> None:
+    ranks = Ranks()
+    ranks.activities[1].begin(Kind.PHASE, "examination")
+    ranks.activities[0].call("allgather", "all", 1, -1)
+    assert ranks.after(2)[1].unlimited
+    ranks.conditions[2] = condition
+    first, second = ranks.after(3.5)
+    assert first.expired
+    assert (second.unlimited, second.expired) == (False, not condition.frozen)
 
 
 def test_the_row_of_a_rank_that_has_ended_names_no_problem() -> None:
